@@ -1,0 +1,88 @@
+# Every target sets itself up from Python >= 3.11, a C++ compiler and make.
+#   PYTHON   the interpreter that makes .venv        ARGS   more options for the command of the target
+#   CXX      the C++ compiler that Inductor uses     JOBS   pytest workers
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+# Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
+extras-demo := viz
+extras-dev := dev,io,viz
+extras-bench := bench,viz
+
+# Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
+ifneq ($(filter environment command% file override,$(origin CXX)),)
+compiler := $(shell command -v $(firstword $(CXX)) 2>/dev/null)
+else
+CXX := $(shell [ "$$(uname)" = Darwin ] && set -- clang++ g++ || set -- g++ clang++; \
+	for c; do command -v $$c >/dev/null 2>&1 && echo $$c && break; done)
+compiler := $(CXX)
+endif
+export CXX
+
+# Each worker has a core to itself: more threads, or Inductor's own compile processes, would only fight over it.
+test-env := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
+pytest := $(test-env) $(PY) -m pytest -n $(JOBS)
+
+require = $(if $(strip $(1)),$(error tdc: $(strip $(1))))
+# torch 2.13 does not quote its include paths, and torch is installed below this folder.
+space := the path of this checkout has a space, with which Inductor cannot compile: move it to one without
+no-compiler := no C++ compiler found: install g++ (Debian, Ubuntu: apt install g++; macOS: xcode-select --install) or set CXX
+no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name one, as in make PYTHON=python3.12
+python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-slow bench lint types clean compiler
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@echo "make <target> [ARGS=...] [PYTHON=python3] [CXX=g++] [JOBS=2]"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-10s %s\n' $$name "$$text"; done
+
+demo: compiler .venv/.ready-demo ## train a small model end to end and write demo_report/ (python -m tdc demo)
+	$(PY) -m tdc demo $(ARGS)
+
+test: compiler .venv/.ready-dev ## the fast tests, on JOBS workers
+	$(pytest) -m "not slow" $(ARGS)
+
+test-all: compiler .venv/.ready-dev ## every test, with the slow matrix
+	$(pytest) $(ARGS)
+
+test-slow: compiler .venv/.ready-dev ## what test leaves out, and the architecture test
+	$(pytest) -m "slow or architecture" $(ARGS)
+
+bench: compiler .venv/.ready-bench ## every benchmark in bench/, one after the other
+	@set -e; for file in bench/[!_]*.py; do \
+		[ -e "$$file" ] || { echo "bench/ has no benchmarks"; exit 1; }; \
+		name=$$(basename "$$file" .py); echo "== bench.$$name"; $(PY) -m "bench.$$name" $(ARGS); done
+
+lint: .venv/.ready-dev ## ruff
+	$(PY) -m ruff check . $(ARGS)
+
+types: .venv/.ready-dev ## pyright
+	$(PY) -m pyright $(ARGS)
+
+clean: ## remove caches and outputs; .venv stays (delete it for a new set-up)
+	rm -rf build dist demo_report .pytest_cache .ruff_cache .hypothesis *.egg-info *.pt2
+	find . -name __pycache__ -not -path "./.venv/*" -prune -exec rm -rf {} +
+
+compiler:
+	$(call require,$(if $(compiler),,$(no-compiler)))
+	$(call require,$(if $(word 2,$(CURDIR)),$(space)))
+	@:
+
+# The venv is made once; a stamp is renewed when the requirements or the pins change.
+.venv/bin/python:
+	$(call require,$(python-problem))
+	@echo "making .venv"
+	@"$(PYTHON)" -m venv --clear .venv || { rm -rf .venv; exit 1; }
+
+.venv/.ready-%: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing the pinned packages for $* (the first time takes minutes: torch is large)"
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation -e ".[$(extras-$*)]"
+	@touch $@

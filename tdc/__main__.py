@@ -1,0 +1,86 @@
+"""The command line: `python -m tdc demo` and `python -m tdc doctor`.
+
+Each command parses its options here and calls one function, whose result is the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .demo import run
+from .doctor import doctor
+
+EXAMPLES = """\
+examples:
+  python -m tdc doctor                        what this machine has, and whether torch.compile works on it
+  python -m tdc demo                          train the demo model and write demo_report/
+  python -m tdc demo --steps 20 --out quick   a short run, with its report in quick/
+  python -m tdc demo --device cuda --seed 1   on a GPU, with another seed
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after `python -m tdc`; those of the process by default.
+
+    Returns:
+        The exit status: 0 when all went well. Without a command, prints the help and returns 2.
+
+    Raises:
+        SystemExit: for `--help` and for options that do not parse.
+
+    Example:
+        >>> main(["doctor", "--help"])
+        Traceback (most recent call last):
+        SystemExit: 0
+    """
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.command == "doctor":
+        return doctor()
+    if options.command == "demo":
+        return run(steps=options.steps, seed=options.seed, device=options.device, out=options.out)
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser, with both commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tdc",
+        description="Batches of structured and variable-length data for PyTorch models that compile end to end.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="{demo,doctor}")
+    commands.add_parser(
+        "doctor",
+        help="say what this machine has and lacks, and try torch.compile",
+        description="Say what this machine has and lacks, and try torch.compile. Exits with 1 when something fails.",
+    )
+    demo = commands.add_parser(
+        "demo",
+        help="train a small model end to end and write a report",
+        description="Train a small model on variable-length data as one compiled graph, and write a report.",
+    )
+    demo.add_argument("--steps", type=positive, metavar="N", help="training steps (default: what the demo needs)")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and weights (default: 0)")
+    demo.add_argument("--device", default="cpu", help="torch device to train on, such as cuda (default: cpu)")
+    demo.add_argument("--out", default="demo_report", metavar="DIR", help="folder of the report (default: demo_report)")
+    return parser
+
+
+def positive(text: str) -> int:
+    """An integer above zero, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
