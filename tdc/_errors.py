@@ -1,0 +1,115 @@
+"""Error classes and the one message builder.
+
+Every error of the library is a `TdcError` and also the built-in class a caller would expect to catch. A message has
+three kinds of lines, in this order:
+
+    tdc.<op>: expected <what>, got <what>
+    at <key path>: <kind dtype[shape]>        one line for each offending leaf, never only the first
+    hint: <one action>
+
+Invariants: a message never shows tensor values (that would need a device sync and could leak data); the prefix
+`tdc.<op>:` is stable API, because inside a compiled graph torch keeps an exception's text and loses its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+
+class TdcError(Exception):
+    """Base of every error raised by the library. Catch it to catch them all."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class ShapeError(TdcError, ValueError):
+    """Sizes or dims do not fit. Cure: reshape the named leaf, or give the batch size it really has."""
+
+
+class DtypeError(TdcError, TypeError):
+    """A dtype or Python type that the operation does not take. Cure: convert the argument as the hint says."""
+
+
+class KeyPathError(TdcError, KeyError):
+    """A key that is not there, or is no key. Cure: use one of the nearest keys that the message lists."""
+
+
+class StructureError(TdcError, ValueError):
+    """Ragged structures (lengths, offsets) or key sets that do not fit. Cure: build both from one structure."""
+
+
+class UnsupportedError(TdcError, NotImplementedError):
+    """An operation without a rule for this container. Cure: convert to the container the hint names."""
+
+
+class FormatError(TdcError, ValueError):
+    """Stored or serialised data that does not have the expected form. Cure: write it again with this version."""
+
+
+class ImmutableError(TdcError, TypeError):
+    """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
+
+
+def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
+    """Public functions of namespaces by identity: Dynamo can look up a name here, but cannot read `__name__`."""
+    found: dict[Callable[..., Any], str] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if callable(value) and not name.startswith("_"):
+                found.setdefault(value, name)
+    return found
+
+
+NAMES = names_of(torch, torch.nn.functional, torch.Tensor, torch._C.TensorBase, torch.linalg, torch.special, torch.fft)
+
+
+def op_name(op: str | Callable[..., Any]) -> str:
+    """The name an operation goes by in messages and as a method.
+
+    Example:
+        >>> op_name(torch.relu), op_name("pack")
+        ('relu', 'pack')
+    """
+    return op if isinstance(op, str) else NAMES.get(op, "operation")
+
+
+def message(
+    op: str | Callable[..., Any], expected: str, got: str, at: Mapping[str, str] | Iterable[str] = (), hint: str = ""
+) -> str:
+    """Text of an error: one line for what was expected, one for each place, one for what to do.
+
+    Args:
+        op: name behind `tdc.`, as the user calls it, or the torch function itself.
+        expected, got: what the operation needs and what it was given, without tensor values.
+        at: offending places, `{key path: description}` or ready lines.
+        hint: one action that mends the call.
+
+    Example:
+        >>> print(message("stack", "equal batch sizes", "[2] and [3]", {"a": "float32[3]"}, "slice the second"))
+        tdc.stack: expected equal batch sizes, got [2] and [3]
+        at a: float32[3]
+        hint: slice the second
+    """
+    places = [f"{path}: {text}" for path, text in at.items()] if isinstance(at, Mapping) else list(at)
+    lines = [f"tdc.{op_name(op)}: expected {expected}, got {got}", *(f"at {place}" for place in places)]
+    return "\n".join([*lines, f"hint: {hint}"] if hint else lines)
+
+
+def describe(x: Any) -> str:
+    """Kind, dtype and shape of a value, without its content.
+
+    Example:
+        >>> import torch
+        >>> describe(torch.zeros(2, 3)), describe(3)
+        ('Tensor float32[2, 3]', 'int')
+    """
+    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+    name = type(x).__name__
+    if shape is None:
+        return name
+    sizes = ", ".join(str(s) for s in shape)
+    return f"{name} {str(dtype).removeprefix('torch.')}[{sizes}]" if dtype is not None else f"{name} [{sizes}]"

@@ -1,0 +1,70 @@
+"""One helper that makes a container a pytree, for torch and for optree.
+
+A container says three things: how it comes apart (children and a hashable context), how it is put together, and how the
+context is written as JSON. From these come the registrations with `torch.utils._pytree` (with a serialized name and key
+paths, which `torch.export.save` and AOTInductor need) and with `optree`, so that `optree.tree_map` sees the tensors.
+
+Invariants:
+  - a context never holds sizes, so that vmap, dynamic export and AOTInductor rebuild the container from what they have;
+  - `unflatten` accepts anything as a child (int, None, spec): `torch.vmap` unflattens `in_dims` into our types;
+  - equal keys give equal contexts, in whatever order they were inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+import torch.utils._pytree as torch_pytree
+from optree.registry import __GLOBAL_NAMESPACE as GLOBAL_NAMESPACE
+
+Flatten = Callable[[Any], "tuple[list[Any], Any]"]
+Unflatten = Callable[[Any, Any], Any]
+
+
+def register(
+    cls: type,
+    flatten: Flatten,
+    unflatten: Unflatten,
+    names: Callable[[Any], Sequence[Any]],
+    *,
+    dump: Callable[[Any], Any],
+    load: Callable[[Any], Any],
+) -> None:
+    """Register `cls` with torch's pytree and with optree.
+
+    Args:
+        flatten: `x -> (children, context)`; the context is hashable and comparable.
+        unflatten: `(children, context) -> x`; children may be anything.
+        names: `context -> one key per child`: a str for an attribute, a tuple of str for a key path.
+        dump, load: the context as JSON data, and back.
+    """
+
+    def flatten_with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        children, context = flatten(x)
+        return [(entry(name), child) for name, child in zip(names(context), children, strict=True)], context
+
+    def optree_flatten(x: Any) -> tuple[list[Any], Any, tuple[Any, ...]]:
+        children, context = flatten(x)
+        return children, context, tuple(names(context))
+
+    torch_pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"tdc.{cls.__name__}",
+        flatten_with_keys_fn=flatten_with_keys,
+        to_dumpable_context=dump,
+        from_dumpable_context=load,
+    )
+    optree.register_pytree_node(
+        cls, optree_flatten, lambda context, children: unflatten(children, context), namespace=GLOBAL_NAMESPACE
+    )
+
+
+def entry(name: str | tuple[str, ...]) -> Any:
+    """A key of torch's pytree key paths: `.values` for an attribute, `['a']` or `['a', 'b']` for a key path."""
+    if isinstance(name, str):
+        return torch_pytree.GetAttrKey(name)
+    return torch_pytree.MappingKey(name[0] if len(name) == 1 else name)

@@ -1,0 +1,193 @@
+"""The rule table: what every operation does to every container.
+
+A rule is one row: a torch function, the kind of container it is for, and a plain traceable function that says what
+happens to the fields. `torch.relu(x)`, `x.relu()` and `relu` inside a stock `nn.Module` all reach the same row through
+`__torch_function__`, which is written once, in `Container`. Nothing else dispatches.
+
+Rows are data. From them come dispatch, the methods of the containers, the conformance matrix in `tests/`, and the
+support table in the docs. A pair that cannot be served is a row as well: `unsupported(...)` says why and what to do.
+
+Invariants:
+  - one row for each (function, kind); a second one is an error at import;
+  - a row's `ref` is the operation on one dense example, so that a loop over examples checks any rule;
+  - there is no fallback: a function without a row raises `UnsupportedError`, it never loops over examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from tdc._errors import UnsupportedError, message, op_name
+from tdc._typing import Frozen, Op
+
+KINDS = ("tensordict", "nested", "masked")
+MODES = ("eager", "compile", "vmap", "grad", "export")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table.
+
+    Attributes:
+        op: the torch function users call.
+        kind: "tensordict", "nested" or "masked".
+        family: the file of `tdc/ops/` it belongs to.
+        impl: what runs; takes the arguments of `op`.
+        ref: the same operation on one dense example.
+        identity: for reductions, the value that changes nothing and that padding is filled with.
+        modes: the modes in which the matrix proves the row.
+        source: what defines the semantics (a torch function, a paper, an issue).
+        reason: why there is no implementation; empty where there is one.
+    """
+
+    op: Op
+    kind: str
+    family: str
+    impl: Op
+    ref: Op
+    identity: float | None = None
+    modes: tuple[str, ...] = MODES
+    source: str = ""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return op_name(self.op)
+
+    def __repr__(self) -> str:
+        return f"Rule({self.name}, {self.kind})"
+
+
+RULES: list[Rule] = []
+DISPATCH: dict[str, dict[Op, Op]] = {kind: {} for kind in KINDS}
+
+
+def add_rule(rule: Rule, aliases: Iterable[Op] = ()) -> Rule:
+    """Put a row into the table, for its function, the Tensor method of the same name, and the given aliases."""
+    table = DISPATCH[rule.kind]
+    if rule.op in table:
+        raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
+    method, operator = getattr(torch.Tensor, rule.name, None), TENSOR_OPERATORS.get(rule.op)
+    for op in (rule.op, method, operator, *aliases):
+        if op is not None:
+            table.setdefault(op, rule.impl)
+    RULES.append(rule)
+    return rule
+
+
+def unsupported(
+    op: Op, kinds: Iterable[str], reason: str, *, family: str, hint: str, aliases: Iterable[Op] = ()
+) -> None:
+    """State that `op` has no meaning, or none yet, for `kinds`: calling it raises `UnsupportedError` with this text."""
+    aliases = tuple(aliases)
+    for kind in kinds:
+        add_rule(Rule(op, kind, family, refuse(op, kind, reason, hint), op, modes=(), reason=reason), aliases)
+
+
+def refuse(op: Op, kind: str, reason: str, hint: str) -> Op:
+    """An implementation that always raises."""
+
+    def impl(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedError(message(op, f"an operation with a rule for {CLASS_NAMES[kind]}", reason, hint=hint))
+
+    return impl
+
+
+def missing(op: Op, kind: str) -> NoReturn:
+    """Raise for a function without a row, naming the kinds that have one and the way there."""
+    others = [k for k in KINDS if op in DISPATCH[k]]
+    hint = CONVERSIONS[kind]
+    if others:
+        hint = f"{' and '.join(CLASS_NAMES[k] for k in others)} can; " + hint
+    got = f"{op_name(op)!r}, which has none"
+    raise UnsupportedError(message(op, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
+
+
+class Container(Frozen):
+    """Base of the three containers: immutability, dispatch, operators. Has no fields of its own."""
+
+    __slots__ = ()
+    _kind: str = ""
+    _rank: int = 0
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if len(types) > 1:
+            cls = outermost(types)
+        impl = DISPATCH[cls._kind].get(func)
+        if impl is None:
+            missing(func, cls._kind)
+        return impl(*args, **kwargs) if kwargs else impl(*args)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+def outermost(types: tuple[type, ...]) -> Any:
+    """The container class that decides when several kinds meet: a TensorDict maps over what it holds."""
+    best: Any = Container
+    for t in types:
+        if issubclass(t, Container) and t._rank > best._rank:
+            best = t
+    return best
+
+
+def install_methods(classes: dict[str, type]) -> None:
+    """Give each container a method for each row whose function is a Tensor method, too: one line that calls it."""
+    for rule in RULES:
+        cls, name = classes[rule.kind], rule.name
+        if name.isidentifier() and hasattr(torch.Tensor, name) and name not in cls.__dict__:
+            setattr(cls, name, as_method(rule.op, name))
+
+
+def as_method(op: Op, name: str) -> Op:
+    """A method that calls `op` with the instance in front."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return op(self, *args, **kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"`torch.{name}` with this as its first argument."
+    return method
+
+
+def as_reversed(op: Op, name: str) -> Op:
+    """A reflected operator: `2 - x` is `op(2, x)`, with the left side made a tensor where torch wants one."""
+
+    def method(self: Any, other: Any) -> Any:
+        return op(
+            other if isinstance(other, (torch.Tensor, Container)) else torch.as_tensor(other, device=self.device), self
+        )
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+CLASS_NAMES = {"tensordict": "TensorDict", "nested": "NestedTensor", "masked": "MaskedBatch"}
+CONVERSIONS = {
+    "tensordict": "apply it leaf by leaf with td.apply(fn)",
+    "nested": "convert with x.to_padded(), or loop over x.unbind()",
+    "masked": "convert with x.to_packed(), or use x.data and x.mask",
+}
+OPERATORS: dict[str, Op] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "floordiv": torch.floor_divide,
+    "mod": torch.remainder, "pow": torch.pow, "matmul": torch.matmul, "and": torch.bitwise_and, "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge":
+    torch.ge,
+}  # fmt: skip
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+UNARY_OPERATORS: dict[str, Op] = {"neg": torch.neg, "abs": torch.abs, "invert": torch.bitwise_not}
+TENSOR_OPERATORS = {op: getattr(torch.Tensor, f"__{name}__") for name, op in (OPERATORS | UNARY_OPERATORS).items()}
+
+for _name, _op in (OPERATORS | UNARY_OPERATORS).items():
+    setattr(Container, f"__{_name}__", as_method(_op, f"__{_name}__"))
+for _name in REFLECTED:
+    setattr(Container, f"__r{_name}__", as_reversed(OPERATORS[_name], f"__r{_name}__"))
+Container.__hash__ = object.__hash__  # type: ignore[method-assign]  # == is elementwise, identity hashes, as for Tensor

@@ -1,0 +1,354 @@
+"""Ragged structure: where each row of a batch begins and ends, and the arithmetic on it.
+
+A packed batch is `values` plus a `Structure`. The rows lie one after another along one axis of `values`, the packed
+axis; `offsets (B+1,)` says where they begin. With several ragged dims (images, pair maps) these are flattened into the
+packed axis and `shapes (B, R)` holds their sizes. `extent` carries the longest sizes as the *shape* of an empty
+tensor, so that they are symbolic in a compiled graph and never specialise it.
+
+    element dims    s0 … | r1 … rR | s1 …          R ragged dims, side by side
+    values          s0 … |    N    | s1 …          N = sum over rows of r1·…·rR, at index packed_dim
+    logical shape   B inserted at batch_dim; ragged dims show as -1
+
+Everything here is plain traceable tensor code on offsets: lengths, row ids, reductions over rows, the index maps
+between packed and padded, and the test that two structures are equal.
+
+Invariants:
+  - offsets is int64, begins with 0, never decreases, ends with N (`validate` checks; nothing here trusts less);
+  - packing and padding are each other's adjoint and gather in both directions, there is no scatter between them;
+  - nothing here reads a value on the host, except what says so.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._typing import Frozen, OpName
+
+
+class Structure(Frozen):
+    """Offsets of a packed batch and where its axes are.
+
+    Shapes: offsets (B+1,) int64; shapes (B, R) int64 or None; extent (longest r1, …, longest rR, 0) or None.
+    """
+
+    __slots__ = ("batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
+
+    offsets: Tensor
+    shapes: Tensor | None
+    extent: Tensor | None
+    packed_dim: int
+    batch_dim: int
+    ragged_ndim: int
+
+    def __init__(
+        self,
+        offsets: Tensor,
+        shapes: Tensor | None = None,
+        extent: Tensor | None = None,
+        packed_dim: int = 0,
+        batch_dim: int = 0,
+        ragged_ndim: int = 1,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "offsets", offsets)
+        put(self, "shapes", shapes)
+        put(self, "extent", extent)
+        put(self, "packed_dim", packed_dim)
+        put(self, "batch_dim", batch_dim)
+        put(self, "ragged_ndim", ragged_ndim)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows, B."""
+        return self.offsets.shape[0] - 1
+
+    @property
+    def ragged_dims(self) -> tuple[int, ...]:
+        """Logical dims that are ragged."""
+        first = self.packed_dim
+        return tuple([k + (k >= self.batch_dim) for k in range(first, first + self.ragged_ndim)])
+
+    def moved(self, packed_dim: int, batch_dim: int) -> Structure:
+        """The same rows with their axes elsewhere."""
+        return Structure(self.offsets, self.shapes, self.extent, packed_dim, batch_dim, self.ragged_ndim)
+
+    def shape(self, values: Tensor) -> torch.Size:
+        """Logical shape of a packed batch: -1 on ragged dims."""
+        e = self.packed_dim
+        sizes = [*values.shape[:e], *([-1] * self.ragged_ndim), *values.shape[e + 1 :]]
+        sizes.insert(self.batch_dim, self.batch_size)
+        return torch.Size(sizes)
+
+    def axis(self, dim: int, ndim: int, op: OpName) -> int | None:
+        """The dim of `values` that a logical dim lies on; None for the batch dim.
+
+        Raises:
+            ShapeError: `dim` is outside `[-ndim, ndim)`.
+        """
+        d = normal_dim(dim, ndim, op)
+        if d == self.batch_dim:
+            return None
+        k = d - (d > self.batch_dim)
+        return k if k < self.packed_dim else max(self.packed_dim, k - self.ragged_ndim + 1)
+
+    def is_ragged(self, axis: int | None) -> bool:
+        """Whether an axis of `values` is the packed one."""
+        return axis == self.packed_dim
+
+
+def normal_dim(dim: int, ndim: int, op: OpName) -> int:
+    """`dim` counted from the front.
+
+    Raises:
+        ShapeError: `dim` is outside `[-ndim, ndim)`.
+    """
+    if not -ndim <= dim < ndim:
+        raise ShapeError(
+            message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape")
+        )
+    return dim % ndim
+
+
+def mark_dynamic(x: Any, dim: int) -> None:
+    """Tell torch.compile that the size of `dim` varies, so that the first graph serves all sizes.
+
+    The same mark as `torch._dynamo.maybe_mark_dynamic`, without importing Dynamo; inside a trace it is inert. torch
+    2.11-2.13.
+    """
+    if hasattr(x, "_dynamo_weak_dynamic_indices"):
+        x._dynamo_weak_dynamic_indices.add(dim)
+    else:
+        x._dynamo_weak_dynamic_indices = {dim}
+
+
+def check_offsets(offsets: Tensor, op: OpName) -> None:
+    """Metadata of offsets: one dim, int64, at least one entry."""
+    if offsets.dtype != torch.int64:
+        hint = "offsets.long() (zero-copy needs int64, torch's jagged layout)"
+        raise DtypeError(message(op, "int64 offsets", describe(offsets), hint=hint))
+    if offsets.ndim != 1 or offsets.shape[0] < 1:
+        raise ShapeError(
+            message(op, "offsets of shape (B+1,)", describe(offsets), hint="offsets = tdc.offsets_of(lengths)")
+        )
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Where rows of the given lengths begin: `(B,) -> (B+1,)`, int64, first 0, last the packed total.
+
+    Example:
+        >>> offsets_of(torch.tensor([2, 0, 3]))
+        tensor([0, 2, 2, 5])
+    """
+    return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
+
+
+def lengths_of(s: Structure) -> Tensor:
+    """Packed elements of each row, (B,)."""
+    return s.offsets.diff()
+
+
+def sizes_of(s: Structure) -> Tensor:
+    """Ragged sizes of each row, (B, R)."""
+    return lengths_of(s)[:, None] if s.shapes is None else s.shapes
+
+
+def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
+    """An empty tensor whose shape carries the longest ragged sizes; its dims are marked dynamic."""
+    extent = torch.empty((*longest, 0), dtype=torch.uint8, device=device)
+    for dim in range(len(longest)):
+        mark_dynamic(extent, dim)
+    return extent
+
+
+def longest(s: Structure) -> tuple[int, ...]:
+    """Largest size of each ragged dim. Read from the data where the structure does not carry it (a device sync)."""
+    if s.extent is not None:
+        return tuple(s.extent.shape[:-1])
+    if s.batch_size == 0:
+        return (0,) * s.ragged_ndim
+    return tuple([int(n) for n in sizes_of(s).amax(0).unbind()])
+
+
+def row_ids(s: Structure, total: int) -> Tensor:
+    """The row that each packed position belongs to, (N,). A binary search, which Inductor fuses into its reader."""
+    positions = torch.arange(total, device=s.offsets.device)
+    return torch.bucketize(positions, s.offsets[1:], right=True)
+
+
+def local_ids(s: Structure, total: int) -> Tensor:
+    """Place of each packed position within its row, (N,): 0, 1, … for each row anew."""
+    return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
+
+
+def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
+    """One entry per row to one per packed position: (B, *D) -> (N, *D)."""
+    return per_row.index_select(0, row_ids(s, total))
+
+
+def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> Tensor:
+    """Reduce the packed axis row by row: values (N, *D) -> (B, *D).
+
+    Half precision sums are accumulated in float32, as torch does. An empty row gives the identity.
+
+    Args:
+        reduce: "sum", "prod", "amax" or "amin".
+        identity: what an empty row gives.
+    """
+    ids = row_ids(s, values.shape[0])
+    shape = (s.batch_size, *values.shape[1:])
+    if reduce == "sum":
+        wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
+        return values.new_zeros(shape, dtype=wide).index_add(0, ids, values.to(wide)).to(values.dtype)
+    index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+    return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
+
+
+def pack_index(s: Structure, total: int, padded: tuple[int, ...]) -> Tensor:
+    """For each packed position its place in the flattened padded batch, (N,)."""
+    ids = row_ids(s, total)
+    rest, sizes, index = torch.arange(total, device=ids.device) - s.offsets[ids], sizes_of(s)[ids], ids
+    for r, size in enumerate(padded):
+        inner = sizes[:, r + 1 :].prod(1)
+        index = index * size + rest // inner
+        rest = rest % inner
+    return index
+
+
+def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For each place of the padded batch (B, *padded) its packed position and whether it is real."""
+    sizes = sizes_of(s)
+    index = s.offsets[:-1].view(-1, *[1] * len(padded))
+    for r, size in enumerate(padded):
+        step = torch.arange(size, device=sizes.device).view(-1, *[1] * (len(padded) - 1 - r))
+        index = index + step * sizes[:, r + 1 :].prod(1).view(-1, *[1] * len(padded))
+    valid = valid_mask(sizes, padded)
+    return torch.where(valid, index, 0), valid
+
+
+def valid_mask(sizes: Tensor, padded: tuple[int, ...]) -> Tensor:
+    """True on real places: sizes (B, R), padded R ints -> (B, *padded) bool."""
+    valid = None
+    for r, size in enumerate(padded):
+        inside = torch.arange(size, device=sizes.device) < sizes[:, r, None]
+        inside = inside.view(-1, *[1] * r, size, *[1] * (len(padded) - 1 - r))
+        valid = inside if valid is None else valid & inside
+    assert valid is not None
+    return valid
+
+
+def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0.0) -> Tensor:
+    """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing. Longer rows are cut."""
+    index, valid = pad_index(s, padded)
+    back = pack_index(s, values.shape[0], padded)
+    return Exchange.apply(values, index, valid, fill, back, None)
+
+
+def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
+    """Padded to packed: (B, *padded, *D) -> (N, *D). What lies outside the structure is never read."""
+    sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
+    index, valid = pad_index(s, sizes)
+    flat = padded.flatten(0, s.ragged_ndim)
+    return Exchange.apply(flat, pack_index(s, total, sizes), None, 0.0, index, valid)
+
+
+class Exchange(torch.autograd.Function):
+    """Gather rows along a partial bijection; the gradient is the gather along its inverse.
+
+    Shapes: x (P, *D), index (*Q) -> (*Q, *D); `inverse` has one entry per row of x. Where `valid` is False the result
+    is `fill`.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
+    ) -> Tensor:
+        features = x.shape[1:]
+        if x.shape[0] == 0:
+            return x.new_full((*index.shape, *features), fill)
+        out = x.index_select(0, index.reshape(-1)).view(*index.shape, *features)
+        return out if valid is None else torch.where(valid.view(*valid.shape, *[1] * len(features)), out, fill)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, index, valid, _, inverse, keep = inputs
+        ctx.save_for_backward(index, valid, inverse, keep)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        index, valid, inverse, keep = ctx.saved_tensors
+        flat = grad.reshape(-1, *grad.shape[index.ndim :])
+        return Exchange.apply(flat, inverse, keep, 0.0, index, valid), None, None, None, None, None
+
+
+def take_spans(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
+
+    The total M is data: one host read in eager, an unbacked size in a graph.
+    """
+    offsets = offsets_of(lengths)
+    rows = torch.repeat_interleave(lengths)
+    return offsets, torch.arange(rows.shape[0], device=rows.device) - offsets[rows] + starts[rows]
+
+
+def require_same(a: Structure, b: Structure, op: OpName) -> None:
+    """Two structures combine when they are one object or equal by value.
+
+    The comparison of values is an assertion on the device: immediate on CPU, asynchronous on CUDA, a node in a graph.
+    So there is no hidden sync.
+
+    Raises:
+        StructureError: different number of rows, layout or lengths.
+    """
+    if a is b:
+        return
+    layout_a, layout_b = (a.packed_dim, a.batch_dim, a.ragged_ndim), (b.packed_dim, b.batch_dim, b.ragged_ndim)
+    if layout_a != layout_b or a.offsets.shape != b.offsets.shape:
+        got = f"{a.batch_size} rows, ragged dims {a.ragged_dims} and {b.batch_size} rows, ragged dims {b.ragged_dims}"
+        raise StructureError(message(op, "operands of one ragged structure", got, hint=SAME_HINT))
+    if a.offsets is not b.offsets:
+        same = (a.offsets == b.offsets).all()
+        if a.shapes is not None and b.shapes is not None:
+            same = same & (a.shapes == b.shapes).all()
+        require(same, message(op, "operands of one ragged structure", "rows of different lengths", hint=SAME_HINT))
+
+
+def require(condition: Tensor, text: str, error: type[Exception] = StructureError) -> None:
+    """Assert a condition on data: `error` at once on CPU, asynchronously on CUDA, a node of the graph when traced."""
+    try:
+        torch.ops.aten._assert_async.msg(condition, text)
+    except RuntimeError:
+        raise error(text) from None
+
+
+SAME_HINT = "build both from one structure, e.g. x.with_values(y), or pad both with x.to_padded()"
+
+
+def validate_structure(s: Structure, total: int) -> list[str]:
+    """What is wrong with a structure, as ready lines; reads the data on the host."""
+    offsets, wrong = s.offsets.tolist(), []
+    if offsets[0] != 0:
+        wrong.append("offsets: do not begin with 0")
+    down = [i for i, (a, b) in enumerate(pairwise(offsets)) if b < a]
+    if down:
+        wrong.append(f"offsets: decrease after row {down[0]}" + (f" and {len(down) - 1} more" if len(down) > 1 else ""))
+    if offsets[-1] != total:
+        wrong.append(f"offsets: do not end at N, the {total} packed elements of values")
+    if s.shapes is not None and not wrong:
+        counts = [math.prod(row) for row in s.shapes.tolist()]
+        if counts != [b - a for a, b in pairwise(offsets)]:
+            wrong.append("shapes: the product of a row's sizes differs from its span in offsets")
+    if s.extent is not None and not wrong and s.batch_size:
+        real = tuple(sizes_of(s).amax(0).tolist())
+        if any(r > m for r, m in zip(real, longest(s), strict=True)):
+            wrong.append("max_length: smaller than the longest row")
+    return wrong

@@ -1,0 +1,60 @@
+"""Type aliases, and the frozen base that all containers share.
+
+Shape legend used across the library: B batch, L longest row, N packed total, H heads, D features.
+
+Invariant: an instance of a `Frozen` class never changes after construction. Fields are slots; construction goes through
+`fill`, and pickling and copying restore the slots without running a constructor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from tdc._errors import ImmutableError, message
+
+KeyPath: TypeAlias = tuple[str, ...]
+NestedKey: TypeAlias = "str | tuple[NestedKey, ...]"
+Op: TypeAlias = Callable[..., Any]
+Dims: TypeAlias = "int | tuple[int, ...]"
+OpName: TypeAlias = "str | Op"
+
+
+class Frozen:
+    """Base of classes whose slots are written once, by `fill`."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ImmutableError(
+            message(
+                f"{type(self).__name__}.{name}",
+                "no assignment, instances are immutable",
+                f"`x.{name} = {type(value).__name__}`",
+                hint="build a changed copy: a method that returns a new object, or the constructor",
+            )
+        )
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = fields(type(self))
+        return restore, (type(self), {name: getattr(self, name) for name in names})
+
+    def __copy__(self) -> Frozen:
+        return self
+
+
+def fields(cls: type) -> tuple[str, ...]:
+    """Names of the data slots of a frozen class, base classes first."""
+    slots = (name for base in reversed(cls.__mro__) for name in base.__dict__.get("__slots__", ()))
+    return tuple(name for name in slots if name != "__weakref__")
+
+
+def restore(cls: type, state: dict[str, Any]) -> Any:
+    """An instance with the given slots; what unpickling and `copy.deepcopy` call."""
+    self = object.__new__(cls)
+    for name, value in state.items():
+        object.__setattr__(self, name, value)
+    return self

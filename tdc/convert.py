@@ -1,0 +1,158 @@
+"""Every change of representation: packed <-> padded, and ours <-> torch's jagged layout.
+
+Conversions are explicit. No operation of the library changes the type of a container on its own, and no type depends on
+data. Packing and padding are each other's adjoint and gather in both directions.
+
+Invariants:
+  - `to_packed(to_padded(x)) == x`, and gradients pass both ways without touching padding;
+  - `to_torch` and `from_torch` share memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._structure import Structure, longest, offsets_of, pack_rows, pad_rows
+from tdc._typing import Dims
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+
+
+def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
+    """Packed to padded.
+
+    Shapes:
+        `(B, *S0, -1, *S1) -> (B, *S0, L, *S1)`.
+
+    Args:
+        fill: what padding holds. Rules never rely on it.
+        length: padded size of each ragged dim; the longest row by default. Longer rows are cut.
+
+    Returns:
+        MaskedBatch with data and the real lengths.
+
+    Raises:
+        ShapeError: the batch is not dim 0.
+
+    Compile:
+        One graph. Without `length` the batch must carry its longest length, as `pack` and `from_padded` see to.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> to_padded(pack([torch.ones(1), torch.ones(2)])).data
+        tensor([[1., 0.],
+                [1., 1.]])
+    """
+    s = x.structure
+    if s.batch_dim != 0:
+        raise ShapeError(
+            message("to_padded", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
+        )
+    padded = longest(s) if length is None else (length,) if isinstance(length, int) else tuple(length)
+    data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill)
+    dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
+    sizes = x.sizes if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))
+    return MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
+
+
+def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
+    """Padded to packed. Padding is never read.
+
+    Shapes:
+        `(B, *S0, L, *S1) -> (B, *S0, -1, *S1)`.
+
+    Args:
+        total: number of real positions, N. Read from the lengths (on the host) where it is not given.
+
+    Example:
+        >>> x = MaskedBatch(torch.tensor([[1., 9.], [2., 3.]]), torch.tensor([1, 2]))
+        >>> to_packed(x).values
+        tensor([1., 2., 3.])
+    """
+    dims, count = x.ragged_dims, len(x.ragged_dims)
+    counts = x.lengths.prod(1)
+    shapes = x.lengths if count > 1 else None
+    padded = tuple([x.data.shape[d] for d in dims])
+    structure = Structure(offsets_of(counts), shapes, None, dims[0] - 1, 0, count)
+    total = int(structure.offsets[-1]) if total is None else total
+    values = pack_rows(x.data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
+    return NestedTensor(values, structure.offsets, ragged_dim=dims[0], shapes=shapes, max_length=padded)
+
+
+def from_padded(data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None) -> MaskedBatch:
+    """A padded batch from a rectangle `(B, L, ...)` and its lengths `(B,)` or its mask `(B, L)` (True = valid,
+    right-padded).
+
+    Raises:
+        ShapeError: neither or both of lengths and mask are given, or the mask does not fit the data.
+
+    Example:
+        >>> mask = torch.tensor([[True, True, False], [True, False, False]])
+        >>> from_padded(torch.zeros(2, 3), mask=mask).lengths.tolist()
+        [[2], [1]]
+    """
+    if (lengths is None) == (mask is None):
+        raise ShapeError(
+            message("from_padded", "one of lengths and mask", "both or none", hint="pass lengths=(B,) int64")
+        )
+    if mask is not None:
+        if tuple(mask.shape) != tuple(data.shape[:2]):
+            raise ShapeError(
+                message("from_padded", f"a mask of {tuple(data.shape[:2])}", describe(mask), hint="mask (B, L)")
+            )
+        lengths = mask.sum(1)
+    assert lengths is not None
+    return MaskedBatch(data, lengths)
+
+
+def to_torch(x: NestedTensor) -> Tensor:
+    """The same batch as `torch.nested` with the jagged layout; shares values and offsets.
+
+    Raises:
+        UnsupportedError: several ragged dims, which torch's layout cannot say.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> to_torch(pack([torch.ones(1), torch.ones(2)])).is_nested
+        True
+    """
+    s = x.structure
+    if s.ragged_ndim > 1 or s.batch_dim != 0:
+        got = f"{s.ragged_ndim} of them, batch at dim {s.batch_dim}"
+        raise UnsupportedError(message("to_torch", "one ragged dim and the batch as dim 0", got, hint="x.unbind()"))
+    top = None if s.extent is None else s.extent.shape[0]
+    return torch.nested.nested_tensor_from_jagged(
+        x.values, s.offsets, jagged_dim=s.packed_dim + 1, min_seqlen=None if top is None else 0, max_seqlen=top
+    )
+
+
+def from_torch(x: Any) -> NestedTensor:
+    """A `torch.nested` tensor of the jagged layout as a NestedTensor; shares values and offsets.
+
+    Raises:
+        UnsupportedError: not a jagged nested tensor, or one with holes (torch's `lengths`), which are not packed.
+
+    Example:
+        >>> jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+        >>> from_torch(jagged).shape
+        torch.Size([2, -1])
+    """
+    if not (isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged):
+        raise UnsupportedError(
+            message("from_torch", "a nested tensor of layout torch.jagged", describe(x), hint="tdc.pack(rows)")
+        )
+    jagged: Any = x
+    if jagged.lengths() is not None:
+        raise UnsupportedError(
+            message("from_torch", "rows without holes", "separate lengths", hint="x.contiguous() packs them")
+        )
+    return NestedTensor(jagged.values(), jagged.offsets(), ragged_dim=jagged._ragged_idx)
+
+
+NestedTensor.to_padded = to_padded  # type: ignore[attr-defined]  # methods are the functions; no layer calls upwards
+NestedTensor.to_torch = to_torch  # type: ignore[attr-defined]  # as above
+MaskedBatch.to_packed = to_packed  # type: ignore[attr-defined]  # as above

@@ -1,0 +1,241 @@
+"""MaskedBatch: a batch of tensors of different sizes, padded.
+
+    lengths 2, 0, 3          data (B, L, D)     mask
+    row 0   ■ ■              ■ ■ ·              1 1 0
+    row 1                    · · ·              0 0 0
+    row 2   ■ ■ ■            ■ ■ ■              1 1 1
+
+For operations that need a rectangle. The mask is derived from the lengths wherever it is used (`arange < lengths`), so
+that a compiler fuses it into the kernel that reads it.
+
+Invariants:
+  - immutable; the rectangle's sizes are part of the batch, what lies outside the lengths is not;
+  - padding is never trusted and never multiplied away: a rule that lets positions meet first fills padding with its own
+    identity element, by `torch.where`, so that NaN in padding reaches neither a result nor a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._pytree import register
+from tdc._rules import Container
+from tdc._structure import mark_dynamic, normal_dim, require, valid_mask
+from tdc._typing import Dims, OpName
+
+
+@final
+class MaskedBatch(Container):
+    """A padded batch: rectangular data, and how much of each row is real.
+
+    Shapes:
+        data `(B, ..., L, ...)`, lengths `(B,)` or `(B, R)` for R ragged dims.
+
+    Dtypes:
+        data any; lengths int64.
+
+    Args:
+        data: the rectangle; its padding may hold anything, NaN included.
+        lengths: real size of each row in each ragged dim.
+        ragged_dims: the dims of `data` in which rows differ; dim 0 is the batch. One dim, or neighbouring dims.
+
+    Raises:
+        DtypeError: lengths are not int64.
+        ShapeError: lengths do not have one row for each example and one column for each ragged dim.
+
+    Compile:
+        Batch size and padded sizes are marked dynamic; one graph serves all.
+
+    Example:
+        >>> x = MaskedBatch(torch.tensor([[1., 2., 0.], [3., 0., 0.]]), torch.tensor([2, 1]))
+        >>> x.mask.tolist(), x.sum(1).tolist()
+        ([[True, True, False], [True, False, False]], [3.0, 3.0])
+
+    Source:
+        The padded batch with `src_key_padding_mask` of `torch.nn.TransformerEncoder`; True means valid here.
+    """
+
+    __slots__ = ("__weakref__", "batch_dim", "data", "lengths", "ragged_dims")
+    _kind = "masked"
+    _rank = 1
+
+    data: Tensor
+    lengths: Tensor
+    ragged_dims: tuple[int, ...]
+    batch_dim: int
+
+    def __init__(self, data: Tensor, lengths: Tensor, *, ragged_dims: Dims = 1) -> None:
+        dims = (ragged_dims,) if isinstance(ragged_dims, int) else tuple(ragged_dims)
+        if lengths.dtype != torch.int64:
+            raise DtypeError(message("MaskedBatch", "int64 lengths", describe(lengths), hint="lengths.long()"))
+        sizes = lengths[:, None] if lengths.ndim == 1 else lengths
+        if data.ndim < 1 or sizes.ndim != 2 or tuple(sizes.shape) != (data.shape[0], len(dims)):
+            expected = f"lengths of shape (B, {len(dims)}) for data (B, ...)"
+            got = f"{describe(lengths)} for {describe(data)}"
+            raise ShapeError(message("MaskedBatch", expected, got, hint="one row of lengths for each example"))
+        if not dims or dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] < data.ndim:
+            expected = f"neighbouring ragged dims in [1, {data.ndim - 1}]"
+            raise ShapeError(message("MaskedBatch", expected, str(dims), hint="dim 0 is the batch"))
+        mark_dynamic(data, 0)
+        mark_dynamic(sizes, 0)
+        for dim in dims:
+            mark_dynamic(data, dim)
+        fill(self, data, sizes, dims, 0)
+
+    @property
+    def mask(self) -> Tensor:
+        """True where data is real; has the dims of data, with size 1 on static dims, to broadcast against it."""
+        first, dims = self.ragged_dims[0], (self.batch_dim, *self.ragged_dims)
+        mask = valid_mask(self.lengths, tuple([self.data.shape[d] for d in self.ragged_dims]))
+        if self.batch_dim > first:
+            mask = mask.movedim(0, -1)
+        return mask.view([self.data.shape[d] if d in dims else 1 for d in range(self.data.ndim)])
+
+    def filled(self, value: float) -> Tensor:
+        """The data with `value` in all padding."""
+        return self.data.masked_fill(~self.mask, value)
+
+    def with_data(self, data: Tensor) -> MaskedBatch:
+        """A batch of the same lengths and ragged dims with other data."""
+        return like(data, self.lengths, self.ragged_dims, self.batch_dim)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch dims, `(B,)`."""
+        return torch.Size((self.lengths.shape[0],))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the rectangle."""
+        return self.data.shape
+
+    def size(self, dim: int | None = None) -> Any:
+        """Shape of the rectangle, or its entry at `dim`."""
+        return self.data.shape if dim is None else self.data.shape[dim]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return self.data.ndim
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return self.data.ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the data."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the data."""
+        return self.data.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the data is on a CUDA device."""
+        return self.data.is_cuda
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the data takes part in autograd."""
+        return self.data.requires_grad
+
+    @property
+    def is_nested(self) -> bool:
+        """False: this is no `torch.nested` tensor."""
+        return False
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+    def __repr__(self) -> str:
+        dims = self.ragged_dims
+        return f"MaskedBatch(shape={self.shape}, ragged_dims={dims}, dtype={self.dtype}, device={self.device})"
+
+    def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
+        """`Tensor.to` for the data; the lengths follow to the device."""
+        data = self.data.to(*args, **kwargs)
+        return like(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """The real part of each row, as views; reads the lengths on the host."""
+        if normal_dim(dim, self.ndim, "unbind") != self.batch_dim:
+            hint = "x.data.unbind(dim) for the rectangle"
+            raise ShapeError(message("unbind", f"dim {self.batch_dim}, the batch", str(dim), hint=hint))
+        rows = zip(self.data.unbind(self.batch_dim), self.lengths.tolist(), strict=True)
+        return tuple([crop(self, row, sizes) for row, sizes in rows])
+
+    def __iter__(self) -> Any:
+        return iter(self.unbind())
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple) or index is None or index is Ellipsis or self.batch_dim != 0:
+            hint = "x.data and x.mask for other indices"
+            raise ShapeError(message("index", "one index of the batch as dim 0", type(index).__name__, hint=hint))
+        if isinstance(index, int) and not isinstance(index, bool):
+            return crop(self, self.data[index], self.lengths[index].tolist())
+        return like(self.data[index], self.lengths[index], self.ragged_dims)
+
+
+def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:
+    """Write the slots of a new MaskedBatch."""
+    put = object.__setattr__
+    put(x, "data", data)
+    put(x, "lengths", lengths)
+    put(x, "ragged_dims", ragged_dims)
+    put(x, "batch_dim", batch_dim)
+    return x
+
+
+def like(data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0) -> MaskedBatch:
+    """A MaskedBatch without checks: what operations return."""
+    return fill(object.__new__(MaskedBatch), data, lengths, ragged_dims, batch_dim)
+
+
+def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
+    """The real part of one row."""
+    for dim, size in zip(x.ragged_dims, sizes, strict=True):
+        row = row.narrow(dim - (dim > x.batch_dim), 0, size)
+    return row
+
+
+def require_same_lengths(a: MaskedBatch, b: MaskedBatch, op: OpName) -> None:
+    """Two padded batches combine when their lengths are one tensor or equal by value.
+
+    Raises:
+        StructureError: different ragged dims, sizes or lengths.
+    """
+    hint = "build both from one batch, e.g. x.with_data(y)"
+    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or a.lengths.shape != b.lengths.shape:
+        got = f"ragged dims {a.ragged_dims} of {len(a)} rows and {b.ragged_dims} of {len(b)}"
+        raise StructureError(message(op, "operands of one ragged structure", got, hint=hint))
+    if a.lengths is not b.lengths:
+        text = message(op, "operands of one ragged structure", "rows of different lengths", hint=hint)
+        require((a.lengths == b.lengths).all(), text)
+
+
+def flatten(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:
+    """Children and context: tensors, and where the axes lie. No sizes."""
+    return [x.data, x.lengths], (x.ragged_dims, x.batch_dim)
+
+
+def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> MaskedBatch:
+    """A MaskedBatch of any children, without checks."""
+    return like(children[0], children[1], context[0], context[1])
+
+
+register(
+    MaskedBatch,
+    flatten,
+    unflatten,
+    lambda context: ("data", "lengths"),
+    dump=lambda context: [list(context[0]), context[1]],
+    load=lambda data: (tuple(data[0]), data[1]),
+)

@@ -1,0 +1,475 @@
+"""NestedTensor: a batch of tensors of different sizes, packed.
+
+    lengths 2, 0, 3          values (N, D)      offsets (B+1,)
+    row 0   ■ ■              ■ ■ ■ ■ ■          0 2 2 5
+    row 1                    0 0 2 2 2
+    row 2   ■ ■ ■            logical shape (3, -1, D)
+
+With one ragged dim this is torch's jagged layout bit for bit, so `to_torch()` and `from_torch()` copy nothing. With
+several ragged dims they are flattened into the packed axis and `shapes (B, R)` holds their sizes.
+
+Reading rows out reads their offsets on the host; operations on the whole batch never do. Those live in `tdc/ops/`.
+
+Invariants:
+  - immutable; operations return new objects that share the structure;
+  - ragged dims are declared by the caller, never inferred from sizes that happen to agree;
+  - the packed axis, the offsets and the longest length are dynamic in a compiled graph: one graph serves all batches;
+  - values may be differentiable, offsets never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._pytree import register
+from tdc._rules import Container
+from tdc._structure import (
+    Structure,
+    check_offsets,
+    extent_of,
+    lengths_of,
+    longest,
+    mark_dynamic,
+    normal_dim,
+    offsets_of,
+    require,
+    sizes_of,
+    take_spans,
+    validate_structure,
+)
+from tdc._typing import Dims
+
+
+@final
+class NestedTensor(Container):
+    """A batch of tensors that differ in size along their ragged dims, packed into one tensor.
+
+    Shapes:
+        values `(*S0, N, *S1)`, offsets `(B+1,)` -> logical `(B, *S0, -1, *S1)`; the ragged dim shows as -1.
+
+    Dtypes:
+        values any; offsets int64 on the device of values.
+
+    Args:
+        values: the rows, one after another along the packed axis.
+        offsets: where each row begins, and N.
+        ragged_dim: the logical dim that is ragged, at least 1; the first of them where there are several.
+        shapes: `(B, R)` int64 for R >= 2 ragged dims side by side, flattened into the packed axis.
+        max_length: the longest row (a tuple for several ragged dims). Saves a read of the data when padding, and is
+        needed
+            to pad inside a compiled graph.
+
+    Raises:
+        DtypeError: offsets are not int64.
+        ShapeError: offsets are not `(B+1,)`, or the ragged dim is not a dim of values.
+
+    Compile:
+        One graph for all lengths and batch sizes: the packed axis and offsets are marked dynamic here.
+        Content of offsets is not read; call `validate(x)` where they come from outside.
+
+    Example:
+        >>> x = NestedTensor(torch.arange(5.0), torch.tensor([0, 2, 2, 5]))
+        >>> x.shape, [row.tolist() for row in x.unbind()]
+        (torch.Size([3, -1]), [[0.0, 1.0], [], [2.0, 3.0, 4.0]])
+
+    Source:
+        `torch.nested.nested_tensor_from_jagged`.
+    """
+
+    __slots__ = ("__weakref__", "structure", "values")
+    _kind = "nested"
+    _rank = 1
+
+    values: Tensor
+    structure: Structure
+
+    def __init__(
+        self,
+        values: Tensor,
+        offsets: Tensor,
+        *,
+        ragged_dim: int = 1,
+        shapes: Tensor | None = None,
+        max_length: Dims | None = None,
+    ) -> None:
+        check_offsets(offsets, "NestedTensor")
+        if not 1 <= ragged_dim <= values.ndim:
+            got = f"ragged_dim={ragged_dim} for values with {values.ndim} dims"
+            hint = "dim 0 is the batch; ragged_dim=1 is the first dim of each row"
+            raise ShapeError(message("NestedTensor", f"a ragged dim in [1, {values.ndim}]", got, hint=hint))
+        sizes = (max_length,) if isinstance(max_length, int) else max_length
+        extent = None if sizes is None else extent_of(tuple(sizes), values.device)
+        count = 1 if shapes is None else shapes.shape[1]
+        mark_dynamic(offsets, 0)
+        if shapes is not None:
+            mark_dynamic(shapes, 0)
+        structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count)
+        mark_dynamic(values, ragged_dim - 1)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "structure", structure)
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where rows begin in the packed axis, (B+1,) int64."""
+        return self.structure.offsets
+
+    @property
+    def lengths(self) -> Tensor:
+        """Packed elements of each row, (B,) int64."""
+        return lengths_of(self.structure)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Ragged sizes of each row, (B, R) int64."""
+        return sizes_of(self.structure)
+
+    @property
+    def max_length(self) -> int:
+        """Length of the longest row. Read from the data if the batch was built without it."""
+        return longest(self.structure)[0]
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch dims, `(B,)`."""
+        return torch.Size((self.structure.batch_size,))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Logical shape, -1 on ragged dims."""
+        return self.structure.shape(self.values)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Logical shape, or its entry at `dim`; -1 on a ragged dim."""
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def ndim(self) -> int:
+        """Number of logical dims, the batch dim among them."""
+        return self.values.ndim + self.structure.ragged_ndim
+
+    def dim(self) -> int:
+        """Number of logical dims, the batch dim among them."""
+        return self.ndim
+
+    @property
+    def ragged_dims(self) -> tuple[int, ...]:
+        """The logical dims that are ragged."""
+        return self.structure.ragged_dims
+
+    def numel(self) -> int:
+        """Number of real elements."""
+        return self.values.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of values and offsets."""
+        return self.values.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether values are on a CUDA device."""
+        return self.values.is_cuda
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether values take part in autograd."""
+        return self.values.requires_grad
+
+    @property
+    def is_nested(self) -> bool:
+        """False: this is no `torch.nested` tensor; see `to_torch`."""
+        return False
+
+    def __len__(self) -> int:
+        return self.structure.batch_size
+
+    def __repr__(self) -> str:
+        packed = tuple(self.values.shape)
+        return f"NestedTensor(shape={self.shape}, packed={packed}, dtype={self.dtype}, device={self.device})"
+
+    def with_values(self, values: Tensor) -> NestedTensor:
+        """A batch of the same structure with other values, which have the same size along the packed axis."""
+        return like(self.structure, values)
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """The rows as views, one tensor each; reads the sizes on the host."""
+        s = self.structure
+        if normal_dim(dim, self.ndim, "unbind") != s.batch_dim:
+            hint = "unbind the batch dim, or x.values for a static dim"
+            raise ShapeError(message("unbind", f"dim {s.batch_dim}, the batch", str(dim), hint=hint))
+        rows = self.values.split(lengths_of(s).tolist(), s.packed_dim)
+        if s.shapes is None:
+            return tuple(rows)
+        return tuple([r.unflatten(s.packed_dim, z) for r, z in zip(rows, s.shapes.tolist(), strict=True)])
+
+    def tolist(self) -> list[Any]:
+        """Rows as nested Python lists."""
+        return [row.tolist() for row in self.unbind()]
+
+    def __iter__(self) -> Any:
+        return iter(self.unbind())
+
+    def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
+        """`Tensor.to` for the values; the structure follows to the device."""
+        values = self.values.to(*args, **kwargs)
+        s = self.structure
+        if values.device == s.offsets.device:
+            return like(s, values)
+        move = [None if t is None else t.to(values.device) for t in (s.offsets, s.shapes, s.extent)]
+        return like(Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim), values, fresh=True)
+
+    def requires_grad_(self, requires_grad: bool = True) -> NestedTensor:
+        """Make the values a leaf of autograd. Returns this object, as torch does."""
+        self.values.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self) -> NestedTensor | None:
+        """Gradient of the values, with this structure."""
+        return None if self.values.grad is None else self.with_values(self.values.grad)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            return index_dims(self, index)
+        return index_rows(self, index)
+
+
+def like(s: Structure, values: Tensor, fresh: bool = False) -> NestedTensor:
+    """A NestedTensor without checks: what operations return. `fresh` marks a structure that compile has not seen."""
+    out = object.__new__(NestedTensor)
+    mark_dynamic(values, s.packed_dim)
+    if fresh:
+        mark_dynamic(s.offsets, 0)
+        if s.shapes is not None:
+            mark_dynamic(s.shapes, 0)
+    object.__setattr__(out, "values", values)
+    object.__setattr__(out, "structure", s)
+    return out
+
+
+def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
+    """Pack tensors of different sizes into one batch.
+
+    Shapes:
+        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`.
+
+    Args:
+        tensors: at least one; equal dtype, device and sizes outside the ragged dims.
+        ragged_dim: logical dim (the batch is dim 0) in which they may differ; a tuple of neighbouring dims for several.
+
+    Raises:
+        StructureError: no tensor at all (then dtype and feature sizes are unknown).
+        ShapeError: they differ outside the ragged dims; every differing one is named.
+
+    Compile:
+        Runs inside a graph, too (one `cat`), with the number of tensors fixed.
+
+    Example:
+        >>> x = pack([torch.ones(2, 4), torch.ones(3, 4)])
+        >>> x.shape, x.offsets
+        (torch.Size([2, -1, 4]), tensor([0, 2, 5]))
+    """
+    tensors = list(tensors)
+    if not tensors:
+        hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
+        raise StructureError(message("pack", "at least one tensor", "an empty list", hint=hint))
+    first, dims = tensors[0], (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
+    check_rows(tensors, dims)
+    e, count = dims[0] - 1, len(dims)
+    sizes = [tuple(t.shape[e : e + count]) for t in tensors]
+    shapes = torch.tensor(sizes, device=first.device, dtype=torch.int64).view(len(sizes), count)
+    values = torch.cat([t.flatten(e, e + count - 1) for t in tensors] if count > 1 else tensors, e)
+    top = tuple([max(column) for column in zip(*sizes, strict=True)])
+    offsets = offsets_of(shapes.prod(1))
+    return NestedTensor(values, offsets, ragged_dim=dims[0], shapes=shapes if count > 1 else None, max_length=top)
+
+
+def check_rows(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
+    """Rows to be packed agree in everything but their ragged dims."""
+    first = tensors[0]
+    if dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] <= first.ndim:
+        hint = "dim 0 is the batch; permute the rows so that ragged dims are neighbours"
+        raise ShapeError(message("pack", f"neighbouring ragged dims in [1, {first.ndim}]", str(dims), hint=hint))
+
+    def static(t: Tensor) -> tuple[Any, ...]:
+        return t.ndim, *(n for i, n in enumerate(t.shape) if i + 1 not in dims)
+
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if static(t) != static(first)}
+    if wrong:
+        expected = f"rows like the first, {describe(first)}, outside ragged dims {dims}"
+        raise ShapeError(
+            message("pack", expected, f"{len(wrong)} that differ", wrong, "pass ragged_dim= for the dims that differ")
+        )
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if t.dtype != first.dtype}
+    if wrong:
+        raise DtypeError(
+            message("pack", f"rows of {first.dtype}", f"{len(wrong)} others", wrong, "convert them with .to(dtype)")
+        )
+
+
+def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
+    """The rows of a packed batch, as views; `unpack(pack(rows)) == rows`.
+
+    Example:
+        >>> [r.shape[0] for r in unpack(pack([torch.ones(2), torch.ones(0)]))]
+        [2, 0]
+    """
+    return x.unbind()
+
+
+def validate(x: NestedTensor) -> NestedTensor:
+    """Check the content of offsets, shapes and max_length, and return `x`. Reads them on the host.
+
+    Raises:
+        StructureError: every violated invariant is named.
+
+    Example:
+        >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
+        torch.Size([2, -1])
+    """
+    wrong = validate_structure(x.structure, x.values.shape[x.structure.packed_dim])
+    if wrong:
+        hint = "offsets = tdc.offsets_of(lengths)"
+        raise StructureError(
+            message("validate", "offsets that begin with 0, never decrease and end at N", "others", wrong, hint)
+        )
+    return x
+
+
+def index_rows(x: NestedTensor, index: Any) -> Any:
+    """`x[index]` on the batch dim: an int gives a tensor; slices, masks and index tensors give a NestedTensor."""
+    s, count = x.structure, x.structure.batch_size
+    if s.batch_dim != 0:
+        raise ShapeError(
+            message("index", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
+        )
+    if isinstance(index, int) and not isinstance(index, bool):
+        if not -count <= index < count:
+            raise IndexError(message("index", f"a row in [{-count}, {count - 1}]", str(index)))
+        begin, end = s.offsets[index % count : index % count + 2].tolist()
+        row = x.values.narrow(s.packed_dim, begin, end - begin)
+        return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[index].tolist())
+    if index is Ellipsis or index is None:
+        return index_dims(x, (index,))
+    if isinstance(index, slice):
+        begin, end, step = index.indices(count)
+        if step == 1:
+            return slice_rows(x, begin, max(begin, end))
+        index = torch.arange(begin, end, step, device=x.device)
+    rows = torch.as_tensor(index, device=x.device)
+    if rows.ndim == 0:
+        return index_rows(x, int(rows))
+    if rows.ndim != 1 or (rows.dtype == torch.bool and rows.shape[0] != count):
+        hint = "reshape works on static dims only; index with one dim"
+        raise ShapeError(message("index", f"a mask of ({count},) or a vector of rows", describe(rows), hint=hint))
+    rows = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows % max(count, 1)
+    offsets, gather = take_spans(s.offsets[:-1][rows], lengths_of(s)[rows])
+    shapes = None if s.shapes is None else s.shapes[rows]
+    taken = x.values.index_select(s.packed_dim, gather)
+    return like(Structure(offsets, shapes, None, s.packed_dim, 0, s.ragged_ndim), taken, fresh=True)
+
+
+def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
+    """Neighbouring rows, as a view of the values."""
+    s = x.structure
+    offsets = s.offsets[begin : end + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    shapes = None if s.shapes is None else s.shapes[begin:end]
+    cut = Structure(offsets - first, shapes, None, s.packed_dim, 0, s.ragged_ndim)
+    return like(cut, x.values.narrow(s.packed_dim, first, last - first), fresh=True)
+
+
+def index_dims(x: NestedTensor, index: tuple[Any, ...]) -> Any:
+    """`x[rows, a:b, ...]`: each entry acts on its logical dim; the ragged dim takes ints and slices, row by row."""
+    if any([isinstance(i, Tensor) and i.ndim > 0 for i in index[1:]]) or any([i is None for i in index]):
+        hint = "index rows first, then x.values, or use index_select"
+        raise ShapeError(message("index", "ints and slices behind the batch dim", "a tensor, list or None", hint=hint))
+    gaps = [i for i, part in enumerate(index) if part is Ellipsis]
+    fill = x.ndim - (len(index) - len(gaps))
+    if fill < 0 or len(gaps) > 1:
+        raise IndexError(message("index", f"at most {x.ndim} indices", str(len(index))))
+    at = gaps[0] if gaps else len(index)
+    parts = [*index[:at], *[slice(None)] * fill, *index[at + 1 :]]
+    s, dims = x.structure, x.structure.ragged_dims
+    if len(dims) > 1 and any([parts[d] != slice(None) for d in dims]):
+        raise ShapeError(
+            message("index", "whole ragged dims where there are several", "an index into one", hint="unbind the rows")
+        )
+    if s.batch_dim != 0:
+        raise ShapeError(
+            message("index", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
+        )
+    static = [slice(None) if d in dims else part for d, part in enumerate(parts) if d != 0]
+    static = [*static[: s.packed_dim], slice(None), *static[s.packed_dim + s.ragged_ndim :]]
+    lost = sum([isinstance(i, int) for i in static[: s.packed_dim]])
+    y = like(s.moved(s.packed_dim - lost, 0), x.values[tuple(static)])
+    if parts[dims[0]] != slice(None):
+        y = index_ragged(y, parts[dims[0]])
+    if parts[0] == slice(None):
+        return y
+    return y[parts[0]]
+
+
+def index_ragged(x: NestedTensor, part: int | slice) -> Any:
+    """An int or slice along the ragged dim: `x[:, 0]` gives (B, *D); `x[:, 1:]` cuts every row."""
+    s, e = x.structure, x.structure.packed_dim
+    lengths, begin = lengths_of(s), s.offsets[:-1]
+    if isinstance(part, int):
+        text = message(
+            "index", f"rows with an element at {part}", "a shorter row", hint="drop short rows: x[x.lengths > k]"
+        )
+        require((lengths >= (part + 1 if part >= 0 else -part)).all(), text, ShapeError)
+        where = begin + part if part >= 0 else s.offsets[1:] + part
+        return x.values.index_select(e, where).movedim(e, 0)
+    if part.step not in (None, 1):
+        raise ShapeError(
+            message("index", "a slice of step 1 on the ragged dim", f"step {part.step}", hint="flip, then slice")
+        )
+    first, last = edge(part.start, lengths, 0), edge(part.stop, lengths, None)
+    offsets, gather = take_spans(begin + first, (last - first).clamp(min=0))
+    return like(Structure(offsets, None, None, e, 0, 1), x.values.index_select(e, gather), fresh=True)
+
+
+def edge(at: int | None, lengths: Tensor, default: int | None) -> Tensor:
+    """One end of a slice for every row, as Python counts it, inside [0, length]."""
+    if at is None:
+        return lengths if default is None else torch.zeros_like(lengths)
+    shifted = torch.full_like(lengths, at) if at >= 0 else lengths + at
+    return torch.minimum(shifted.clamp(min=0), lengths)
+
+
+def flatten(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
+    """Children and context: tensors, and how the axes lie. No sizes."""
+    s = x.structure
+    optional = [t for t in (s.shapes, s.extent) if t is not None]
+    context = (s.packed_dim, s.batch_dim, s.ragged_ndim, s.shapes is not None, s.extent is not None)
+    return [x.values, s.offsets, *optional], context
+
+
+def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> NestedTensor:
+    """A NestedTensor of any children, without checks."""
+    packed_dim, batch_dim, ragged_ndim, has_shapes, has_extent = context
+    shapes = children[2] if has_shapes else None
+    extent = children[-1] if has_extent else None
+    out = object.__new__(NestedTensor)
+    object.__setattr__(out, "values", children[0])
+    object.__setattr__(out, "structure", Structure(children[1], shapes, extent, packed_dim, batch_dim, ragged_ndim))
+    return out
+
+
+def names(context: tuple[Any, ...]) -> list[str]:
+    """Attribute names of the children."""
+    return ["values", "offsets", *(n for n, there in zip(("shapes", "extent"), context[3:], strict=True) if there)]
+
+
+register(NestedTensor, flatten, unflatten, names, dump=list, load=tuple)

@@ -1,0 +1,25 @@
+"""Operations: one file for each family, each a table of rows and the rules they name.
+
+Importing this package fills the rule table and gives the containers their methods.
+"""
+
+from tdc._rules import RULES as RULES
+from tdc._rules import Rule as Rule
+from tdc._rules import install_methods
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.ops import attention as attention
+from tdc.ops import indexing as indexing
+from tdc.ops import join as join
+from tdc.ops import linalg as linalg
+from tdc.ops import loss as loss
+from tdc.ops import multi_head as multi_head
+from tdc.ops import norm as norm
+from tdc.ops import pointwise as pointwise
+from tdc.ops import random as random
+from tdc.ops import reduction as reduction
+from tdc.ops import shape as shape
+from tdc.ops.attention import varlen_attention as varlen_attention
+from tdc.tensordict import TensorDict
+
+install_methods({"tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch})

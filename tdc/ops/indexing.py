@@ -1,0 +1,165 @@
+"""Looking up and writing at positions: index_select, embedding, and `td.at[index]`.
+
+`td.at[index].set(value)` returns a new TensorDict, as in JAX: the source is not changed. The index is resolved once,
+to flat positions of the batch; each leaf then needs one `index_copy` or `index_add`.
+
+Invariants: duplicates accumulate in `add`; which one wins in `set` is undefined, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._keys import unravel_key
+from tdc._rules import Rule, add_rule
+from tdc._structure import normal_dim
+from tdc._typing import Frozen, KeyPath, Op
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict, index, make
+
+
+def index_select_nested(x: NestedTensor, dim: int, index: Tensor) -> NestedTensor:
+    axis = x.structure.axis(dim, x.ndim, "index_select")
+    if axis is None:
+        return x[index]
+    if axis == x.structure.packed_dim:
+        hint = "rows have different positions there: x[:, a:b], or x.to_padded()"
+        raise UnsupportedError(message("index_select", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
+    return x.with_values(x.values.index_select(axis, index))
+
+
+def index_select_masked(x: MaskedBatch, dim: int, index: Tensor) -> MaskedBatch:
+    d = normal_dim(dim, x.ndim, "index_select")
+    if d in x.ragged_dims:
+        hint = "positions there are not real in every row: index x.data and x.mask"
+        raise UnsupportedError(message("index_select", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
+    return x[index] if d == x.batch_dim else x.with_data(x.data.index_select(d, index))
+
+
+def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
+    d = normal_dim(dim, x.ndim, "index_select")
+    size = torch.Size([*x.batch_size[:d], index.shape[0], *x.batch_size[d + 1 :]])
+    return make({p: v.index_select(d, index) for p, v in x._leaves.items()}, x._nodes, size, x.device)
+
+
+def embedding_nested(input: NestedTensor, weight: Tensor, *args: Any, **kwargs: Any) -> NestedTensor:
+    """Rows of a table: (B, *S0, -1, *S1) -> (B, *S0, -1, *S1, D)."""
+    return input.with_values(F.embedding(input.values, weight, *args, **kwargs))
+
+
+def embedding_masked(input: MaskedBatch, weight: Tensor, *args: Any, **kwargs: Any) -> MaskedBatch:
+    """Padding looks up row 0 and is cut off, so that no row of the table gets a gradient from it."""
+    out = F.embedding(input.filled(0), weight, *args, **kwargs)
+    return input.with_data(out.masked_fill(~input.mask.unsqueeze(-1), 0))
+
+
+class At(Frozen):
+    """`td.at[index]`: what to do at some examples of a TensorDict. Each method returns a new TensorDict.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3)}, [3])
+        >>> td.at[1].set(5)["x"], td.at[[0, 0]].add(1.0)["x"]
+        (tensor([0., 5., 0.]), tensor([2., 0., 0.]))
+    """
+
+    __slots__ = ("_index", "_td")
+    _td: TensorDict
+    _index: Any
+
+    def __init__(self, td: TensorDict, idx: Any = None) -> None:
+        object.__setattr__(self, "_td", td)
+        object.__setattr__(self, "_index", idx)
+
+    def __getitem__(self, idx: Any) -> At:
+        return At(self._td, idx)
+
+    def get(self) -> TensorDict:
+        """The examples at the index."""
+        return index(self._td, self._index)
+
+    def set(self, value: Any) -> TensorDict:
+        """With `value` there: a TensorDict or mapping (other keys stay), a tensor over batch dims, or a number."""
+        return write(self, "set", value, lambda x, i, v: x.index_copy(0, i, v))
+
+    def add(self, value: Any) -> TensorDict:
+        """With `value` added there; duplicates of the index accumulate."""
+        return write(self, "add", value, lambda x, i, v: x.index_add(0, i, v))
+
+    def mul(self, value: Any) -> TensorDict:
+        """Multiplied by `value` there."""
+        return write(self, "mul", value, lambda x, i, v: reduced(x, i, v, "prod"))
+
+    def min(self, value: Any) -> TensorDict:
+        """The smaller of what is there and `value`."""
+        return write(self, "min", value, lambda x, i, v: reduced(x, i, v, "amin"))
+
+    def max(self, value: Any) -> TensorDict:
+        """The larger of what is there and `value`."""
+        return write(self, "max", value, lambda x, i, v: reduced(x, i, v, "amax"))
+
+    def apply(self, fn: Callable[[Any], Any]) -> TensorDict:
+        """With `fn` of what is there."""
+        return self.set(self.get().apply(fn))
+
+
+def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
+    """Put values at flat positions of every leaf that `value` speaks of."""
+    td, size = at._td, at._td.batch_size
+    where = torch.arange(size.numel(), device=td.device).view(size)[at._index]
+    flat, leaves, k = where.reshape(-1), dict(td._leaves), len(size)
+    for path, leaf in td._leaves.items():
+        given = value_at(value, path)
+        if given is None:
+            continue
+        if not isinstance(leaf, Tensor):
+            hint = "write into a padded leaf (to_padded), or rebuild it with tdc.pack"
+            raise UnsupportedError(message(f"at.{op}", "tensor leaves", describe(leaf), hint=hint))
+        features = leaf.shape[k:]
+        v = torch.as_tensor(given, dtype=leaf.dtype, device=leaf.device)
+        if not isinstance(value, (TensorDict, Mapping)) and v.ndim > 0:
+            v = v.view(*v.shape, *[1] * len(features))
+        try:
+            v = v.expand([*where.shape, *features]).reshape(-1, *features)
+        except RuntimeError:
+            expected = f"a value that broadcasts to {[*where.shape, *features]}"
+            at_leaf = {".".join(path): describe(leaf)}
+            raise ShapeError(
+                message(f"at.{op}", expected, describe(v), at_leaf, "give a value of that shape")
+            ) from None
+        leaves[path] = put(leaf.reshape(-1, *features), flat.to(leaf.device), v).view(leaf.shape)
+    return make(leaves, td._nodes, size, td.device)
+
+
+def value_at(value: Any, path: KeyPath) -> Any:
+    """What to write into the leaf at a path; None to leave it."""
+    if isinstance(value, TensorDict):
+        return value._leaves.get(path)
+    if isinstance(value, Mapping):
+        found = [v for key, v in value.items() if unravel_key(key) == path]
+        return found[0] if found else None
+    return value
+
+
+def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:
+    """`x.scatter_reduce` of whole examples."""
+    return x.scatter_reduce(0, i.view(-1, *[1] * (x.ndim - 1)).expand_as(v), v, reduce)
+
+
+def index_rule(op: Op, **impls: Op) -> None:
+    """Rows for an indexing operation."""
+    for kind, impl in impls.items():
+        add_rule(Rule(op, kind, "indexing", impl, op))
+
+
+index_rule(
+    torch.index_select, nested=index_select_nested, masked=index_select_masked, tensordict=index_select_tensordict
+)
+index_rule(F.embedding, nested=embedding_nested, masked=embedding_masked)
+TensorDict.at = property(At)  # type: ignore[attr-defined]  # fields and access live below; what writes is an operation

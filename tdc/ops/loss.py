@@ -1,0 +1,69 @@
+"""Losses: cross_entropy.
+
+"mean" divides by the number of real targets, never by padded ones. The class dim is the one torch names for the batched
+layout `(B, C, -1)`; where dim 1 is ragged, `(B, -1, C)`, it is the last dim, as for one example `(L, C)` on its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import StructureError, UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import require_same
+from tdc.masked import MaskedBatch, require_same_lengths
+from tdc.nested import NestedTensor
+
+
+def class_dim(x: NestedTensor | MaskedBatch) -> int:
+    """The logical dim of the classes."""
+    return x.ndim - 1 if 1 in x.ragged_dims else 1
+
+
+def cross_entropy_nested(
+    input: NestedTensor, target: NestedTensor, *args: Any, reduction: str = "mean", **kwargs: Any
+) -> Any:
+    """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes -> scalar, or losses (B, -1) for reduction="none"."""
+    s = input.structure
+    if not isinstance(input, NestedTensor) or not isinstance(target, NestedTensor):
+        got = f"{describe(input)} and {describe(target)}"
+        hint = "target = logits.with_values(labels)"
+        raise StructureError(message("cross_entropy", "logits and targets that are both NestedTensor", got, hint=hint))
+    axis = s.axis(class_dim(input), input.ndim, "cross_entropy")
+    logits = input.values.movedim(axis or 0, -1)
+    logits = logits.movedim(-1, 1) if logits.ndim > 2 else logits
+    require_same(s.moved(target.structure.packed_dim, 0), target.structure, "cross_entropy")
+    loss: Any = F.cross_entropy(logits, target.values, *args, reduction=reduction, **kwargs)
+    return target.with_values(loss) if reduction == "none" else loss
+
+
+def cross_entropy_masked(
+    input: MaskedBatch, target: MaskedBatch, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
+    *args: Any, reduction: str = "mean", **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Padding becomes `ignore_index`, so that it neither counts nor gets a gradient."""
+    if not isinstance(input, MaskedBatch) or not isinstance(target, MaskedBatch) or target.dtype.is_floating_point:
+        got = f"{describe(input)} and {describe(target)}"
+        raise UnsupportedError(
+            message("cross_entropy", "MaskedBatch logits and class targets", got, hint="to_packed() both")
+        )
+    axis = class_dim(input)
+    ragged = tuple([d - (d > axis) for d in input.ragged_dims])
+    require_same_lengths(MaskedBatch(target.data, input.lengths, ragged_dims=ragged), target, "cross_entropy")
+    logits = input.filled(0).movedim(axis, 1)
+    labels: Tensor = target.filled(ignore_index)
+    loss: Any = F.cross_entropy(
+        logits, labels, weight, size_average, ignore_index, *args, reduction=reduction, **kwargs
+    )
+    return target.with_data(loss) if reduction == "none" else loss
+
+
+add_rule(
+    Rule(F.cross_entropy, "nested", "loss", cross_entropy_nested, F.cross_entropy, source="torch.nn.CrossEntropyLoss")
+)
+add_rule(
+    Rule(F.cross_entropy, "masked", "loss", cross_entropy_masked, F.cross_entropy, source="torch.nn.CrossEntropyLoss")
+)

@@ -1,0 +1,88 @@
+"""Normalisation: layer_norm over static dims, softmax over any one dim.
+
+softmax over the ragged dim works row by row on packed values: subtract the row's maximum, exponentiate, divide by the
+row's sum. Padding is filled with -inf, the identity of that maximum and, exponentiated, of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tdc._errors import ShapeError, UnsupportedError, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import normal_dim, reduce_rows, spread
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.ops.linalg import last_is_static
+
+
+def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:
+    last_is_static(input, "layer_norm", len(normalized_shape))
+    return input.with_values(F.layer_norm(input.values, normalized_shape, *args, **kwargs))
+
+
+def layer_norm_masked(input: MaskedBatch, normalized_shape: Any, *args: Any, **kwargs: Any) -> MaskedBatch:
+    """The affine weights meet every position, so padding is 0 before and behind."""
+    last_is_static(input, "layer_norm", len(normalized_shape))
+    out = F.layer_norm(input.filled(0), normalized_shape, *args, **kwargs)
+    return input.with_data(out.masked_fill(~input.mask, 0))
+
+
+def softmax_nested(
+    op: Op, x: NestedTensor, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
+) -> NestedTensor:
+    """Also `log_softmax`."""
+    s = x.structure
+    axis = s.axis(given(dim, x.ndim, op), x.ndim, op)
+    if axis is None or (axis == s.packed_dim and s.ragged_ndim > 1):
+        got = "the batch" if axis is None else f"one of {s.ragged_ndim} ragged dims"
+        raise UnsupportedError(message(op, "a static dim or the only ragged dim", got, hint="x.to_padded(), which can"))
+    if axis != s.packed_dim:
+        return x.with_values(op(x.values, axis, dtype=dtype))
+    v = (x.values if dtype is None else x.values.to(dtype)).movedim(s.packed_dim, 0)
+    total = v.shape[0]
+    top = reduce_rows(v.detach(), s, "amax", -math.inf)
+    shifted = v - spread(top, s, total)
+    sums = reduce_rows(shifted.exp(), s, "sum", 0)
+    out = shifted - spread(sums.log(), s, total) if op is torch.log_softmax else shifted.exp() / spread(sums, s, total)
+    return x.with_values(out.movedim(0, s.packed_dim))
+
+
+def softmax_masked(
+    op: Op, x: MaskedBatch, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
+) -> MaskedBatch:
+    """A row without real elements becomes 0, not NaN."""
+    d = normal_dim(given(dim, x.ndim, op), x.ndim, op)
+    if d == x.batch_dim:
+        raise UnsupportedError(message(op, "a ragged or static dim", "the batch", hint="use x.filled(-inf)"))
+    if d not in x.ragged_dims:
+        return x.with_data(op(x.data, d, dtype=dtype))
+    some = (x.lengths > 0).all(1).view([-1 if i == x.batch_dim else 1 for i in range(x.ndim)])
+    filled = x.filled(-math.inf).masked_fill(~some, 0)
+    return x.with_data(op(filled, d, dtype=dtype).masked_fill(~x.mask, 0))
+
+
+def given(dim: int | None, ndim: int, op: Op) -> int:
+    """The dim, which torch lets one leave out with a warning and we do not.
+
+    Raises:
+        ShapeError: it is missing.
+    """
+    if dim is None:
+        raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", "None", hint="name the dim, e.g. dim=-1"))
+    return dim
+
+
+add_rule(Rule(F.layer_norm, "nested", "norm", layer_norm_nested, F.layer_norm, source="torch.nn.LayerNorm"))
+add_rule(Rule(F.layer_norm, "masked", "norm", layer_norm_masked, F.layer_norm, source="torch.nn.LayerNorm"))
+for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
+    for _kind, _impl in (("nested", softmax_nested), ("masked", softmax_masked)):
+        add_rule(
+            Rule(_op, _kind, "norm", partial(_impl, _op), _op, identity=-math.inf, source="torch.nn.Softmax"), [_alias]
+        )

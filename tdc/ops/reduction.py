@@ -1,0 +1,197 @@
+"""Reductions over batch, ragged and static dims.
+
+    NestedTensor (B, -1, D)    dim=None -> scalar    dim=2 -> (B, -1)    dim=1 -> (B, D)    dim=(0, 1) -> (D,)
+    MaskedBatch  (B, L, D)     the same; padding counts for nothing; dim=0 -> (L, D)
+    TensorDict   [B, T]        over batch dims, leaf by leaf
+
+Every reduction carries its identity element, the value that changes nothing: padding is filled with it, and an empty
+row gives it. Reducing the batch dim of a NestedTensor is a true reduction over the batch, so it needs the ragged dims
+reduced as well: rows of different lengths have no common positions.
+
+Invariants: a reduced ragged dim gives a dense tensor, a kept one the same container, whatever the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
+from tdc._typing import Dims, Op
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.tensordict import TensorDict, make
+
+Rows = Callable[[Tensor, Structure], Tensor]
+
+
+def reduction(op: Op, rows: Rows, *, identity: float, masked: Op | None = None, source: str = "") -> None:
+    """Rows for a reduction, for all three containers.
+
+    Args:
+        rows: reduces the packed axis row by row, `(N, *D), structure -> (B, *D)`.
+        identity: fills padding; infinities become the extreme of an integer dtype.
+        masked: `(x, dims, keepdim) -> Tensor` where filling padding with the identity is not enough.
+    """
+    by_fill = partial(masked_by_fill, op, identity)
+    for kind, impl in (
+        ("nested", partial(reduce_nested, op, rows)),
+        ("masked", partial(reduce_masked, op, masked or by_fill)),
+        ("tensordict", partial(reduce_tensordict, op)),
+    ):
+        add_rule(Rule(op, kind, "reduction", impl, op, identity=identity, source=source))
+
+
+def reduce_nested(
+    op: Op, rows: Rows, x: NestedTensor, dim: Dims | None = None, keepdim: bool = False, **kwargs: Any
+) -> Any:
+    """Static dims first (they are the short ones), then the packed axis."""
+    if dim is None:
+        return op(x.values, **kwargs)
+    s = x.structure
+    axes = [s.axis(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)]
+    over_batch, over_ragged = None in axes, s.packed_dim in axes
+    if over_ragged and s.ragged_ndim > 1:
+        raise UnsupportedError(
+            message(op, "one ragged dim", f"{s.ragged_ndim}", hint="x.to_padded(), or loop over x.unbind()")
+        )
+    if over_batch and not over_ragged:
+        got = f"dim {dim} of {tuple(x.shape)}"
+        hint = f"rows differ in length: reduce dim ({s.batch_dim}, {s.ragged_dims[0]}), or x.to_padded() first"
+        raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
+    static = [a for a in axes if a is not None and a != s.packed_dim]
+    values = x.values
+    for axis in static:
+        values = op(values, axis, True, **kwargs)
+    if not over_ragged:
+        return nested_like(s, values) if keepdim else drop_static(values, s, static)
+    return reduce_packed(op, rows, values, s, static, over_batch, keepdim, kwargs)
+
+
+def drop_static(values: Tensor, s: Structure, static: list[int]) -> NestedTensor:
+    """Squeeze reduced static axes out of packed values."""
+    before = sum([a < s.packed_dim for a in static])
+    logical = [a if a < s.packed_dim else a + s.ragged_ndim - 1 for a in static]
+    lower = sum([k + (k >= s.batch_dim) < s.batch_dim for k in logical])
+    return nested_like(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(tuple(static)))
+
+
+def reduce_packed(
+    op: Op, rows: Rows, values: Tensor, s: Structure, static: list[int], over_batch: bool, keepdim: bool, kwargs: Any
+) -> Tensor:
+    """The packed axis, row by row or whole; the result is dense, the batch at its place."""
+    e = s.packed_dim
+    if over_batch:
+        out = op(values, e, True, **kwargs)
+        return out.unsqueeze(s.batch_dim) if keepdim else out.squeeze((*static, e))
+    dtype = kwargs.get("dtype")
+    out = rows((values if dtype is None else values.to(dtype)).movedim(e, 0), s)
+    if keepdim:
+        return out.unsqueeze(e + 1).movedim(0, s.batch_dim)
+    kept = [a - (a > e) for a in static]
+    out = out.squeeze(tuple([a + 1 for a in kept]))
+    removed = {e, *static}
+    at = s.batch_dim - sum([a + (a >= s.batch_dim) < s.batch_dim for a in removed])
+    return out.movedim(0, at)
+
+
+def reduce_masked(
+    op: Op, rule: Op, x: MaskedBatch, dim: Dims | None = None, keepdim: bool = False, **kwargs: Any
+) -> Any:
+    """A result that has all its ragged dims stays a MaskedBatch; one without them, or the batch, is dense."""
+    given = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple([normal_dim(d, x.ndim, op) for d in given])
+    ragged = [d for d in x.ragged_dims if d in dims]
+    if ragged and len(ragged) < len(x.ragged_dims):
+        raise UnsupportedError(
+            message(op, "all ragged dims reduced, or none", f"dim {dim}", hint="reduce them together")
+        )
+    out = rule(x, dims, keepdim, **kwargs)
+    if ragged or x.batch_dim in dims:
+        return out
+    if keepdim:
+        return x.with_data(out)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    return masked_like(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
+
+
+def masked_by_fill(
+    op: Op, identity: float, x: MaskedBatch, dims: tuple[int, ...], keepdim: bool, **kwargs: Any
+) -> Tensor:
+    """Fill padding with the identity and reduce the rectangle, one dim after another where torch takes only one."""
+    out = x.filled(finite(identity, x.dtype))
+    for d in sorted(dims, reverse=True):
+        out = op(out, d, keepdim, **kwargs)
+    return out
+
+
+def masked_mean(x: MaskedBatch, dims: tuple[int, ...], keepdim: bool, **kwargs: Any) -> Tensor:
+    """Sum of real elements by their number."""
+    count = x.mask.expand(x.data.shape).sum(dims, keepdim)
+    return x.filled(0).sum(dims, keepdim, **kwargs) / count
+
+
+def finite(identity: float, dtype: torch.dtype) -> Any:
+    """The identity in a dtype: the extreme integer where there is no infinity."""
+    if dtype == torch.bool or not math.isinf(identity) or dtype.is_floating_point:
+        return bool(identity) if dtype == torch.bool else identity
+    return torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
+
+
+def reduce_tensordict(
+    op: Op, x: TensorDict, dim: Dims | None = None, keepdim: bool = False, **kwargs: Any
+) -> TensorDict:
+    """Batch dims of every leaf; features stay."""
+    k = x.ndim
+    given = tuple(range(k)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = sorted({normal_dim(d, k, op) for d in given}, reverse=True)
+    leaves = x._leaves
+    for d in dims:
+        leaves = {p: op(v, d, keepdim, **kwargs) for p, v in leaves.items()}
+    size = [1 if i in dims else n for i, n in enumerate(x.batch_size) if keepdim or i not in dims]
+    return make(dict(leaves), x._nodes, torch.Size(size), x.device)
+
+
+def sum_rows(values: Tensor, s: Structure) -> Tensor:
+    wide = values if values.is_floating_point() or values.is_complex() else values.to(torch.int64)
+    return reduce_rows(wide, s, "sum", 0)
+
+
+def mean_rows(values: Tensor, s: Structure) -> Tensor:
+    counts = lengths_of(s).view(-1, *[1] * (values.ndim - 1))
+    return reduce_rows(values, s, "sum", 0) / counts.to(values.dtype)
+
+
+def prod_rows(values: Tensor, s: Structure) -> Tensor:
+    wide = values if values.is_floating_point() else values.to(torch.int64)
+    return reduce_rows(wide, s, "prod", 1)
+
+
+def extreme_rows(reduce: str, sign: float, values: Tensor, s: Structure) -> Tensor:
+    return reduce_rows(values, s, reduce, finite(sign * math.inf, values.dtype))
+
+
+def any_rows(values: Tensor, s: Structure) -> Tensor:
+    return reduce_rows((values != 0).to(torch.uint8), s, "amax", 0).bool()
+
+
+def all_rows(values: Tensor, s: Structure) -> Tensor:
+    return reduce_rows((values != 0).to(torch.uint8), s, "amin", 1).bool()
+
+
+reduction(torch.sum, sum_rows, identity=0)
+reduction(torch.mean, mean_rows, identity=0, masked=masked_mean)
+reduction(torch.prod, prod_rows, identity=1)
+reduction(torch.amax, partial(extreme_rows, "amax", -1), identity=-math.inf)
+reduction(torch.amin, partial(extreme_rows, "amin", 1), identity=math.inf)
+reduction(torch.any, any_rows, identity=0)
+reduction(torch.all, all_rows, identity=1)
