@@ -1,0 +1,1 @@
+"""The demo: a byte-level classifier of docstrings, ragged against padded."""

@@ -1,0 +1,415 @@
+"""The demo's report: one HTML page, with pictures beside it where matplotlib is installed.
+
+The page needs no script, no network and no font of its own; it follows the reader's light or dark preference and
+reads on a phone. Each picture stands with the table of its numbers, so that nothing is lost without the pictures.
+
+Invariants: every text from outside is escaped, except `DemoFacts.tree_html`, which the library wrote; every link is
+the name of a file written beside the page; what was not measured is shown as a dash, never as zero.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from tdc.demo import plots
+from tdc.demo.data import length_histogram
+from tdc.demo.facts import DemoFacts, ExportRecord, spread
+from tdc.demo.theme import stylesheet
+
+__all__ = ["write_report"]
+
+_DASH = "\N{EN DASH}"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_NO_PICTURES = '<p class="note">The pictures need matplotlib: <code>pip install torch-tdc[viz]</code></p>'
+
+
+def write_report(out: Path, facts: DemoFacts) -> Path:
+    """Write `index.html` and its pictures into the folder `out`, which is made if need be.
+
+    Args:
+        out: the folder; files of an earlier report in it are replaced.
+        facts: what the demo measured.
+
+    Returns:
+        The path of the page. Beside it lie `loss.png`, `throughput.png` and `lengths.png`, each with a `-dark`
+        twin, unless matplotlib is missing or there is nothing to draw.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    drawing = plots.have_matplotlib()
+    pictures = plots.draw(out, facts) if drawing else {}
+    sections = (
+        _data(facts, pictures),
+        _training(facts, pictures),
+        _comparison(facts, pictures),
+        _compiled(facts),
+        _exported(facts),
+        _machine(facts),
+    )
+    page = _PAGE.format(
+        style=stylesheet(),
+        examples=_count(len(facts.lengths)),
+        classes=_count(len(facts.classes)),
+        figures=_figures(facts),
+        hint="" if drawing else _NO_PICTURES,
+        sections="\n".join(section for section in sections if section),
+    )
+    path = out / "index.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+# Sections: facts, and the names of the drawn pictures where there are any -> HTML. Nothing to show: nothing.
+
+
+def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
+    lengths = sorted(facts.lengths) or [0]
+    edges, counts = length_histogram(lengths, 16)
+    bins = [
+        (f"{low + 1}{_DASH}{high}", _count(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)
+    ]
+    classes = sorted(facts.classes.items(), key=lambda item: (-item[1], item[0]))
+    total = sum(facts.classes.values()) or 1
+    real, padding = _percent(facts.occupancy), _percent(1 - facts.occupancy)
+    return _section(
+        "The data",
+        f"<p>Half of the docstrings have at most {_count(statistics.median(lengths))} bytes; the longest has "
+        f"{_count(lengths[-1])}. A padded batch gives each of them the room of its longest, so only {real} of it "
+        "would be text. A ragged batch stores the text and where each docstring ends.</p>",
+        f'<figure><div class="share" role="img" aria-label="{real} real tokens, {padding} padding">'
+        f'<span style="width:{100 * facts.occupancy:.2f}%"></span><span></span></div>'
+        f'<figcaption>The training batches, if they were padded: <span class="ragged">{real} real tokens</span>, '
+        f'<span class="padded">{padding} padding</span>.</figcaption></figure>',
+        _picture(
+            pictures, "lengths", "Histogram of docstring lengths in bytes.", "Lengths of all docstrings, in bytes."
+        ),
+        _folded("Lengths as a table", _table("Docstrings by length", ("Bytes", "Docstrings"), bins)),
+        _folded(
+            f"The {len(classes)} classes",
+            _table(
+                "Docstrings by class",
+                ("Class", "Docstrings", "Share"),
+                [(name, _count(count), _percent(count / total)) for name, count in classes],
+            ),
+        ),
+        "<h3>One batch</h3>",
+        f'<div class="tree">{facts.tree_html}</div>' if facts.tree_html else "",
+        f"<pre>{escape(facts.batch_text)}</pre>" if facts.batch_text else "",
+    )
+
+
+def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
+    if not facts.steps:
+        return ""
+    last = facts.steps[-1]
+    stride = max(1, len(facts.steps) // 16)
+    shown = list(facts.steps[::stride])
+    if shown[-1] is not last:
+        shown.append(last)
+    rows = [
+        (_count(row.step), f"{row.loss:.3f}", _percent(row.accuracy), _count(row.tokens), _seconds(row.seconds))
+        for row in shown
+    ]
+    tokens, seconds = sum(row.tokens for row in facts.steps), sum(row.seconds for row in facts.steps)
+    return _section(
+        "Training",
+        f"<p>{_count(len(facts.steps))} steps over {_count(tokens)} tokens in {_seconds(seconds)}. On docstrings it "
+        f"has never seen, the model names the right module {_percent(facts.test_accuracy)} of the time; always giving "
+        f"the commonest answer would be right {_percent(facts.majority_accuracy)} of the time.</p>",
+        _picture(
+            pictures,
+            "loss",
+            "Two line charts: training loss falling and training accuracy rising over the steps.",
+            "Loss and accuracy of each training batch (faint) and their running mean (strong).",
+        ),
+        _folded(
+            "The run as a table",
+            _table(
+                f"Every {stride}. step and the last" if stride > 1 else "Every step",
+                ("Step", "Loss (nats)", "Accuracy", "Tokens", "Time"),
+                rows,
+            ),
+        ),
+    )
+
+
+def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
+    rows = facts.comparison
+    if not rows:
+        return _section("Ragged and padded", "<p>Not measured in this run.</p>")
+    apart = max(abs(row.loss_ragged - row.loss_padded) for row in rows)
+    steps = [
+        (
+            _count(row.step),
+            f"{row.loss_ragged:.5f}",
+            f"{row.loss_padded:.5f}",
+            _seconds(row.seconds_ragged),
+            _seconds(row.seconds_padded),
+            _count(row.tokens),
+        )
+        for row in rows
+    ]
+    return _section(
+        "Ragged and padded",
+        f"<p>The same model, the same weights, the same {_count(len(rows))} batches, once ragged and once padded. "
+        f"{_verdict(facts)} The two losses are never more than {_small(apart)} apart.</p>",
+        _picture(
+            pictures,
+            "throughput",
+            "Two dot plots, ragged above padded: time per step, and tokens per second.",
+            "Every dot is one step, the bar holds the middle half, the line is the median. "
+            "Padding does not count as tokens.",
+        ),
+        _sides(facts),
+        _folded(
+            "Every step as a table",
+            _table(
+                "Loss and time of each step",
+                ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens"),
+                steps,
+            ),
+        ),
+    )
+
+
+def _sides(facts: DemoFacts) -> str:
+    """Ragged and padded as the two rows of one table."""
+    sides = (
+        ("Ragged", [row.seconds_ragged for row in facts.comparison], facts.peak_bytes_ragged),
+        ("Padded", [row.seconds_padded for row in facts.comparison], facts.peak_bytes_padded),
+    )
+    table = []
+    for name, seconds, peak in sides:
+        each = spread(seconds)
+        rates = [row.tokens / time for row, time in zip(facts.comparison, seconds, strict=True) if time > 0]
+        table.append(
+            (
+                name,
+                _seconds(each.median),
+                f"{_seconds(each.first)} {_DASH} {_seconds(each.third)}",
+                f"{_seconds(each.low)} {_DASH} {_seconds(each.high)}",
+                _count(statistics.median(rates)) if rates else _DASH,
+                _bytes(peak),
+            )
+        )
+    return _table(
+        "Time for one step, without compiling",
+        ("", "Median", "Middle half", "Range", "Tokens / s", "Peak memory"),
+        table,
+    )
+
+
+def _compiled(facts: DemoFacts) -> str:
+    if not facts.compiled:
+        return ""
+    rows = [
+        (
+            row.name,
+            _count(row.graphs),
+            _count(row.breaks),
+            _count(row.compiles),
+            _DASH if row.kernels is None else _count(row.kernels),
+            _seconds(row.seconds),
+        )
+        for row in facts.compiled
+    ]
+    return _section(
+        "What was compiled",
+        "<p>Every batch has other lengths, and the last one of an epoch has fewer docstrings. "
+        "One graph and one compilation mean that none of this made the compiler start again.</p>",
+        _table(
+            "Counted over the whole run",
+            ("Function", "Graphs", "Graph breaks", "Compilations", "Kernels", "Compile time"),
+            rows,
+        ),
+    )
+
+
+def _exported(facts: DemoFacts) -> str:
+    export = facts.export
+    if export is None:
+        return ""
+    rows = (
+        ("File", export.path),
+        ("Size", _bytes(export.bytes)),
+        ("Time to export", _seconds(export.seconds)),
+        ("Equal predictions", _equal(export)),
+        ("Largest difference of an output", _small(export.max_abs_difference)),
+    )
+    return _section(
+        "The exported model",
+        "<p>The trained model was written to a file, loaded again without its Python code, and asked about "
+        "the whole test set.</p>",
+        _table("The exported model against the one it came from", ("", ""), rows, text=True),
+    )
+
+
+def _machine(facts: DemoFacts) -> str:
+    if not facts.versions:
+        return ""
+    return _section("Where this ran", _table("Machine and versions", ("", ""), facts.versions.items(), text=True))
+
+
+def _figures(facts: DemoFacts) -> str:
+    """The row of key figures at the top."""
+    speedup = facts.speedup
+    breaks = sum(row.breaks for row in facts.compiled)
+    functions = len(facts.compiled)
+    figures = [
+        (_percent(facts.test_accuracy), f"test accuracy; {_percent(facts.majority_accuracy)} by one answer always"),
+        (_percent(facts.occupancy), "of a padded batch would be real tokens"),
+        (
+            _DASH if speedup is None else f"{speedup:.2f}\N{MULTIPLICATION SIGN}",
+            "the speed of padding, "
+            + ("not measured" if speedup is None else f"median of {len(facts.comparison)} steps"),
+        ),
+    ]
+    if facts.compiled:
+        compiles = sum(row.compiles for row in facts.compiled)
+        figures.append(
+            (_count(compiles), f"{_plural(compiles, 'compilation')} for {functions} {_plural(functions, 'function')}, "
+             f"{_count(breaks)} graph {_plural(breaks, 'break')}")
+        )  # fmt: skip
+    export = facts.export
+    if export is not None:
+        figures.append(
+            (_count(export.equal_predictions), f"of {_count(export.total)} predictions equal in the exported model")
+        )
+    return "\n".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for value, label in figures)
+
+
+def _verdict(facts: DemoFacts) -> str:
+    """Says who won, whoever won."""
+    speedup = facts.speedup
+    if speedup is None:
+        return ""
+    if 0.98 <= speedup <= 1.02:
+        return "Both take the same time, within 2%."
+    if speedup > 1:
+        return f"Ragged is {speedup:.2f} times as fast."
+    return f"Padded is {1 / speedup:.2f} times as fast."
+
+
+# Pieces of HTML. Texts come in plain and go out escaped; `parts` and `body` are HTML already.
+
+
+def _section(title: str, *parts: str) -> str:
+    name = title.lower().replace(" ", "-")
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<section aria-labelledby="{escape(name)}">\n<h2 id="{escape(name)}">{escape(title)}</h2>\n{body}\n</section>'
+    )
+
+
+def _picture(pictures: dict[str, tuple[str, str]], name: str, alt: str, caption: str) -> str:
+    if name not in pictures:
+        return ""
+    light, dark = map(escape, pictures[name])
+    return (
+        '<figure><div class="scroll" tabindex="0"><picture>'
+        f'<source srcset="{dark}" media="(prefers-color-scheme: dark)">'
+        f'<img src="{light}" alt="{escape(alt)}"></picture></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False) -> str:
+    """A table whose first column names the rows; `text` cells read from the left, others are figures."""
+    head = "".join(f'<th scope="col">{escape(each)}</th>' if each else "<td></td>" for each in headings)
+    body = "\n".join(
+        f'<tr><th scope="row">{escape(str(first))}</th>'
+        + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
+        + "</tr>"
+        for first, *cells in rows
+    )
+    shown = f"<thead><tr>{head}</tr></thead>\n" if any(headings) else ""
+    kind = ' class="text"' if text else ""
+    return (
+        f'<div class="wide" tabindex="0"><table{kind}>\n<caption>{escape(caption)}</caption>\n'
+        f"{shown}<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _folded(summary: str, body: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+
+
+# Numbers as people read them.
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return noun if count == 1 else noun + "s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%" if math.isfinite(share) else _DASH
+
+
+def _small(value: float) -> str:
+    """With a power of ten: no break in the middle of the number, and zero only for exactly zero."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits}\N{MULTIPLICATION SIGN}10{str(int(power)).translate(_SUPERSCRIPT)}"
+
+
+def _equal(export: ExportRecord) -> str:
+    return f"{_count(export.equal_predictions)} / {_count(export.total)}"
+
+
+def _seconds(value: float) -> str:
+    """Three digits, in the unit that suits; above two minutes, minutes."""
+    if value >= 120:
+        return f"{value / 60:.1f} min"
+    if value >= 0.9995:
+        return f"{value:.1f} s"
+    scaled, unit = (value * 1e3, "ms") if value >= 0.9995e-3 else (value * 1e6, "µs")
+    return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return _DASH
+    if value < 1024:
+        return f"{value} bytes"
+    for scale, unit in ((2**30, "GiB"), (2**20, "MiB")):
+        if value >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value / 1024:.1f} KiB"
+
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>tdc demo: ragged and padded</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header>
+<p class="eyebrow">tdc demo</p>
+<h1>Which module wrote this docstring?</h1>
+<p class="lede">A byte-level transformer reads the {examples} docstrings of Python\u2019s standard library and names,
+out of {classes}, the module each came from. It trains on ragged batches, which hold the text and no padding.</p>
+<dl class="figures">
+{figures}
+</dl>
+{hint}
+</header>
+<main>
+{sections}
+</main>
+<footer><p>Written by <code>python -m tdc demo</code>; running it again measures again.</p></footer>
+</body>
+</html>
+"""

@@ -1,0 +1,185 @@
+"""The demo's report: every figure is on it, every text is escaped, every link leads to a file beside it."""
+
+import re
+import sys
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+
+import pytest
+
+from tdc.demo.facts import ComparisonRecord, CompileRow, DemoFacts, ExportRecord, StepRecord, spread
+from tdc.demo.page import write_report
+from tdc.demo.theme import DARK, LIGHT
+
+PICTURES = {"loss.png", "throughput.png", "lengths.png"}
+TIMES = "\N{MULTIPLICATION SIGN}"
+VOID = {"meta", "img", "source", "br", "hr", "link"}
+
+
+class Page(HTMLParser):
+    """Collects links and texts, and checks that elements nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.links: set[str] = set()
+        self.images: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        named = dict(attrs)
+        self.links |= {named[key] or "" for key in ("src", "href", "srcset") if key in named}
+        if tag == "img":
+            self.images.append(named)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def facts() -> DemoFacts:
+    return DemoFacts(
+        versions={"torch": "9.8.7", "Device": "cpu"},
+        classes={"<script>alert(1)</script>": 70, "json & co": 30},
+        lengths=tuple(range(1, 101)),
+        occupancy=0.3125,
+        tree_html="<ul><li>the batch tree</li></ul>",
+        batch_text="TensorDict(<batch>)",
+        steps=tuple(StepRecord(step, 3.0 / step, 1 - 1 / step, 1234, 0.05) for step in range(1, 41)),
+        test_accuracy=0.5731,
+        majority_accuracy=0.1404,
+        comparison=tuple(
+            ComparisonRecord(step, 1.5, 1.5 + 2.5e-6, 0.040 + 1e-4 * step, 2 * (0.040 + 1e-4 * step), 8000)
+            for step in range(1, 12)
+        ),
+        peak_bytes_ragged=3 * 2**20,
+        peak_bytes_padded=None,
+        compiled=(CompileRow("train<step>", 1, 0, 1, 34, 21.44), CompileRow("predict", 1, 3, 2, None, 0.0064)),
+        export=ExportRecord("model<1>.pt2", 1_834_221, 4.8e-7, 1132, 1133, 11.9),
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return write_report(tmp_path_factory.mktemp("demo") / "new" / "demo_report", facts())
+
+
+def test_every_figure_is_on_the_page(report):
+    text = Page(report.read_text(encoding="utf-8")).text
+    expected = (
+        "9.8.7", "json & co", "70.0%", "31.2%", "the batch tree", "TensorDict(<batch>)",  # data
+        "57.3%", "14.0%", "49,360 tokens", "0.075",  # training
+        f"2.00{TIMES}", f"2.5{TIMES}10⁻⁶", "40.6 ms", "81.2 ms", "80.2 ms", "82.2 ms", "3.0 MiB",  # ragged and padded
+        "train<step>", "34", "21.4 s", "6.40 ms",  # compile report
+        "model<1>.pt2", "1.7 MiB", f"4.8{TIMES}10⁻⁷", "1,132 / 1,133", "11.9 s",  # export
+    )  # fmt: skip
+    assert [figure for figure in expected if figure not in text] == []
+
+
+def test_texts_are_escaped(report):
+    source = report.read_text(encoding="utf-8")
+    page = Page(source)
+    assert "script" not in page.seen
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in source
+    assert "json &amp; co" in source
+    assert "<ul><li>the batch tree</li></ul>" in source
+
+
+def test_links_are_files_beside_the_page(report):
+    page = Page(report.read_text(encoding="utf-8"))
+    files = {path.name for path in report.parent.iterdir()} - {report.name}
+    assert page.links == files
+    assert files >= PICTURES
+    for name in files:
+        assert (report.parent / name).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_page_stands_alone_and_is_accessible(report):
+    source = report.read_text(encoding="utf-8")
+    page = Page(source)
+    assert page.open == []
+    assert "://" not in source
+    assert all(image["alt"] for image in page.images)
+    assert page.seen.count("table") == page.seen.count("caption") > 5
+    assert [tag for tag in page.seen if re.fullmatch(r"h\d", tag)] == ["h1", "h2", "h3", *["h2"] * 5]
+    assert "prefers-color-scheme: dark" in source
+    assert 'name="viewport"' in source
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colour", ["ink", "muted", "ragged", "padded"])
+def test_text_colours_have_contrast(theme, colour):
+    def luminance(code: str) -> float:
+        parts = (int(code[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for ground in (theme.paper, theme.panel):
+        low, high = sorted((luminance(getattr(theme, colour)), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5  # WCAG 2, level AA
+
+
+def test_without_matplotlib_the_tables_stay(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = write_report(tmp_path, facts())
+    page = Page(path.read_text(encoding="utf-8"))
+    assert [each.name for each in tmp_path.iterdir()] == ["index.html"]
+    assert page.links == set()
+    assert "pip install torch-tdc[viz]" in page.text
+    assert "Docstrings by length" in page.text
+    assert page.seen.count("table") > 5
+
+
+def test_with_matplotlib_no_hint(report):
+    assert "pip install" not in report.read_text(encoding="utf-8")
+
+
+def test_what_was_not_measured_is_a_dash_and_not_a_zero(tmp_path):
+    bare = replace(
+        facts(), versions={}, steps=(), comparison=(), compiled=(), export=None, classes={}, tree_html="", batch_text=""
+    )
+    path = write_report(tmp_path, bare)
+    page = Page(path.read_text(encoding="utf-8"))
+    assert bare.speedup is None
+    assert "Not measured in this run." in page.text
+    assert "the speed of padding, not measured" in page.text
+    assert page.links == {"lengths.png", "lengths-dark.png"}
+
+
+def test_a_loss_is_printed_like_a_win(tmp_path):
+    slow = tuple(replace(row, seconds_ragged=row.seconds_padded * 1.25) for row in facts().comparison)
+    slower = replace(facts(), comparison=slow, lengths=(), steps=())
+    text = Page(write_report(tmp_path, slower).read_text(encoding="utf-8")).text
+    assert f"0.80{TIMES}" in text
+    assert "Padded is 1.25 times as fast." in text
+
+
+def test_one_step_is_enough_for_every_picture(tmp_path):
+    one = replace(facts(), steps=facts().steps[:1], comparison=facts().comparison[:1], lengths=(7,))
+    path = write_report(tmp_path, one)
+    assert {each.name for each in path.parent.iterdir()} >= PICTURES
+
+
+def test_a_report_is_written_over_an_earlier_one(tmp_path):
+    bare = replace(facts(), steps=(), comparison=(), lengths=())
+    write_report(tmp_path, replace(bare, test_accuracy=0.111))
+    text = write_report(tmp_path, bare).read_text(encoding="utf-8")
+    assert "11.1%" not in text
+    assert "57.3%" in text
+
+
+def test_spread_is_ordered():
+    assert spread([2.0]).median == 2.0
+    values = spread([5.0, 1.0, 4.0, 2.0])
+    ordered = [getattr(values, field.name) for field in fields(values)]
+    assert ordered == sorted(ordered)
