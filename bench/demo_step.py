@@ -1,0 +1,54 @@
+"""Does the demo's training step compile once for all batches?
+
+Twenty batches of real docstrings, of different lengths and batch sizes, go through forward, loss, backward and AdamW in
+one compiled function: packed totals lie on both sides of 4096, where Inductor's own CPU backend compiles again. Counted:
+graphs, breaks and compiles, which are exact. Timed, for information: the same steps on the same batches padded.
+"""
+
+from __future__ import annotations
+
+from bench._timing import Report, Spread, arguments
+from tdc.compile import Counts
+from tdc.demo.data import Corpus, load_docstrings, split
+from tdc.demo.job import fit
+
+BATCHES = 20
+
+
+def batches(corpus: Corpus) -> list[tuple[int, ...]]:
+    """Twenty batches of 8 to 40 texts, from both ends of the order by length."""
+    train, _ = split(corpus)
+    order = sorted(train, key=lambda i: (len(corpus.texts[i]), i))
+    sizes = [8 + (13 * k) % 33 for k in range(BATCHES)]
+    starts = [(k * len(order)) // (BATCHES + 1) for k in range(BATCHES)]
+    return [tuple(order[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+
+
+def exact(figure: int) -> Spread:
+    """A count, which has no spread."""
+    return Spread(figure, figure, figure)
+
+
+def main() -> None:
+    args = arguments("demo_step")
+    report = Report("demo_step", "Does the demo's training step compile once for all batches?", args.device, args.quick)
+    corpus = load_docstrings()
+    plan = batches(corpus)
+    totals = [sum(len(corpus.texts[i]) for i in indices) for indices in plan]
+    report.note(f"{BATCHES} batches of {min(map(len, plan))} to {max(map(len, plan))} texts, "
+                f"{min(totals)} to {max(totals)} tokens, {len(set(totals))} different totals")  # fmt: skip
+    ragged, run = fit("ragged", corpus, plan, 0, args.device)
+    padded, other = fit("padded", corpus, plan, 0, args.device)
+    times = {"padded": [s.seconds for s in other.steps[1:]], "ragged": [s.seconds for s in run.steps[1:]]}
+    counts: Counts = ragged.counts
+    report.row("training step", times, "padded", kernels=counts.kernels, ragged_MB=round(run.peak / 1e6, 1),
+               padded_MB=round(other.peak / 1e6, 1), padded_compiles=padded.counts.compiles)  # fmt: skip
+    apart = max(abs(a.loss - b.loss) for a, b in zip(run.steps, other.steps, strict=True))
+    report.note(f"losses of the two differ by at most {apart:.1e}")
+    for what, limit in (("graphs", 1), ("breaks", 0), ("compiles", 1)):
+        report.limit(f"ragged training step over {BATCHES} batches: {what}", exact(getattr(counts, what)), limit, unit="")
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

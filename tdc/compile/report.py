@@ -1,0 +1,122 @@
+"""What compiling did, counted: graphs, breaks, compiles, kernels.
+
+`counted(fn)` is `torch.compile(fn)` that keeps count. The counts are exact, so that "one graph for all lengths" is a
+number and not a hope.
+
+    graphs      pieces the function was cut into (1: it compiled whole)
+    breaks      graph breaks, 0 with fullgraph=True
+    compiles    how often any piece was compiled (1: no length or batch size compiled it anew)
+    kernels     kernels that Inductor generated, library calls not counted
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+
+from tdc.compile.inductor import backend as inductor
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What compiling one function did. `seconds` is the time spent in the backend and tracing of the first call."""
+
+    name: str
+    graphs: int
+    breaks: int
+    compiles: int
+    kernels: int
+    seconds: float
+
+
+class counted:
+    """`torch.compile(fn)` that counts what it does.
+
+    Args:
+        fn: the function to compile.
+        name: what reports call it.
+        backend: a backend of `torch.compile`: a name or a function; `tdc.compile.backend` by default.
+        fullgraph: a graph break is an error.
+
+    Example:
+        >>> f = counted(lambda x: x * 2, backend="eager")
+        >>> _ = f(torch.ones(3)), f(torch.zeros(3))
+        >>> f.counts.graphs, f.counts.breaks, f.counts.compiles
+        (1, 0, 1)
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], *, name: str = "", backend: Any = inductor, fullgraph: bool = True
+    ) -> None:
+        self.name = name or getattr(fn, "__name__", "function")
+        self._inner = backend
+        self._frames: list[Any] = []
+        self._kernels = self._breaks = 0
+        self._seconds = 0.0
+        self._compiled = torch.compile(fn, backend=self._note, fullgraph=fullgraph)
+
+    def _note(self, graph: Any, inputs: Any) -> Any:
+        """The backend, with a note taken at each call."""
+        current = resolve_name("torch._guards").CompileContext.current_compile_id()
+        self._frames.append(None if current is None else current.frame_id)
+        compile_graph = torch._dynamo.lookup_backend(self._inner) if isinstance(self._inner, str) else self._inner
+        metrics = resolve_name("torch._inductor.metrics")
+        before = metrics.generated_kernel_count
+        out = compile_graph(graph, inputs)
+        self._kernels += metrics.generated_kernel_count - before
+        return out
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiles, breaks, begin = len(self._frames), graph_breaks(), time.perf_counter()
+        out = self._compiled(*args, **kwargs)
+        self._breaks += graph_breaks() - breaks
+        if len(self._frames) > compiles:
+            self._seconds += time.perf_counter() - begin
+        return out
+
+    @property
+    def counts(self) -> Counts:
+        """The counts up to now."""
+        return Counts(self.name, len(set(self._frames)), self._breaks, len(self._frames), self._kernels, self._seconds)
+
+
+def graph_breaks() -> int:
+    """Graph breaks in this process so far."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """Most bytes alive at one time during a call, beyond what was alive before it.
+
+    On CPU summed from the profiler's record of every allocation; on CUDA the allocator's own peak.
+
+    Returns:
+        Bytes.
+
+    Example:
+        >>> peak_bytes(lambda x: (x + 1) * 2, torch.zeros(256)) >= 1024
+        True
+    """
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        fn(*args, **kwargs)
+        torch.cuda.synchronize()
+        if torch.cuda.max_memory_allocated() > before:
+            return torch.cuda.max_memory_allocated() - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        fn(*args, **kwargs)
+    events: Any = profiler.profiler
+    alive = peak = 0
+    for event in sorted(events.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            peak = max(peak, alive)
+    return peak

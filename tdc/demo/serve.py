@@ -1,0 +1,57 @@
+"""The demo's last part: the trained model as an AOTInductor package, loaded back and compared with eager.
+
+The package takes the same TensorDict as the model does, with any number of texts of any lengths.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile.dynamic import dynamic_shapes
+from tdc.demo.data import Corpus
+from tdc.demo.facts import ExportRecord
+from tdc.demo.model import Classifier, ragged_batch
+from tdc.demo.train import loader, predict
+from tdc.tensordict import TensorDict
+
+TOLERANCE = 1e-4
+
+
+def trained(model: Classifier, params: TensorDict) -> Classifier:
+    """The model with the trained parameters, on CPU and in eval mode."""
+    model.load_state_dict({".".join(path): leaf.cpu() for path, leaf in params._leaves.items()})
+    return model.cpu().eval()
+
+
+def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Path) -> Any:
+    """Write the model as a `.pt2` package with dynamic batch and lengths, and load it back.
+
+    Returns:
+        The loaded package: a function of a batch.
+    """
+    (example,) = loader(corpus, [indices], ragged_batch, "cpu")
+    with torch.no_grad():
+        program = torch.export.export(model, (example,), dynamic_shapes=dynamic_shapes((example,)))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    return torch._inductor.aoti_load_package(str(path))
+
+
+def compare(model: Classifier, corpus: Corpus, test: tuple[int, ...], path: Path) -> tuple[ExportRecord, Tensor]:
+    """Export, predict the test set with the package and with eager, and say how far they are apart.
+
+    Returns:
+        The record, and the package's logits (test, classes).
+    """
+    begin = time.perf_counter()
+    package = export(model, corpus, test[:8], path)
+    seconds = time.perf_counter() - begin
+    logits, expected = predict(package, corpus, test, ragged_batch), predict(model, corpus, test, ragged_batch)
+    same = int((logits.argmax(1) == expected.argmax(1)).sum())
+    apart = float((logits - expected).abs().max())
+    torch.testing.assert_close(logits, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    return ExportRecord(path.name, path.stat().st_size, apart, same, len(test), seconds), logits

@@ -1,0 +1,100 @@
+"""The demo's training job: one compiled function from (state, batch) to (state, loss, accuracy).
+
+Forward, loss, backward and AdamW are one graph, compiled once for all lengths and batch sizes. Ragged and padded
+training differ in the batch and the model's forward only: same weights, same seed, same optimiser, so the same losses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tdc.compile.dynamic import dynamic
+from tdc.compile.functional import from_module, functional_call
+from tdc.compile.report import counted, peak_bytes
+from tdc.demo.data import Corpus, batches, tokens
+from tdc.demo.facts import StepRecord
+from tdc.demo.model import Build
+from tdc.optim import Optimizer
+from tdc.tensordict import TensorDict
+
+BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a training run leaves behind: its last state, a record for each step, and peak bytes of one step."""
+
+    state: TensorDict
+    steps: tuple[StepRecord, ...]
+    peak: int
+
+
+def start(model: nn.Module, optimizer: Optimizer) -> TensorDict:
+    """The state before the first step: a copy of the model's parameters, and the optimiser's state."""
+    params = from_module(model).apply(torch.clone)
+    return TensorDict({"params": params, "optimizer": optimizer.init(params)})
+
+
+def make_step(model: nn.Module, optimizer: Optimizer) -> Callable[[TensorDict, TensorDict], tuple[TensorDict, Tensor]]:
+    """One training step as a function: `(state, batch) -> (state, [loss, accuracy])`."""
+
+    def loss_of(params: TensorDict, batch: TensorDict) -> tuple[Tensor, Tensor]:
+        logits = functional_call(model, params, (batch,))
+        right = logits.detach().argmax(1) == batch["label"]
+        return F.cross_entropy(logits, batch["label"]), right.float().mean()
+
+    def training_step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, Tensor]:
+        params = state["params"]
+        grads, (loss, accuracy) = torch.func.grad_and_value(loss_of, has_aux=True)(params, batch)
+        params, slots = optimizer.update(grads, state["optimizer"], params)
+        return TensorDict({"params": params, "optimizer": slots}), torch.stack([loss.detach(), accuracy])
+
+    return training_step
+
+
+def schedule(corpus: Corpus, train: tuple[int, ...], seed: int) -> Iterator[tuple[int, ...]]:
+    """Batches of indices, epoch after epoch, without end."""
+    epoch = 0
+    while True:
+        yield from batches(corpus, train, BATCH, seed=seed, epoch=epoch)
+        epoch += 1
+
+
+def loader(corpus: Corpus, plan: Iterable[tuple[int, ...]], build: Build, device: str) -> Iterator[TensorDict]:
+    """The batches of a plan, marked so that their sizes may vary."""
+    for indices in plan:
+        yield dynamic(build(tokens(corpus, indices), [corpus.labels[i] for i in indices], device))
+
+
+def train(
+    step: counted, state: TensorDict, plan: list[tuple[int, ...]], corpus: Corpus, build: Build, device: str,
+    show: Callable[[StepRecord], None],
+) -> Run:  # fmt: skip
+    """Take one step for each batch of the plan; measure the last one's memory."""
+    records: list[StepRecord] = []
+    batch = None
+    for indices, batch in zip(plan, loader(corpus, plan, build, device), strict=True):
+        begin = time.perf_counter()
+        state, metrics = step(state, batch)
+        loss, accuracy = metrics.tolist()
+        count = sum(len(corpus.texts[i]) for i in indices)
+        records.append(StepRecord(len(records) + 1, loss, accuracy, count, time.perf_counter() - begin))
+        show(records[-1])
+    peak = 0 if batch is None else peak_bytes(step, state, batch)
+    return Run(state, tuple(records), peak)
+
+
+def predict(model: Callable[[TensorDict], Tensor], corpus: Corpus, indices: tuple[int, ...], build: Build) -> Tensor:
+    """Logits for the texts at `indices`, on CPU, in batches of neighbours in length."""
+    order = sorted(indices, key=lambda i: len(corpus.texts[i]))
+    plan = [tuple(order[i : i + BATCH]) for i in range(0, len(order), BATCH)]
+    with torch.no_grad():
+        found = torch.cat([model(batch) for batch in loader(corpus, plan, build, "cpu")])
+    places = {index: row for row, index in enumerate(order)}
+    return found[torch.tensor([places[i] for i in indices])]
