@@ -1,0 +1,162 @@
+"""What README.md and docs/*.md show, run: every python block, the text it prints, every internal link.
+
+A ```python block runs in the namespace of the blocks before it on its page. A ```text block right behind it is what it
+prints; a `TdcError` that ends the block is printed as `Class: message`. After a change of texts,
+`EXPECTTEST_ACCEPT=1 pytest tests/test_readme.py` writes the new ones. `<!-- slow -->` before a block marks it slow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdc
+from tdc import _errors
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = ROOT / "docs" / "support.md"
+LONGEST = 150
+ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
+BLOCK = re.compile(
+    r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
+)
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass
+class Page:
+    """The blocks of one page and the namespace that they share, in order."""
+
+    path: Path
+    blocks: list[re.Match[str]] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    done: int = 0
+
+    def run(self, n: int) -> str:
+        """Run block n, and those before it that have not run yet; what block n prints."""
+        if n < self.done:
+            self.names, self.done = {}, 0
+        printed = ""
+        for block in self.blocks[self.done : n + 1]:
+            printed = run(block, self.path, self.names)
+            self.done += 1
+        return printed
+
+
+def run(block: re.Match[str], path: Path, names: dict[str, Any]) -> str:
+    """What a block prints; an error of the library counts where the page shows it."""
+    line = block.string[: block.start("code")].count("\n")
+    code = compile("\n" * line + block["code"], str(path), "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            exec(code, names)
+        except tdc.TdcError as error:
+            if block["text"] is None:
+                raise
+            print(f"{type(error).__name__}: {error}")
+    return out.getvalue()
+
+
+def page(path: Path) -> Page:
+    return Page(path, list(BLOCK.finditer(path.read_text(encoding="utf-8"))))
+
+
+BOOK = {path: page(path) for path in PAGES}
+
+
+def blocks() -> Iterator[Any]:
+    for path, found in BOOK.items():
+        for n, block in enumerate(found.blocks):
+            marks = [pytest.mark.slow] if block["slow"] else []
+            yield pytest.param(path, n, id=f"{path.stem}-{n + 1}", marks=marks)
+
+
+@pytest.mark.parametrize(("path", "n"), list(blocks()))
+def test_block(path: Path, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    printed, shown = BOOK[path].run(n), BOOK[path].blocks[n]["text"]
+    if ACCEPT and shown is not None and printed != shown:
+        text = path.read_text(encoding="utf-8")
+        begin, end = list(BLOCK.finditer(text))[n].span("text")
+        path.write_text(text[:begin] + printed + text[end:], encoding="utf-8")
+        return
+    assert printed == (shown or "")
+
+
+def slug(heading: str) -> str:
+    """The anchor GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(text: str) -> set[str]:
+    return {slug(h) for h in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.M)}
+
+
+def broken(path: Path, text: str) -> list[str]:
+    """Internal links of a page that lead nowhere."""
+    wrong = []
+    for target in LINK.findall(FENCE.sub("", text)):
+        if re.match(r"https?:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        place = (path.parent / name).resolve() if name else path
+        if not place.exists() or (anchor and anchor not in anchors(place.read_text(encoding="utf-8"))):
+            wrong.append(target)
+    return wrong
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path: Path):
+    assert broken(path, path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if p != GENERATED], ids=lambda path: path.stem)
+def test_page_is_short(path: Path):
+    assert path.read_text(encoding="utf-8").count("\n") < LONGEST
+
+
+def test_every_error_has_its_anchor():
+    names = [n for n, c in vars(_errors).items() if isinstance(c, type) and issubclass(c, tdc.TdcError)]
+    missing = {n.lower() for n in names} - anchors((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
+    assert not missing
+
+
+def test_support_table_is_up_to_date():
+    want = runpy.run_path(str(ROOT / "docs" / "make_support.py"))["render"]()
+    assert GENERATED.read_text(encoding="utf-8") == want, "run python docs/make_support.py"
+
+
+# The checks themselves: what is wrong must be found.
+
+
+def test_broken_links_are_found(tmp_path: Path):
+    here, other = tmp_path / "here.md", tmp_path / "other.md"
+    fenced = "\n```\n[7](no)\n```\n"
+    text = (
+        "# A `b`: c\n[1](#a-b-c) [2](#no) [3](other.md#x) [4](other.md#y) [5](no.md) [6](https://example.org/x)"
+        + fenced
+    )
+    here.write_text(text, encoding="utf-8")
+    other.write_text("## X\n```\n# y\n```\n", encoding="utf-8")
+    assert broken(here, text) == ["#no", "other.md#y", "no.md"]
+
+
+def test_blocks_share_names_and_show_errors(tmp_path: Path):
+    path = tmp_path / "page.md"
+    text = "```python\na = 1\n```\n\n```python\nimport tdc\nprint(a)\ntdc.pack([])\n```\n\n```text\n```\n"
+    path.write_text(text, encoding="utf-8")
+    found = page(path)
+    assert [b["text"] for b in found.blocks] == [None, ""]
+    assert found.run(1).startswith("1\nStructureError: tdc.pack: expected")
+    assert found.run(0) == ""
