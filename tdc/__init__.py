@@ -1,9 +1,12 @@
 """tdc: batches of structured and variable-length data that go through torch.compile in one piece."""
 
+from . import compile as compile
 from . import ops as ops
+from . import optim as optim
 from ._errors import DtypeError as DtypeError
 from ._errors import FormatError as FormatError
 from ._errors import ImmutableError as ImmutableError
+from ._errors import IndexingError as IndexingError
 from ._errors import KeyPathError as KeyPathError
 from ._errors import ShapeError as ShapeError
 from ._errors import StructureError as StructureError
@@ -21,6 +24,7 @@ from .nested import NestedTensor as NestedTensor
 from .nested import pack as pack
 from .nested import unpack as unpack
 from .nested import validate as validate
+from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack
 from .tensordict import TensorDict as TensorDict

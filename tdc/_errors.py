@@ -38,12 +38,20 @@ class KeyPathError(TdcError, KeyError):
     """A key that is not there, or is no key. Cure: use one of the nearest keys that the message lists."""
 
 
+class IndexingError(TdcError, IndexError):
+    """An index that reaches nothing, or has a form that the container does not take. Cure: the form in the hint."""
+
+
 class StructureError(TdcError, ValueError):
     """Ragged structures (lengths, offsets) or key sets that do not fit. Cure: build both from one structure."""
 
 
 class UnsupportedError(TdcError, NotImplementedError):
     """An operation without a rule for this container. Cure: convert to the container the hint names."""
+
+
+class MethodError(UnsupportedError, AttributeError):
+    """A Tensor method that a container does not have, or one that would change it. Cure: what the hint says."""
 
 
 class FormatError(TdcError, ValueError):
@@ -59,8 +67,10 @@ def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
     found: dict[Callable[..., Any], str] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if callable(value) and not name.startswith("_"):
-                found.setdefault(value, name)
+            cached = hasattr(value, "cache_info")  # Dynamo (torch 2.11) takes no dict with such a key
+            if callable(value) and not name.startswith("_") and not cached:
+                known = found.setdefault(value, name)
+                found[value] = name if len(name) < len(known) else known  # torch.spmm is another name of torch.mm
     return found
 
 
@@ -111,5 +121,32 @@ def describe(x: Any) -> str:
     name = type(x).__name__
     if shape is None:
         return name
-    sizes = ", ".join(str(s) for s in shape)
-    return f"{name} {str(dtype).removeprefix('torch.')}[{sizes}]" if dtype is not None else f"{name} [{sizes}]"
+    sizes = show_sizes(shape)
+    return f"{name} {str(dtype).removeprefix('torch.')}{sizes}" if dtype is not None else f"{name} {sizes}"
+
+
+def show_sizes(sizes: Iterable[Any]) -> str:
+    """Sizes as a list. Each goes into an f-string: Dynamo (torch 2.11-2.13) knows no `str` of a symbolic size.
+
+    Example:
+        >>> show_sizes(torch.Size([2, 3]))
+        '[2, 3]'
+    """
+    return f"[{', '.join([f'{s}' for s in sizes])}]"
+
+
+def describe_index(index: Any) -> str:
+    """An index as it is written between brackets; tensors and lists by their kind.
+
+    Example:
+        >>> describe_index((0, slice(None, -2), ..., None, torch.zeros(2)))
+        '0, :-2, ..., None, Tensor float32[2]'
+    """
+    if isinstance(index, tuple):
+        return ", ".join([describe_index(i) for i in index]) or "()"
+    if isinstance(index, slice):
+        parts = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
+        return ":".join(["" if n is None else f"{n}" for n in parts])
+    if index is Ellipsis:
+        return "..."
+    return f"{index}" if index is None or isinstance(index, (int, float)) else describe(index)

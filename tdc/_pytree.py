@@ -1,7 +1,7 @@
 """One helper that makes a container a pytree, for torch and for optree.
 
-A container says three things: how it comes apart (children and a hashable context), how it is put together, and how the
-context is written as JSON. From these come the registrations with `torch.utils._pytree` (with a serialized name and key
+A container says three things: how it comes apart (children and a hashable context), how it is put together, and what
+its children are called. From these come the registrations with `torch.utils._pytree` (with a serialized name and key
 paths, which `torch.export.save` and AOTInductor need) and with `optree`, so that `optree.tree_map` sees the tensors.
 
 Invariants:
@@ -28,17 +28,13 @@ def register(
     flatten: Flatten,
     unflatten: Unflatten,
     names: Callable[[Any], Sequence[Any]],
-    *,
-    dump: Callable[[Any], Any],
-    load: Callable[[Any], Any],
 ) -> None:
     """Register `cls` with torch's pytree and with optree.
 
     Args:
-        flatten: `x -> (children, context)`; the context is hashable and comparable.
+        flatten: `x -> (children, context)`; the context is made of tuples, str, int, bool and None.
         unflatten: `(children, context) -> x`; children may be anything.
         names: `context -> one key per child`: a str for an attribute, a tuple of str for a key path.
-        dump, load: the context as JSON data, and back.
     """
 
     def flatten_with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -55,12 +51,22 @@ def register(
         unflatten,
         serialized_type_name=f"tdc.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys,
-        to_dumpable_context=dump,
-        from_dumpable_context=load,
+        to_dumpable_context=lists_of,
+        from_dumpable_context=tuples_of,
     )
     optree.register_pytree_node(
         cls, optree_flatten, lambda context, children: unflatten(children, context), namespace=GLOBAL_NAMESPACE
     )
+
+
+def lists_of(context: Any) -> Any:
+    """A context as JSON data: its tuples as lists."""
+    return [lists_of(part) for part in context] if isinstance(context, tuple) else context
+
+
+def tuples_of(data: Any) -> Any:
+    """A context from JSON data; the inverse of `lists_of`."""
+    return tuple([tuples_of(part) for part in data]) if isinstance(data, list) else data
 
 
 def entry(name: str | tuple[str, ...]) -> Any:

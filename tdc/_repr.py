@@ -18,7 +18,9 @@ Fields = Iterable[tuple[str, Any]]
 
 
 def leaf_text(x: Any) -> str:
-    """One leaf as the RFC prints it: kind and shape, device, dtype, whether shared."""
+    """One leaf as the RFC prints it: kind and shape, device, dtype, whether shared. What is no tensor: its kind."""
+    if not hasattr(x, "device"):
+        return type(x).__name__
     shared = is_shared(x)
     return f"{type(x).__name__}(shape={x.shape}, device={x.device}, dtype={x.dtype}, is_shared={shared})"
 
@@ -42,7 +44,8 @@ def tree_text(name: str, fields: Fields, batch_size: Any, device: Any, shared: b
 
 def leaf_html(key: str, x: Any) -> str:
     """One leaf as a list item."""
-    return f"<li><code>{escape(key)}</code> {escape(describe(x))} <small>{escape(str(x.device))}</small></li>"
+    place = escape(str(getattr(x, "device", "")))
+    return f"<li><code>{escape(key)}</code> {escape(describe(x))} <small>{place}</small></li>"
 
 
 def tree_html(name: str, items: Iterable[str], title: str) -> str:

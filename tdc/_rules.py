@@ -15,13 +15,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from tdc._errors import UnsupportedError, message, op_name
+from tdc._errors import DtypeError, MethodError, UnsupportedError, message, op_name
 from tdc._typing import Frozen, Op
 
 KINDS = ("tensordict", "nested", "masked")
@@ -107,6 +107,17 @@ def missing(op: Op, kind: str) -> NoReturn:
     raise UnsupportedError(message(op, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
 
 
+def no_attribute(name: str, kind: str, attribute: str) -> AttributeError:
+    """The error for an attribute that is not there; private names, which libraries probe for, get a bare one."""
+    if attribute.startswith("_") or not hasattr(torch.Tensor, attribute):
+        return AttributeError(f"{name!r} object has no attribute {attribute!r}")
+    expected = f"an operation with a rule for {CLASS_NAMES[kind]}"
+    if attribute.endswith("_"):
+        hint = f"x = x.{attribute[:-1]}(...), which returns a new one"
+        return MethodError(message(attribute, "no change in place", f"x.{attribute}", hint=hint))
+    return MethodError(message(attribute, expected, f"{attribute!r}, which has none", hint=CONVERSIONS[kind]))
+
+
 class Container(Frozen):
     """Base of the three containers: immutability, dispatch, operators. Has no fields of its own."""
 
@@ -116,7 +127,7 @@ class Container(Frozen):
 
     @classmethod
     def __torch_function__(
-        cls, func: Op, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if len(types) > 1:
             cls = outermost(types)
@@ -125,12 +136,17 @@ class Container(Frozen):
             missing(func, cls._kind)
         return impl(*args, **kwargs) if kwargs else impl(*args)
 
-    if TYPE_CHECKING:
+    def __getattr__(self, name: str) -> Any:
+        """Only what is not there comes here; a method that a Tensor has gets the text that its function would get."""
+        raise no_attribute(type(self).__name__, self._kind, name)
 
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+    def __bool__(self) -> bool:
+        name = type(self).__name__
+        got, hint = f"the truth value of a {name}", "x.all() or x.any() for its elements, len(x) > 0 for its rows"
+        raise DtypeError(message("bool", "one number", got, hint=hint))
 
 
-def outermost(types: tuple[type, ...]) -> Any:
+def outermost(types: Iterable[type]) -> Any:
     """The container class that decides when several kinds meet: a TensorDict maps over what it holds."""
     best: Any = Container
     for t in types:
@@ -140,7 +156,7 @@ def outermost(types: tuple[type, ...]) -> Any:
 
 
 def install_methods(classes: dict[str, type]) -> None:
-    """Give each container a method for each row whose function is a Tensor method, too: one line that calls it."""
+    """Give each container a method for each row whose function is a Tensor method, too: one line that runs its rule."""
     for rule in RULES:
         cls, name = classes[rule.kind], rule.name
         if name.isidentifier() and hasattr(torch.Tensor, name) and name not in cls.__dict__:
@@ -148,10 +164,11 @@ def install_methods(classes: dict[str, type]) -> None:
 
 
 def as_method(op: Op, name: str) -> Op:
-    """A method that calls `op` with the instance in front."""
+    """A method that runs the row of `op`, not `op` itself: torch functions take no sizes one by one, methods do."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return op(self, *args, **kwargs)
+        types = [type(a) for a in (self, *args, *kwargs.values()) if isinstance(a, Container)]
+        return self.__torch_function__(op, types, (self, *args), kwargs)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"`torch.{name}` with this as its first argument."

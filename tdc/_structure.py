@@ -72,12 +72,20 @@ class Structure(Frozen):
     @property
     def ragged_dims(self) -> tuple[int, ...]:
         """Logical dims that are ragged."""
-        first = self.packed_dim
-        return tuple([k + (k >= self.batch_dim) for k in range(first, first + self.ragged_ndim)])
+        first, batch = self.packed_dim, self.batch_dim
+        if self.ragged_ndim == 1:
+            return (first + (first >= batch),)
+        return tuple([k + (k >= batch) for k in range(first, first + self.ragged_ndim)])
 
     def moved(self, packed_dim: int, batch_dim: int) -> Structure:
         """The same rows with their axes elsewhere."""
         return Structure(self.offsets, self.shapes, self.extent, packed_dim, batch_dim, self.ragged_ndim)
+
+    def marked(self) -> Structure:
+        """The same rows, of a number that may vary from call to call of a compiled function."""
+        shapes = None if self.shapes is None else mark_dynamic(self.shapes, 0)
+        offsets = mark_dynamic(self.offsets, 0)
+        return Structure(offsets, shapes, self.extent, self.packed_dim, self.batch_dim, self.ragged_ndim)
 
     def shape(self, values: Tensor) -> torch.Size:
         """Logical shape of a packed batch: -1 on ragged dims."""
@@ -116,16 +124,35 @@ def normal_dim(dim: int, ndim: int, op: OpName) -> int:
     return dim % ndim
 
 
-def mark_dynamic(x: Any, dim: int) -> None:
-    """Tell torch.compile that the size of `dim` varies, so that the first graph serves all sizes.
+def mark_dynamic(x: Any, *dims: int) -> Any:
+    """Tell torch.compile that the sizes of `dims` vary, so that the first graph serves all sizes. Returns the tensor.
 
-    The same mark as `torch._dynamo.maybe_mark_dynamic`, without importing Dynamo; inside a trace it is inert. torch
-    2.11-2.13.
+    The same mark as `torch._dynamo.maybe_mark_dynamic`, without importing Dynamo. A graph's results carry it on to the
+    next one. torch 2.11-2.13.
     """
     if hasattr(x, "_dynamo_weak_dynamic_indices"):
-        x._dynamo_weak_dynamic_indices.add(dim)
+        x._dynamo_weak_dynamic_indices.update(dims)
     else:
-        x._dynamo_weak_dynamic_indices = {dim}
+        x._dynamo_weak_dynamic_indices = set(dims)
+    return x
+
+
+def mark_result(x: Any, dim: int) -> Any:
+    """`mark_dynamic` of a tensor that was just made, in one write. Returns the tensor."""
+    x._dynamo_weak_dynamic_indices = {dim}
+    return x
+
+
+def mark_traced(x: Any, *dims: int) -> Any:
+    """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
+    `unbind`), a view of it can be marked. torch 2.11-2.13."""
+    view = x.view_as(x)
+    view._dynamo_weak_dynamic_indices = set(dims)
+    return view
+
+
+for _mark in (mark_dynamic, mark_result):
+    _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
@@ -161,10 +188,7 @@ def sizes_of(s: Structure) -> Tensor:
 
 def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
     """An empty tensor whose shape carries the longest ragged sizes; its dims are marked dynamic."""
-    extent = torch.empty((*longest, 0), dtype=torch.uint8, device=device)
-    for dim in range(len(longest)):
-        mark_dynamic(extent, dim)
-    return extent
+    return mark_dynamic(torch.empty((*longest, 0), dtype=torch.uint8, device=device), *range(len(longest)))
 
 
 def longest(s: Structure) -> tuple[int, ...]:
@@ -210,15 +234,24 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
 
 
-def pack_index(s: Structure, total: int, padded: tuple[int, ...]) -> Tensor:
-    """For each packed position its place in the flattened padded batch, (N,)."""
+def pack_index(
+    s: Structure, total: int, padded: tuple[int, ...], cut: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """For each packed position its place in the flattened padded batch, (N,); with `cut` also whether it is in there.
+
+    A position that was cut off has place 0.
+    """
     ids = row_ids(s, total)
     rest, sizes, index = torch.arange(total, device=ids.device) - s.offsets[ids], sizes_of(s)[ids], ids
+    inside = None
     for r, size in enumerate(padded):
         inner = sizes[:, r + 1 :].prod(1)
-        index = index * size + rest // inner
+        place = rest // inner
+        if cut:
+            inside = place < size if inside is None else inside & (place < size)
+        index = index * size + place
         rest = rest % inner
-    return index
+    return index if inside is None else torch.where(inside, index, 0), inside
 
 
 def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -237,17 +270,27 @@ def valid_mask(sizes: Tensor, padded: tuple[int, ...]) -> Tensor:
     valid = None
     for r, size in enumerate(padded):
         inside = torch.arange(size, device=sizes.device) < sizes[:, r, None]
-        inside = inside.view(-1, *[1] * r, size, *[1] * (len(padded) - 1 - r))
+        inside = inside.view(sizes.shape[0], *[1] * r, size, *[1] * (len(padded) - 1 - r))
         valid = inside if valid is None else valid & inside
     assert valid is not None
     return valid
 
 
-def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0.0) -> Tensor:
-    """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing. Longer rows are cut."""
+def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0.0, cut: bool = False) -> Tensor:
+    """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing.
+
+    Args:
+        cut: some rows may be longer than `padded`; what lies beyond is left out and gets no gradient.
+    """
+    fill = fill if values.is_floating_point() or values.is_complex() else fill_of(fill, values.dtype)
     index, valid = pad_index(s, padded)
-    back = pack_index(s, values.shape[0], padded)
-    return Exchange.apply(values, index, valid, fill, back, None)
+    back, inside = pack_index(s, values.shape[0], padded, cut)
+    return Exchange.apply(values, index, valid, fill, back, inside)
+
+
+def fill_of(fill: float, dtype: torch.dtype) -> int:
+    """A fill value as a number of an integer or bool dtype, so that padding does not promote it."""
+    return bool(fill) if dtype == torch.bool else int(fill)
 
 
 def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
@@ -255,7 +298,7 @@ def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
     sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
     index, valid = pad_index(s, sizes)
     flat = padded.flatten(0, s.ragged_ndim)
-    return Exchange.apply(flat, pack_index(s, total, sizes), None, 0.0, index, valid)
+    return Exchange.apply(flat, pack_index(s, total, sizes)[0], None, 0.0, index, valid)
 
 
 class Exchange(torch.autograd.Function):
@@ -286,8 +329,8 @@ class Exchange(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
         index, valid, inverse, keep = ctx.saved_tensors
-        flat = grad.reshape(-1, *grad.shape[index.ndim :])
-        return Exchange.apply(flat, inverse, keep, 0.0, index, valid), None, None, None, None, None
+        flat = Exchange.apply(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0, index, valid)
+        return flat.flatten(0, inverse.ndim - 1), None, None, None, None, None
 
 
 def take_spans(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -331,6 +374,21 @@ def require(condition: Tensor, text: str, error: type[Exception] = StructureErro
 
 
 SAME_HINT = "build both from one structure, e.g. x.with_values(y), or pad both with x.to_padded()"
+
+
+def check_sizes(shapes: Tensor | None, max_length: tuple[Any, ...] | None, rows: int, op: OpName) -> int:
+    """Metadata of shapes and the longest sizes; returns the number of ragged dims."""
+    if shapes is not None and shapes.dtype != torch.int64:
+        raise DtypeError(message(op, "int64 shapes", describe(shapes), hint="shapes.long()"))
+    if shapes is not None and (shapes.ndim != 2 or shapes.shape[0] != rows or shapes.shape[1] < 2):
+        hint = "one row for each example, one column for each ragged dim; none for one ragged dim"
+        raise ShapeError(message(op, f"shapes of ({rows}, R) with R >= 2", describe(shapes), hint=hint))
+    count = 1 if shapes is None else shapes.shape[1]
+    if max_length is not None and len(max_length) != count:
+        got = f"{len(max_length)} sizes"
+        hint = "give one size for each ragged dim"
+        raise ShapeError(message(op, f"max_length with {count} sizes", got, hint=hint))
+    return count
 
 
 def validate_structure(s: Structure, total: int) -> list[str]:

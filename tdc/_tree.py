@@ -18,7 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message
+from tdc._errors import (
+    DtypeError,
+    IndexingError,
+    KeyPathError,
+    ShapeError,
+    StructureError,
+    TdcError,
+    describe,
+    describe_index,
+    message,
+    show_sizes,
+)
 from tdc._keys import show, unravel_key
 from tdc._repr import is_shared, leaf_html, tree_html, tree_text
 from tdc._rules import Container
@@ -77,6 +88,23 @@ def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
 def is_tensordict(x: Any) -> bool:
     """Whether a value is of the class built on this storage."""
     return isinstance(x, Container) and x._kind == "tensordict"
+
+
+def overwrite(leaves: Leaves, nodes: Nodes, size: torch.Size, prefix: KeyPath, source: dict[Any, Any]) -> bool:
+    """Put tensors in place of leaves that are there; False, with the work half done, where an entry is anything else.
+
+    The short way of the most frequent update: no new key, no conversion, no error to tell.
+    """
+    for key, value in source.items():
+        path = (*prefix, key) if type(key) is str else prefix + key if type(key) is tuple else ()
+        if type(value) is dict:
+            if path not in nodes or not overwrite(leaves, nodes, size, path, value):
+                return False
+        elif path in leaves and isinstance(value, Tensor) and value.shape[: len(size)] == size:
+            leaves[path] = value
+        else:
+            return False
+    return True
 
 
 def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int, device: torch.device | None) -> None:
@@ -142,11 +170,52 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
             hint = hint or "give the batch size that all leaves share, or reshape the leaf"
             raise ShapeError(
                 message(
-                    op, f"leaves of shape [{', '.join(map(str, size))}, ...]", f"{len(wrong)} that differ", wrong, hint
+                    op, f"leaves of shape {show_sizes([*size, '...'])}", f"{len(wrong)} that differ", wrong, hint
                 )
             )
     if any_extra(nodes):
         check_extra(op, leaves, nodes, k)
+
+
+def same_keys(op: OpName, first: Any, *others: Any) -> None:
+    """TensorDicts combine when they have the same leaves; every difference is named.
+
+    Raises:
+        StructureError: different key sets.
+    """
+    for i, other in enumerate(others, 1):
+        if other._leaves.keys() != first._leaves.keys():
+            here, there = set(first._leaves), set(other._leaves)
+            wrong = [f"{show(p)}: only in operand 0" for p in sorted(here - there)]
+            wrong += [f"{show(p)}: only in operand {i}" for p in sorted(there - here)]
+            hint = "select the keys they share first"
+            raise StructureError(
+                message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
+            )
+
+
+def same_size(op: OpName, first: Any, *others: Any) -> None:
+    """TensorDicts that go together leaf by leaf have one batch size.
+
+    Raises:
+        ShapeError: they do not.
+    """
+    for other in others:
+        if other.batch_size != first.batch_size:
+            got = f"{show_sizes(first.batch_size)} and {show_sizes(other.batch_size)}"
+            raise ShapeError(message(op, "TensorDicts of one batch size", got, hint="index or expand one of them"))
+
+
+def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]:
+    """For each path of the first TensorDict, the leaves there of all. Raises as `same_keys`."""
+    order, columns = list(tds[0]._leaves), []
+    for td in tds:
+        if list(td._leaves) == order:
+            columns.append(td._leaves.values())
+        else:
+            same_keys(op, *tds)
+            columns.append([td._leaves[p] for p in order])
+    return zip(order, zip(*columns, strict=True), strict=True)
 
 
 def mark_rows(leaves: Leaves) -> None:
@@ -176,14 +245,15 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
     """What lies below a node: its leaves and nodes with shorter paths, and its own extra dims."""
-    n, extra = len(path), nodes[path]
-    below = {p[n:]: x for p, x in leaves.items() if p[:n] == path}
-    return below, {p[n:]: e - extra for p, e in nodes.items() if len(p) > n and p[:n] == path}, extra
+    n, top, extra = len(path), path[0], nodes[path]
+    below = {p[n:]: x for p, x in leaves.items() if p[0] == top and p[:n] == path}
+    inner = {p[n:]: e - extra for p, e in nodes.items() if p[0] == top and len(p) > n and p[:n] == path}
+    return below, inner, extra
 
 
 def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
     """Batch size of a node from its leaves: that of the root and its extra dims."""
-    for leaf in leaves.values() if extra else ():
+    for leaf in leaves.values() if extra and isinstance(batch_size, torch.Size) else ():
         return leaf.shape[: len(batch_size) + extra]
     return batch_size
 
@@ -218,27 +288,65 @@ def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str = "Tenso
     return tree_html(name, items, f"batch_size={list(size)}")
 
 
-def batch_index(idx: tuple[Any, ...], k: int) -> tuple[Any, ...]:
-    """An index tuple that cannot reach feature dims: an Ellipsis stands for batch dims only.
+def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
+    """An index that cannot reach feature dims: an Ellipsis stands for batch dims only.
+
+    A mask becomes the positions it selects, so that they are searched once and not leaf by leaf.
 
     Raises:
-        IndexError: more indices than batch dims.
+        IndexingError: more indices than batch dims, or a mask of another shape than the batch dims it stands for.
     """
-    used = sum([0 if i is None or i is Ellipsis else consumed(i) for i in idx])
+    used, k = sum([consumed(i) for i in idx]), len(size)
     if used > k:
         got = f"{used} indices"
-        raise IndexError(
-            message("index", f"at most {k} batch dims indexed", got, hint="index features leaf by leaf: td.apply")
-        )
-    out: tuple[Any, ...] = ()
+        hint = "index features leaf by leaf: td.apply(lambda x: x[...])"
+        raise IndexingError(message("index", f"at most {k} batch dims indexed", got, hint=hint))
+    out: list[Any] = []
+    at = 0
     for i in idx:
-        out = out + ((slice(None),) * (k - used) if i is Ellipsis else (i,))
-    return out
+        if i is Ellipsis:
+            out += [slice(None)] * (k - used)
+            at += k - used
+        elif is_mask(i):
+            out += positions(i, size[at : at + i.ndim])
+        else:
+            out.append(i)
+        at += consumed(i)
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
+    """Where a mask over batch dims is True, one index tensor for each.
+
+    Raises:
+        IndexingError: its shape is not that of these batch dims.
+    """
+    if mask.shape != size:
+        got = f"mask of shape {show_sizes(mask.shape)}"
+        hint = "a mask covers whole batch dims"
+        raise IndexingError(message("index", f"a mask of shape {show_sizes(size)}", got, hint=hint))
+    return mask.nonzero(as_tuple=True)
+
+
+def is_mask(i: Any) -> bool:
+    """Whether an entry of an index is a mask over one or more dims."""
+    return isinstance(i, Tensor) and i.dtype == torch.bool and i.ndim > 0
 
 
 def consumed(i: Any) -> int:
-    """Dims that one entry of an index uses up: a mask as many as it has, anything else one."""
+    """Batch dims that one entry of an index uses up: None and Ellipsis none, a mask as many as it has, others one."""
+    if i is None or i is Ellipsis or isinstance(i, bool):
+        return 0
     return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+
+
+def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
+    """The error for an index that torch refuses; a leaf's own error says more."""
+    if isinstance(error, TdcError):
+        return error
+    ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" for d, n in enumerate(size)])
+    expected, got = f"an index into batch_size {show_sizes(size)}", f"td[{describe_index(idx)}]"
+    return IndexingError(message("index", expected, got, hint=f"{ranges}; keys are strings: td['key']"))
 
 
 def shape_of(x: Any) -> Any:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
+
 from tdc._errors import ImmutableError, message
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -24,19 +26,23 @@ class Frozen:
     """Base of classes whose slots are written once, by `fill`."""
 
     __slots__ = ()
+    _instead = "build a changed copy: a method that returns a new object, or the constructor"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        torch.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise ImmutableError(
-            message(
-                f"{type(self).__name__}.{name}",
-                "no assignment, instances are immutable",
-                f"`x.{name} = {type(value).__name__}`",
-                hint="build a changed copy: a method that returns a new object, or the constructor",
-            )
-        )
+        raise immutable(self, f"`x.{name} = {type(value).__name__}`")
 
     def __delattr__(self, name: str) -> None:
-        self.__setattr__(name, None)
+        raise immutable(self, f"`del x.{name}`")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise immutable(self, "`x[...] = value`")
+
+    def __delitem__(self, index: Any) -> None:
+        raise immutable(self, "`del x[...]`")
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = fields(type(self))
@@ -44,6 +50,12 @@ class Frozen:
 
     def __copy__(self) -> Frozen:
         return self
+
+
+def immutable(x: Frozen, got: str) -> ImmutableError:
+    """The error for an attempt to change `x` in place; its class says what to do instead."""
+    expected = "no change in place, instances are immutable"
+    return ImmutableError(message(type(x).__name__, expected, got, hint=x._instead))
 
 
 def fields(cls: type) -> tuple[str, ...]:

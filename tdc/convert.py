@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._structure import Structure, longest, offsets_of, pack_rows, pad_rows
+from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._structure import Structure, longest, offsets_of, pack_rows, pad_rows, require, valid_mask
 from tdc._typing import Dims
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -36,7 +36,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         MaskedBatch with data and the real lengths.
 
     Raises:
-        ShapeError: the batch is not dim 0.
+        ShapeError: the batch is not dim 0, or `length` does not have one size for each ragged dim.
 
     Compile:
         One graph. Without `length` the batch must carry its longest length, as `pack` and `from_padded` see to.
@@ -53,7 +53,10 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
             message("to_padded", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
         )
     padded = longest(s) if length is None else (length,) if isinstance(length, int) else tuple(length)
-    data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill)
+    if len(padded) != s.ragged_ndim:
+        expected, got = f"length with {s.ragged_ndim} sizes", f"{len(padded)} sizes"
+        raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
+    data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     sizes = x.sizes if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))
     return MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
@@ -68,12 +71,19 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     Args:
         total: number of real positions, N. Read from the lengths (on the host) where it is not given.
 
+    Raises:
+        ShapeError: the batch is not dim 0.
+
     Example:
         >>> x = MaskedBatch(torch.tensor([[1., 9.], [2., 3.]]), torch.tensor([1, 2]))
         >>> to_packed(x).values
         tensor([1., 2., 3.])
     """
     dims, count = x.ragged_dims, len(x.ragged_dims)
+    if x.batch_dim != 0:
+        raise ShapeError(
+            message("to_packed", "the batch as dim 0", f"batch at dim {x.batch_dim}", hint="transpose it back first")
+        )
     counts = x.lengths.prod(1)
     shapes = x.lengths if count > 1 else None
     padded = tuple([x.data.shape[d] for d in dims])
@@ -84,11 +94,15 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
 
 
 def from_padded(data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None) -> MaskedBatch:
-    """A padded batch from a rectangle `(B, L, ...)` and its lengths `(B,)` or its mask `(B, L)` (True = valid,
-    right-padded).
+    """A padded batch from a rectangle `(B, L, ...)` and its lengths `(B,)` or its mask `(B, L)`.
+
+    Args:
+        mask: True where data is real; the padding lies behind the real positions of each row.
 
     Raises:
         ShapeError: neither or both of lengths and mask are given, or the mask does not fit the data.
+        DtypeError: the mask is not bool.
+        StructureError: padding in front of real positions or between them. Immediate on CPU, asynchronous on CUDA.
 
     Example:
         >>> mask = torch.tensor([[True, True, False], [True, False, False]])
@@ -96,15 +110,19 @@ def from_padded(data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | N
         [[2], [1]]
     """
     if (lengths is None) == (mask is None):
-        raise ShapeError(
-            message("from_padded", "one of lengths and mask", "both or none", hint="pass lengths=(B,) int64")
-        )
+        got = "none" if lengths is None else "both"
+        raise ShapeError(message("from_padded", "one of lengths= and mask=", got, hint="pass lengths=(B,) int64"))
     if mask is not None:
-        if tuple(mask.shape) != tuple(data.shape[:2]):
-            raise ShapeError(
-                message("from_padded", f"a mask of {tuple(data.shape[:2])}", describe(mask), hint="mask (B, L)")
-            )
+        if mask.dtype != torch.bool:
+            hint = "mask.bool(), True where data is real"
+            raise DtypeError(message("from_padded", "a bool mask", describe(mask), hint=hint))
+        if mask.ndim != 2 or mask.shape != data.shape[:2]:
+            expected, hint = f"a mask of {list(data.shape[:2])}", "the mask is (B, L), the data (B, L, ...)"
+            raise ShapeError(message("from_padded", expected, describe(mask), hint=hint))
         lengths = mask.sum(1)
+        hint = "move the real positions of each row to its front"
+        text = message("from_padded", "padding behind each row", "padding before or inside one", hint=hint)
+        require((mask == valid_mask(lengths[:, None], (mask.shape[1],))).all(), text, StructureError)
     assert lengths is not None
     return MaskedBatch(data, lengths)
 
@@ -142,15 +160,17 @@ def from_torch(x: Any) -> NestedTensor:
         torch.Size([2, -1])
     """
     if not (isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged):
+        got = "one of layout torch.strided" if isinstance(x, Tensor) and x.is_nested else describe(x)
         raise UnsupportedError(
-            message("from_torch", "a nested tensor of layout torch.jagged", describe(x), hint="tdc.pack(rows)")
+            message("from_torch", "a nested tensor of layout torch.jagged", got, hint="tdc.pack(x.unbind())")
         )
     jagged: Any = x
     if jagged.lengths() is not None:
         raise UnsupportedError(
             message("from_torch", "rows without holes", "separate lengths", hint="x.contiguous() packs them")
         )
-    return NestedTensor(jagged.values(), jagged.offsets(), ragged_dim=jagged._ragged_idx)
+    longest_row = jagged._maybe_max_seqlen
+    return NestedTensor(jagged.values(), jagged.offsets(), ragged_dim=jagged._ragged_idx, max_length=longest_row)
 
 
 NestedTensor.to_padded = to_padded  # type: ignore[attr-defined]  # methods are the functions; no layer calls upwards

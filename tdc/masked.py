@@ -22,7 +22,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
+from tdc._index import as_rows
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._structure import mark_dynamic, normal_dim, require, valid_mask
@@ -45,7 +46,7 @@ class MaskedBatch(Container):
         ragged_dims: the dims of `data` in which rows differ; dim 0 is the batch. One dim, or neighbouring dims.
 
     Raises:
-        DtypeError: lengths are not int64.
+        DtypeError: data or lengths are no tensors, or lengths are not int64.
         ShapeError: lengths do not have one row for each example and one column for each ragged dim.
 
     Compile:
@@ -62,6 +63,7 @@ class MaskedBatch(Container):
 
     __slots__ = ("__weakref__", "batch_dim", "data", "lengths", "ragged_dims")
     _kind = "masked"
+    _instead = "x.with_data(data), or torch.where(mask, new, x)"
     _rank = 1
 
     data: Tensor
@@ -71,6 +73,9 @@ class MaskedBatch(Container):
 
     def __init__(self, data: Tensor, lengths: Tensor, *, ragged_dims: Dims = 1) -> None:
         dims = (ragged_dims,) if isinstance(ragged_dims, int) else tuple(ragged_dims)
+        if not isinstance(data, Tensor) or not isinstance(lengths, Tensor):
+            got = f"{describe(data)} and {describe(lengths)}"
+            raise DtypeError(message("MaskedBatch", "tensors of data and lengths", got, hint="torch.tensor(lengths)"))
         if lengths.dtype != torch.int64:
             raise DtypeError(message("MaskedBatch", "int64 lengths", describe(lengths), hint="lengths.long()"))
         sizes = lengths[:, None] if lengths.ndim == 1 else lengths
@@ -79,13 +84,11 @@ class MaskedBatch(Container):
             got = f"{describe(lengths)} for {describe(data)}"
             raise ShapeError(message("MaskedBatch", expected, got, hint="one row of lengths for each example"))
         if not dims or dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] < data.ndim:
-            expected = f"neighbouring ragged dims in [1, {data.ndim - 1}]"
-            raise ShapeError(message("MaskedBatch", expected, str(dims), hint="dim 0 is the batch"))
-        mark_dynamic(data, 0)
-        mark_dynamic(sizes, 0)
-        for dim in dims:
-            mark_dynamic(data, dim)
-        fill(self, data, sizes, dims, 0)
+            span = f"neighbouring ragged dims in [1, {data.ndim - 1}]"
+            expected = span if data.ndim > 1 else "data with a ragged dim"
+            got, hint = f"{dims} for {describe(data)}", "dim 0 is the batch, ragged dims come behind it"
+            raise ShapeError(message("MaskedBatch", expected, got, hint=hint))
+        fill(self, mark_dynamic(data, 0, *dims), mark_dynamic(sizes, 0), dims, 0)
 
     @property
     def mask(self) -> Tensor:
@@ -156,6 +159,8 @@ class MaskedBatch(Container):
         return self.lengths.shape[0]
 
     def __repr__(self) -> str:
+        if not isinstance(self.data, Tensor):
+            return f"MaskedBatch({type(self.data).__name__})"
         dims = self.ragged_dims
         return f"MaskedBatch(shape={self.shape}, ragged_dims={dims}, dtype={self.dtype}, device={self.device})"
 
@@ -176,12 +181,19 @@ class MaskedBatch(Container):
         return iter(self.unbind())
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple) or index is None or index is Ellipsis or self.batch_dim != 0:
-            hint = "x.data and x.mask for other indices"
-            raise ShapeError(message("index", "one index of the batch as dim 0", type(index).__name__, hint=hint))
-        if isinstance(index, int) and not isinstance(index, bool):
-            return crop(self, self.data[index], self.lengths[index].tolist())
-        return like(self.data[index], self.lengths[index], self.ragged_dims)
+        parts: Any = index if isinstance(index, tuple) else (index,)
+        if self.batch_dim != 0:
+            got = f"batch at dim {self.batch_dim}"
+            raise ShapeError(message("index", "the batch as dim 0", got, hint="transpose it back first"))
+        if not parts or parts == (Ellipsis,):
+            return self
+        if len(parts) > 1 and parts[1:] != (Ellipsis,):
+            hint = "x.data[...] for the rectangle, x.to_packed()[...] for the rows"
+            raise IndexingError(message("index", "an index of the batch only", describe_index(index), hint=hint))
+        rows = as_rows(parts[0], self.lengths.shape[0], self.device)
+        if isinstance(rows, (Tensor, slice)):
+            return take(self, rows)
+        return crop(self, self.data[rows], self.lengths[rows].tolist())
 
 
 def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:
@@ -194,9 +206,21 @@ def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], 
     return x
 
 
-def like(data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0) -> MaskedBatch:
-    """A MaskedBatch without checks: what operations return."""
+def like(
+    data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0, fresh: bool = False
+) -> MaskedBatch:
+    """A MaskedBatch without checks: what operations return. `fresh` marks lengths that compile has not seen."""
+    data, lengths = mark_dynamic(data, batch_dim, *ragged_dims), mark_dynamic(lengths, 0) if fresh else lengths
     return fill(object.__new__(MaskedBatch), data, lengths, ragged_dims, batch_dim)
+
+
+def take(x: MaskedBatch, rows: Tensor | slice) -> MaskedBatch:
+    """Some rows of the rectangle."""
+    try:
+        return like(x.data[rows], x.lengths[rows], x.ragged_dims, fresh=True)
+    except IndexError:
+        hint = f"the batch has {len(x)} rows"
+        raise IndexingError(message("index", f"rows in [{-len(x)}, {len(x) - 1}]", "one beyond", hint=hint)) from None
 
 
 def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
@@ -228,14 +252,7 @@ def flatten(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:
 
 def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> MaskedBatch:
     """A MaskedBatch of any children, without checks."""
-    return like(children[0], children[1], context[0], context[1])
+    return fill(object.__new__(MaskedBatch), children[0], children[1], context[0], context[1])
 
 
-register(
-    MaskedBatch,
-    flatten,
-    unflatten,
-    lambda context: ("data", "lengths"),
-    dump=lambda context: [list(context[0]), context[1]],
-    load=lambda data: (tuple(data[0]), data[1]),
-)
+register(MaskedBatch, flatten, unflatten, lambda context: ("data", "lengths"))

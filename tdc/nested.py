@@ -25,16 +25,19 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
+from tdc._index import as_rows, full_index
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._structure import (
     Structure,
     check_offsets,
+    check_sizes,
     extent_of,
     lengths_of,
     longest,
     mark_dynamic,
+    mark_result,
     normal_dim,
     offsets_of,
     require,
@@ -43,6 +46,8 @@ from tdc._structure import (
     validate_structure,
 )
 from tdc._typing import Dims
+
+UNMAPPED: Any = object()
 
 
 @final
@@ -60,13 +65,12 @@ class NestedTensor(Container):
         offsets: where each row begins, and N.
         ragged_dim: the logical dim that is ragged, at least 1; the first of them where there are several.
         shapes: `(B, R)` int64 for R >= 2 ragged dims side by side, flattened into the packed axis.
-        max_length: the longest row (a tuple for several ragged dims). Saves a read of the data when padding, and is
-        needed
-            to pad inside a compiled graph.
+        max_length: the longest row (a tuple for several ragged dims), or a bound of it. Saves a read of the data when
+            padding, and is needed to pad inside a compiled graph.
 
     Raises:
-        DtypeError: offsets are not int64.
-        ShapeError: offsets are not `(B+1,)`, or the ragged dim is not a dim of values.
+        DtypeError: values or offsets are no tensors; offsets or shapes are not int64.
+        ShapeError: offsets are not `(B+1,)`, shapes not `(B, R)`, or the ragged dim is not a dim of values.
 
     Compile:
         One graph for all lengths and batch sizes: the packed axis and offsets are marked dynamic here.
@@ -83,6 +87,7 @@ class NestedTensor(Container):
 
     __slots__ = ("__weakref__", "structure", "values")
     _kind = "nested"
+    _instead = "x.with_values(values), torch.where(mask, new, x), or tdc.pack(rows)"
     _rank = 1
 
     values: Tensor
@@ -97,21 +102,21 @@ class NestedTensor(Container):
         shapes: Tensor | None = None,
         max_length: Dims | None = None,
     ) -> None:
+        if not isinstance(values, Tensor) or not isinstance(offsets, Tensor):
+            got = f"{describe(values)} and {describe(offsets)}"
+            raise DtypeError(message("NestedTensor", "tensors of values and offsets", got, hint="tdc.pack(rows)"))
         check_offsets(offsets, "NestedTensor")
         if not 1 <= ragged_dim <= values.ndim:
             got = f"ragged_dim={ragged_dim} for values with {values.ndim} dims"
             hint = "dim 0 is the batch; ragged_dim=1 is the first dim of each row"
             raise ShapeError(message("NestedTensor", f"a ragged dim in [1, {values.ndim}]", got, hint=hint))
-        sizes = (max_length,) if isinstance(max_length, int) else max_length
-        extent = None if sizes is None else extent_of(tuple(sizes), values.device)
-        count = 1 if shapes is None else shapes.shape[1]
-        mark_dynamic(offsets, 0)
-        if shapes is not None:
-            mark_dynamic(shapes, 0)
+        sizes = None if max_length is None else (max_length,) if isinstance(max_length, int) else tuple(max_length)
+        count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
+        extent = None if sizes is None else extent_of(sizes, values.device)
         structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count)
-        mark_dynamic(values, ragged_dim - 1)
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "structure", structure)
+        put = object.__setattr__
+        put(self, "values", mark_dynamic(values, ragged_dim - 1))
+        put(self, "structure", structure.marked())
 
     @property
     def offsets(self) -> Tensor:
@@ -130,7 +135,7 @@ class NestedTensor(Container):
 
     @property
     def max_length(self) -> int:
-        """Length of the longest row. Read from the data if the batch was built without it."""
+        """Length of the longest row, or the bound the batch was built with; read from the data if built without."""
         return longest(self.structure)[0]
 
     @property
@@ -194,6 +199,8 @@ class NestedTensor(Container):
         return self.structure.batch_size
 
     def __repr__(self) -> str:
+        if not isinstance(self.values, Tensor):
+            return f"NestedTensor({type(self.values).__name__})"
         packed = tuple(self.values.shape)
         return f"NestedTensor(shape={self.shape}, packed={packed}, dtype={self.dtype}, device={self.device})"
 
@@ -225,7 +232,7 @@ class NestedTensor(Container):
         s = self.structure
         if values.device == s.offsets.device:
             return like(s, values)
-        move = [None if t is None else t.to(values.device) for t in (s.offsets, s.shapes, s.extent)]
+        move: list[Any] = [None if t is None else t.to(values.device) for t in (s.offsets, s.shapes, s.extent)]
         return like(Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim), values, fresh=True)
 
     def requires_grad_(self, requires_grad: bool = True) -> NestedTensor:
@@ -239,21 +246,16 @@ class NestedTensor(Container):
         return None if self.values.grad is None else self.with_values(self.values.grad)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple):
-            return index_dims(self, index)
+        if isinstance(index, tuple) or index is Ellipsis:
+            return index_dims(self, index if isinstance(index, tuple) else (index,))
         return index_rows(self, index)
 
 
 def like(s: Structure, values: Tensor, fresh: bool = False) -> NestedTensor:
     """A NestedTensor without checks: what operations return. `fresh` marks a structure that compile has not seen."""
-    out = object.__new__(NestedTensor)
-    mark_dynamic(values, s.packed_dim)
-    if fresh:
-        mark_dynamic(s.offsets, 0)
-        if s.shapes is not None:
-            mark_dynamic(s.shapes, 0)
-    object.__setattr__(out, "values", values)
-    object.__setattr__(out, "structure", s)
+    out, put = object.__new__(NestedTensor), object.__setattr__
+    put(out, "values", mark_result(values, s.packed_dim))
+    put(out, "structure", s.marked() if fresh else s)
     return out
 
 
@@ -269,6 +271,7 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
 
     Raises:
         StructureError: no tensor at all (then dtype and feature sizes are unknown).
+        DtypeError: rows that are no tensors, or of different dtypes.
         ShapeError: they differ outside the ragged dims; every differing one is named.
 
     Compile:
@@ -284,6 +287,7 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
         hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
         raise StructureError(message("pack", "at least one tensor", "an empty list", hint=hint))
     first, dims = tensors[0], (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
+    check_kinds(tensors)
     check_rows(tensors, dims)
     e, count = dims[0] - 1, len(dims)
     sizes = [tuple(t.shape[e : e + count]) for t in tensors]
@@ -294,9 +298,24 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
     return NestedTensor(values, offsets, ragged_dim=dims[0], shapes=shapes if count > 1 else None, max_length=top)
 
 
+def check_kinds(tensors: list[Any]) -> None:
+    """Rows to be packed are tensors of one dtype."""
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
+    if wrong:
+        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, "torch.as_tensor(row)"))
+    first = tensors[0].dtype
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if t.dtype != first}
+    if wrong:
+        got = f"{len(wrong)} that differ"
+        raise DtypeError(message("pack", f"rows of {first}, as the first", got, wrong, "convert them with .to(dtype)"))
+
+
 def check_rows(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
     """Rows to be packed agree in everything but their ragged dims."""
     first = tensors[0]
+    if first.ndim == 0:
+        hint = "stack numbers with torch.stack; rows of one element have shape [1]"
+        raise ShapeError(message("pack", "rows with at least one dim", describe(first), hint=hint))
     if dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] <= first.ndim:
         hint = "dim 0 is the batch; permute the rows so that ragged dims are neighbours"
         raise ShapeError(message("pack", f"neighbouring ragged dims in [1, {first.ndim}]", str(dims), hint=hint))
@@ -306,15 +325,10 @@ def check_rows(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
 
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if static(t) != static(first)}
     if wrong:
-        expected = f"rows like the first, {describe(first)}, outside ragged dims {dims}"
-        raise ShapeError(
-            message("pack", expected, f"{len(wrong)} that differ", wrong, "pass ragged_dim= for the dims that differ")
-        )
-    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if t.dtype != first.dtype}
-    if wrong:
-        raise DtypeError(
-            message("pack", f"rows of {first.dtype}", f"{len(wrong)} others", wrong, "convert them with .to(dtype)")
-        )
+        where = f"dim {dims[0] - 1}" if len(dims) == 1 else f"dims {', '.join([str(d - 1) for d in dims])}"
+        expected = f"rows like the first, {describe(first)}, that differ in {where} only"
+        got, hint = f"{len(wrong)} others", "name the dims that differ with ragged_dim=, the batch counting as dim 0"
+        raise ShapeError(message("pack", expected, got, wrong, hint))
 
 
 def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
@@ -339,41 +353,35 @@ def validate(x: NestedTensor) -> NestedTensor:
     """
     wrong = validate_structure(x.structure, x.values.shape[x.structure.packed_dim])
     if wrong:
-        hint = "offsets = tdc.offsets_of(lengths)"
-        raise StructureError(
-            message("validate", "offsets that begin with 0, never decrease and end at N", "others", wrong, hint)
-        )
+        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
+        got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
+        raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))
     return x
 
 
 def index_rows(x: NestedTensor, index: Any) -> Any:
-    """`x[index]` on the batch dim: an int gives a tensor; slices, masks and index tensors give a NestedTensor."""
+    """`x[index]` on the batch dim: an int gives a tensor; slices, masks and vectors of rows give a NestedTensor."""
     s, count = x.structure, x.structure.batch_size
     if s.batch_dim != 0:
         raise ShapeError(
             message("index", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
         )
-    if isinstance(index, int) and not isinstance(index, bool):
-        if not -count <= index < count:
-            raise IndexError(message("index", f"a row in [{-count}, {count - 1}]", str(index)))
-        begin, end = s.offsets[index % count : index % count + 2].tolist()
-        row = x.values.narrow(s.packed_dim, begin, end - begin)
-        return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[index].tolist())
-    if index is Ellipsis or index is None:
-        return index_dims(x, (index,))
-    if isinstance(index, slice):
-        begin, end, step = index.indices(count)
+    rows = as_rows(index, count, x.device)
+    if isinstance(rows, slice):
+        begin, end, step = rows.indices(count)
         if step == 1:
             return slice_rows(x, begin, max(begin, end))
-        index = torch.arange(begin, end, step, device=x.device)
-    rows = torch.as_tensor(index, device=x.device)
-    if rows.ndim == 0:
-        return index_rows(x, int(rows))
-    if rows.ndim != 1 or (rows.dtype == torch.bool and rows.shape[0] != count):
-        hint = "reshape works on static dims only; index with one dim"
-        raise ShapeError(message("index", f"a mask of ({count},) or a vector of rows", describe(rows), hint=hint))
-    rows = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows % max(count, 1)
-    offsets, gather = take_spans(s.offsets[:-1][rows], lengths_of(s)[rows])
+        rows = torch.arange(begin, end, step, device=x.device)
+    if not isinstance(rows, Tensor):
+        begin, end = s.offsets[rows : rows + 2].tolist()
+        row = x.values.narrow(s.packed_dim, begin, end - begin)
+        return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[rows].tolist())
+    try:
+        starts = s.offsets[:-1][rows]
+    except IndexError:
+        hint = f"the batch has {count} rows"
+        raise IndexingError(message("index", f"rows in [{-count}, {count - 1}]", "one beyond", hint=hint)) from None
+    offsets, gather = take_spans(starts, lengths_of(s)[rows])
     shapes = None if s.shapes is None else s.shapes[rows]
     taken = x.values.index_select(s.packed_dim, gather)
     return like(Structure(offsets, shapes, None, s.packed_dim, 0, s.ragged_ndim), taken, fresh=True)
@@ -390,34 +398,29 @@ def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
 
 
 def index_dims(x: NestedTensor, index: tuple[Any, ...]) -> Any:
-    """`x[rows, a:b, ...]`: each entry acts on its logical dim; the ragged dim takes ints and slices, row by row."""
-    if any([isinstance(i, Tensor) and i.ndim > 0 for i in index[1:]]) or any([i is None for i in index]):
-        hint = "index rows first, then x.values, or use index_select"
-        raise ShapeError(message("index", "ints and slices behind the batch dim", "a tensor, list or None", hint=hint))
-    gaps = [i for i, part in enumerate(index) if part is Ellipsis]
-    fill = x.ndim - (len(index) - len(gaps))
-    if fill < 0 or len(gaps) > 1:
-        raise IndexError(message("index", f"at most {x.ndim} indices", str(len(index))))
-    at = gaps[0] if gaps else len(index)
-    parts = [*index[:at], *[slice(None)] * fill, *index[at + 1 :]]
-    s, dims = x.structure, x.structure.ragged_dims
-    if len(dims) > 1 and any([parts[d] != slice(None) for d in dims]):
-        raise ShapeError(
-            message("index", "whole ragged dims where there are several", "an index into one", hint="unbind the rows")
-        )
+    """`x[rows, a:b, ...]`: each entry acts on its logical dim. Rows are taken first; the ragged dim takes ints and
+    slices, row by row."""
+    parts = full_index(index, x.shape)
+    y = x if isinstance(parts[0], slice) and parts[0] == slice(None) else index_rows(x, parts[0])
+    if isinstance(y, Tensor):
+        return y[tuple(parts[1:])]
+    s: Any = y.structure
+    dims = s.ragged_dims
     if s.batch_dim != 0:
         raise ShapeError(
             message("index", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
         )
+    if len(dims) > 1 and any([parts[d] != slice(None) for d in dims]):
+        hint = "take one row first, x[i][...], or loop over x.unbind()"
+        raise ShapeError(
+            message("index", "whole ragged dims where there are several", describe_index(index), hint=hint)
+        )
     static = [slice(None) if d in dims else part for d, part in enumerate(parts) if d != 0]
     static = [*static[: s.packed_dim], slice(None), *static[s.packed_dim + s.ragged_ndim :]]
     lost = sum([isinstance(i, int) for i in static[: s.packed_dim]])
-    y = like(s.moved(s.packed_dim - lost, 0), x.values[tuple(static)])
-    if parts[dims[0]] != slice(None):
-        y = index_ragged(y, parts[dims[0]])
-    if parts[0] == slice(None):
-        return y
-    return y[parts[0]]
+    z = like(s.moved(s.packed_dim - lost, 0), y.values[tuple(static)])
+    ragged = parts[s.packed_dim + 1]
+    return z if ragged == slice(None) else index_ragged(z, ragged)
 
 
 def index_ragged(x: NestedTensor, part: int | slice) -> Any:
@@ -425,16 +428,14 @@ def index_ragged(x: NestedTensor, part: int | slice) -> Any:
     s, e = x.structure, x.structure.packed_dim
     lengths, begin = lengths_of(s), s.offsets[:-1]
     if isinstance(part, int):
-        text = message(
-            "index", f"rows with an element at {part}", "a shorter row", hint="drop short rows: x[x.lengths > k]"
-        )
-        require((lengths >= (part + 1 if part >= 0 else -part)).all(), text, ShapeError)
+        hint = "drop short rows first: x = x[x.lengths > k]"
+        text = message("index", f"rows with an element at {part}", "a shorter row", hint=hint)
+        require((lengths >= (part + 1 if part >= 0 else -part)).all(), text, IndexingError)
         where = begin + part if part >= 0 else s.offsets[1:] + part
         return x.values.index_select(e, where).movedim(e, 0)
     if part.step not in (None, 1):
-        raise ShapeError(
-            message("index", "a slice of step 1 on the ragged dim", f"step {part.step}", hint="flip, then slice")
-        )
+        hint = "slice each row of x.unbind() and tdc.pack them again"
+        raise IndexingError(message("index", "a slice of step 1 on the ragged dim", f"step {part.step}", hint=hint))
     first, last = edge(part.start, lengths, 0), edge(part.stop, lengths, None)
     offsets, gather = take_spans(begin + first, (last - first).clamp(min=0))
     return like(Structure(offsets, None, None, e, 0, 1), x.values.index_select(e, gather), fresh=True)
@@ -451,7 +452,7 @@ def edge(at: int | None, lengths: Tensor, default: int | None) -> Tensor:
 def flatten(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
     """Children and context: tensors, and how the axes lie. No sizes."""
     s = x.structure
-    optional = [t for t in (s.shapes, s.extent) if t is not None]
+    optional = [None if t is UNMAPPED else t for t in (s.shapes, s.extent) if t is not None]
     context = (s.packed_dim, s.batch_dim, s.ragged_ndim, s.shapes is not None, s.extent is not None)
     return [x.values, s.offsets, *optional], context
 
@@ -459,12 +460,17 @@ def flatten(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
 def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> NestedTensor:
     """A NestedTensor of any children, without checks."""
     packed_dim, batch_dim, ragged_ndim, has_shapes, has_extent = context
-    shapes = children[2] if has_shapes else None
-    extent = children[-1] if has_extent else None
-    out = object.__new__(NestedTensor)
-    object.__setattr__(out, "values", children[0])
-    object.__setattr__(out, "structure", Structure(children[1], shapes, extent, packed_dim, batch_dim, ragged_ndim))
+    shapes = mapped(children[2]) if has_shapes else None
+    extent = mapped(children[-1]) if has_extent else None
+    out, put = object.__new__(NestedTensor), object.__setattr__
+    put(out, "values", children[0])
+    put(out, "structure", Structure(children[1], shapes, extent, packed_dim, batch_dim, ragged_ndim))
     return out
+
+
+def mapped(child: Any) -> Any:
+    """A child that is there; vmap's None in place of one must not read as a child that is absent."""
+    return UNMAPPED if child is None else child
 
 
 def names(context: tuple[Any, ...]) -> list[str]:
@@ -472,4 +478,4 @@ def names(context: tuple[Any, ...]) -> list[str]:
     return ["values", "offsets", *(n for n, there in zip(("shapes", "extent"), context[3:], strict=True) if there)]
 
 
-register(NestedTensor, flatten, unflatten, names, dump=list, load=tuple)
+register(NestedTensor, flatten, unflatten, names)

@@ -12,8 +12,7 @@ Invariants:
   - never changes; a "write" returns a new TensorDict that shares all other leaves;
   - every leaf's shape begins with the batch size of the root, and of each node it lies in;
   - keys keep insertion order; the pytree context is sorted and holds feature ranks, never sizes, so that equal keys
-    give
-    equal treedefs and the batch size is read back from the leaves;
+    give equal treedefs and the batch size is read back from the leaves;
   - a path is a leaf, an inner node, or absent; never two of them.
 """
 
@@ -25,8 +24,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ImmutableError, KeyPathError, ShapeError, StructureError, message
-from tdc._keys import is_key, missing_key, show, unravel_key
+from tdc._errors import DtypeError, ImmutableError, IndexingError, KeyPathError, message
+from tdc._keys import is_key, missing_key, unravel_key
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._tree import (
@@ -35,16 +34,22 @@ from tdc._tree import (
     absorb,
     any_extra,
     batch_index,
+    check_extra,
     check_leaves,
     common,
+    is_mask,
     mark_rows,
+    misfit,
     node_html,
     node_size,
     node_text,
+    overwrite,
     put_leaf,
     put_node,
+    same_size,
     shape_of,
     subtree,
+    together,
     within,
 )
 from tdc._typing import KeyPath, NestedKey, OpName
@@ -54,6 +59,9 @@ MISSING: Any = object()
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias
     """In place of a batch size where leaves are no tensors (vmap's `in_dims`, specs): the pytree context."""
+
+    def __repr__(self) -> str:
+        return "unknown"
 
 
 @final
@@ -109,7 +117,11 @@ class TensorDict(Container):
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
             mark_rows(leaves)
-        fill(self, leaves, nodes, size, place)
+        put = object.__setattr__
+        put(self, "_leaves", leaves)
+        put(self, "_nodes", nodes)
+        put(self, "batch_size", size)
+        put(self, "device", place)
 
     # -- metadata
 
@@ -200,7 +212,7 @@ class TensorDict(Container):
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dicts of the leaves."""
         out: dict[str, Any] = {}
-        for path in [*self._nodes, *self._leaves]:
+        for path in [*self._leaves, *self._nodes]:
             inner = out
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
@@ -219,9 +231,11 @@ class TensorDict(Container):
         path = (key,) if type(key) is str else unravel_key(key)
         size = self.batch_size
         known = path in self._leaves and isinstance(value, Tensor) and self.device is None
-        if known and value.shape[: len(size)] == size and not any_extra(self._nodes):
-            return make({**self._leaves, path: value}, self._nodes, size, None)
-        return self.update({path: value})
+        alone = len(path) == 1 or not any(self._nodes.values())  # no inner node has batch dims to agree with
+        if known and alone and value.shape[: len(size)] == size:
+            return make({**self._leaves, path: value}, self._nodes, size)
+        base = self.exclude(path) if isinstance(value, (Mapping, TensorDict)) else self
+        return base.update({path: value})
 
     def update(self, other: Mapping[Any, Any] | TensorDict) -> TensorDict:
         """With the entries of `other`, key by key; inner nodes are merged.
@@ -229,18 +243,25 @@ class TensorDict(Container):
         Raises:
             ShapeError, KeyPathError: as `set`, for every entry at once.
         """
+        if type(other) is dict and self.device is None and not any(self._nodes.values()):
+            leaves = dict(self._leaves)
+            if overwrite(leaves, self._nodes, self.batch_size, (), other):
+                return make(leaves, self._nodes, self.batch_size)
         fresh: Leaves = {}
         inner: Nodes = {}
         absorb(fresh, inner, (), other, len(self.batch_size), self.device)
-        if not (isinstance(other, TensorDict) and other.batch_size == self.batch_size and not any_extra(self._nodes)):
-            check_leaves("update", fresh, {**self._nodes, **inner}, self.batch_size)
-        if all([path in self._leaves for path in fresh]) and all([path in self._nodes for path in inner]):
-            return make({**self._leaves, **fresh}, self._nodes, self.batch_size, self.device)
+        if not (isinstance(other, TensorDict) and other.batch_size == self.batch_size):
+            check_leaves("update", fresh, {}, self.batch_size)
         leaves, nodes = dict(self._leaves), dict(self._nodes)
-        for path, extra in inner.items():
-            put_node(leaves, nodes, path, extra)
-        for path, leaf in fresh.items():
-            put_leaf(leaves, nodes, path, leaf)
+        if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys():
+            leaves.update(fresh)
+        else:
+            for path, extra in inner.items():
+                put_node(leaves, nodes, path, nodes.get(path, extra))
+            for path, leaf in fresh.items():
+                put_leaf(leaves, nodes, path, leaf)
+        if any_extra(nodes):
+            check_extra("update", leaves, nodes, len(self.batch_size))
         return make(leaves, nodes, self.batch_size, self.device)
 
     def replace(self, **entries: Any) -> TensorDict:
@@ -272,9 +293,8 @@ class TensorDict(Container):
         """Everything but the leaves and inner nodes at `keys`."""
         paths = [unravel_key(key) for key in keys]
         leaves = {p: v for p, v in self._leaves.items() if not within(p, paths)}
-        return make(
-            leaves, {p: n for p, n in self._nodes.items() if not within(p, paths)}, self.batch_size, self.device
-        )
+        nodes = {p: n for p, n in self._nodes.items() if not within(p, paths)}
+        return make(leaves, nodes, self.batch_size, self.device)
 
     def flatten_keys(self, separator: str = ".") -> TensorDict:
         """One level of keys, paths joined by `separator`; empty inner nodes go.
@@ -282,6 +302,8 @@ class TensorDict(Container):
         Raises:
             KeyPathError: two paths join to one key.
         """
+        if not self._nodes:
+            return self
         leaves = {(separator.join(path),): leaf for path, leaf in self._leaves.items()}
         if len(leaves) < len(self._leaves):
             got = f"paths that join to one key with separator {separator!r}"
@@ -289,13 +311,20 @@ class TensorDict(Container):
         return make(leaves, {}, self.batch_size, self.device)
 
     def unflatten_keys(self, separator: str = ".") -> TensorDict:
-        """Keys split at `separator` into nested ones; the inverse of `flatten_keys`."""
+        """Keys split at `separator` into nested ones; the inverse of `flatten_keys`.
+
+        Raises:
+            KeyPathError: one key would be a leaf and an inner node.
+        """
         leaves: Leaves = {}
         nodes: Nodes = {}
         for path, extra in self._nodes.items():
             put_node(leaves, nodes, unravel_key(tuple([tuple(k.split(separator)) for k in path])), extra)
         for path, leaf in self._leaves.items():
             put_leaf(leaves, nodes, unravel_key(tuple([tuple(k.split(separator)) for k in path])), leaf)
+        if len(leaves) < len(self._leaves):
+            got, hint = "a key that would be both", "choose another separator, or rename it"
+            raise KeyPathError(message("unflatten_keys", "keys that are a leaf or an inner node", got, hint=hint))
         return make(leaves, nodes, self.batch_size, self.device)
 
     def apply(
@@ -318,15 +347,14 @@ class TensorDict(Container):
             (tensor([2., 2.]), tensor(2.))
         """
         if others:
-            same_keys("apply", self, *others)
-            leaves = {p: fn(v, *[o._leaves[p] for o in others]) for p, v in self._leaves.items()}
+            same_size("apply", self, *others)
+            leaves = {p: fn(*values) for p, values in together("apply", self, *others)}
         else:
             leaves = {p: fn(v) for p, v in self._leaves.items()}
+        if any([v is None for v in leaves.values()]):
+            leaves = {p: v for p, v in leaves.items() if v is not None}
         size = self.batch_size if batch_size is None else torch.Size(batch_size)
         nodes = self._nodes if batch_size is None else dict.fromkeys(self._nodes, 0)
-        dropped = [p for p, v in leaves.items() if v is None]
-        for path in dropped:
-            del leaves[path]
         check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
         place = torch.device(device) if device is not None else self.device
         return make(leaves, nodes, size, place)
@@ -349,19 +377,14 @@ class TensorDict(Container):
         raise ImmutableError(message("TensorDict", "no deletion, TensorDicts are immutable", got, hint=spelling))
 
 
-def fill(self: TensorDict, leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None) -> TensorDict:
-    """Write the slots of a new TensorDict."""
-    put = object.__setattr__
-    put(self, "_leaves", leaves)
-    put(self, "_nodes", nodes)
-    put(self, "batch_size", batch_size)
-    put(self, "device", device)
-    return self
-
-
 def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> TensorDict:
     """A TensorDict of checked parts, which it owns from here on: what operations return."""
-    return fill(object.__new__(TensorDict), leaves, nodes, batch_size, device)
+    td, put = object.__new__(TensorDict), object.__setattr__
+    put(td, "_leaves", leaves)
+    put(td, "_nodes", nodes)
+    put(td, "batch_size", batch_size)
+    put(td, "device", device)
+    return td
 
 
 def node(td: TensorDict, path: KeyPath) -> Any:
@@ -390,27 +413,6 @@ def present(td: TensorDict, op: OpName, key: NestedKey) -> KeyPath:
     return path
 
 
-def same_keys(op: OpName, first: TensorDict, *others: TensorDict) -> None:
-    """TensorDicts combine when they have the same leaves and batch size; every difference is named.
-
-    Raises:
-        StructureError: different key sets.
-        ShapeError: different batch sizes.
-    """
-    for i, other in enumerate(others, 1):
-        if first._leaves.keys() != other._leaves.keys():
-            here, there = set(first._leaves), set(other._leaves)
-            wrong = [f"{show(p)}: only in operand 0" for p in sorted(here - there)]
-            wrong += [f"{show(p)}: only in operand {i}" for p in sorted(there - here)]
-            hint = "select the keys they share first"
-            raise StructureError(
-                message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
-            )
-        if first.batch_size != other.batch_size:
-            got = f"{list(first.batch_size)} and {list(other.batch_size)}"
-            raise ShapeError(message(op, "TensorDicts of one batch size", got, hint="index or expand one of them"))
-
-
 def index(td: TensorDict, idx: Any) -> TensorDict:
     """`td[idx]` on the batch dims, with every index torch has.
 
@@ -420,21 +422,24 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     k = len(size)
     if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
-        raise IndexError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
-    if type(idx) is tuple:
-        idx = batch_index(idx, k)
-    elif type(idx) is list:
-        idx = torch.as_tensor(idx, device=td.device)
-    leaves = {p: x[idx] for p, x in td._leaves.items()}
+        raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
+    if type(idx) is list:
+        idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td.device)
+    if type(idx) is tuple or is_mask(idx):
+        idx = batch_index(idx if type(idx) is tuple else (idx,), size)
+    try:
+        leaves = {p: x[idx] for p, x in td._leaves.items()}
+    except (IndexError, TypeError) as error:
+        raise misfit(idx, size, error) from None
     for path, leaf in leaves.items():
-        new = leaf.shape[: len(leaf.shape) - len(td._leaves[path].shape) + k]
+        new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break
     else:
         new = torch.empty(()).expand(size)[idx].shape
     return make(leaves, td._nodes, new, td.device)
 
 
-def flatten(td: TensorDict) -> tuple[list[Any], Any]:
+def flatten(td: Any) -> tuple[list[Any], Any]:
     """Leaves in sorted order, and the context: paths, feature ranks, nodes, device; sizes only without leaves."""
     leaves, size = td._leaves, td.batch_size
     if type(size) is Unsized:
@@ -466,23 +471,4 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
     return make(leaves, dict(nodes), size, None if device is None else torch.device(device))
 
 
-def dump(context: Any) -> Any:
-    """The context as JSON data."""
-    paths, ranks, nodes, device, empty = context
-    return [[list(p) for p in paths], list(ranks), [[list(p), e] for p, e in nodes], device, empty]
-
-
-def load(data: Any) -> Any:
-    """The context from JSON data."""
-    paths, ranks, nodes, device, empty = data
-    paths = tuple([tuple(p) for p in paths])
-    return (
-        paths,
-        tuple(ranks),
-        tuple([(tuple(p), e) for p, e in nodes]),
-        device,
-        None if empty is None else tuple(empty),
-    )
-
-
-register(TensorDict, flatten, unflatten, lambda context: context[0], dump=dump, load=load)
+register(TensorDict, flatten, unflatten, lambda context: context[0])

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FACADE = "tdc"
 LAYERS = (
     ("_errors", "_typing", "_keys"),
-    ("_rules", "_pytree", "_structure", "_repr", "_tree"),
+    ("_rules", "_pytree", "_structure", "_index", "_repr", "_tree"),
     ("tensordict", "nested", "masked", "convert", "tensorclass"),
     ("ops",),
     ("compile",),

@@ -111,7 +111,7 @@ def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         if torch.cuda.max_memory_allocated() > before:
             return torch.cuda.max_memory_allocated() - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         fn(*args, **kwargs)
     events: Any = profiler.profiler
     alive = peak = 0

@@ -9,6 +9,7 @@ from tdc._rules import install_methods
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.ops import attention as attention
+from tdc.ops import factory as factory
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
 from tdc.ops import linalg as linalg

@@ -14,6 +14,7 @@ lengths.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,9 +31,22 @@ forward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 backward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-@torch.library.custom_op("tdc::varlen_attention", mutates_args=())
-def varlen_rows(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, scale: float
+torch.library.define(
+    "tdc::varlen_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor? k_offsets, bool causal, float scale) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "tdc::varlen_attention_backward",
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor q_offsets, Tensor? k_offsets, "
+    "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
+)
+varlen_rows = torch.ops.tdc.varlen_attention.default
+varlen_rows_backward = torch.ops.tdc.varlen_attention_backward.default
+
+
+@torch.library.impl("tdc::varlen_attention", "CompositeExplicitAutograd")
+def forward_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """q (N, H, D), k, v (M, H, D), offsets (B+1,) -> out (N, H, D), logsumexp (N, H). CPU."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -45,8 +59,8 @@ def varlen_rows(
     return out, lse
 
 
-@torch.library.custom_op("tdc::varlen_attention_backward", mutates_args=())
-def varlen_rows_backward(
+@torch.library.impl("tdc::varlen_attention_backward", "CompositeExplicitAutograd")
+def backward_rows(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor, k_offsets: Tensor,
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -62,36 +76,23 @@ def varlen_rows_backward(
     return grads[0], grads[1], grads[2]
 
 
-def spans(q_offsets: Tensor, k_offsets: Tensor) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+def spans(q_offsets: Tensor, k_offsets: Tensor | None) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Begin and end of the rows that have both queries and keys."""
-    q, k = q_offsets.tolist(), k_offsets.tolist()
+    q = q_offsets.tolist()
+    k = q if k_offsets is None else k_offsets.tolist()
     pairs = zip(pairwise(q), pairwise(k), strict=True)
     return [((a, b), (c, d)) for (a, b), (c, d) in pairs if a < b and c < d]
 
 
-@varlen_rows.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, causal: bool, scale: float) -> Any:
+@torch.library.register_fake("tdc::varlen_attention")
+def _(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, causal: bool, scale: float) -> Any:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:2], dtype=wide)
 
 
-@varlen_rows_backward.register_fake
+@torch.library.register_fake("tdc::varlen_attention_backward")
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
     return tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)])
-
-
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save what the backward reads."""
-    q, k, v, q_offsets, k_offsets, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output, q_offsets, k_offsets)
-
-
-def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
-    """Gradients of q, k and v."""
-    return *varlen_rows_backward(grad, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None, None, None
-
-
-varlen_rows.register_autograd(backward, setup_context=keep)
 
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -115,10 +116,31 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     return tuple([o.unflatten(1, (members, -1)) for o in outs]), (1,) * len(outs)
 
 
-varlen_rows.register_vmap(lambda info, in_dims, *args: over_members(varlen_rows, info, in_dims, *args))
-varlen_rows_backward.register_vmap(
-    lambda info, in_dims, *args: over_members(varlen_rows_backward, info, in_dims, *args)
-)
+torch.library.register_vmap(varlen_rows, partial(over_members, varlen_rows))
+torch.library.register_vmap(varlen_rows_backward, partial(over_members, varlen_rows_backward))
+
+
+class Attend(torch.autograd.Function):
+    """The two ops as one differentiable function, also under `torch.func` (`register_autograd` is not, in 2.13)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, causal: bool, scale: float
+    ) -> Any:
+        return varlen_rows(q, k, v, q_offsets, k_offsets, causal, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, q_offsets, k_offsets, ctx.causal, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(q, k, v, *output, q_offsets, k_offsets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        parts = varlen_rows_backward(grads[0], *ctx.saved_tensors, ctx.causal, ctx.scale)
+        return *parts, None, None, None, None
 
 
 def varlen_attention(
@@ -143,7 +165,10 @@ def varlen_attention(
         )
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if q.device.type == "cpu" and dropout == 0.0:
-        return varlen_rows(q, k, v, q_rows.offsets, k_rows.offsets, causal, scale)[0]
+        # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
+        k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
+        k_offsets = None if k_rows.offsets is q_rows.offsets else k_rows.offsets
+        return Attend.apply(q, k, v, q_rows.offsets, k_offsets, causal, scale)[0]
     q_BHLD, k_BHLD, v_BHLD = (
         pad_rows(t, rows, longest(rows)).transpose(1, 2) for t, rows in ((q, q_rows), (k, k_rows), (v, k_rows))
     )
@@ -163,7 +188,7 @@ def sdpa_nested(
     parts = (query, key, value)
     if any([not isinstance(x, NestedTensor) or x.ndim != 4 or x.ragged_dims != (2,) for x in parts]):
         got = ", ".join([describe(x) for x in parts])
-        hint = "x.unflatten heads, then transpose(1, 2)"
+        hint = "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
         raise StructureError(message("scaled_dot_product_attention", "NestedTensors (B, H, -1, D)", got, hint=hint))
     if attn_mask is not None or enable_gqa:
         got = "attn_mask" if attn_mask is not None else "enable_gqa=True"

@@ -3,11 +3,13 @@
 `td.at[index].set(value)` returns a new TensorDict, as in JAX: the source is not changed. The index is resolved once,
 to flat positions of the batch; each leaf then needs one `index_copy` or `index_add`.
 
-Invariants: duplicates accumulate in `add`; which one wins in `set` is undefined, as in torch.
+Invariants: an entry without a leaf is an error; duplicates accumulate in `add`, and which one wins in `set` is
+undefined, as in torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._keys import unravel_key
+from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc._keys import missing_key, show, unravel_key
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._typing import Frozen, KeyPath, Op
@@ -70,6 +72,7 @@ class At(Frozen):
     """
 
     __slots__ = ("_index", "_td")
+    _instead = "td = td.at[index].set(value)"
     _td: TensorDict
     _index: Any
 
@@ -112,39 +115,70 @@ class At(Frozen):
 def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
     """Put values at flat positions of every leaf that `value` speaks of."""
     td, size = at._td, at._td.batch_size
-    where = torch.arange(size.numel(), device=td.device).view(size)[at._index]
-    flat, leaves, k = where.reshape(-1), dict(td._leaves), len(size)
-    for path, leaf in td._leaves.items():
-        given = value_at(value, path)
-        if given is None:
-            continue
+    places = torch.arange(math.prod(size), device=td.device).view(size)
+    where = index(make({("place",): places}, {}, size, td.device), at._index)["place"]
+    flat, leaves = where.reshape(-1), dict(td._leaves)
+    for path, given in values_at(value, td, op).items():
+        leaf = leaves[path]
         if not isinstance(leaf, Tensor):
             hint = "write into a padded leaf (to_padded), or rebuild it with tdc.pack"
-            raise UnsupportedError(message(f"at.{op}", "tensor leaves", describe(leaf), hint=hint))
-        features = leaf.shape[k:]
-        v = torch.as_tensor(given, dtype=leaf.dtype, device=leaf.device)
-        if not isinstance(value, (TensorDict, Mapping)) and v.ndim > 0:
+            raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
+        features = leaf.shape[len(size) :]
+        v = as_value(given, leaf, path, op)
+        shown = describe(v)
+        if given is value and v.ndim > 0:
             v = v.view(*v.shape, *[1] * len(features))
         try:
-            v = v.expand([*where.shape, *features]).reshape(-1, *features)
+            v = v.expand([*where.shape, *features]).reshape(len(flat), *features)
         except RuntimeError:
             expected = f"a value that broadcasts to {[*where.shape, *features]}"
-            at_leaf = {".".join(path): describe(leaf)}
-            raise ShapeError(
-                message(f"at.{op}", expected, describe(v), at_leaf, "give a value of that shape")
-            ) from None
-        leaves[path] = put(leaf.reshape(-1, *features), flat.to(leaf.device), v).view(leaf.shape)
+            hint = "a tensor spans batch dims; for features give {key: value}"
+            raise ShapeError(message(f"at.{op}", expected, shown, {show(path): describe(leaf)}, hint)) from None
+        leaves[path] = put(leaf.reshape(math.prod(size), *features), flat.to(leaf.device), v).view(leaf.shape)
     return make(leaves, td._nodes, size, td.device)
 
 
-def value_at(value: Any, path: KeyPath) -> Any:
-    """What to write into the leaf at a path; None to leave it."""
-    if isinstance(value, TensorDict):
-        return value._leaves.get(path)
-    if isinstance(value, Mapping):
-        found = [v for key, v in value.items() if unravel_key(key) == path]
-        return found[0] if found else None
-    return value
+def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, Any]:
+    """What to write into which leaf: the entries of a TensorDict or mapping, or one value for all leaves.
+
+    Raises:
+        KeyPathError: an entry without a leaf.
+    """
+    if not isinstance(value, (TensorDict, Mapping)):
+        return dict.fromkeys(td._leaves, value)
+    given = entries(value)
+    for path in given:
+        if path not in td._leaves:
+            raise missing_key(f"at.{op}", path, td._leaves)
+    return given
+
+
+def entries(source: Any) -> dict[KeyPath, Any]:
+    """Values of nested mappings by path."""
+    if isinstance(source, TensorDict):
+        return source._leaves
+    if not isinstance(source, Mapping):
+        return {(): source}
+    return {unravel_key(key) + path: v for key, inner in source.items() for path, v in entries(inner).items()}
+
+
+def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
+    """A value in the dtype of its leaf; `set` converts as torch does, arithmetic does not drop fractions.
+
+    Raises:
+        DtypeError: it cannot become a tensor, or is of a kind of number that the leaf cannot hold.
+    """
+    where = {show(path): describe(leaf)}
+    try:
+        v = torch.as_tensor(value, device=leaf.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise DtypeError(
+            message(f"at.{op}", "tensors or numbers", describe(value), where, "torch.as_tensor(value)")
+        ) from None
+    if op != "set" and not torch.can_cast(v.dtype, leaf.dtype):
+        hint = "convert the leaf first: td.set(key, leaf.float())"
+        raise DtypeError(message(f"at.{op}", f"a value that fits {leaf.dtype}", describe(v), where, hint))
+    return v.to(leaf.dtype)
 
 
 def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, require_same, take_spans
+from tdc._tree import same_size, together
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
-from tdc.tensordict import TensorDict, make, same_keys
+from tdc.tensordict import TensorDict, make
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -45,10 +46,9 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
 def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     tds = same_kind("stack", tensors, TensorDict)
     first = tds[0]
-    same_keys("stack", *tds)
     d = normal_dim(dim, first.ndim + 1, "stack")
-    stores = [td._leaves for td in tds]
-    leaves = {p: torch.stack([s[p] for s in stores], d) for p in first._leaves}
+    same_size("stack", *tds)
+    leaves = {p: torch.stack(group, d) for p, group in together("stack", *tds)}
     size = first.batch_size
     return make(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
 
@@ -57,20 +57,14 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     tds = same_kind("cat", tensors, TensorDict)
     first = tds[0]
     d = normal_dim(dim, first.ndim, "cat")
-    sizes = [list(td.batch_size) for td in tds]
-    wrong = {
-        f"operand {i}": str(z) for i, z in enumerate(sizes) if z[:d] + z[d + 1 :] != sizes[0][:d] + sizes[0][d + 1 :]
-    }
+    sizes = [tuple(td.batch_size) for td in tds]
+    before, after = sizes[0][:d], sizes[0][d + 1 :]
+    wrong = {f"operand {i}": show_sizes(z) for i, z in enumerate(sizes) if z[:d] != before or z[d + 1 :] != after}
     if wrong:
-        raise ShapeError(
-            message("cat", f"batch sizes like {sizes[0]} but for dim {d}", f"{len(wrong)} others", wrong, "index them")
-        )
-    same_keys("cat", *[make(td._leaves, td._nodes, first.batch_size) for td in tds])
-    stores = [td._leaves for td in tds]
-    leaves = {p: torch.cat([s[p] for s in stores], d) for p in first._leaves}
-    return make(
-        leaves, first._nodes, torch.Size([*sizes[0][:d], sum([z[d] for z in sizes]), *sizes[0][d + 1 :]]), first.device
-    )
+        expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
+        raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
+    leaves = {p: torch.cat(group, d) for p, group in together("cat", *tds)}
+    return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
 
 
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
@@ -134,9 +128,10 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
 def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     """Row i of the result is row i of every operand, end to end."""
     s, count = xs[0].structure, len(xs)
-    layouts = {(len(x), x.structure.packed_dim, x.structure.batch_dim) for x in xs}
-    if s.ragged_ndim > 1 or len(layouts) > 1:
-        got = f"{s.ragged_ndim} ragged dims, {len(layouts)} different batch sizes or layouts"
+    sizes = [x.structure.batch_size for x in xs]
+    layouts = {(x.structure.packed_dim, x.structure.batch_dim) for x in xs}
+    if s.ragged_ndim > 1 or len(layouts) > 1 or any([n != sizes[0] for n in sizes]):
+        got = f"{s.ragged_ndim} ragged dims, {len(layouts)} layouts, batch sizes {sizes}"
         raise StructureError(
             message("cat", "one ragged dim and as many rows in each", got, hint="x.unbind() and tdc.pack")
         )
@@ -179,7 +174,7 @@ def cat_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
         return first.with_data(torch.cat([x.data for x in xs], d))
     top = [max([x.data.shape[r] for x in xs]) for r in first.ragged_dims]
     data = torch.cat([grown(x, top) for x in xs], d)
-    return masked_like(data, torch.cat([x.lengths for x in xs]), first.ragged_dims, first.batch_dim)
+    return masked_like(data, torch.cat([x.lengths for x in xs]), first.ragged_dims, first.batch_dim, True)
 
 
 def grown(x: MaskedBatch, sizes: list[int]) -> torch.Tensor:

@@ -23,8 +23,12 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: str, count: int = 1) -> No
     Raises:
         ShapeError: one of them is not.
     """
-    batch = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-    if max(*x.ragged_dims, batch) >= x.ndim - count:
+    if isinstance(x, NestedTensor):
+        s, static = x.structure, x.values.ndim - count
+        fits = s.packed_dim < static and s.batch_dim < static + s.ragged_ndim
+    else:
+        fits = max(x.ragged_dims[-1], x.batch_dim) < x.ndim - count
+    if not fits:
         got = f"shape {list(x.shape)} with ragged dims {x.ragged_dims}"
         raise ShapeError(
             message(op, f"{count} static dims at the end", got, hint="transpose the ragged dim to the front")

@@ -90,36 +90,43 @@ def attention_weights(q_BLHD: Tensor, k_BLHD: Tensor, sizes: Tensor, causal: boo
     if causal:
         mask = mask & torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     weights = scores.masked_fill(~mask, -math.inf).softmax(-1).masked_fill(~mask, 0)
-    if average:
-        return MaskedBatch(weights.mean(1), sizes, ragged_dims=(1, 2))
-    return MaskedBatch(weights, sizes, ragged_dims=(2, 3))
+    return as_batch(weights.mean(1) if average else weights, sizes)
+
+
+def as_batch(weights: Tensor, sizes: Tensor) -> MaskedBatch:
+    """Weights (B, Lq, Lk) or (B, H, Lq, Lk) with what is outside of sizes (B, 2) cut off, gradients as well."""
+    dims = (weights.ndim - 2, weights.ndim - 1)
+    out = MaskedBatch(weights, sizes, ragged_dims=dims)
+    return out.with_data(out.filled(0))
 
 
 def mha_masked(
-    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, *args: Any,
-    key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True,
-    is_causal: bool = False, **kwargs: Any,
+    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any, in_proj_bias: Any,
+    bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Any,
+    *args: Any, key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
+    average_attn_weights: bool = True, is_causal: bool = False, **kwargs: Any,
 ) -> tuple[MaskedBatch, Any]:  # fmt: skip
     """(L, B, E), as `nn.MultiheadAttention` hands it on -> the same, and weights or None."""
-    unused = {"key_padding_mask": key_padding_mask}
+    unused = {"bias_k": bias_k, "bias_v": bias_v, "add_zero_attn": add_zero_attn, "key_padding_mask": key_padding_mask}
     refuse(MaskedBatch, (query, key, value), unused, attn_mask, is_causal)
     valid = valid_mask(key.lengths, (key.data.shape[key.ragged_dims[0]],))
-    hidden = ~valid & valid.any(1, keepdim=True)
+    some = valid.any(1, keepdim=True)
     first = [x.filled(0).movedim(x.batch_dim, 1) for x in (query, key, value)]
     causal = None
     if is_causal:
         shape = (first[0].shape[0], first[1].shape[0])
         causal = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
-    out, weights = F.multi_head_attention_forward(
-        *first, embed_dim_to_check, num_heads, *args, key_padding_mask=hidden, need_weights=need_weights,
+    attend: Any = F.multi_head_attention_forward
+    out, weights = attend(
+        *first, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, None, None, False, dropout_p,
+        out_proj_weight, out_proj_bias, *args, key_padding_mask=~valid & some, need_weights=need_weights,
         attn_mask=causal, average_attn_weights=average_attn_weights, is_causal=False, **kwargs,
     )  # fmt: skip
-    out = out.movedim(1, query.batch_dim).masked_fill(~query.mask, 0)
+    nothing = out.new_zeros(()) if out_proj_bias is None else out_proj_bias
+    out = torch.where(some, out, nothing).movedim(1, query.batch_dim).masked_fill(~query.mask, 0)
     if weights is None:
         return query.with_data(out), None
-    sizes = torch.cat([query.lengths, key.lengths], 1)
-    dims = (weights.ndim - 2, weights.ndim - 1)
-    return query.with_data(out), MaskedBatch(weights, sizes, ragged_dims=dims)
+    return query.with_data(out), as_batch(weights, torch.cat([query.lengths, key.lengths], 1))
 
 
 for _kind, _impl in (("nested", mha_nested), ("masked", mha_masked)):

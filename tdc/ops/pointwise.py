@@ -22,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import longest, pack_rows, require, require_same, spread
+from tdc._tree import same_keys, same_size
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict, make, same_keys
+from tdc.tensordict import TensorDict, make
 
 
 def unary(op: Op, family: str = "pointwise") -> None:
@@ -86,7 +87,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
         ShapeError: it does not broadcast against the logical shape.
     """
     s, values = like.structure, like.values
-    if x.ndim > like.ndim:
+    if x.ndim > like.ndim or not fits(x.shape, like.shape):
         raise unbroadcast(x, like, op)
     if x.ndim < values.ndim - s.packed_dim and s.batch_dim <= min(s.ragged_dims):
         return x
@@ -105,10 +106,17 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
         raise unbroadcast(x, like, op)
     full = need or tuple([int(n) for n in sizes])
     text = message(op, "a dense operand as long as the longest row", "a shorter one", hint="x.to_padded() first")
-    require((like.sizes <= like.sizes.new_tensor(full)).all(), text, ShapeError)
+    enough = [column <= n for column, n in zip(like.sizes.unbind(1), full, strict=True)]
+    require(torch.stack(enough).all(), text, ShapeError)
     x = x.movedim(tuple(range(e + 1, e + 1 + count)), tuple(range(1, count + 1)))
     x = x.expand(s.batch_size, *full, *x.shape[1 + count :])
     return pack_rows(x, s, total).movedim(0, e)
+
+
+def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
+    """Whether sizes broadcast against a logical shape, counted from the last dim; a ragged dim (-1) takes any."""
+    pairs = zip(reversed(shape), reversed(logical), strict=False)
+    return all([n == 1 or m in (-1, 1) or n == m for n, m in pairs])
 
 
 def unbroadcast(x: Tensor, like: NestedTensor, op: Op) -> ShapeError:
@@ -156,7 +164,9 @@ def neutral(x: Any, like: MaskedBatch, op: Op) -> Any:
 
 def nary_tensordict(op: Op, *args: Any, **kwargs: Any) -> TensorDict:
     like = first_of(TensorDict, op, args, kwargs)
-    same_keys(op, like, *[a for a in (*args, *kwargs.values()) if isinstance(a, TensorDict)])
+    tds = [a for a in (*args, *kwargs.values()) if isinstance(a, TensorDict)]
+    same_keys(op, *tds)
+    same_size(op, *tds)
     size = like.batch_size
     for a in (*args, *kwargs.values()):
         if isinstance(a, Tensor) and a.ndim > 0:
@@ -188,7 +198,7 @@ def check_broadcast(x: Tensor, size: Sequence[int], op: Op) -> None:
     """
     tail = list(size[len(size) - x.ndim :]) if x.ndim <= len(size) else None
     if tail is None or any([n != 1 and n != m for n, m in zip(x.shape, tail, strict=True)]):
-        expected = f"a tensor that broadcasts against batch_size {list(size)}"
+        expected = f"a tensor that broadcasts against batch_size {show_sizes(size)}"
         hint = "for features use td.apply(lambda leaf: ...)"
         raise ShapeError(message(op, expected, describe(x), hint=hint))
 
@@ -210,6 +220,11 @@ for _op in (
     torch.square, torch.reciprocal, torch.sin, torch.cos, torch.tan, torch.tanh, torch.sigmoid, torch.erf, torch.floor,
     torch.ceil, torch.round, torch.isnan, torch.isfinite, torch.logical_not, torch.bitwise_not, torch.nan_to_num,
     torch.clone, torch.detach,
+):  # fmt: skip
+    unary(_op)
+for _op in (
+    torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.int,
+    torch.Tensor.long, torch.Tensor.bool, torch.Tensor.contiguous,
 ):  # fmt: skip
     unary(_op)
 unary(torch.relu)

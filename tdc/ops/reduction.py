@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, message
+from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
 from tdc._typing import Dims, Op
@@ -65,7 +65,7 @@ def reduce_nested(
             message(op, "one ragged dim", f"{s.ragged_ndim}", hint="x.to_padded(), or loop over x.unbind()")
         )
     if over_batch and not over_ragged:
-        got = f"dim {dim} of {tuple(x.shape)}"
+        got = f"dim {dim} of {describe(x)}"
         hint = f"rows differ in length: reduce dim ({s.batch_dim}, {s.ragged_dims[0]}), or x.to_padded() first"
         raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
     static = [a for a in axes if a is not None and a != s.packed_dim]

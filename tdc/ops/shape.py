@@ -9,13 +9,14 @@ regrouped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from tdc._errors import ShapeError, message
+from tdc._errors import ShapeError, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._typing import Op
@@ -100,21 +101,14 @@ def lift(x: TensorDict, fn: Callable[[Any], Any], size: Any) -> TensorDict:
 
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     order = full_order(ints(dims), x.ndim)
-    tails: dict[int, list[int]] = {}
-
-    def one(leaf: Any) -> Any:
-        axes = tails.get(leaf.ndim)
-        if axes is None:
-            axes = tails[leaf.ndim] = order + list(range(len(order), leaf.ndim))
-        return leaf.permute(axes)
-
-    return lift(x, one, [x.batch_size[d] for d in order])
+    axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
+    return lift(x, lambda v: v.permute(*axes[v.ndim]), [x.batch_size[d] for d in order])
 
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
     k, size = x.ndim, resolve(ints(sizes), x.batch_size)
-    return lift(x, lambda v: getattr(v, method)(size + v.shape[k:]), size)
+    return lift(x, lambda v: getattr(v, method)(*size, *v.shape[k:]), size)
 
 
 def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
@@ -123,22 +117,21 @@ def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
     Raises:
         ShapeError: the numbers of elements differ.
     """
-    known, total = 1, old.numel()
+    known, total = 1, math.prod(old)
     for n in sizes:
         known = known * (1 if n == -1 else n)
     free = sizes.count(-1)
     if free > 1 or (free == 1 and (known == 0 or total % known)) or (free == 0 and known != total):
         hint = "reshape acts on batch dims only; features stay"
-        raise ShapeError(
-            message("reshape", f"sizes with {total} examples, batch_size {list(old)}", str(list(sizes)), hint=hint)
-        )
+        expected = f"sizes with {total} examples, batch_size {show_sizes(old)}"
+        raise ShapeError(message("reshape", expected, show_sizes(sizes), hint=hint))
     return torch.Size([total // known if n == -1 else n for n in sizes])
 
 
 def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> TensorDict:
     a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
     size = x.batch_size
-    merged = torch.Size([*size[:a], size[a : b + 1].numel(), *size[b + 1 :]])
+    merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
     return lift(x, lambda v: v.flatten(a, b), merged)
 
 
@@ -165,7 +158,7 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     if len(size) < k or any([n not in (-1, m) and m != 1 for n, m in zip(size, old, strict=True)]):
         got = str(size)
         raise ShapeError(
-            message("expand", f"sizes that extend batch_size {list(x.batch_size)}", got, hint="only size 1 grows")
+            message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
         )
     size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
     return lift(x, lambda v: v.expand(*size, *v.shape[k:]), size)

@@ -1,0 +1,50 @@
+"""Samples for every row of the rule table.
+
+A generator of samples is found by the operation's name, else by its family; one serves NestedTensor and MaskedBatch,
+one serves TensorDict. A new row of a known family has samples at once; any other row without them fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import catalogue_pointwise
+import catalogue_reduction
+import catalogue_structure
+import catalogue_tensordict
+import torch
+import torch.nn.functional as F
+from harness import Sample
+
+from tdc._rules import Rule
+
+Maker = Callable[[Rule], Iterable[Sample]]
+RAGGED: dict[str, Maker] = {**catalogue_pointwise.RAGGED, **catalogue_reduction.RAGGED, **catalogue_structure.RAGGED}
+DICTS: dict[str, Maker] = {
+    **catalogue_tensordict.DICTS,
+    **dict.fromkeys(catalogue_pointwise.BINARY, catalogue_tensordict.binary),
+    **catalogue_reduction.DICTS,
+}
+REPRESENTATIVES = {
+    "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
+    "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
+    "factory": ("zeros_like",),
+}  # fmt: skip
+
+
+def samples(rule: Rule) -> list[Sample]:
+    """The samples of a row; none where nobody wrote any."""
+    table = DICTS if rule.kind == "tensordict" else RAGGED
+    maker = table.get(rule.name) or table.get(rule.family)
+    return list(maker(rule)) if maker else []
+
+
+def is_representative(rule: Rule) -> bool:
+    """Whether a row stands for its family where the full product is too long."""
+    return rule.name in REPRESENTATIVES.get(rule.family, (rule.name,))
+
+
+def title(rule: Rule) -> str:
+    """`relu`, or `F.relu` where torch has another function of that name."""
+    twin = getattr(torch, rule.name, rule.op)
+    return f"F.{rule.name}" if twin is not rule.op and getattr(F, rule.name, None) is rule.op else rule.name

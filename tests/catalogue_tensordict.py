@@ -1,0 +1,164 @@
+"""Samples of operations on a TensorDict: leaf by leaf on batch dims, features stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from batches import Dict, Draw
+from catalogue_pointwise import COMPARISONS, EXTRA, INTEGERS, NO_NUMBERS, domain
+from harness import Call, Sample, call, leafwise
+from torch import Tensor
+
+from tdc._rules import MODES, Rule
+
+STATIC = ("eager", "grad", "vmap")  # the number of results is the batch size, which a graph must not fix
+Map = Callable[[Tensor], Any]
+
+
+def drawn(d: Draw, dom: str = "real", size: tuple[int, ...] | None = None) -> Dict:
+    """Two leaves of other ranks, one of them below an inner node."""
+    size = (len(d.lengths), 2) if size is None else size
+    return Dict({"a": d.tensor(*size, 3, domain=dom), ("b", "c"): d.tensor(*size, domain=dom)}, size)
+
+
+def unary(rule: Rule) -> Iterator[Sample]:
+    args, kwargs = EXTRA.get(rule.name, ((), {}))
+    dom = domain(rule)
+    yield Sample("two leaves", lambda d: call(drawn(d, dom), *args, **kwargs), leafwise)
+    yield Sample("no batch", lambda d: call(drawn(d, dom, ()), *args, **kwargs), leafwise, STATIC)
+    yield Sample("no leaves", lambda d: call(Dict({}, (2,)), *args, **kwargs), leafwise, ("eager",))
+
+
+def binary(rule: Rule) -> Iterator[Sample]:
+    dom = domain(rule)
+    yield Sample("two", lambda d: call(drawn(d, dom), drawn(d, dom)), leafwise)
+    yield Sample("dense", lambda d: call(drawn(d, dom), d.tensor(2, domain=dom)), leafwise)
+    yield Sample("dense rows", lambda d: call(drawn(d, dom), d.tensor(len(d.lengths), 1, domain=dom)), leafwise, STATIC)
+    yield Sample("dense first", lambda d: call(d.tensor(2, domain=dom), drawn(d, dom)), leafwise)
+    yield Sample("scalar tensor", lambda d: call(drawn(d, dom), d.tensor(domain=dom)), leafwise, STATIC)
+    if rule.name not in NO_NUMBERS:
+        number = 2 if rule.name in INTEGERS else 1.0 if rule.name in COMPARISONS else 2.5
+        yield Sample("number", lambda d: call(drawn(d, dom), number), leafwise)
+
+
+def where(rule: Rule) -> Iterator[Sample]:
+    yield Sample("leaves", lambda d: call(drawn(d, "bool"), drawn(d), drawn(d)), leafwise)
+    yield Sample("dense mask", lambda d: call(d.tensor(2, domain="bool"), drawn(d), 0.5), leafwise)
+
+
+def clamp(rule: Rule) -> Iterator[Sample]:
+    yield Sample("numbers", lambda d: call(drawn(d), -0.5, max=0.5), leafwise)
+    yield Sample("leaves", lambda d: call(drawn(d), drawn(d), d.tensor(2)), leafwise)
+
+
+def lerp(rule: Rule) -> Iterator[Sample]:
+    yield Sample("number", lambda d: call(drawn(d), drawn(d), 0.3), leafwise)
+    yield Sample("dense", lambda d: call(drawn(d), drawn(d), d.tensor(2)), leafwise)
+
+
+def masked_fill(rule: Rule) -> Iterator[Sample]:
+    yield Sample("leaves", lambda d: call(drawn(d), drawn(d, "bool"), 0.5), leafwise)
+    yield Sample("dense", lambda d: call(drawn(d), d.tensor(2, domain="bool"), 0.5), leafwise)
+
+
+def reshaped(label: str, args: Any, fn: Map, modes: tuple[str, ...] = MODES) -> Sample:
+    """A call `op(td, *args(batch))`; `fn` makes the batch dims of the result out of an index of all examples."""
+
+    def want(ref: Any, given: Any, kwargs: Any) -> Dict:
+        x = given[0]
+        index = fn(torch.arange(torch.Size(x.size).numel()).view(x.size))
+        leaves = {key: leaf.flatten(0, 1)[index] for key, leaf in x.leaves.items()}
+        return Dict(leaves, tuple(index.shape))
+
+    return Sample(label, lambda d: call(drawn(d), *args(len(d.lengths))), want, modes)
+
+
+def shape(rule: Rule) -> Iterator[Sample]:
+    """Regrouped examples: the same operation on an index of them says where each one goes."""
+    arguments: dict[str, dict[str, Any]] = {
+        "permute": {"(1, 0)": lambda b: [(1, 0)], "(-1, 0)": lambda b: [(-1, 0)]},
+        "transpose": {"0, 1": lambda b: [0, 1], "-1, 0": lambda b: [-1, 0]},
+        "reshape": {"-1": lambda b: [(-1,)], "-1, 2, 1": lambda b: [(-1, 2, 1)]},
+        "view": {"-1": lambda b: [-1], "1, -1, 2": lambda b: [(1, -1, 2)]},
+        "flatten": {"all": lambda b: [], "0, 1": lambda b: [0, 1]}, "unflatten": {"1": lambda b: [1, (2, 1)]},
+        "unsqueeze": {"0": lambda b: [0], "1": lambda b: [1], "-1": lambda b: [-1]},
+        "squeeze": {"none to drop": lambda b: [], "1": lambda b: [1]},
+        "expand": {"in front": lambda b: [3, -1, -1]},
+    }  # fmt: skip
+    for label, args in arguments[rule.name].items():
+        yield reshaped(label, args, lambda index, a=args: rule.ref(index, *a(0)))
+
+
+def squeeze(rule: Rule) -> Iterator[Sample]:
+    yield from shape(rule)
+
+    def draw(d: Draw, *args: int) -> Call:
+        return call(drawn(d, size=(len(d.lengths), 1)), *args)
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Dict:
+        return Dict({key: leaf.squeeze(1) for key, leaf in args[0].leaves.items()}, args[0].size[:1])
+
+    yield Sample("all of size 1", draw, want)
+    yield Sample("dim 1", lambda d: draw(d, 1), want)
+
+
+def expand(rule: Rule) -> Iterator[Sample]:
+    yield from shape(rule)
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Dict:
+        size = (args[0].size[0], 4)
+        return Dict({key: leaf.expand(*size, *leaf.shape[2:]) for key, leaf in args[0].leaves.items()}, size)
+
+    yield Sample("size 1", lambda d: call(drawn(d, size=(len(d.lengths), 1)), -1, 4), want)
+
+
+def parts(rule: Rule) -> Iterator[Sample]:
+    """unbind, split, chunk: one TensorDict for each part of the batch."""
+    options: dict[str, dict[str, tuple[Any, ...]]] = {
+        "unbind": {"dim 1": (1,), "batch": (0,)}, "split": {"by one": (1, 1), "sizes": ([1, 1], -1), "batch": (2,)},
+        "chunk": {"dim 1": (2, 1), "batch": (2,)},
+    }  # fmt: skip
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Any:
+        x, *rest = args
+        pieces = ref(torch.arange(torch.Size(x.size).numel()).view(x.size), *rest)
+        flat = {key: leaf.flatten(0, 1) for key, leaf in x.leaves.items()}
+        return tuple(Dict({key: leaf[i] for key, leaf in flat.items()}, tuple(i.shape)) for i in pieces)
+
+    for label, args in options[rule.name].items():
+        yield Sample(label, lambda d, a=args: call(drawn(d), *a), want, STATIC if label == "batch" else MODES)
+
+
+def join(rule: Rule) -> Iterator[Sample]:
+    def want(ref: Any, args: Any, kwargs: Any) -> Dict:
+        xs, dim = args
+        ndim = 2 + (rule.name == "stack")
+        d = dim % ndim
+        leaves = {key: ref([x.leaves[key] for x in xs], d) for key in xs[0].leaves}
+        return Dict(leaves, tuple(leaves["a"].shape[:ndim]))
+
+    for dim in (0, 1, -1):
+        yield Sample(f"dim {dim}", lambda d, k=dim: call([drawn(d), drawn(d)], k), want)
+    if rule.name == "cat":
+        longer = lambda d: call([drawn(d), drawn(d, size=(len(d.lengths) + 3, 2))], 0)  # noqa: E731
+        yield Sample("other sizes", longer, want)
+
+
+def index_select(rule: Rule) -> Iterator[Sample]:
+    def want(ref: Any, args: Any, kwargs: Any) -> Dict:
+        x, dim, index = args
+        leaves = {key: ref(leaf, dim % 2, index) for key, leaf in x.leaves.items()}
+        return Dict(leaves, tuple(leaves["a"].shape[:2]))
+
+    index = torch.tensor([1, 0, 1])
+    for dim in (0, 1, -1):
+        yield Sample(f"dim {dim}", lambda d, k=dim: call(drawn(d), k, index), want)
+
+
+DICTS = {
+    "pointwise": unary, "random": unary, "factory": unary, "where": where, "clamp": clamp, "lerp": lerp,
+    "masked_fill": masked_fill, "shape": shape, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
+    "chunk": parts, "join": join, "index_select": index_select,
+}  # fmt: skip

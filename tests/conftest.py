@@ -1,0 +1,20 @@
+"""What every test starts from: one seed, one thread, and a compiler that has seen nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """The same random numbers in every test, and no graph left of the one before."""
+    torch.manual_seed(0)
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

@@ -1,0 +1,207 @@
+"""The public names and their signatures, so that none changes unseen. `EXPECTTEST_ACCEPT=1` writes them anew."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from typing import Any
+
+import torch
+from expecttest import TestCase
+
+import tdc
+
+
+def signature(x: Any) -> str:
+    """The call signature without annotations; addresses of defaults are left out."""
+    try:
+        found = inspect.signature(x)
+    except (TypeError, ValueError):
+        return "(...)"
+    empty = inspect.Parameter.empty
+    bare = [p.replace(annotation=empty) for p in found.parameters.values()]
+    return re.sub(r"<object object at 0x\w+>", "...", str(found.replace(parameters=bare, return_annotation=empty)))
+
+
+def one(name: str, x: Any) -> str:
+    """A name as one line: a module, a class with its constructor, a function, or a value."""
+    if isinstance(x, types.ModuleType):
+        return f"{name}/"
+    if isinstance(x, type):
+        return f"class {name}" + ("" if issubclass(x, Exception) else signature(x))
+    return f"{name}{signature(x)}" if callable(x) else name
+
+
+def own(cls: type) -> str:
+    """Public attributes written in a class, or given to it by conversions."""
+    lines = []
+    for name, x in sorted(vars(cls).items()):
+        if name.startswith("_") or is_operation(name, x):
+            continue
+        lines.append(f"{name}{signature(x)}" if inspect.isfunction(x) else name)
+    return "\n".join(lines)
+
+
+def is_operation(name: str, x: Any) -> bool:
+    """Whether a method is one line that runs a rule: it takes what torch's function of the same name takes."""
+    return inspect.isfunction(x) and signature(x) == "(self, *args, **kwargs)" and hasattr(torch.Tensor, name)
+
+
+def operations(cls: type) -> str:
+    """Methods that run a rule."""
+    return " ".join(sorted(n for n, x in vars(cls).items() if not n.startswith("_") and is_operation(n, x)))
+
+
+def wrapped(text: str, width: int = 100) -> str:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+class TestNames(TestCase):
+    def test_tdc(self):
+        names = [n for n in tdc.__dir__() if not n.startswith("_")]
+        text = "\n".join(one(n, getattr(tdc, n)) for n in sorted(set(names) & facade()))
+        self.assertExpectedInline(text, """\
+class DtypeError
+class FormatError
+class ImmutableError
+class IndexingError
+class KeyPathError
+class MaskedBatch(data, lengths, *, ragged_dims=1)
+class NestedTensor(values, offsets, *, ragged_dim=1, shapes=None, max_length=None)
+class ShapeError
+class StructureError
+class TdcError
+class TensorDict(source=None, batch_size=(), *, device=None)
+class UnsupportedError
+cat(...)
+compile/
+from_padded(data, *, lengths=None, mask=None)
+from_torch(x)
+offsets_of(lengths)
+ops/
+optim/
+pack(tensors, *, ragged_dim=1)
+positions(x)
+stack(...)
+to_packed(x, *, total=None)
+to_padded(x, fill=0.0, *, length=None)
+to_torch(x)
+unpack(x)
+unravel_key(key)
+validate(x)""")
+
+    def test_all_names_are_reexports(self):
+        assert {"TensorDict", "NestedTensor", "MaskedBatch", "pack", "to_padded"} <= facade()
+        assert all(hasattr(tdc, name) for name in facade())
+
+    def test_tensordict(self):
+        self.assertExpectedInline(own(tdc.TensorDict), """\
+apply(self, fn, *others, batch_size=None, device=None)
+at
+batch_size
+delete(self, *keys)
+device
+dim(self)
+exclude(self, *keys)
+flatten_keys(self, separator='.')
+get(self, key, default=...)
+items(self, include_nested=False, leaves_only=False)
+keys(self, include_nested=False, leaves_only=False)
+ndim
+numel(self)
+pop(self, key, default=...)
+replace(self, **entries)
+select(self, *keys, strict=True)
+set(self, key, value)
+shape
+size(self, dim=None)
+to_dict(self)
+unflatten_keys(self, separator='.')
+update(self, other)
+values(self, include_nested=False, leaves_only=False)""")
+
+    def test_tensordict_operations(self):
+        self.assertExpectedInline(wrapped(operations(tdc.TensorDict)), """\
+abs add all amax amin any atan2 bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil
+chunk clamp clone contiguous cos detach div double eq erf exp expand expm1 flatten float floor
+floor_divide ge gt half index_select int isfinite isnan le lerp log log1p logical_and logical_not
+logical_or long lt masked_fill maximum mean minimum mul nan_to_num ne neg permute pow prod
+reciprocal relu remainder reshape round rsqrt sigmoid sign sin split sqrt square squeeze sub sum tan
+tanh to transpose unbind unflatten unsqueeze view where""")
+
+    def test_nested(self):
+        self.assertExpectedInline(own(tdc.NestedTensor), """\
+batch_size
+device
+dim(self)
+dtype
+grad
+is_cuda
+is_nested
+lengths
+max_length
+ndim
+numel(self)
+offsets
+ragged_dims
+requires_grad
+requires_grad_(self, requires_grad=True)
+shape
+size(self, dim=None)
+sizes
+structure
+to_padded(x, fill=0.0, *, length=None)
+to_torch(x)
+tolist(self)
+unbind(self, dim=0)
+values
+with_values(self, values)""")
+
+    def test_nested_operations(self):
+        self.assertExpectedInline(wrapped(operations(tdc.NestedTensor)), """\
+abs add all amax amin any atan2 bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil
+clamp clone contiguous cos detach div double eq erf exp expm1 float floor floor_divide ge gt half
+index_select int isfinite isnan le lerp log log1p log_softmax logical_and logical_not logical_or
+long lt masked_fill maximum mean minimum mul nan_to_num ne neg permute pow prod reciprocal relu
+remainder round rsqrt sigmoid sign sin softmax sqrt square sub sum tan tanh to transpose where""")
+
+    def test_masked(self):
+        self.assertExpectedInline(own(tdc.MaskedBatch), """\
+batch_dim
+batch_size
+data
+device
+dim(self)
+dtype
+filled(self, value)
+is_cuda
+is_nested
+lengths
+mask
+ndim
+ragged_dims
+requires_grad
+shape
+size(self, dim=None)
+to_packed(x, *, total=None)
+unbind(self, dim=0)
+with_data(self, data)""")
+
+    def test_masked_operations(self):
+        self.assertExpectedInline(wrapped(operations(tdc.MaskedBatch)), """\
+abs add all amax amin any atan2 bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil
+clamp clone contiguous cos detach div double eq erf exp expm1 float floor floor_divide ge gt half
+index_select int isfinite isnan le lerp log log1p log_softmax logical_and logical_not logical_or
+long lt masked_fill maximum mean minimum mul nan_to_num ne neg permute pow prod reciprocal relu
+remainder round rsqrt sigmoid sign sin softmax sqrt square sub sum tan tanh to transpose where""")
+
+
+def facade() -> set[str]:
+    """Names written as `from ._x import name as name` in the facade: submodules that others import do not count."""
+    return set(re.findall(r" as (\w+)$", inspect.getsource(tdc), re.MULTILINE))

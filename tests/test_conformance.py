@@ -1,0 +1,64 @@
+"""Every row of the rule table, in every mode, against the loop over examples.
+
+The default run has all rows in eager and grad, and one or two rows of each family in the other modes; the full product
+is marked slow.
+"""
+
+from __future__ import annotations
+
+import pytest
+from catalogue import is_representative, samples, title
+from harness import CHECKS, Case, check, check_gap
+
+from tdc._errors import UnsupportedError
+from tdc._rules import DISPATCH, MODES, Rule
+from tdc.ops import RULES
+
+LIVE = [rule for rule in RULES if not rule.reason]
+REFUSED = [rule for rule in RULES if rule.reason]
+
+
+def matrix() -> list[object]:
+    """Row × container × mode."""
+    params = []
+    for rule in LIVE:
+        for mode in MODES:
+            slow = mode not in ("eager", "grad") and not is_representative(rule)
+            name = f"{title(rule)}-{rule.kind}-{mode}"
+            params.append(pytest.param(rule, mode, id=name, marks=[pytest.mark.slow] if slow else []))
+    return params
+
+
+@pytest.mark.parametrize(("rule", "mode"), matrix())
+def test_row(rule: Rule, mode: str):
+    (check if mode in rule.modes else check_gap)(rule, samples(rule), mode)
+
+
+@pytest.mark.parametrize("rule", REFUSED, ids=lambda rule: f"{title(rule)}-{rule.kind}")
+def test_refused_row_says_why(rule: Rule):
+    case = Case(rule, samples(rule)[0], (3, 1))
+    with pytest.raises(UnsupportedError, match=rule.reason):
+        case.run(*case.inputs)
+
+
+def test_every_row_has_samples():
+    bare = [f"{title(rule)}-{rule.kind} ({rule.family})" for rule in RULES if not samples(rule)]
+    assert not bare, "write samples in tests/catalogue_*.py for " + ", ".join(bare)
+
+
+@pytest.mark.parametrize("mode", CHECKS)
+def test_every_row_is_sampled_in_every_mode(mode: str):
+    bare = [title(rule) for rule in LIVE if not any(mode in sample.modes for sample in samples(rule))]
+    assert not bare, f"no sample for mode {mode}: " + ", ".join(bare)
+
+
+def test_labels_differ_within_a_row():
+    doubled = [
+        f"{title(rule)}-{rule.kind}" for rule in RULES if len({s.label for s in samples(rule)}) < len(samples(rule))
+    ]
+    assert not doubled
+
+
+def test_dispatch_reaches_the_row():
+    lost = [rule for rule in RULES if DISPATCH[rule.kind].get(rule.op) is not rule.impl]
+    assert not lost

@@ -1,0 +1,38 @@
+"""Every example in a docstring runs and prints what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+from typing import Any
+
+import pytest
+
+import tdc
+
+MODULES = [m.name for m in pkgutil.walk_packages(tdc.__path__, "tdc.") if not m.name.endswith("__main__")]
+SLOW = {"tdc.doctor", "tdc.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
+
+
+def marked(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Dynamo's weak keys, torch 2.13
+@pytest.mark.parametrize("name", [marked(name) for name in ["tdc", *MODULES]])
+def test_examples(name: str):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def test_there_are_examples():
+    finder = doctest.DocTestFinder()
+    found = [t.name for name in MODULES for t in finder.find(importlib.import_module(name)) if t.examples]
+    assert {"tdc.tensordict.TensorDict", "tdc.nested.pack", "tdc.convert.to_padded"} <= set(found)
+
+
+def test_a_wrong_example_fails():
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
+    assert doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == 1

@@ -1,0 +1,244 @@
+"""Stock modules on ragged batches: eager and compiled, forward and backward, against a loop over examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from batches import Cut, Ragged, build, by, close, differences, gradients, unbuild
+from harness import Counter
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+SIZE = 8
+LENGTHS = (3, 0, 5, 1)
+OTHERS = ((2, 6, 1, 0, 4), (7, 2, 3))
+KINDS = ("nested", "masked")
+
+
+def rows(lengths: tuple[int, ...] = LENGTHS, size: int | None = SIZE, seed: int = 0) -> Ragged:
+    """A ragged batch (B, -1, size) of leaves; of class numbers where `size` is None."""
+    g = torch.Generator().manual_seed(seed)
+    if size is None:
+        return Ragged([torch.randint(0, 5, (n,), generator=g) for n in lengths], slack=2)
+    return Ragged([torch.randn(n, size, generator=g).requires_grad_() for n in lengths], slack=2)
+
+
+def weighted(outputs: Any, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients under cotangents that depend on shapes alone."""
+    g = torch.Generator().manual_seed(1)
+    return gradients(list(outputs), [torch.randn(t.shape, generator=g) for t in outputs], leaves)
+
+
+def assert_same(
+    module: nn.Module, kind: str, xs: list[Ragged], run: Callable[..., Any], ref: Callable[..., Tensor] | None = None
+) -> None:
+    """`run(module, *batches)` equals `ref(module, *rows)` for each row, gradients of rows and parameters as well."""
+    want = [(ref or run)(module, *each) for each in zip(*[x.rows for x in xs], strict=True)]
+    cut = Cut()
+    got = unbuild(run(module, *build(xs, kind, cut)))
+    assert differences(got, xs[0].with_rows(want), kind) == []
+    params, leaves = list(module.parameters()), [r for x in xs for r in x.rows if r.requires_grad]
+    found = weighted(got.rows, [*params, *cut.inner])
+    ours = [*found[: len(params)], *cut.back(found[len(params) :], leaves)]
+    pairs = zip(ours, weighted(want, [*params, *leaves]), [*params, *leaves], strict=True)
+    wrong = [f"{tuple(leaf.shape)}{by(a, b)}" for a, b, leaf in pairs if not close(a, b)]
+    assert wrong == []
+
+
+def compiled(run: Callable[..., Any], counter: Counter) -> Callable[..., Any]:
+    """`run` as one graph."""
+    return torch.compile(run, fullgraph=True, backend=counter)
+
+
+def plain(module: nn.Module, *inputs: Any) -> Any:
+    return module(*inputs)
+
+
+def attend(module: nn.Module, *inputs: Any) -> Any:
+    """Self-attention for one operand, cross-attention for two."""
+    return module(inputs[0], inputs[-1], inputs[-1], need_weights=False)[0]
+
+
+def causal(module: nn.Module, x: Any) -> Any:
+    return module(x, x, x, attn_mask=torch.ones(1, 1), is_causal=True, need_weights=False)[0]
+
+
+def causal_row(module: nn.Module, x: Tensor) -> Any:
+    mask = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    return module(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+def layer(norm_first: bool = False, **options: Any) -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first, **options)
+
+
+def mha(**options: Any) -> nn.MultiheadAttention:
+    module = nn.MultiheadAttention(SIZE, 2, batch_first=True, **options)
+    for bias in (module.in_proj_bias, module.out_proj.bias):
+        if bias is not None:
+            nn.init.normal_(bias)  # zero biases would hide keys made of padding
+    return module
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(SIZE, 5),
+    "layer_norm": lambda: nn.LayerNorm(SIZE),
+    "dropout_eval": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), nn.Dropout(0.5)).eval(),
+    "mlp": lambda: nn.Sequential(nn.Linear(SIZE, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3), nn.Tanh()),
+    "inplace": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(inplace=True), nn.Softmax(-1)),
+    "encoder_layer": layer,
+    "encoder_layer_norm_first": lambda: layer(norm_first=True, activation="gelu"),
+    "encoder_layer_eval": lambda: layer().eval(),
+    "encoder": lambda: nn.TransformerEncoder(layer(), 2, enable_nested_tensor=False),
+    "encoder_eval": lambda: nn.TransformerEncoder(layer(), 2, nn.LayerNorm(SIZE), enable_nested_tensor=False).eval(),
+    "sequential": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), layer(), nn.ReLU(), layer(True), nn.Linear(SIZE, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODULES)
+def test_module(name: str, kind: str):
+    assert_same(MODULES[name](), kind, [rows()], plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["mlp", "encoder_layer", "encoder_layer_norm_first", "encoder_eval"])
+def test_module_compiled(name: str, kind: str):
+    module, counter = MODULES[name](), Counter()
+    run = compiled(plain, counter)
+    for lengths in (LENGTHS, *OTHERS):
+        assert_same(module, kind, [rows(lengths)], run, plain)
+    assert counter.graphs == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embedding(kind: str):
+    module = nn.Sequential(nn.Embedding(5, SIZE, padding_idx=2), nn.Linear(SIZE, 3))
+    assert_same(module, kind, [rows(size=None)], plain)
+    counter = Counter()
+    run = compiled(plain, counter)
+    for lengths in (LENGTHS, *OTHERS):
+        assert_same(module, kind, [rows(lengths, None)], run, plain)
+    assert counter.graphs == 1
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["self", "cross", "causal", "no_bias", "separate"])
+def test_multihead_attention(form: str, kind: str, compile: bool):
+    options = {"no_bias": {"bias": False}, "separate": {"kdim": 6, "vdim": 6}}.get(form, {})
+    module, (run, ref) = mha(**options), (causal, causal_row) if form == "causal" else (attend, attend)
+    counter = Counter()
+    call = compiled(run, counter) if compile else run
+    for lengths in (LENGTHS, *OTHERS) if compile else (LENGTHS, (4, 4)):
+        xs = [rows(lengths)]
+        if form in ("cross", "separate"):
+            xs.append(rows(tuple(n + 1 if n else 0 for n in reversed(lengths)), 6 if form == "separate" else SIZE, 1))
+        assert_same(module, kind, xs, call, ref)
+    assert not compile or counter.graphs == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_multihead_attention_sequence_first(kind: str):
+    """batch_first=False: the batch is dim 1, as torch has it."""
+    module = nn.MultiheadAttention(SIZE, 2)
+    x = Ragged(rows().rows, (0,), 1, slack=2)
+    assert_same(module, kind, [x], attend)
+
+
+@pytest.mark.parametrize("average", [True, False], ids=["averaged", "of_heads"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_multihead_attention_weights(kind: str, average: bool):
+    module, x, y = mha(), rows(), rows((1, 2, 4, 3), seed=1)
+    outs, weights = zip(
+        *[module(a, b, b, average_attn_weights=average) for a, b in zip(x.rows, y.rows, strict=True)], strict=True
+    )
+    a, b = build((x, y), kind, lambda t: t)
+    got = unbuild(module(a, b, b, average_attn_weights=average))
+    want = x.with_rows(list(outs)), Ragged(list(weights), (1, 2) if average else (2, 3), kind="masked")
+    assert differences(got, want, kind) == []
+    leaves = [*module.parameters(), *x.rows, *y.rows]
+    ours, theirs = weighted(got[1].rows, leaves), weighted(weights, leaves)
+    assert all(close(g, w) for g, w in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_causal_encoder_layer(kind: str):
+    def run(module: nn.Module, x: Any) -> Any:
+        return module(x, src_mask=torch.ones(1, 1), is_causal=True)
+
+    def ref(module: nn.Module, x: Tensor) -> Tensor:
+        return module(x, src_mask=torch.ones(len(x), len(x), dtype=torch.bool).triu(1))
+
+    assert_same(layer(), kind, [rows((3, 2, 5, 1))], run, ref)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_with_dropout_runs(kind: str):
+    """Random, so only what does not depend on the draw: structure, finite gradients, and that something is dropped."""
+    module = nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.5, batch_first=True)
+    x = rows()
+    got = unbuild(module(build(x, kind, lambda t: t)))
+    assert [len(r) for r in got.rows] == list(LENGTHS)
+    assert all(bool(g.isfinite().all()) for g in weighted(got.rows, [*module.parameters(), *x.rows]))
+    drop = nn.Dropout(0.5)
+    ones = Ragged([torch.ones(n, 50) for n in LENGTHS], slack=2)
+    values = torch.cat(unbuild(drop(build(ones, kind, lambda t: t))).rows)
+    assert set(values.unique().tolist()) == {0.0, 2.0}
+    assert 0.3 < float((values == 0).float().mean()) < 0.7
+
+
+def test_training_with_dropout_compiles():
+    module, counter = nn.TransformerEncoderLayer(SIZE, 2, 16, dropout=0.5, batch_first=True), Counter()
+    run = compiled(plain, counter)
+    for lengths in (LENGTHS, *OTHERS):
+        cut = Cut()
+        got = unbuild(run(module, build(rows(lengths), "nested", cut)))
+        assert all(bool(g.isfinite().all()) for g in weighted(got.rows, [*module.parameters(), *cut.inner]))
+    assert counter.graphs == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inductor(kind: str):
+    """The default backend makes kernels of the same graph."""
+    module = layer()
+    run = torch.compile(plain, fullgraph=True)
+    for lengths in (LENGTHS, OTHERS[0]):
+        assert_same(module, kind, [rows(lengths)], run, plain)
+
+
+ENSEMBLES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(SIZE, 16), nn.ReLU(), nn.Linear(16, SIZE)), plain),
+    "mha": (mha, attend),
+}
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_ensemble_over_one_batch(name: str, compile: bool):
+    """Gradient and value of each member, members mapped, the batch common."""
+    make, run = ENSEMBLES[name]
+    members = [make() for _ in range(3)]
+    params, _ = stack_module_state(members)
+    x = rows()
+
+    def loss(p: dict[str, Tensor], batch: Any) -> Tensor:
+        wrapped = (batch,) if name == "mlp" else (batch, batch, batch)
+        out = functional_call(members[0], p, wrapped)
+        return (out if name == "mlp" else out[0]).square().sum()
+
+    step = vmap(grad_and_value(loss), in_dims=(0, None))
+    step = torch.compile(step, fullgraph=True, backend="aot_eager") if compile else step
+    batch = build(x, "nested", lambda t: t.detach())
+    grads, values = step({k: p.detach() for k, p in params.items()}, batch)
+    for i, member in enumerate(members):
+        want = sum(run(member, row.detach()).square().sum() for row in x.rows)
+        assert isinstance(want, Tensor)
+        assert close(values[i], want)
+        found = torch.autograd.grad(want, list(member.parameters()))
+        for (key, _), g in zip(member.named_parameters(), found, strict=True):
+            assert torch.allclose(grads[key][i], g, rtol=1e-3, atol=1e-4), key
