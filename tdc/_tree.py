@@ -353,7 +353,7 @@ def shape_of(x: Any) -> Any:
     """Shape of a leaf, None for what is no tensor, also where it is a container of something else."""
     if isinstance(x, Tensor):
         return x.shape
-    if isinstance(x, Container) and isinstance(getattr(x, "values", getattr(x, "data", None)), Tensor):
+    if isinstance(x, Container) and isinstance(x.values if x._kind == "nested" else x.data, Tensor):
         return x.shape
     return None
 

@@ -37,7 +37,7 @@ def permute(rule: Rule) -> Iterator[Sample]:
                 rows = [row.permute(inner) for row in x.rows]
                 return Ragged(rows, tuple(places.index(d) for d in x.dims), places.index(0))
 
-            yield Sample(f"{layout} {order}", draw, want)
+            yield Sample(f"{layout} {order}", draw, want, MODES if order in lists[:1] else LIGHT)
 
 
 def index_select(rule: Rule) -> Iterator[Sample]:
@@ -158,12 +158,13 @@ def cross_entropy(rule: Rule) -> Iterator[Sample]:
 
     last, first = Layout((), (4,)), Layout((4,), ())
     for reduction in ("mean", "sum", "none"):
-        yield Sample(f"classes last, {reduction}", lambda d, r=reduction: draw(d, last, reduction=r), want)
-        yield Sample(f"classes first, {reduction}", lambda d, r=reduction: draw(d, first, reduction=r), want)
+        modes = LIGHT if reduction == "sum" else MODES
+        yield Sample(f"classes last, {reduction}", lambda d, r=reduction: draw(d, last, reduction=r), want, modes)
+        yield Sample(f"classes first, {reduction}", lambda d, r=reduction: draw(d, first, reduction=r), want, LIGHT)
     yield Sample("weight", lambda d: draw(d, last, True), want)
-    yield Sample("smoothed", lambda d: draw(d, last, label_smoothing=0.1), want)
-    yield Sample("ignored class", lambda d: draw(d, last, ignore_index=2), want)
-    yield Sample("two ragged dims", lambda d: draw(d, Layout((), (4,), 2)), want)
+    yield Sample("smoothed", lambda d: draw(d, last, label_smoothing=0.1), want, LIGHT)
+    yield Sample("ignored class", lambda d: draw(d, last, ignore_index=2), want, LIGHT)
+    yield Sample("two ragged dims", lambda d: draw(d, Layout((), (4,), 2)), want, LIGHT)
 
 
 def attention(rule: Rule) -> Iterator[Sample]:
@@ -208,11 +209,11 @@ def multi_head(rule: Rule) -> Iterator[Sample]:
         return call(q, k, k, size, heads, *weights, d.tensor(size), **options, **causal_mask)
 
     plain = tuple(m for m in MODES if m != "vmap")  # which wants every result to be a tensor, not None
-    yield Sample("self", lambda d: draw(d, False, need_weights=False), want, plain)
+    yield Sample("self", lambda d: draw(d, False, need_weights=False), want, ("eager", "grad"))
     yield Sample("cross", lambda d: draw(d, True, need_weights=False), want, plain)
     yield Sample("causal", lambda d: draw(d, False, True, need_weights=False), want, plain)
     yield Sample("weights", lambda d: draw(d, False), want)
-    yield Sample("cross, weights of heads", lambda d: draw(d, True, average_attn_weights=False), want)
+    yield Sample("cross, weights of heads", lambda d: draw(d, True, average_attn_weights=False), want, LIGHT)
 
 
 RAGGED = {

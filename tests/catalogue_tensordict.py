@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdc._rules import MODES, Rule
 
-STATIC = ("eager", "grad", "vmap")  # the number of results is the batch size, which a graph must not fix
+LIGHT = ("eager", "grad", "vmap")  # for variants, and where the batch size is the number of results
 Map = Callable[[Tensor], Any]
 
 
@@ -27,7 +27,7 @@ def unary(rule: Rule) -> Iterator[Sample]:
     args, kwargs = EXTRA.get(rule.name, ((), {}))
     dom = domain(rule)
     yield Sample("two leaves", lambda d: call(drawn(d, dom), *args, **kwargs), leafwise)
-    yield Sample("no batch", lambda d: call(drawn(d, dom, ()), *args, **kwargs), leafwise, STATIC)
+    yield Sample("no batch", lambda d: call(drawn(d, dom, ()), *args, **kwargs), leafwise, LIGHT)
     yield Sample("no leaves", lambda d: call(Dict({}, (2,)), *args, **kwargs), leafwise, ("eager",))
 
 
@@ -35,12 +35,12 @@ def binary(rule: Rule) -> Iterator[Sample]:
     dom = domain(rule)
     yield Sample("two", lambda d: call(drawn(d, dom), drawn(d, dom)), leafwise)
     yield Sample("dense", lambda d: call(drawn(d, dom), d.tensor(2, domain=dom)), leafwise)
-    yield Sample("dense rows", lambda d: call(drawn(d, dom), d.tensor(len(d.lengths), 1, domain=dom)), leafwise, STATIC)
-    yield Sample("dense first", lambda d: call(d.tensor(2, domain=dom), drawn(d, dom)), leafwise)
-    yield Sample("scalar tensor", lambda d: call(drawn(d, dom), d.tensor(domain=dom)), leafwise, STATIC)
+    yield Sample("dense rows", lambda d: call(drawn(d, dom), d.tensor(len(d.lengths), 1, domain=dom)), leafwise, LIGHT)
+    yield Sample("dense first", lambda d: call(d.tensor(2, domain=dom), drawn(d, dom)), leafwise, LIGHT)
+    yield Sample("scalar tensor", lambda d: call(drawn(d, dom), d.tensor(domain=dom)), leafwise, LIGHT)
     if rule.name not in NO_NUMBERS:
         number = 2 if rule.name in INTEGERS else 1.0 if rule.name in COMPARISONS else 2.5
-        yield Sample("number", lambda d: call(drawn(d, dom), number), leafwise)
+        yield Sample("number", lambda d: call(drawn(d, dom), number), leafwise, LIGHT)
 
 
 def where(rule: Rule) -> Iterator[Sample]:
@@ -128,7 +128,7 @@ def parts(rule: Rule) -> Iterator[Sample]:
         return tuple(Dict({key: leaf[i] for key, leaf in flat.items()}, tuple(i.shape)) for i in pieces)
 
     for label, args in options[rule.name].items():
-        yield Sample(label, lambda d, a=args: call(drawn(d), *a), want, STATIC if label == "batch" else MODES)
+        yield Sample(label, lambda d, a=args: call(drawn(d), *a), want, LIGHT if label == "batch" else MODES)
 
 
 def join(rule: Rule) -> Iterator[Sample]:

@@ -34,11 +34,12 @@ def test_row(rule: Rule, mode: str):
     (check if mode in rule.modes else check_gap)(rule, samples(rule), mode)
 
 
-@pytest.mark.parametrize("rule", REFUSED, ids=lambda rule: f"{title(rule)}-{rule.kind}")
-def test_refused_row_says_why(rule: Rule):
-    case = Case(rule, samples(rule)[0], (3, 1))
-    with pytest.raises(UnsupportedError, match=rule.reason):
-        case.run(*case.inputs)
+def test_refused_rows_say_why():
+    for rule in REFUSED:
+        case = Case(rule, samples(rule)[0], (3, 1))
+        with pytest.raises(UnsupportedError) as error:
+            case.run(*case.inputs)
+        assert rule.reason in str(error.value)
 
 
 def test_every_row_has_samples():

@@ -27,7 +27,7 @@ from tdc.demo.train import BATCH, Run, loader, make_step, schedule, start, train
 from tdc.optim import adamw
 
 COMPARED = 40
-STEPS = 552
+STEPS = 414
 LOSS_TOLERANCE = 1e-3
 Plan = list[tuple[int, ...]]
 
@@ -36,7 +36,7 @@ def run(*, steps: int | None, seed: int, device: str, out: str) -> int:
     """Run the demo.
 
     Args:
-        steps: training steps; four epochs when None.
+        steps: training steps; three epochs when None.
         seed: of weights and batches.
         device: where to train, as torch names it; export and its test run on CPU.
         out: folder of the report.

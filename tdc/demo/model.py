@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tdc._structure import mark_dynamic
 from tdc.nested import NestedTensor, pack
 from tdc.ops.factory import positions
 from tdc.tensordict import TensorDict
@@ -67,11 +66,9 @@ def ragged_batch(texts: list[Tensor], labels: list[int], device: str) -> TensorD
 
 
 def padded_batch(texts: list[Tensor], labels: list[int], device: str) -> TensorDict:
-    """The same batch as a rectangle, whose width varies, too."""
+    """The same batch as a rectangle of a width that is a multiple of 64: torch compiles this model for each width."""
     lengths = torch.tensor([len(t) for t in texts])
     tokens = nn.utils.rnn.pad_sequence(texts, batch_first=True)
-    tokens = tokens.to(device)
-    mark_dynamic(tokens, 1)
-    return TensorDict(
-        {"tokens": tokens, "lengths": lengths, "label": torch.tensor(labels)}, [len(texts)], device=device
-    )
+    tokens = nn.functional.pad(tokens, (0, -tokens.shape[1] % 64))
+    leaves = {"tokens": tokens, "lengths": lengths, "label": torch.tensor(labels)}
+    return TensorDict(leaves, [len(texts)], device=device)
