@@ -63,7 +63,8 @@ class Rule:
 
 
 RULES: list[Rule] = []
-DISPATCH: dict[str, dict[Op, Op]] = {kind: {} for kind in KINDS}
+DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
+IMPLS: dict[str, Op] = {}
 
 
 def add_rule(rule: Rule, aliases: Iterable[Op] = ()) -> Rule:
@@ -71,10 +72,12 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = ()) -> Rule:
     table = DISPATCH[rule.kind]
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
+    row = f"{rule.kind}.{rule.name}.{len(RULES)}"
     method, operator = getattr(torch.Tensor, rule.name, None), TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
         if op is not None:
-            table.setdefault(op, rule.impl)
+            table.setdefault(op, row)
+    IMPLS[row] = rule.impl
     RULES.append(rule)
     return rule
 
@@ -95,6 +98,24 @@ def refuse(op: Op, kind: str, reason: str, hint: str) -> Op:
         raise UnsupportedError(message(op, f"an operation with a rule for {CLASS_NAMES[kind]}", reason, hint=hint))
 
     return impl
+
+
+def row_of(op: Op, cls: Any) -> str:
+    """Name of the row that runs `op` for a container class.
+
+    A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
+    none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
+
+    Raises:
+        UnsupportedError: no row.
+    """
+    row = DISPATCH[cls._kind].get(op)
+    if row is None:
+        missing(op, cls._kind)
+    return row
+
+
+row_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing Dynamo
 
 
 def missing(op: Op, kind: str) -> NoReturn:
@@ -129,11 +150,7 @@ class Container(Frozen):
     def __torch_function__(
         cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if len(types) > 1:
-            cls = outermost(types)
-        impl = DISPATCH[cls._kind].get(func)
-        if impl is None:
-            missing(func, cls._kind)
+        impl = IMPLS[row_of(func, cls if len(types) == 1 else outermost(types))]
         return impl(*args, **kwargs) if kwargs else impl(*args)
 
     def __getattr__(self, name: str) -> Any:

@@ -29,13 +29,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._typing import Frozen, OpName
+from tdc._typing import Frozen, OpName, immutable
 
 
 class Structure(Frozen):
     """Offsets of a packed batch and where its axes are.
 
     Shapes: offsets (B+1,) int64; shapes (B, R) int64 or None; extent (longest r1, …, longest rR, 0) or None.
+
+    Read far more often than built, so its slots are public and a `__setattr__` locks them.
     """
 
     __slots__ = ("batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
@@ -63,6 +65,12 @@ class Structure(Frozen):
         put(self, "packed_dim", packed_dim)
         put(self, "batch_dim", batch_dim)
         put(self, "ragged_ndim", ragged_ndim)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise immutable(self, f"`x.{name} = {type(value).__name__}`")
+
+    def __delattr__(self, name: str) -> None:
+        raise immutable(self, f"`del x.{name}`")
 
     @property
     def batch_size(self) -> int:

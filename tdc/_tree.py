@@ -95,14 +95,14 @@ def overwrite(leaves: Leaves, nodes: Nodes, size: torch.Size, prefix: KeyPath, s
 
     The short way of the most frequent update: no new key, no conversion, no error to tell.
     """
+    k = len(size)
     for key, value in source.items():
-        path = (*prefix, key) if type(key) is str else prefix + key if type(key) is tuple else ()
-        if type(value) is dict:
-            if path not in nodes or not overwrite(leaves, nodes, size, path, value):
-                return False
-        elif path in leaves and isinstance(value, Tensor) and value.shape[: len(size)] == size:
+        path = (key,) if type(key) is str else key if type(key) is tuple else ()
+        if prefix:
+            path = prefix + path
+        if path in leaves and isinstance(value, Tensor) and value.shape[:k] == size:
             leaves[path] = value
-        else:
+        elif type(value) is not dict or path not in nodes or not overwrite(leaves, nodes, size, path, value):
             return False
     return True
 

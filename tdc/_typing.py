@@ -2,8 +2,10 @@
 
 Shape legend used across the library: B batch, L longest row, N packed total, H heads, D features.
 
-Invariant: an instance of a `Frozen` class never changes after construction. Fields are slots; construction goes through
-`fill`, and pickling and copying restore the slots without running a constructor.
+Invariant: an instance of a `Frozen` class never changes after construction. Fields are private slots, written once by
+plain assignment where the instance is built; every public name is a property or a method, and assigning one is an error
+that says what to do instead. (A `__setattr__` that refuses would cost every construction four times as much.) Pickling
+and copying restore the slots without running a constructor.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ OpName: TypeAlias = "str | Op"
 
 
 class Frozen:
-    """Base of classes whose slots are written once, by `fill`."""
+    """Base of classes whose private slots are written once, where an instance is built."""
 
     __slots__ = ()
     _instead = "build a changed copy: a method that returns a new object, or the constructor"
@@ -31,12 +33,9 @@ class Frozen:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         torch.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise immutable(self, f"`x.{name} = {type(value).__name__}`")
-
-    def __delattr__(self, name: str) -> None:
-        raise immutable(self, f"`del x.{name}`")
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, property):
+                setattr(cls, name, read_only(name, value))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise immutable(self, "`x[...] = value`")
@@ -50,6 +49,18 @@ class Frozen:
 
     def __copy__(self) -> Frozen:
         return self
+
+
+def read_only(name: str, prop: property) -> property:
+    """A property whose assignment and deletion raise the three-line error."""
+
+    def refuse(self: Any, value: Any) -> None:
+        raise immutable(self, f"`x.{name} = {type(value).__name__}`")
+
+    def refuse_deletion(self: Any) -> None:
+        raise immutable(self, f"`del x.{name}`")
+
+    return property(prop.fget, refuse, refuse_deletion, prop.__doc__)
 
 
 def immutable(x: Frozen, got: str) -> ImmutableError:

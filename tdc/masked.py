@@ -61,15 +61,15 @@ class MaskedBatch(Container):
         The padded batch with `src_key_padding_mask` of `torch.nn.TransformerEncoder`; True means valid here.
     """
 
-    __slots__ = ("__weakref__", "batch_dim", "data", "lengths", "ragged_dims")
+    __slots__ = ("__weakref__", "_batch_dim", "_data", "_lengths", "_ragged_dims")
     _kind = "masked"
     _instead = "x.with_data(data), or torch.where(mask, new, x)"
     _rank = 1
 
-    data: Tensor
-    lengths: Tensor
-    ragged_dims: tuple[int, ...]
-    batch_dim: int
+    _data: Tensor
+    _lengths: Tensor
+    _ragged_dims: tuple[int, ...]
+    _batch_dim: int
 
     def __init__(self, data: Tensor, lengths: Tensor, *, ragged_dims: Dims = 1) -> None:
         dims = (ragged_dims,) if isinstance(ragged_dims, int) else tuple(ragged_dims)
@@ -91,6 +91,26 @@ class MaskedBatch(Container):
         fill(self, mark_dynamic(data, 0, *dims), mark_dynamic(sizes, 0), dims, 0)
 
     @property
+    def data(self) -> Tensor:
+        """The rectangle, padding included."""
+        return self._data
+
+    @property
+    def lengths(self) -> Tensor:
+        """How much of each row is real, `(B, R)` for R ragged dims."""
+        return self._lengths
+
+    @property
+    def ragged_dims(self) -> tuple[int, ...]:
+        """The dims that are padded."""
+        return self._ragged_dims
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the rows: 0, but between transposes of a stock module."""
+        return self._batch_dim
+
+    @property
     def mask(self) -> Tensor:
         """True where data is real; has the dims of data, with size 1 on static dims, to broadcast against it."""
         first, dims = self.ragged_dims[0], (self.batch_dim, *self.ragged_dims)
@@ -105,7 +125,7 @@ class MaskedBatch(Container):
 
     def with_data(self, data: Tensor) -> MaskedBatch:
         """A batch of the same lengths and ragged dims with other data."""
-        return like(data, self.lengths, self.ragged_dims, self.batch_dim)
+        return like(data, self._lengths, self._ragged_dims, self._batch_dim)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -198,11 +218,10 @@ class MaskedBatch(Container):
 
 def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:
     """Write the slots of a new MaskedBatch."""
-    put = object.__setattr__
-    put(x, "data", data)
-    put(x, "lengths", lengths)
-    put(x, "ragged_dims", ragged_dims)
-    put(x, "batch_dim", batch_dim)
+    x._data = data
+    x._lengths = lengths
+    x._ragged_dims = ragged_dims
+    x._batch_dim = batch_dim
     return x
 
 

@@ -85,13 +85,13 @@ class NestedTensor(Container):
         `torch.nested.nested_tensor_from_jagged`.
     """
 
-    __slots__ = ("__weakref__", "structure", "values")
+    __slots__ = ("__weakref__", "_structure", "_values")
     _kind = "nested"
     _instead = "x.with_values(values), torch.where(mask, new, x), or tdc.pack(rows)"
     _rank = 1
 
-    values: Tensor
-    structure: Structure
+    _values: Tensor
+    _structure: Structure
 
     def __init__(
         self,
@@ -114,9 +114,18 @@ class NestedTensor(Container):
         count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
         extent = None if sizes is None else extent_of(sizes, values.device)
         structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count)
-        put = object.__setattr__
-        put(self, "values", mark_dynamic(values, ragged_dim - 1))
-        put(self, "structure", structure.marked())
+        self._values = mark_dynamic(values, ragged_dim - 1)
+        self._structure = structure.marked()
+
+    @property
+    def values(self) -> Tensor:
+        """The rows, one after another along the packed axis: `(*S0, N, *S1)`."""
+        return self._values
+
+    @property
+    def structure(self) -> Structure:
+        """Where rows begin and end, and which axes they lie on; shared by all results of the same lengths."""
+        return self._structure
 
     @property
     def offsets(self) -> Tensor:
@@ -206,7 +215,7 @@ class NestedTensor(Container):
 
     def with_values(self, values: Tensor) -> NestedTensor:
         """A batch of the same structure with other values, which have the same size along the packed axis."""
-        return like(self.structure, values)
+        return like(self._structure, values)
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """The rows as views, one tensor each; reads the sizes on the host."""
@@ -233,7 +242,7 @@ class NestedTensor(Container):
         if values.device == s.offsets.device:
             return like(s, values)
         move: list[Any] = [None if t is None else t.to(values.device) for t in (s.offsets, s.shapes, s.extent)]
-        return like(Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim), values, fresh=True)
+        return like(Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), values)
 
     def requires_grad_(self, requires_grad: bool = True) -> NestedTensor:
         """Make the values a leaf of autograd. Returns this object, as torch does."""
@@ -251,11 +260,11 @@ class NestedTensor(Container):
         return index_rows(self, index)
 
 
-def like(s: Structure, values: Tensor, fresh: bool = False) -> NestedTensor:
-    """A NestedTensor without checks: what operations return. `fresh` marks a structure that compile has not seen."""
-    out, put = object.__new__(NestedTensor), object.__setattr__
-    put(out, "values", mark_result(values, s.packed_dim))
-    put(out, "structure", s.marked() if fresh else s)
+def like(s: Structure, values: Tensor) -> NestedTensor:
+    """A NestedTensor without checks: what operations return. A structure made by the operation is `marked()` first."""
+    out = object.__new__(NestedTensor)
+    out._values = mark_result(values, s.packed_dim)
+    out._structure = s
     return out
 
 
@@ -384,7 +393,7 @@ def index_rows(x: NestedTensor, index: Any) -> Any:
     offsets, gather = take_spans(starts, lengths_of(s)[rows])
     shapes = None if s.shapes is None else s.shapes[rows]
     taken = x.values.index_select(s.packed_dim, gather)
-    return like(Structure(offsets, shapes, None, s.packed_dim, 0, s.ragged_ndim), taken, fresh=True)
+    return like(Structure(offsets, shapes, None, s.packed_dim, 0, s.ragged_ndim).marked(), taken)
 
 
 def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
@@ -394,7 +403,7 @@ def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
     first, last = int(offsets[0]), int(offsets[-1])
     shapes = None if s.shapes is None else s.shapes[begin:end]
     cut = Structure(offsets - first, shapes, None, s.packed_dim, 0, s.ragged_ndim)
-    return like(cut, x.values.narrow(s.packed_dim, first, last - first), fresh=True)
+    return like(cut.marked(), x.values.narrow(s.packed_dim, first, last - first))
 
 
 def index_dims(x: NestedTensor, index: tuple[Any, ...]) -> Any:
@@ -438,7 +447,7 @@ def index_ragged(x: NestedTensor, part: int | slice) -> Any:
         raise IndexingError(message("index", "a slice of step 1 on the ragged dim", f"step {part.step}", hint=hint))
     first, last = edge(part.start, lengths, 0), edge(part.stop, lengths, None)
     offsets, gather = take_spans(begin + first, (last - first).clamp(min=0))
-    return like(Structure(offsets, None, None, e, 0, 1), x.values.index_select(e, gather), fresh=True)
+    return like(Structure(offsets, None, None, e, 0, 1).marked(), x.values.index_select(e, gather))
 
 
 def edge(at: int | None, lengths: Tensor, default: int | None) -> Tensor:
@@ -462,9 +471,9 @@ def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> NestedTensor
     packed_dim, batch_dim, ragged_ndim, has_shapes, has_extent = context
     shapes = mapped(children[2]) if has_shapes else None
     extent = mapped(children[-1]) if has_extent else None
-    out, put = object.__new__(NestedTensor), object.__setattr__
-    put(out, "values", children[0])
-    put(out, "structure", Structure(children[1], shapes, extent, packed_dim, batch_dim, ragged_ndim))
+    out = object.__new__(NestedTensor)
+    out._values = children[0]
+    out._structure = Structure(children[1], shapes, extent, packed_dim, batch_dim, ragged_ndim)
     return out
 
 

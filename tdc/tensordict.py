@@ -96,14 +96,14 @@ class TensorDict(Container):
         RFC torch.dict.TensorDict.
     """
 
-    __slots__ = ("__weakref__", "_leaves", "_nodes", "batch_size", "device")
+    __slots__ = ("__weakref__", "_device", "_leaves", "_nodes", "_size")
     _kind = "tensordict"
     _rank = 2
 
     _leaves: Leaves
     _nodes: Nodes
-    batch_size: torch.Size
-    device: torch.device | None
+    _size: torch.Size
+    _device: torch.device | None
 
     def __init__(
         self, source: Mapping[Any, Any] | TensorDict | None = None, batch_size: Any = (), *, device: Any = None
@@ -117,56 +117,68 @@ class TensorDict(Container):
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
             mark_rows(leaves)
-        put = object.__setattr__
-        put(self, "_leaves", leaves)
-        put(self, "_nodes", nodes)
-        put(self, "batch_size", size)
-        put(self, "device", place)
+        self._leaves = leaves
+        self._nodes = nodes
+        self._size = size
+        self._device = place
 
     # -- metadata
 
     @property
+    def batch_size(self) -> torch.Size:
+        """The sizes that all leaves begin with."""
+        return self._size
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where all leaves are, if that was asked for; None where leaves may be anywhere."""
+        return self._device
+
+    @property
     def shape(self) -> torch.Size:
         """The batch size."""
-        return self.batch_size
+        return self._size
 
     @property
     def ndim(self) -> int:
         """Number of batch dims."""
-        return len(self.batch_size)
+        return len(self._size)
 
     def dim(self) -> int:
         """Number of batch dims."""
-        return len(self.batch_size)
+        return len(self._size)
 
     def size(self, dim: int | None = None) -> Any:
         """The batch size, or its entry at `dim`."""
-        return self.batch_size if dim is None else self.batch_size[dim]
+        return self._size if dim is None else self._size[dim]
 
     def numel(self) -> int:
         """Number of examples: the product of the batch size."""
-        return self.batch_size.numel()
+        return self._size.numel()
 
     def __len__(self) -> int:
-        if not self.batch_size:
+        if not self._size:
             raise DtypeError(
                 message("len", "at least one batch dim", "batch_size=[]", hint="len(td.keys()) counts keys")
             )
-        return self.batch_size[0]
+        return self._size[0]
 
     def __iter__(self) -> Any:
         return iter([self[i] for i in range(len(self))])
 
     def __repr__(self) -> str:
-        return node_text(self._leaves, self._nodes, self.batch_size, self.device)
+        return node_text(self._leaves, self._nodes, self._size, self._device)
 
     def _repr_html_(self) -> str:
-        return node_html(self._leaves, self._nodes, self.batch_size)
+        return node_html(self._leaves, self._nodes, self._size)
 
     # -- reading
 
     def __getitem__(self, key: Any) -> Any:
         if type(key) is str:
+            leaf = self._leaves.get((key,))
+            if leaf is not None:
+                return leaf
             key = (key,)
         elif not (type(key) is tuple and key and type(key[0]) is str):
             if not is_key(key):
@@ -228,12 +240,13 @@ class TensorDict(Container):
             ShapeError: the value's shape does not begin with the batch size.
             KeyPathError: the path leads through a leaf.
         """
-        path = (key,) if type(key) is str else unravel_key(key)
-        size = self.batch_size
-        known = path in self._leaves and isinstance(value, Tensor) and self.device is None
+        path, leaves, size = (key,) if type(key) is str else unravel_key(key), self._leaves, self._size
+        known = path in leaves and self._device is None and isinstance(value, Tensor)
         alone = len(path) == 1 or not any(self._nodes.values())  # no inner node has batch dims to agree with
         if known and alone and value.shape[: len(size)] == size:
-            return make({**self._leaves, path: value}, self._nodes, size)
+            leaves = leaves.copy()
+            leaves[path] = value
+            return make(leaves, self._nodes, size)
         base = self.exclude(path) if isinstance(value, (Mapping, TensorDict)) else self
         return base.update({path: value})
 
@@ -243,15 +256,15 @@ class TensorDict(Container):
         Raises:
             ShapeError, KeyPathError: as `set`, for every entry at once.
         """
-        if type(other) is dict and self.device is None and not any(self._nodes.values()):
-            leaves = dict(self._leaves)
-            if overwrite(leaves, self._nodes, self.batch_size, (), other):
-                return make(leaves, self._nodes, self.batch_size)
+        if type(other) is dict and self._device is None and not any(self._nodes.values()):
+            leaves = self._leaves.copy()
+            if overwrite(leaves, self._nodes, self._size, (), other):
+                return make(leaves, self._nodes, self._size)
         fresh: Leaves = {}
         inner: Nodes = {}
-        absorb(fresh, inner, (), other, len(self.batch_size), self.device)
-        if not (isinstance(other, TensorDict) and other.batch_size == self.batch_size):
-            check_leaves("update", fresh, {}, self.batch_size)
+        absorb(fresh, inner, (), other, len(self._size), self._device)
+        if not (isinstance(other, TensorDict) and other.batch_size == self._size):
+            check_leaves("update", fresh, {}, self._size)
         leaves, nodes = dict(self._leaves), dict(self._nodes)
         if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys():
             leaves.update(fresh)
@@ -261,8 +274,8 @@ class TensorDict(Container):
             for path, leaf in fresh.items():
                 put_leaf(leaves, nodes, path, leaf)
         if any_extra(nodes):
-            check_extra("update", leaves, nodes, len(self.batch_size))
-        return make(leaves, nodes, self.batch_size, self.device)
+            check_extra("update", leaves, nodes, len(self._size))
+        return make(leaves, nodes, self._size, self._device)
 
     def replace(self, **entries: Any) -> TensorDict:
         """`update` with keyword arguments."""
@@ -287,14 +300,14 @@ class TensorDict(Container):
         paths = [present(self, "select", key) if strict else unravel_key(key) for key in keys]
         leaves = {p: v for p, v in self._leaves.items() if within(p, paths)}
         nodes = {p: n for p, n in self._nodes.items() if within(p, paths) or any([q[: len(p)] == p for q in leaves])}
-        return make(leaves, nodes, self.batch_size, self.device)
+        return make(leaves, nodes, self._size, self._device)
 
     def exclude(self, *keys: NestedKey) -> TensorDict:
         """Everything but the leaves and inner nodes at `keys`."""
         paths = [unravel_key(key) for key in keys]
         leaves = {p: v for p, v in self._leaves.items() if not within(p, paths)}
         nodes = {p: n for p, n in self._nodes.items() if not within(p, paths)}
-        return make(leaves, nodes, self.batch_size, self.device)
+        return make(leaves, nodes, self._size, self._device)
 
     def flatten_keys(self, separator: str = ".") -> TensorDict:
         """One level of keys, paths joined by `separator`; empty inner nodes go.
@@ -308,7 +321,7 @@ class TensorDict(Container):
         if len(leaves) < len(self._leaves):
             got = f"paths that join to one key with separator {separator!r}"
             raise KeyPathError(message("flatten_keys", "different joined keys", got, hint="choose another separator"))
-        return make(leaves, {}, self.batch_size, self.device)
+        return make(leaves, {}, self._size, self._device)
 
     def unflatten_keys(self, separator: str = ".") -> TensorDict:
         """Keys split at `separator` into nested ones; the inverse of `flatten_keys`.
@@ -325,7 +338,7 @@ class TensorDict(Container):
         if len(leaves) < len(self._leaves):
             got, hint = "a key that would be both", "choose another separator, or rename it"
             raise KeyPathError(message("unflatten_keys", "keys that are a leaf or an inner node", got, hint=hint))
-        return make(leaves, nodes, self.batch_size, self.device)
+        return make(leaves, nodes, self._size, self._device)
 
     def apply(
         self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None
@@ -353,18 +366,18 @@ class TensorDict(Container):
             leaves = {p: fn(v) for p, v in self._leaves.items()}
         if any([v is None for v in leaves.values()]):
             leaves = {p: v for p, v in leaves.items() if v is not None}
-        size = self.batch_size if batch_size is None else torch.Size(batch_size)
+        size = self._size if batch_size is None else torch.Size(batch_size)
         nodes = self._nodes if batch_size is None else dict.fromkeys(self._nodes, 0)
         check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
-        place = torch.device(device) if device is not None else self.device
+        place = torch.device(device) if device is not None else self._device
         return make(leaves, nodes, size, place)
 
     def to(self, *args: Any, **kwargs: Any) -> TensorDict:
         """`Tensor.to` for every leaf; a TensorDict as argument gives its device."""
         args = tuple([a.device if isinstance(a, TensorDict) else a for a in args])
         places = [a for a in (*args, kwargs.get("device")) if isinstance(a, (str, torch.device, int)) and a is not True]
-        place = torch.device(places[0]) if places else self.device
-        return make({p: v.to(*args, **kwargs) for p, v in self._leaves.items()}, self._nodes, self.batch_size, place)
+        place = torch.device(places[0]) if places else self._device
+        return make({p: v.to(*args, **kwargs) for p, v in self._leaves.items()}, self._nodes, self._size, place)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         spelling = f"td = td.set({key!r}, value)" if is_key(key) else "td = td.at[index].set(value)"
@@ -379,11 +392,11 @@ class TensorDict(Container):
 
 def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> TensorDict:
     """A TensorDict of checked parts, which it owns from here on: what operations return."""
-    td, put = object.__new__(TensorDict), object.__setattr__
-    put(td, "_leaves", leaves)
-    put(td, "_nodes", nodes)
-    put(td, "batch_size", batch_size)
-    put(td, "device", device)
+    td = object.__new__(TensorDict)
+    td._leaves = leaves
+    td._nodes = nodes
+    td._size = batch_size
+    td._device = device
     return td
 
 
@@ -398,7 +411,7 @@ def node(td: TensorDict, path: KeyPath) -> Any:
     if path not in td._nodes:
         raise missing_key("get", path, [*td._leaves, *td._nodes])
     leaves, nodes, extra = subtree(td._leaves, td._nodes, path)
-    return make(leaves, nodes, node_size(leaves, td.batch_size, extra), td.device)
+    return make(leaves, nodes, node_size(leaves, td._size, extra), td._device)
 
 
 def present(td: TensorDict, op: OpName, key: NestedKey) -> KeyPath:
@@ -418,13 +431,13 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
 
     The new batch size is read off one leaf: what is left of its result before the feature dims.
     """
-    size = td.batch_size
+    size = td._size
     k = len(size)
     if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
     if type(idx) is list:
-        idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td.device)
+        idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td._device)
     if type(idx) is tuple or is_mask(idx):
         idx = batch_index(idx if type(idx) is tuple else (idx,), size)
     try:
@@ -436,17 +449,17 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
         break
     else:
         new = torch.empty(()).expand(size)[idx].shape
-    return make(leaves, td._nodes, new, td.device)
+    return make(leaves, td._nodes, new, td._device)
 
 
 def flatten(td: Any) -> tuple[list[Any], Any]:
     """Leaves in sorted order, and the context: paths, feature ranks, nodes, device; sizes only without leaves."""
-    leaves, size = td._leaves, td.batch_size
+    leaves, size = td._leaves, td._size
     if type(size) is Unsized:
         return [leaves[p] for p in size[0]], tuple(size)
     paths, k = tuple(sorted(leaves)), len(size)
     ranks = tuple([len(leaves[p].shape) - k for p in paths])
-    device = None if td.device is None else str(td.device)
+    device = None if td._device is None else str(td._device)
     return [leaves[p] for p in paths], (
         paths,
         ranks,

@@ -11,7 +11,7 @@ from catalogue import is_representative, samples, title
 from harness import CHECKS, Case, check, check_gap
 
 from tdc._errors import UnsupportedError
-from tdc._rules import DISPATCH, MODES, Rule
+from tdc._rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
 
 LIVE = [rule for rule in RULES if not rule.reason]
@@ -61,5 +61,5 @@ def test_labels_differ_within_a_row():
 
 
 def test_dispatch_reaches_the_row():
-    lost = [rule for rule in RULES if DISPATCH[rule.kind].get(rule.op) is not rule.impl]
+    lost = [rule for rule in RULES if IMPLS[DISPATCH[rule.kind][rule.op]] is not rule.impl]
     assert not lost

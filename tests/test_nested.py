@@ -427,8 +427,12 @@ def test_copies_and_lifetime():
 
 def test_immutable():
     x, _ = packed("features")
-    for name in ("values", "structure", "new"):
+    for name in ("values", "structure", "shape"):
         with pytest.raises(tdc.ImmutableError, match=rf"got `x\.{name} = NoneType`\nhint: x\.with_values"):
             setattr(x, name, None)
+    with pytest.raises(AttributeError):
+        x.new = None
+    with pytest.raises(tdc.ImmutableError, match=r"`x\.packed_dim = int`"):
+        x.structure.packed_dim = 1
     with pytest.raises(tdc.ImmutableError, match=r"torch\.where\(mask, new, x\)"):
         x[0] = 1  # type: ignore[index]  # the mistake under test

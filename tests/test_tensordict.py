@@ -260,7 +260,7 @@ def test_flatten_keys_loses_nothing():
         (lambda td: operator.setitem(td, 0, 1), "td.at[index].set(value)"),
         (lambda td: operator.delitem(td, "a"), "td.delete('a')"),
         (lambda td: setattr(td, "batch_size", ()), "x.batch_size = tuple"),
-        (lambda td: setattr(td, "new", 1), "x.new = int"),
+        (lambda td: setattr(td, "shape", 1), "x.shape = int"),
         (lambda td: delattr(td, "device"), "del x.device"),
     ],
 )

@@ -77,8 +77,8 @@ class At(Frozen):
     _index: Any
 
     def __init__(self, td: TensorDict, idx: Any = None) -> None:
-        object.__setattr__(self, "_td", td)
-        object.__setattr__(self, "_index", idx)
+        self._td = td
+        self._index = idx
 
     def __getitem__(self, idx: Any) -> At:
         return At(self._td, idx)

@@ -122,7 +122,7 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
         sizes = zip(*[e.shape[:-1] for e in extents if e is not None], strict=True)
         extent = extent_of(tuple([max(z) for z in sizes]), s.offsets.device)
     joined = Structure(torch.cat(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
-    return nested_like(joined, torch.cat([x.values for x in xs], s.packed_dim), fresh=True)
+    return nested_like(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
 
 
 def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
@@ -140,7 +140,7 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     lengths = torch.stack([x.lengths for x in xs], 1)
     offsets, gather = take_spans(starts, lengths.reshape(-1))
     values = rows.values.index_select(s.packed_dim, gather)
-    return nested_like(Structure(offsets[::count], None, None, s.packed_dim, s.batch_dim, 1), values, fresh=True)
+    return nested_like(Structure(offsets[::count], None, None, s.packed_dim, s.batch_dim, 1).marked(), values)
 
 
 def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:

@@ -17,14 +17,14 @@ from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 
 
-def last_is_static(x: NestedTensor | MaskedBatch, op: str, count: int = 1) -> None:
+def last_is_static(x: NestedTensor | MaskedBatch, op: str, count: int) -> None:
     """The last `count` dims are features, neither ragged nor the batch.
 
     Raises:
         ShapeError: one of them is not.
     """
     if isinstance(x, NestedTensor):
-        s, static = x.structure, x.values.ndim - count
+        s, static = x._structure, x._values.ndim - count
         fits = s.packed_dim < static and s.batch_dim < static + s.ragged_ndim
     else:
         fits = max(x.ragged_dims[-1], x.batch_dim) < x.ndim - count
@@ -37,12 +37,12 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: str, count: int = 1) -> No
 
 def linear_nested(input: NestedTensor, weight: Tensor, bias: Tensor | None = None) -> NestedTensor:
     """One product over all real positions: (B, -1, I) -> (B, -1, O)."""
-    last_is_static(input, "linear")
-    return input.with_values(F.linear(input.values, weight, bias))
+    last_is_static(input, "linear", 1)
+    return input.with_values(F.linear(input._values, weight, bias))
 
 
 def linear_masked(input: MaskedBatch, weight: Tensor, bias: Tensor | None = None) -> MaskedBatch:
-    last_is_static(input, "linear")
+    last_is_static(input, "linear", 1)
     out: Any = F.linear(input.filled(0), weight, bias)
     return input.with_data(out.masked_fill(~input.mask, 0))
 

@@ -24,7 +24,7 @@ from tdc.ops.linalg import last_is_static
 
 def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:
     last_is_static(input, "layer_norm", len(normalized_shape))
-    return input.with_values(F.layer_norm(input.values, normalized_shape, *args, **kwargs))
+    return input.with_values(F.layer_norm(input._values, normalized_shape, *args, **kwargs))
 
 
 def layer_norm_masked(input: MaskedBatch, normalized_shape: Any, *args: Any, **kwargs: Any) -> MaskedBatch:

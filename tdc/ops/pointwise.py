@@ -47,7 +47,7 @@ def nary(op: Op) -> None:
 def unary_nested(op: Op, x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
     """`inplace=True`, which stock activations pass on, is not followed: nothing is changed in place."""
     kwargs.pop("inplace", None)
-    return x.with_values(op(x.values, *args, **kwargs))
+    return x.with_values(op(x._values, *args, **kwargs))
 
 
 def unary_masked(op: Op, x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
@@ -70,9 +70,9 @@ def nary_nested(op: Op, *args: Any, **kwargs: Any) -> NestedTensor:
 def packed(x: Any, like: NestedTensor, op: Op) -> Any:
     """An operand as it broadcasts against the packed values of `like`."""
     if isinstance(x, NestedTensor):
-        if x.structure is not like.structure:
-            require_same(like.structure, x.structure, op)
-        return x.values
+        if x._structure is not like._structure:
+            require_same(like._structure, x._structure, op)
+        return x._values
     if isinstance(x, Tensor) and x.ndim > 0:
         return pack_dense(x, like, op)
     if isinstance(x, MaskedBatch):
