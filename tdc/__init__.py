@@ -13,6 +13,9 @@ from ._errors import StructureError as StructureError
 from ._errors import TdcError as TdcError
 from ._errors import UnsupportedError as UnsupportedError
 from ._keys import unravel_key as unravel_key
+from ._leaf import register_leaf as register_leaf
+from ._nodes import Static as Static
+from ._objects import ObjectArray as ObjectArray
 from ._structure import offsets_of as offsets_of
 from .convert import from_padded as from_padded
 from .convert import from_torch as from_torch
@@ -27,6 +30,8 @@ from .nested import validate as validate
 from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack
+from .tensorclass import TensorClass as TensorClass
+from .tensorclass import tensorclass as tensorclass
 from .tensordict import TensorDict as TensorDict
 
 __version__ = "0.1.0"

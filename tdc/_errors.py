@@ -118,7 +118,7 @@ def describe(x: Any) -> str:
         ('Tensor float32[2, 3]', 'int')
     """
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-    name = type(x).__name__
+    name = getattr(x, "_label", type(x).__name__)
     if shape is None:
         return name
     sizes = show_sizes(shape)

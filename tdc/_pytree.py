@@ -19,6 +19,9 @@ import optree
 import torch.utils._pytree as torch_pytree
 from optree.registry import __GLOBAL_NAMESPACE as GLOBAL_NAMESPACE
 
+from tdc._errors import FormatError, message
+from tdc._nodes import TYPES, Static, Typed, name_of
+
 Flatten = Callable[[Any], "tuple[list[Any], Any]"]
 Unflatten = Callable[[Any, Any], Any]
 
@@ -60,12 +63,33 @@ def register(
 
 
 def lists_of(context: Any) -> Any:
-    """A context as JSON data: its tuples as lists."""
-    return [lists_of(part) for part in context] if isinstance(context, tuple) else context
+    """A context as JSON data: its tuples as lists, static values and tensorclasses as one-key dicts."""
+    if isinstance(context, Static):
+        return {"static": lists_of(context.value)}
+    if isinstance(context, Typed):
+        return {"type": [name_of(context.cls), context.extra]}
+    if isinstance(context, tuple):
+        return [lists_of(part) for part in context]
+    if context is None or isinstance(context, (str, int, float)):
+        return context
+    got, hint = f"a static value of type {type(context).__name__}", "give it as a str or int, or exclude the key"
+    raise FormatError(message("export", "static values that JSON can hold", got, hint=hint))
 
 
 def tuples_of(data: Any) -> Any:
-    """A context from JSON data; the inverse of `lists_of`."""
+    """A context from JSON data; the inverse of `lists_of`.
+
+    Raises:
+        FormatError: a tensorclass that is not defined in this process.
+    """
+    if isinstance(data, dict) and "static" in data:
+        return Static(tuples_of(data["static"]))
+    if isinstance(data, dict) and "type" in data:
+        name, extra = data["type"]
+        if name not in TYPES:
+            hint = f"import {name.rpartition('.')[0]} first"
+            raise FormatError(message("load", f"the tensorclass {name!r} to be defined", "no such class", hint=hint))
+        return Typed(extra, TYPES[name])
     return tuple([tuples_of(part) for part in data]) if isinstance(data, list) else data
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -128,15 +128,21 @@ def missing(op: Op, kind: str) -> NoReturn:
     raise UnsupportedError(message(op, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
 
 
-def no_attribute(name: str, kind: str, attribute: str) -> AttributeError:
-    """The error for an attribute that is not there; private names, which libraries probe for, get a bare one."""
-    if attribute.startswith("_") or not hasattr(torch.Tensor, attribute):
-        return AttributeError(f"{name!r} object has no attribute {attribute!r}")
-    expected = f"an operation with a rule for {CLASS_NAMES[kind]}"
-    if attribute.endswith("_"):
-        hint = f"x = x.{attribute[:-1]}(...), which returns a new one"
-        return MethodError(message(attribute, "no change in place", f"x.{attribute}", hint=hint))
-    return MethodError(message(attribute, expected, f"{attribute!r}, which has none", hint=CONVERSIONS[kind]))
+class Absent:
+    """Stands in a container class for a Tensor method that it lacks, and raises the text its function would raise."""
+
+    __slots__ = ("kind", "name")
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.kind = kind
+
+    def __get__(self, x: Any, owner: Any = None) -> NoReturn:
+        if self.name.endswith("_"):
+            hint = f"x = x.{self.name[:-1]}(...), which returns a new one"
+            raise MethodError(message(self.name, "no change in place", f"x.{self.name}", hint=hint))
+        expected, got = f"an operation with a rule for {CLASS_NAMES[self.kind]}", f"{self.name!r}, which has none"
+        raise MethodError(message(self.name, expected, got, hint=CONVERSIONS[self.kind]))
 
 
 class Container(Frozen):
@@ -153,9 +159,13 @@ class Container(Frozen):
         impl = IMPLS[row_of(func, cls if len(types) == 1 else outermost(types))]
         return impl(*args, **kwargs) if kwargs else impl(*args)
 
-    def __getattr__(self, name: str) -> Any:
-        """Only what is not there comes here; a method that a Tensor has gets the text that its function would get."""
-        raise no_attribute(type(self).__name__, self._kind, name)
+    if TYPE_CHECKING:  # methods come from the rule table; at run time this would slow down every attribute
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __dir__(self) -> list[str]:
+        absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}
+        return [n for n in object.__dir__(self) if n not in absent]
 
     def __bool__(self) -> bool:
         name = type(self).__name__
@@ -173,11 +183,18 @@ def outermost(types: Iterable[type]) -> Any:
 
 
 def install_methods(classes: dict[str, type]) -> None:
-    """Give each container a method for each row whose function is a Tensor method, too: one line that runs its rule."""
+    """Give each container a method for each row whose function is a Tensor method, too: one line that runs its rule.
+
+    For every other Tensor method it gets an attribute that says what to do instead.
+    """
     for rule in RULES:
         cls, name = classes[rule.kind], rule.name
-        if name.isidentifier() and hasattr(torch.Tensor, name) and name not in cls.__dict__:
+        if name.isidentifier() and hasattr(torch.Tensor, name) and not hasattr(cls, name):
             setattr(cls, name, as_method(rule.op, name))
+    for kind, cls in classes.items():
+        for name in dir(torch.Tensor):
+            if not name.startswith("_") and not hasattr(cls, name):
+                setattr(cls, name, Absent(name, kind))
 
 
 def as_method(op: Op, name: str) -> Op:

@@ -2,8 +2,8 @@
 
     {"a": x, "b": {"c": y, "d": {}}}   ->   leaves {("a",): x, ("b", "c"): y},  nodes {("b",): 0, ("b", "d"): 0}
 
-A node's number says how many batch dims it has beyond those of the root. Functions here build, check and print this
-form and know nothing of the class around it.
+A node's entry says how many batch dims it has beyond those of the root, and more; see `_nodes`. Functions here build,
+check and print this form and know nothing of the class around it.
 
 Invariants:
   - a path is a leaf, a node, or absent; every proper prefix of a path is a node;
@@ -31,23 +31,20 @@ from tdc._errors import (
     show_sizes,
 )
 from tdc._keys import show, unravel_key
+from tdc._leaf import PROTOCOLS, Leaf, wrapped
+from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, with_extra
+from tdc._objects import ObjectArray
 from tdc._repr import is_shared, leaf_html, tree_html, tree_text
 from tdc._rules import Container
 from tdc._structure import mark_dynamic
 from tdc._typing import KeyPath, OpName
 
 Leaves = dict[KeyPath, Any]
-Nodes = dict[KeyPath, int]
 
 
 def within(path: KeyPath, prefixes: Iterable[KeyPath]) -> bool:
     """Whether a path is one of `prefixes` or below one."""
     return any([path[: len(p)] == p for p in prefixes])
-
-
-def any_extra(nodes: Nodes) -> bool:
-    """Whether some node has more batch dims than the root."""
-    return any(nodes.values())
 
 
 def remove(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
@@ -58,22 +55,28 @@ def remove(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
         del nodes[p]
 
 
-def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, extra: int = 0) -> None:
-    """Make a path and all its prefixes inner nodes.
+def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> None:
+    """Make a path and all its prefixes inner nodes, or put a static value at the path.
 
     Raises:
-        KeyPathError: a prefix is a leaf.
+        KeyPathError: a prefix is a leaf or a static value.
     """
     for depth in range(1, len(path)):
         put_node_at(leaves, nodes, path[:depth], 0)
-    put_node_at(leaves, nodes, path, extra)
+    if type(entry) is Static:
+        remove(leaves, nodes, path)
+        nodes[path] = entry
+    else:
+        put_node_at(leaves, nodes, path, entry)
 
 
-def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, extra: int) -> None:
-    if path in leaves:
+def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None:
+    known = nodes.get(path, 0)
+    if path in leaves or type(known) is Static:
         got = f"a leaf at {show(path)!r}"
         raise KeyPathError(message("set", "inner nodes on the way to a key", got, hint=f"delete {show(path)!r} first"))
-    nodes[path] = max(extra, nodes.get(path, 0))
+    top = max(extra_of(entry), extra_of(known))
+    nodes[path] = with_extra(known if type(entry) is int else entry, top)
 
 
 def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
@@ -83,6 +86,22 @@ def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
     if path in nodes:
         remove(leaves, nodes, path)
     leaves[path] = leaf
+
+
+def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
+    """Nodes after keys came or went: a tensorclass is one as long as it has exactly its fields."""
+    if not any([type(n) is Typed for n in nodes.values()]):
+        return nodes
+    out = dict(nodes)
+    for path, entry in nodes.items():
+        n = len(path)
+        if type(entry) is Typed:
+            below = {p[n] for p in [*leaves, *nodes] if len(p) > n and p[:n] == path}
+            if below != set(entry.cls._fields):
+                out[path] = entry.extra
+    if type(out.get(())) is int:
+        del out[()]
+    return out
 
 
 def is_tensordict(x: Any) -> bool:
@@ -118,10 +137,11 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
         above = len(source.batch_size) - ndim
         if prefix:
             put_node(leaves, nodes, prefix, max(above, 0))
-        for path, extra in source._nodes.items():
-            put_node(leaves, nodes, prefix + path, max(above + extra, 0))
+        for path, entry in source._nodes.items():
+            if prefix or path:
+                put_node(leaves, nodes, prefix + path, with_extra(entry, max(above + extra_of(entry), 0)))
         for path, leaf in source._leaves.items():
-            put_leaf(leaves, nodes, prefix + path, as_leaf(leaf, prefix + path, device))
+            put_new(leaves, nodes, prefix + path, as_leaf(leaf, prefix + path, device))
         return
     if not isinstance(source, Mapping):
         hint = "TensorDict({'key': tensor}, batch_size=[...])"
@@ -132,13 +152,34 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
         path = prefix + unravel_key(key)
         if isinstance(value, Mapping) or is_tensordict(value):
             absorb(leaves, nodes, path, value, ndim, device)
+        elif type(value) is Static:
+            put_new(leaves, nodes, path, value)
         else:
-            put_leaf(leaves, nodes, path, as_leaf(value, path, device))
+            put_new(leaves, nodes, path, as_leaf(value, path, device))
+
+
+def put_new(leaves: Leaves, nodes: Nodes, path: KeyPath, value: Any) -> None:
+    """Put a leaf or a static value where nothing is yet.
+
+    Raises:
+        KeyPathError: the path is taken.
+    """
+    if path in leaves or path in nodes:
+        got, hint = f"two entries at {show(path)!r}", "a key is a leaf or an inner node, and is given once"
+        raise KeyPathError(message("TensorDict", "different keys", got, hint=hint))
+    if type(value) is Static:
+        put_node(leaves, nodes, path, value)
+    else:
+        put_leaf(leaves, nodes, path, value)
 
 
 def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Any:
     """A leaf: tensors and containers as they are, numpy arrays, numbers and lists of them as tensors."""
     if not isinstance(value, (Tensor, Container)):
+        if type(value) in PROTOCOLS:
+            return wrapped(value) if device is None else wrapped(value).to(device)
+        if getattr(getattr(value, "dtype", None), "kind", "") in ("O", "U", "S"):  # a numpy array of objects or strings
+            return wrapped(ObjectArray(value))
         if isinstance(value, (str, bytes)) or value is None:
             raise not_a_leaf(value, path)
         try:
@@ -151,7 +192,7 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Any:
 def not_a_leaf(value: Any, path: KeyPath) -> DtypeError:
     """The error for a value that cannot be a leaf."""
     at = {show(path): type(value).__name__}
-    hint = "lists of tensors: torch.stack, or tdc.pack where sizes differ"
+    hint = "Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes"
     return DtypeError(
         message("TensorDict", "tensors, arrays, numbers or mappings", "a value of another type", at, hint)
     )
@@ -228,7 +269,8 @@ def mark_rows(leaves: Leaves) -> None:
 
 def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
     """Leaves of a node with extra batch dims agree in these, too."""
-    for node, extra in nodes.items():
+    for node, entry in nodes.items():
+        extra = extra_of(entry)
         below = {p: x for p, x in leaves.items() if extra and p[: len(node)] == node}
         sizes = [x.shape[: k + extra] for x in below.values()]
         wrong = {
@@ -245,9 +287,11 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
     """What lies below a node: its leaves and nodes with shorter paths, and its own extra dims."""
-    n, top, extra = len(path), path[0], nodes[path]
-    below = {p[n:]: x for p, x in leaves.items() if p[0] == top and p[:n] == path}
-    inner = {p[n:]: e - extra for p, e in nodes.items() if p[0] == top and len(p) > n and p[:n] == path}
+    n, extra = len(path), extra_of(nodes[path])
+    below = {p[n:]: x for p, x in leaves.items() if p[:n] == path}
+    inner = {p[n:]: with_extra(e, extra_of(e) - extra) for p, e in nodes.items() if p[:n] == path}
+    if type(inner[()]) is int:
+        del inner[()]
     return below, inner, extra
 
 
@@ -260,7 +304,7 @@ def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
 
 def children(leaves: Leaves, nodes: Nodes) -> list[str]:
     """Keys directly below the root, in insertion order."""
-    return list(dict.fromkeys([p[0] for p in leaves] + [p[0] for p in nodes]))
+    return list(dict.fromkeys([p[0] for p in leaves] + [p[0] for p in nodes if p]))
 
 
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
@@ -270,22 +314,34 @@ def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, inden
         if (key,) in leaves:
             fields.append((key, leaves[(key,)]))
             continue
+        if type(nodes[(key,)]) is Static:
+            fields.append((key, repr(nodes[(key,)])))
+            continue
         below, inner, extra = subtree(leaves, nodes, (key,))
         fields.append((key, node_text(below, inner, node_size(below, size, extra), device, indent + " " * 8)))
     shared = bool(leaves) and all([is_shared(x) for x in leaves.values()])
-    return tree_text("TensorDict", fields, size, device, shared, indent)
+    return tree_text(title(nodes), fields, size, device, shared, indent)
 
 
-def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str = "TensorDict") -> str:
+def title(nodes: Nodes) -> str:
+    """Name of the class of a tree."""
+    root = nodes.get(())
+    return root.cls.__name__ if type(root) is Typed else "TensorDict"
+
+
+def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str = "") -> str:
     """A tree as nested `<details>`, keys in insertion order."""
     items = []
     for key in children(leaves, nodes):
         if (key,) in leaves:
             items.append(leaf_html(key, leaves[(key,)]))
             continue
+        if type(nodes[(key,)]) is Static:
+            items.append(leaf_html(key, nodes[(key,)]))
+            continue
         below, inner, extra = subtree(leaves, nodes, (key,))
         items.append(f"<li>{node_html(below, inner, node_size(below, size, extra), key)}</li>")
-    return tree_html(name, items, f"batch_size={list(size)}")
+    return tree_html(name or title(nodes), items, f"batch_size={list(size)}")
 
 
 def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
@@ -352,6 +408,8 @@ def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
 def shape_of(x: Any) -> Any:
     """Shape of a leaf, None for what is no tensor, also where it is a container of something else."""
     if isinstance(x, Tensor):
+        return x.shape
+    if type(x) is Leaf:
         return x.shape
     if isinstance(x, Container) and isinstance(x.values if x._kind == "nested" else x.data, Tensor):
         return x.shape

@@ -22,6 +22,7 @@ NestedKey: TypeAlias = "str | tuple[NestedKey, ...]"
 Op: TypeAlias = Callable[..., Any]
 Dims: TypeAlias = "int | tuple[int, ...]"
 OpName: TypeAlias = "str | Op"
+MISSING: Any = object()  # default of an argument for which None means something
 
 
 class Frozen:

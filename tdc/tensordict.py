@@ -19,42 +19,34 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from tdc._errors import DtypeError, ImmutableError, IndexingError, KeyPathError, message
-from tdc._keys import is_key, missing_key, unravel_key
+from tdc._errors import DtypeError, ImmutableError, IndexingError, message
+from tdc._keyed import Keyed, apply_leaves
+from tdc._keys import is_key
+from tdc._leaf import PROTOCOLS, Leaf, unwrap, wrapped
+from tdc._nodes import Nodes, without_extra
 from tdc._pytree import register
-from tdc._rules import Container
 from tdc._tree import (
     Leaves,
-    Nodes,
     absorb,
-    any_extra,
+    as_leaf,
     batch_index,
-    check_extra,
     check_leaves,
     common,
     is_mask,
     mark_rows,
     misfit,
     node_html,
-    node_size,
     node_text,
-    overwrite,
-    put_leaf,
-    put_node,
+    retype,
     same_size,
     shape_of,
-    subtree,
     together,
-    within,
 )
-from tdc._typing import KeyPath, NestedKey, OpName
-
-MISSING: Any = object()
+from tdc._typing import MISSING as MISSING
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias
@@ -64,8 +56,7 @@ class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclas
         return "unknown"
 
 
-@final
-class TensorDict(Container):
+class TensorDict(Keyed):
     """An immutable dictionary of tensors that share their leading dims.
 
     Shapes:
@@ -98,12 +89,8 @@ class TensorDict(Container):
 
     __slots__ = ("__weakref__", "_device", "_leaves", "_nodes", "_size")
     _kind = "tensordict"
+    _instead = "td = td.set(key, value), which returns a new one"
     _rank = 2
-
-    _leaves: Leaves
-    _nodes: Nodes
-    _size: torch.Size
-    _device: torch.device | None
 
     def __init__(
         self, source: Mapping[Any, Any] | TensorDict | None = None, batch_size: Any = (), *, device: Any = None
@@ -178,167 +165,13 @@ class TensorDict(Container):
         if type(key) is str:
             leaf = self._leaves.get((key,))
             if leaf is not None:
-                return leaf
-            key = (key,)
-        elif not (type(key) is tuple and key and type(key[0]) is str):
-            if not is_key(key):
-                return index(self, key)
-            key = unravel_key(key)
-        leaf = self._leaves.get(key, MISSING)
-        return node(self, unravel_key(key)) if leaf is MISSING else leaf
+                return leaf if type(leaf) is not Leaf else leaf._value
+            return self._at((key,))
+        return self.get(key) if is_key(key) else index(self, key)
 
-    def get(self, key: NestedKey, default: Any = MISSING) -> Any:
-        """The leaf or inner node at `key`; `default` where there is none, a KeyPathError where none is given."""
-        path = unravel_key(key)
-        leaf = self._leaves.get(path, MISSING)
-        if leaf is not MISSING:
-            return leaf
-        return node(self, path) if default is MISSING or path in self._nodes else default
-
-    def __contains__(self, key: NestedKey) -> bool:
-        path = unravel_key(key)
-        return path in self._leaves or path in self._nodes
-
-    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
-        """Keys in insertion order: str at the top, tuples below it.
-
-        Args:
-            include_nested: also keys inside inner nodes.
-            leaves_only: leave inner nodes out.
-        """
-        paths: dict[KeyPath, None] = {}
-        for path in [*self._leaves, *self._nodes]:
-            for depth in range(1, len(path) + 1 if include_nested else 2):
-                paths.setdefault(path[:depth], None)
-        found = [p for p in paths if not (leaves_only and p in self._nodes)]
-        return tuple([p[0] if len(p) == 1 else p for p in found])
-
-    def values(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
-        """Values in the order of `keys` with the same arguments."""
-        return tuple([self[k] for k in self.keys(include_nested, leaves_only)])
-
-    def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
-        """Pairs in the order of `keys` with the same arguments."""
-        return tuple([(k, self[k]) for k in self.keys(include_nested, leaves_only)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain dicts of the leaves."""
-        out: dict[str, Any] = {}
-        for path in [*self._leaves, *self._nodes]:
-            inner = out
-            for key in path[:-1]:
-                inner = inner.setdefault(key, {})
-            inner.setdefault(path[-1], self._leaves.get(path, {}))
-        return out
-
-    # -- writing: each returns a new TensorDict
-
-    def set(self, key: NestedKey, value: Any) -> TensorDict:
-        """With `value` at `key`; missing inner nodes are made, what stood there is replaced.
-
-        Raises:
-            ShapeError: the value's shape does not begin with the batch size.
-            KeyPathError: the path leads through a leaf.
-        """
-        path, leaves, size = (key,) if type(key) is str else unravel_key(key), self._leaves, self._size
-        known = path in leaves and self._device is None and isinstance(value, Tensor)
-        alone = len(path) == 1 or not any(self._nodes.values())  # no inner node has batch dims to agree with
-        if known and alone and value.shape[: len(size)] == size:
-            leaves = leaves.copy()
-            leaves[path] = value
-            return make(leaves, self._nodes, size)
-        base = self.exclude(path) if isinstance(value, (Mapping, TensorDict)) else self
-        return base.update({path: value})
-
-    def update(self, other: Mapping[Any, Any] | TensorDict) -> TensorDict:
-        """With the entries of `other`, key by key; inner nodes are merged.
-
-        Raises:
-            ShapeError, KeyPathError: as `set`, for every entry at once.
-        """
-        if type(other) is dict and self._device is None and not any(self._nodes.values()):
-            leaves = self._leaves.copy()
-            if overwrite(leaves, self._nodes, self._size, (), other):
-                return make(leaves, self._nodes, self._size)
-        fresh: Leaves = {}
-        inner: Nodes = {}
-        absorb(fresh, inner, (), other, len(self._size), self._device)
-        if not (isinstance(other, TensorDict) and other.batch_size == self._size):
-            check_leaves("update", fresh, {}, self._size)
-        leaves, nodes = dict(self._leaves), dict(self._nodes)
-        if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys():
-            leaves.update(fresh)
-        else:
-            for path, extra in inner.items():
-                put_node(leaves, nodes, path, nodes.get(path, extra))
-            for path, leaf in fresh.items():
-                put_leaf(leaves, nodes, path, leaf)
-        if any_extra(nodes):
-            check_extra("update", leaves, nodes, len(self._size))
-        return make(leaves, nodes, self._size, self._device)
-
-    def replace(self, **entries: Any) -> TensorDict:
-        """`update` with keyword arguments."""
-        return self.update(entries)
-
-    def delete(self, *keys: NestedKey) -> TensorDict:
-        """Without the leaves and inner nodes at `keys`.
-
-        Raises:
-            KeyPathError: one of them is not there.
-        """
-        return self.exclude(*[present(self, "delete", key) for key in keys])
-
-    def pop(self, key: NestedKey, default: Any = MISSING) -> tuple[Any, TensorDict]:
-        """The value at `key` and the TensorDict without it; `(default, self)` where it is absent."""
-        if default is not MISSING and key not in self:
-            return default, self
-        return self.get(key), self.delete(key)
-
-    def select(self, *keys: NestedKey, strict: bool = True) -> TensorDict:
-        """Only the leaves and inner nodes at `keys`; absent ones are an error unless `strict=False`."""
-        paths = [present(self, "select", key) if strict else unravel_key(key) for key in keys]
-        leaves = {p: v for p, v in self._leaves.items() if within(p, paths)}
-        nodes = {p: n for p, n in self._nodes.items() if within(p, paths) or any([q[: len(p)] == p for q in leaves])}
-        return make(leaves, nodes, self._size, self._device)
-
-    def exclude(self, *keys: NestedKey) -> TensorDict:
-        """Everything but the leaves and inner nodes at `keys`."""
-        paths = [unravel_key(key) for key in keys]
-        leaves = {p: v for p, v in self._leaves.items() if not within(p, paths)}
-        nodes = {p: n for p, n in self._nodes.items() if not within(p, paths)}
-        return make(leaves, nodes, self._size, self._device)
-
-    def flatten_keys(self, separator: str = ".") -> TensorDict:
-        """One level of keys, paths joined by `separator`; empty inner nodes go.
-
-        Raises:
-            KeyPathError: two paths join to one key.
-        """
-        if not self._nodes:
-            return self
-        leaves = {(separator.join(path),): leaf for path, leaf in self._leaves.items()}
-        if len(leaves) < len(self._leaves):
-            got = f"paths that join to one key with separator {separator!r}"
-            raise KeyPathError(message("flatten_keys", "different joined keys", got, hint="choose another separator"))
-        return make(leaves, {}, self._size, self._device)
-
-    def unflatten_keys(self, separator: str = ".") -> TensorDict:
-        """Keys split at `separator` into nested ones; the inverse of `flatten_keys`.
-
-        Raises:
-            KeyPathError: one key would be a leaf and an inner node.
-        """
-        leaves: Leaves = {}
-        nodes: Nodes = {}
-        for path, extra in self._nodes.items():
-            put_node(leaves, nodes, unravel_key(tuple([tuple(k.split(separator)) for k in path])), extra)
-        for path, leaf in self._leaves.items():
-            put_leaf(leaves, nodes, unravel_key(tuple([tuple(k.split(separator)) for k in path])), leaf)
-        if len(leaves) < len(self._leaves):
-            got, hint = "a key that would be both", "choose another separator, or rename it"
-            raise KeyPathError(message("unflatten_keys", "keys that are a leaf or an inner node", got, hint=hint))
-        return make(leaves, nodes, self._size, self._device)
+    def __getitems__(self, rows: list[int]) -> TensorDict:
+        """`td[rows]`: what a `torch.utils.data.DataLoader` calls to fetch a batch at once."""
+        return index(self, rows)
 
     def apply(
         self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None
@@ -359,18 +192,19 @@ class TensorDict(Container):
             >>> td.apply(lambda x, y: x + y, td)["a"], td.apply(torch.sum, batch_size=[])["a"]
             (tensor([2., 2.]), tensor(2.))
         """
-        if others:
-            same_size("apply", self, *others)
-            leaves = {p: fn(*values) for p, values in together("apply", self, *others)}
-        else:
-            leaves = {p: fn(v) for p, v in self._leaves.items()}
-        if any([v is None for v in leaves.values()]):
-            leaves = {p: v for p, v in leaves.items() if v is not None}
-        size = self._size if batch_size is None else torch.Size(batch_size)
-        nodes = self._nodes if batch_size is None else dict.fromkeys(self._nodes, 0)
-        check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
-        place = torch.device(device) if device is not None else self._device
-        return make(leaves, nodes, size, place)
+        return mapped(self, fn, others, batch_size, device, False)
+
+    def apply_with_path(
+        self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None
+    ) -> TensorDict:
+        """`apply` of a function that takes the key first: a str at the top, a tuple of str below.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(2), "b": {"c": torch.ones(2)}}, [2])
+            >>> td.apply_with_path(lambda key, x: x * len(key))["b", "c"]
+            tensor([2., 2.])
+        """
+        return mapped(self, fn, others, batch_size, device, True)
 
     def to(self, *args: Any, **kwargs: Any) -> TensorDict:
         """`Tensor.to` for every leaf; a TensorDict as argument gives its device."""
@@ -378,6 +212,9 @@ class TensorDict(Container):
         places = [a for a in (*args, kwargs.get("device")) if isinstance(a, (str, torch.device, int)) and a is not True]
         place = torch.device(places[0]) if places else self._device
         return make({p: v.to(*args, **kwargs) for p, v in self._leaves.items()}, self._nodes, self._size, place)
+
+    def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
+        return make(leaves, nodes, self._size if size is None else size, self._device)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         spelling = f"td = td.set({key!r}, value)" if is_key(key) else "td = td.at[index].set(value)"
@@ -390,40 +227,38 @@ class TensorDict(Container):
         raise ImmutableError(message("TensorDict", "no deletion, TensorDicts are immutable", got, hint=spelling))
 
 
-def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> TensorDict:
-    """A TensorDict of checked parts, which it owns from here on: what operations return."""
-    td = object.__new__(TensorDict)
+def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> Any:
+    """A TensorDict of checked parts, which it owns from here on: what operations return.
+
+    Where the root is a tensorclass, the result is one of it.
+    """
+    typed = nodes and () in nodes
+    td = object.__new__(nodes[()].cls if typed else TensorDict)
     td._leaves = leaves
     td._nodes = nodes
     td._size = batch_size
     td._device = device
+    if typed:
+        td._fill()
     return td
 
 
-def node(td: TensorDict, path: KeyPath) -> Any:
-    """The leaf or inner TensorDict at a path.
-
-    Raises:
-        KeyPathError: nothing is there; the nearest keys are named.
-    """
-    if path in td._leaves:
-        return td._leaves[path]
-    if path not in td._nodes:
-        raise missing_key("get", path, [*td._leaves, *td._nodes])
-    leaves, nodes, extra = subtree(td._leaves, td._nodes, path)
-    return make(leaves, nodes, node_size(leaves, td._size, extra), td._device)
-
-
-def present(td: TensorDict, op: OpName, key: NestedKey) -> KeyPath:
-    """The path of a key that is there.
-
-    Raises:
-        KeyPathError: it is not; the nearest keys are named.
-    """
-    path = unravel_key(key)
-    if path not in td._leaves and path not in td._nodes:
-        raise missing_key(op, path, [*td._leaves, *td._nodes])
-    return path
+def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, with_path: bool) -> Any:
+    """`apply` and `apply_with_path`."""
+    if others:
+        same_size("apply", td, *others)
+        leaves = apply_leaves(fn, together("apply", td, *others), with_path)
+    elif with_path or PROTOCOLS:
+        leaves = apply_leaves(fn, [(p, (v,)) for p, v in td._leaves.items()], with_path)
+    else:
+        leaves = {p: fn(v) for p, v in td._leaves.items()}
+    dropped = any([v is None for v in leaves.values()])
+    leaves = {p: as_leaf(v, p, None) for p, v in leaves.items() if v is not None}
+    size = td._size if batch_size is None else torch.Size(batch_size)
+    nodes = td._nodes if batch_size is None else without_extra(td._nodes)
+    check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
+    place = torch.device(device) if device is not None else td._device
+    return make(leaves, retype(leaves, nodes) if dropped else nodes, size, place)
 
 
 def index(td: TensorDict, idx: Any) -> TensorDict:
@@ -456,11 +291,11 @@ def flatten(td: Any) -> tuple[list[Any], Any]:
     """Leaves in sorted order, and the context: paths, feature ranks, nodes, device; sizes only without leaves."""
     leaves, size = td._leaves, td._size
     if type(size) is Unsized:
-        return [leaves[p] for p in size[0]], tuple(size)
+        return [unwrap(leaves[p]) for p in size[0]], tuple(size)
     paths, k = tuple(sorted(leaves)), len(size)
     ranks = tuple([len(leaves[p].shape) - k for p in paths])
     device = None if td._device is None else str(td._device)
-    return [leaves[p] for p in paths], (
+    return [unwrap(leaves[p]) for p in paths], (
         paths,
         ranks,
         tuple(sorted(td._nodes.items())),
@@ -474,8 +309,11 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
     paths, ranks, nodes, device, empty = context
     leaves = dict(zip(paths, children, strict=True))
     size: Any = torch.Size(empty) if empty is not None else Unsized(context)
-    for leaf, rank in zip(children, ranks, strict=True):
+    for i, (leaf, rank) in enumerate(zip(children, ranks, strict=True)):
         shape = shape_of(leaf)
+        if shape is None and type(leaf) in PROTOCOLS:
+            leaf = leaves[paths[i]] = wrapped(leaf)
+            shape = leaf.shape
         if shape is None:
             size = Unsized(context)
             break

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FACADE = "tdc"
 LAYERS = (
     ("_errors", "_typing", "_keys"),
-    ("_rules", "_pytree", "_structure", "_index", "_repr", "_tree"),
+    ("_nodes", "_rules", "_pytree", "_structure", "_index", "_repr", "_leaf", "_objects", "_tree", "_keyed"),
     ("tensordict", "nested", "masked", "convert", "tensorclass"),
     ("ops",),
     ("compile",),

@@ -27,7 +27,7 @@ hint: give the batch size that all leaves share, or reshape the leaf""")
     def test_set_of_another_size(self):
         self.says(lambda: tree().set("tokens", torch.zeros(4, 3)), """\
 ShapeError
-tdc.update: expected leaves of shape [3, 4, ...], got 1 that differ
+tdc.set: expected leaves of shape [3, 4, ...], got 1 that differ
 at tokens: Tensor float32[4, 3]
 hint: give the batch size that all leaves share, or reshape the leaf""")
 
@@ -36,7 +36,7 @@ hint: give the batch size that all leaves share, or reshape the leaf""")
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at name: str
-hint: lists of tensors: torch.stack, or tdc.pack where sizes differ""")
+hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""")
 
     def test_no_mapping(self):
         self.says(lambda: TensorDict([1, 2]), """\
@@ -169,8 +169,9 @@ hint: choose another separator""")
     def test_unflatten_keys_that_collide(self):
         self.says(lambda: TensorDict({"a.b": 1, "a": 2}).unflatten_keys(), """\
 KeyPathError
-tdc.unflatten_keys: expected keys that are a leaf or an inner node, got a key that would be both
-hint: choose another separator, or rename it""")
+tdc.unflatten_keys: expected different keys, got 1 taken twice
+at a: a leaf and an inner node
+hint: choose another name, or another separator""")
 
     def test_len_without_batch_dims(self):
         self.says(lambda: len(TensorDict({"a": T([1, 2])})), """\
@@ -216,7 +217,7 @@ hint: td = td.delete('tokens')""")
         self.says(lambda: setattr(tree(), "batch_size", [3]), """\
 ImmutableError
 tdc.TensorDict: expected no change in place, instances are immutable, got `x.batch_size = list`
-hint: build a changed copy: a method that returns a new object, or the constructor""")
+hint: td = td.set(key, value), which returns a new one""")
 
     def test_delete_an_attribute(self):
         self.says(lambda: delattr(ragged(), "values"), """\

@@ -1,0 +1,363 @@
+"""The dictionary side of a TensorDict: reading and writing by key.
+
+Reading is one lookup in flat storage, `{key path: leaf}`. A "write" returns a new object that shares all other leaves.
+A tensorclass among the nodes stays one as long as it has exactly its fields; without them it is a plain inner node.
+
+Invariants:
+  - nothing here changes a TensorDict or a leaf;
+  - keys keep insertion order; nothing here depends on sizes but the check of a new leaf against the batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdc._errors import KeyPathError, StructureError, message
+from tdc._keys import missing_key, show, unravel_key
+from tdc._leaf import Leaf, unwrap, unwrapped
+from tdc._nodes import Nodes, Static, any_extra, is_inner
+from tdc._rules import Container
+from tdc._tree import (
+    Leaves,
+    absorb,
+    check_extra,
+    check_leaves,
+    is_tensordict,
+    node_size,
+    overwrite,
+    put_leaf,
+    put_node,
+    retype,
+    subtree,
+    within,
+)
+from tdc._typing import MISSING, KeyPath, NestedKey, OpName
+
+
+class Keyed(Container):
+    """Base of TensorDict: everything that goes by key."""
+
+    __slots__ = ()
+    _leaves: Leaves
+    _nodes: Nodes
+    _size: torch.Size
+    _device: torch.device | None
+
+    def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
+        """One of these leaves and nodes, which may be of another class."""
+        raise NotImplementedError
+
+    # -- reading
+
+    def get(self, key: NestedKey, default: Any = MISSING) -> Any:
+        """The leaf or inner node at `key`; `default` where there is none, a KeyPathError where none is given."""
+        path = unravel_key(key)
+        leaf = self._leaves.get(path)
+        if leaf is not None:
+            return leaf if type(leaf) is not Leaf else leaf._value
+        return self._at(path) if default is MISSING or path in self._nodes else default
+
+    def _at(self, path: KeyPath) -> Any:
+        """What is at a path.
+
+        Raises:
+            KeyPathError: nothing is there; the nearest keys are named.
+        """
+        if path in self._leaves:
+            return unwrap(self._leaves[path])
+        entry = self._nodes.get(path)
+        if entry is None or not path:
+            raise missing_key("get", path, [*self._leaves, *self._nodes])
+        if type(entry) is Static:
+            return entry.value
+        leaves, nodes, extra = subtree(self._leaves, self._nodes, path)
+        return self._with(leaves, nodes, node_size(leaves, self._size, extra))
+
+    def __contains__(self, key: NestedKey) -> bool:
+        path = unravel_key(key)
+        return path in self._leaves or path in self._nodes
+
+    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
+        """Keys in insertion order: str at the top, tuples below it.
+
+        Args:
+            include_nested: also keys inside inner nodes.
+            leaves_only: leave inner nodes out.
+        """
+        paths: dict[KeyPath, None] = {}
+        for path in [*self._leaves, *self._nodes]:
+            for depth in range(1, len(path) + 1 if include_nested else 2):
+                if path:
+                    paths.setdefault(path[:depth], None)
+        found = [p for p in paths if not (leaves_only and is_inner(self._nodes.get(p)))]
+        return tuple([p[0] if len(p) == 1 else p for p in found])
+
+    def values(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
+        """Values in the order of `keys` with the same arguments."""
+        return tuple([self.get(k) for k in Keyed.keys(self, include_nested, leaves_only)])
+
+    def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
+        """Pairs in the order of `keys` with the same arguments."""
+        return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain dicts of the leaves and static values."""
+        out: dict[str, Any] = {}
+        for path in [*self._leaves, *[p for p in self._nodes if p]]:
+            inner = out
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            known = path in self._leaves or type(self._nodes[path]) is Static
+            inner.setdefault(path[-1], self.get(path) if known else {})
+        return out
+
+    # -- writing: each returns a new TensorDict
+
+    def set(self, key: NestedKey, value: Any) -> Self:
+        """With `value` at `key`; missing inner nodes are made, what stood there is replaced.
+
+        Raises:
+            ShapeError: the value's shape does not begin with the batch size.
+            KeyPathError: the path leads through a leaf.
+        """
+        path, leaves, size = (key,) if type(key) is str else unravel_key(key), self._leaves, self._size
+        known = path in leaves and self._device is None and isinstance(value, Tensor)
+        alone = len(path) == 1 or not any_extra(self._nodes)  # no inner node has batch dims to agree with
+        if known and alone and value.shape[: len(size)] == size:
+            leaves = leaves.copy()
+            leaves[path] = value
+            return self._with(leaves, self._nodes, size)
+        there = is_tensordict(value) or isinstance(value, Mapping)
+        base = self.exclude(path) if there and path in self._nodes else self
+        return merge(base, "set", {path: value})
+
+    def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
+        """With the entries of `other`, key by key; inner nodes are merged.
+
+        Args:
+            keys: only these of `other`.
+
+        Raises:
+            ShapeError, KeyPathError: as `set`, for every entry at once.
+        """
+        if keys is not None:
+            other = self._with({}, {}).update(other).select(*keys)
+        nodes, size = self._nodes, self._size
+        if type(other) is dict and self._device is None and (not nodes or not any_extra(nodes)):
+            leaves = self._leaves.copy()
+            if overwrite(leaves, nodes, size, (), other):
+                return self._with(leaves, nodes, size)
+        return merge(self, "update", other)
+
+    def replace(self, **entries: Any) -> Self:
+        """`update` with keyword arguments."""
+        return self.update(entries)
+
+    __replace__ = replace  # copy.replace, Python 3.13
+
+    def setdefault(self, key: NestedKey, value: Any) -> Self:
+        """`set` where nothing is at `key`; this very object otherwise."""
+        return self if key in self else self.set(key, value)
+
+    def delete(self, *keys: NestedKey) -> Any:
+        """Without the leaves and inner nodes at `keys`.
+
+        Raises:
+            KeyPathError: one of them is not there.
+        """
+        return self.exclude(*[present(self, "delete", key) for key in keys])
+
+    def pop(self, key: NestedKey, default: Any = MISSING) -> tuple[Any, Any]:
+        """The value at `key` and the TensorDict without it; `(default, self)` where it is absent."""
+        if default is not MISSING and key not in self:
+            return default, self
+        return self.get(key), self.delete(key)
+
+    def select(self, *keys: NestedKey, strict: bool = True) -> Any:
+        """Only the leaves and inner nodes at `keys`; absent ones are an error unless `strict=False`."""
+        paths = [present(self, "select", key) if strict else unravel_key(key) for key in keys]
+        leaves = {p: v for p, v in self._leaves.items() if within(p, paths)}
+        kept = [q for q in [*leaves, *self._nodes] if within(q, paths)]
+        nodes = {p: n for p, n in self._nodes.items() if any([q[: len(p)] == p for q in kept])}
+        return self._with(leaves, retype(leaves, nodes))
+
+    def exclude(self, *keys: NestedKey) -> Any:
+        """Everything but the leaves and inner nodes at `keys`."""
+        paths = [unravel_key(key) for key in keys]
+        leaves = {p: v for p, v in self._leaves.items() if not within(p, paths)}
+        nodes = {p: n for p, n in self._nodes.items() if not within(p, paths)}
+        return self._with(leaves, retype(leaves, nodes))
+
+    def filter(self, fn: Callable[[Any, Any], bool]) -> Any:
+        """Only the leaves for which `fn(key, leaf)` is True; inner nodes that become empty go, too."""
+        paths = [p for p, v in self._leaves.items() if fn(as_key(p), unwrap(v))]
+        return self.select(*paths)
+
+    def split_keys(self, *sets: Iterable[NestedKey]) -> tuple[Any, ...]:
+        """One TensorDict for each set of keys, and one of what is left.
+
+        Raises:
+            KeyPathError: a key that is not there.
+
+        Example:
+            >>> from tdc.tensordict import TensorDict
+            >>> td = TensorDict({"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)}, [2])
+            >>> [part.keys() for part in td.split_keys(["a"], ["b"])]
+            [('a',), ('b',), ('c',)]
+        """
+        groups = [[present(self, "split_keys", key) for key in keys] for keys in sets]
+        parts = [self.select(*paths) for paths in groups]
+        return (*parts, self.exclude(*[path for paths in groups for path in paths]))
+
+    def rename_keys(self, names: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Any:
+        """Leaves and inner nodes under other keys, at the same places in the order.
+
+        Args:
+            names: `{old: new}`.
+            strict: whether an old key that is not there is an error.
+
+        Raises:
+            KeyPathError: an old key that is not there, or a new one that is taken.
+
+        Example:
+            >>> from tdc.tensordict import TensorDict
+            >>> td = TensorDict({"obs": torch.ones(2), "act": torch.ones(2)}, [2])
+            >>> td.rename_keys({"obs": ("state", "obs")}).keys(include_nested=True)
+            ('state', ('state', 'obs'), 'act')
+        """
+        moves = {unravel_key(old): unravel_key(new) for old, new in names.items()}
+        if strict:
+            moves = {present(self, "rename_keys", old): new for old, new in moves.items()}
+        return rebuilt(self, "rename_keys", lambda path: renamed(path, moves))
+
+    def flatten_keys(self, separator: str = ".") -> Any:
+        """One level of keys, paths joined by `separator`; empty inner nodes go.
+
+        Raises:
+            KeyPathError: two paths join to one key.
+        """
+        if not self._nodes:
+            return self
+        leaves = {(separator.join(path),): leaf for path, leaf in self._leaves.items()}
+        statics = {(separator.join(p),): n for p, n in self._nodes.items() if type(n) is Static}
+        before = len(self._leaves) + len([n for n in self._nodes.values() if type(n) is Static])
+        if len(leaves.keys() | statics.keys()) < before:
+            got = f"paths that join to one key with separator {separator!r}"
+            raise KeyPathError(message("flatten_keys", "different joined keys", got, hint="choose another separator"))
+        return self._with(leaves, statics)
+
+    def unflatten_keys(self, separator: str = ".") -> Any:
+        """Keys split at `separator` into nested ones; the inverse of `flatten_keys`.
+
+        Raises:
+            KeyPathError: one key would be a leaf and an inner node.
+        """
+        return rebuilt(self, "unflatten_keys", lambda path: tuple([k for key in path for k in key.split(separator)]))
+
+
+def as_key(path: KeyPath) -> Any:
+    """A path as users write it: a str at the top."""
+    return path[0] if len(path) == 1 else path
+
+
+def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
+    """The path of a key that is there.
+
+    Raises:
+        KeyPathError: it is not; the nearest keys are named.
+    """
+    path = unravel_key(key)
+    if path not in td._leaves and path not in td._nodes:
+        raise missing_key(op, path, [*td._leaves, *td._nodes])
+    return path
+
+
+def merge(td: Keyed, op: OpName, other: Any) -> Any:
+    """A TensorDict with the entries of a mapping or of another TensorDict."""
+    fresh: Leaves = {}
+    inner: Nodes = {}
+    absorb(fresh, inner, (), other, len(td._size), td._device)
+    if not (is_tensordict(other) and other._size == td._size):
+        check_leaves(op, fresh, {}, td._size)
+    leaves, nodes = dict(td._leaves), dict(td._nodes)
+    if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and Static not in map(type, inner.values()):
+        leaves.update(fresh)
+    else:
+        for path, entry in inner.items():
+            if type(entry) is Static or type(nodes.get(path)) is Static:
+                nodes.pop(path, None)
+            put_node(leaves, nodes, path, entry)
+        for path, leaf in fresh.items():
+            put_leaf(leaves, nodes, path, leaf)
+        nodes = retype(leaves, nodes)
+    if any_extra(nodes):
+        check_extra(op, leaves, nodes, len(td._size))
+    return td._with(leaves, nodes)
+
+
+def renamed(path: KeyPath, moves: dict[KeyPath, KeyPath]) -> KeyPath:
+    """A path under the new name of its longest renamed beginning."""
+    for depth in range(len(path), 0, -1):
+        if path[:depth] in moves:
+            return moves[path[:depth]] + path[depth:]
+    return path
+
+
+def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
+    """The same leaves and nodes at other paths.
+
+    Raises:
+        KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
+    """
+    leaves: Leaves = {}
+    nodes: Nodes = {}
+    taken: dict[KeyPath, KeyPath] = {}
+    wrong = []
+    for path in [*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]]:
+        new = place(path)
+        if new in taken:
+            wrong.append(f"{show(new)}: {show(taken[new])} and {show(path)}")
+        taken[new] = path
+    inner = {place(p): n for p, n in td._nodes.items() if p and type(n) is not Static}
+    wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in inner or any_below(p, taken)]
+    if wrong:
+        got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
+        raise KeyPathError(message(op, "different keys", got, wrong, hint))
+    for path, entry in inner.items():
+        put_node(leaves, nodes, path, entry)
+    for new, old in taken.items():
+        if old in td._leaves:
+            put_leaf(leaves, nodes, new, td._leaves[old])
+        else:
+            put_node(leaves, nodes, new, td._nodes[old])
+    return td._with(leaves, retype(leaves, nodes))
+
+
+def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
+    """Whether some path lies below `path`."""
+    n = len(path)
+    return any([len(p) > n and p[:n] == path for p in paths])
+
+
+def apply_leaves(fn: Callable[..., Any], columns: Iterable[tuple[KeyPath, tuple[Any, ...]]], with_path: bool) -> Leaves:
+    """`fn` of the leaves at each path, as users see them."""
+    if with_path:
+        return {p: fn(as_key(p), *unwrapped(values)) for p, values in columns}
+    return {p: fn(*unwrapped(values)) for p, values in columns}
+
+
+def conflicting(op: OpName, *tds: Keyed) -> None:
+    """TensorDicts that go together have the same static values.
+
+    Raises:
+        StructureError: they differ; all are named.
+    """
+    first, *others = [{p: n for p, n in td._nodes.items() if type(n) is Static} for td in tds]
+    wrong = [show(p) for other in others for p in first.keys() | other.keys() if first.get(p) != other.get(p)]
+    if wrong:
+        got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per row, or exclude the key"
+        raise StructureError(message(op, "equal static values", got, sorted(set(wrong)), hint))

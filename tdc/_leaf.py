@@ -1,0 +1,168 @@
+"""Leaves of other libraries' classes: how a TensorDict holds what is neither a tensor nor a container of this library.
+
+    register_leaf(KeyedJaggedTensor, shape=batch_shape, index=take_rows, stack=stack_kjts, cat=cat_kjts)
+
+From then on a KeyedJaggedTensor may be a value of a TensorDict. `td["sparse"]` gives the object itself, `td[2:5]`
+indexes it with the function given here, `torch.stack` and `torch.cat` join it; a torch function that was not given
+raises an error that says so.
+
+Invariant: inside a TensorDict such an object lies in a `Leaf`, which has a shape and dispatches; users never see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from tdc._errors import UnsupportedError, message, op_name
+from tdc._rules import Container
+from tdc._typing import Op, OpName
+
+UNCHANGED = ("clone", "detach", "contiguous")
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """What is known of a registered class: its batch shape, and a function for each name of an operation."""
+
+    shape: Callable[[Any], Sequence[int]]
+    ops: dict[str, Op]
+
+
+PROTOCOLS: dict[type, Protocol] = {}
+
+
+def register_leaf(
+    cls: type,
+    *,
+    shape: Callable[[Any], Sequence[int]],
+    index: Callable[[Any, Any], Any],
+    stack: Op | None = None,
+    cat: Op | None = None,
+    to: Op | None = None,
+    ops: Mapping[OpName, Op] | None = None,
+) -> None:
+    """Let a TensorDict hold objects of `cls` as leaves.
+
+    Args:
+        shape: `x -> sizes`, those that count as batch dims.
+        index: `(x, idx) -> x`, what `td[idx]` does; `idx` is any index of torch.
+        stack, cat: `(list of x, dim) -> x`.
+        to: `(x, *args, **kwargs) -> x`, the grammar of `Tensor.to`; without it `td.to(...)` leaves the object as it is.
+        ops: functions for more operations, by torch function or method name: `{torch.reshape: fn, "float": fn}`.
+
+    Compile:
+        As the class itself: register it as a pytree to take it through vmap, grad and export.
+
+    Example:
+        >>> class Names:
+        ...     def __init__(self, names):
+        ...         self.names = names
+        >>> register_leaf(Names, shape=lambda x: (len(x.names),), index=lambda x, i: Names(x.names[i]))
+        >>> from tdc.tensordict import TensorDict
+        >>> TensorDict({"who": Names(["ada", "bob", "cyd"])}, [3])[1:]["who"].names
+        ['bob', 'cyd']
+
+    Source:
+        RFC torch.dict.TensorDict, "Tensor-like interaction".
+    """
+    given = {"getitem": index, "stack": stack, "cat": cat, "to": to}
+    table: dict[str, Op] = dict.fromkeys((*UNCHANGED, "to"), same)
+    table |= {name: fn for name, fn in given.items() if fn is not None}
+    table |= {op_name(op): fn for op, fn in (ops or {}).items()}
+    PROTOCOLS[cls] = Protocol(shape, table)
+
+
+def same(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """The object as it is."""
+    return x
+
+
+@final
+class Leaf(Container):
+    """A registered object as a leaf of a TensorDict."""
+
+    __slots__ = ("_protocol", "_value")
+    _kind = "leaf"
+    _value: Any
+    _protocol: Protocol
+
+    def __init__(self, value: Any, protocol: Protocol) -> None:
+        self._value = value
+        self._protocol = protocol
+
+    @property
+    def _label(self) -> str:
+        return type(self._value).__name__
+
+    @property
+    def shape(self) -> torch.Size:
+        """The sizes that count as batch dims."""
+        return torch.Size(self._protocol.shape(self._value))
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims that count as batch dims."""
+        return len(self.shape)
+
+    @property
+    def device(self) -> Any:
+        """That of the object, where it has one."""
+        return getattr(self._value, "device", None)
+
+    @property
+    def dtype(self) -> Any:
+        """That of the object, where it has one."""
+        return getattr(self._value, "dtype", None)
+
+    def __getitem__(self, index: Any) -> Leaf:
+        return self._run("getitem", (self, index), {})
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of tensors, which operations on a TensorDict call on its leaves."""
+        if name.startswith("_") or not hasattr(torch.Tensor, name):
+            raise AttributeError(f"{self._label!r} object has no attribute {name!r}")
+        return lambda *args, **kwargs: self._run(name, (self, *args), kwargs)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = [a for a in flat((*args, *(kwargs or {}).values())) if isinstance(a, Leaf)]
+        return found[0]._run(op_name(func), args, kwargs or {})
+
+    def _run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fn = self._protocol.ops.get(name)
+        if fn is None:
+            hint = f"tdc.register_leaf({self._label}, ..., ops={{{name!r}: fn}}), or td.exclude(key) first"
+            got = f"{name!r}, which has none"
+            raise UnsupportedError(message(name, f"an operation registered for {self._label}", got, hint=hint))
+        return wrapped(fn(*unwrapped(args), **{k: unwrapped(v) for k, v in kwargs.items()}))
+
+
+def flat(values: Sequence[Any]) -> list[Any]:
+    """Arguments, and the members of lists and tuples among them."""
+    return [x for v in values for x in (v if isinstance(v, (list, tuple)) else (v,))]
+
+
+def unwrap(x: Any) -> Any:
+    """A leaf as users see it."""
+    return x._value if type(x) is Leaf else x
+
+
+def unwrapped(x: Any) -> Any:
+    """`unwrap`, also inside lists and tuples."""
+    if isinstance(x, (list, tuple)):
+        return [unwrapped(v) for v in x]
+    return unwrap(x)
+
+
+def wrapped(x: Any) -> Any:
+    """A registered object, or those in a tuple or list, as leaves; anything else as it is."""
+    if isinstance(x, (list, tuple)):
+        return tuple([wrapped(v) for v in x])
+    protocol = PROTOCOLS.get(type(x))
+    return x if protocol is None else Leaf(x, protocol)

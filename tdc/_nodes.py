@@ -1,0 +1,107 @@
+"""What a TensorDict knows of a key path that is no leaf: its inner nodes and static values.
+
+    int             an inner node, and how many batch dims it has beyond those of the root
+    Typed           the same, and the tensorclass that the node is an instance of
+    Static          not a node but one Python object for the whole TensorDict
+
+The table of these, `{path: entry}`, is passed on as it is from a TensorDict to the results of operations on it. The
+root has an entry, at the path (), only where it is a tensorclass.
+
+Invariants: entries are hashable, so that the table can go into a pytree context; they hold no tensors and no sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tdc._errors import DtypeError, message
+from tdc._typing import Frozen, KeyPath
+
+TYPES: dict[str, type] = {}
+
+
+class Static(Frozen):
+    """One Python object for a whole TensorDict: a name, a setting, a dtype. Not a leaf: no operation touches it.
+
+    It lives in the pytree context, so a compiled function is compiled anew for each value. Reading the key gives the
+    object back. For one object per row see `ObjectArray`.
+
+    Args:
+        value: hashable. An export holds it as JSON: str, int, float, bool, None and tuples of these.
+
+    Raises:
+        DtypeError: the value is not hashable.
+
+    Example:
+        >>> import torch
+        >>> from tdc.tensordict import TensorDict
+        >>> td = TensorDict({"x": torch.zeros(2), "split": Static("train")}, [2])
+        >>> td["split"], td[0]["split"]
+        ('train', 'train')
+    """
+
+    __slots__ = ("_value",)
+    _value: Any
+
+    def __init__(self, value: Any) -> None:
+        if type(value).__hash__ is None:
+            got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per row"
+            raise DtypeError(message("Static", "a hashable object", got, hint=hint))
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        """The object."""
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static):
+            return False
+        return type(other._value) is type(self._value) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash((Static, self._value))
+
+    def __repr__(self) -> str:
+        return f"Static({self._value!r})"
+
+
+class Typed(NamedTuple):
+    """An inner node, or the root, that is a tensorclass."""
+
+    extra: int
+    cls: Any
+
+
+Node = int | Typed | Static
+Nodes = dict[KeyPath, Any]
+
+
+def extra_of(entry: Any) -> int:
+    """Batch dims beyond those of the root."""
+    return entry if type(entry) is int else entry.extra if type(entry) is Typed else 0
+
+
+def with_extra(entry: Any, extra: int) -> Any:
+    """The same entry with another number of extra batch dims."""
+    return extra if type(entry) is int else Typed(extra, entry.cls) if type(entry) is Typed else entry
+
+
+def any_extra(nodes: Nodes) -> bool:
+    """Whether some node has more batch dims than the root."""
+    return any([extra_of(n) > 0 for n in nodes.values()])
+
+
+def without_extra(nodes: Nodes) -> Nodes:
+    """The same nodes with no more batch dims than the root."""
+    return {p: with_extra(n, 0) for p, n in nodes.items()}
+
+
+def is_inner(entry: Any) -> bool:
+    """Whether an entry is a node, and not a static value."""
+    return entry is not None and type(entry) is not Static
+
+
+def name_of(cls: type) -> str:
+    """The name a tensorclass goes by in files."""
+    return f"{cls.__module__}.{cls.__qualname__}"

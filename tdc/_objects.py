@@ -1,0 +1,154 @@
+"""ObjectArray: one Python object per row of a TensorDict, e.g. captions or file names.
+
+The objects lie in a tuple, and an int64 tensor of the array's shape says which one is where. So indexing, masks,
+reshaping, stacking and every other way to move examples are torch's own, done to that tensor.
+
+Invariants: immutable; what an operation moves are places, never objects; eager only, a compiled function leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import prod
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, message, show_sizes
+from tdc._leaf import register_leaf
+from tdc._typing import Frozen, Op
+
+MOVES = (
+    "reshape", "view", "permute", "transpose", "movedim", "swapaxes", "flatten", "unflatten", "ravel", "squeeze",
+    "unsqueeze", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "flip", "fliplr", "flipud",
+    "roll", "rot90", "narrow", "select", "diagonal", "unfold", "unbind", "split", "chunk", "tensor_split", "index_select",
+    "gather", "take_along_dim", "masked_select",
+)  # fmt: skip
+
+
+@final
+class ObjectArray(Frozen):
+    """One Python object for each example.
+
+    Shapes:
+        `(*shape)`; as a leaf of a TensorDict it begins with the batch size, as any other.
+
+    Args:
+        items: the objects, in row-major order; or a numpy array of dtype object.
+        shape: of the array; one dim by default.
+
+    Raises:
+        ShapeError: another number of objects than the shape has places.
+
+    Compile:
+        Eager only: `td.exclude(key)` before a compiled function.
+
+    Example:
+        >>> names = ObjectArray(["ada", "bob", "cyd"])
+        >>> names[1:].tolist(), names[torch.tensor([True, False, True])].tolist(), names[0].item()
+        (['bob', 'cyd'], ['ada', 'cyd'], 'ada')
+    """
+
+    __slots__ = ("_items", "_places")
+    _items: tuple[Any, ...]
+    _places: Tensor
+
+    def __init__(self, items: Iterable[Any], shape: Sequence[int] | None = None) -> None:
+        if shape is None and hasattr(items, "ravel"):
+            shape = items.shape  # type: ignore[attr-defined]  # a numpy array
+        self._items = tuple(items.ravel() if hasattr(items, "ravel") else items)  # type: ignore[attr-defined]
+        size = torch.Size([len(self._items)] if shape is None else shape)
+        if prod(size) != len(self._items):
+            expected, got = f"{prod(size)} objects for shape {show_sizes(size)}", f"{len(self._items)}"
+            raise ShapeError(message("ObjectArray", expected, got, hint="leave shape out for one dim"))
+        self._places = torch.arange(len(self._items)).view(size)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes of the array."""
+        return self._places.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return self._places.ndim
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Any:
+        return iter([self[i] for i in range(len(self))])
+
+    def __getitem__(self, index: Any) -> ObjectArray:
+        return array(self._items, self._places[index])
+
+    def tolist(self) -> Any:
+        """The objects in nested lists."""
+        return objects(self._items, self._places.tolist())
+
+    def item(self) -> Any:
+        """The only object.
+
+        Raises:
+            ShapeError: there is not exactly one.
+        """
+        if self._places.numel() != 1:
+            got, hint = f"{self._places.numel()}", "index it, or tolist()"
+            raise ShapeError(message("item", "one object", got, hint=hint))
+        return self._items[int(self._places)]
+
+    def __eq__(self, other: object) -> Any:
+        """Where the objects are equal: a bool tensor of this shape."""
+        here = self._places.flatten().tolist()
+        if isinstance(other, ObjectArray):
+            there = [other._items[i] for i in other._places.flatten().tolist()]
+        else:
+            there = [other] * len(here)
+        equal = [self._items[i] == x for i, x in zip(here, there, strict=True)]
+        return torch.tensor(equal, dtype=torch.bool).view(self.shape)
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"ObjectArray(shape={self.shape})"
+
+
+def array(items: tuple[Any, ...], places: Tensor) -> ObjectArray:
+    """An ObjectArray of its parts."""
+    out = object.__new__(ObjectArray)
+    out._items = items
+    out._places = places
+    return out
+
+
+def objects(items: tuple[Any, ...], places: Any) -> Any:
+    """Nested lists of places as nested lists of objects."""
+    return [objects(items, p) for p in places] if isinstance(places, list) else items[places]
+
+
+def moved(method: str, x: ObjectArray, *args: Any, **kwargs: Any) -> Any:
+    """A method of tensors that moves elements, done to the places."""
+    out = getattr(x._places, method)(*args, **kwargs)
+    return array(x._items, out) if isinstance(out, Tensor) else tuple([array(x._items, places) for places in out])
+
+
+def joined(op: Op, xs: Sequence[ObjectArray], dim: int = 0) -> ObjectArray:
+    """`stack` or `cat`: the objects of all, and places that go on counting."""
+    items: tuple[Any, ...] = ()
+    places = []
+    for x in xs:
+        places.append(x._places + len(items))
+        items = items + x._items
+    return array(items, op(places, dim))
+
+
+register_leaf(
+    ObjectArray,
+    shape=lambda x: x.shape,
+    index=lambda x, index: x[index],
+    stack=partial(joined, torch.stack),
+    cat=partial(joined, torch.cat),
+    ops={method: partial(moved, method) for method in MOVES},
+)

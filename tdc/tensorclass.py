@@ -1,0 +1,379 @@
+"""tensorclass: a TensorDict with declared fields.
+
+    @tdc.tensorclass                                class Batch(tdc.TensorClass):
+    class Batch:                                        images: Tensor
+        images: Tensor                                  labels: Tensor
+        labels: Tensor                                  split: str = "train"
+        split: str = "train"
+
+    batch = Batch(images, labels, batch_size=[42])
+    batch[batch.labels == 3].images                 indexing, stack, cat, vmap, compile, pickle: still a Batch
+
+An instance is a TensorDict: the same flat storage, the same implementation of every operation. What the class adds is
+a constructor, attributes, methods of its own, and Python values: a field whose annotation is no tensor type is static,
+one hashable object for the whole batch. Inside another TensorDict it stays what it is, `td["batch"]` is a Batch.
+
+Both spellings make the same class. Type checkers see more in the second: methods of a TensorDict, and `batch_size=` of
+the constructor.
+
+Invariants: instances never change; an instance has exactly its fields, and what lacks one is a TensorDict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Protocol,
+    Self,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, KeyPathError, message
+from tdc._keyed import Keyed
+from tdc._leaf import PROTOCOLS
+from tdc._nodes import TYPES, Nodes, Static, Typed, name_of
+from tdc._pytree import register
+from tdc._rules import Container
+from tdc._tree import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
+from tdc._typing import MISSING, NestedKey, read_only
+from tdc.tensordict import TensorDict, flatten, unflatten
+
+T = TypeVar("T")
+FREE = {"keys", "values", "items", "filter", "shape", "ndim", "dim", "size"}  # fields may hide them: nothing calls them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a tensorclass.
+
+    Attributes:
+        kind: "tensor", "static", "node" (a TensorDict or a tensorclass), or "any", where each value decides.
+        default, factory: as of `dataclasses.field`, MISSING where there is none.
+    """
+
+    name: str
+    kind: str
+    default: Any = MISSING
+    factory: Any = MISSING
+    kw_only: bool = False
+
+    @property
+    def slot(self) -> str:
+        """Where an instance keeps the value for reading: tensors and static values have one."""
+        return f"_field_{self.name}" if self.kind in ("tensor", "static") else ""
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING and self.factory is MISSING
+
+
+class Meta(type(Protocol)):  # of a class that may inherit from protocols
+    """Gives a tensorclass a slot for each of its fields; a class cannot get them later."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any) -> Any:
+        if TensorDict in bases:  # TensorClass itself, which has no fields
+            return super().__new__(mcs, name, bases, {**body, "__slots__": ()}, **kwargs)
+        names = [n for n, note in annotations_in(body).items() if not is_class_var(note)]
+        defaults = {n: body.pop(n) for n in names if n in body}
+        slots = tuple([f"_field_{n}" for n in names])
+        cls: Any = super().__new__(mcs, name, bases, {**body, "__slots__": slots}, **kwargs)
+        prepare(cls, names, defaults)
+        return cls
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+class TensorClass(TensorDict, metaclass=Meta):
+    """Base of tensorclasses: inherit from it, or decorate a class with `tensorclass`.
+
+    Shapes:
+        every tensor field `(*batch_size, *features)`.
+
+    Args:
+        of a constructor: the fields, in order or by name; `batch_size=()` and `device=None` by name. A
+        `__post_init__(self)` is called at the end.
+
+    Raises:
+        ShapeError: a field does not begin with the batch size; every one is named.
+        DtypeError: a tensor field that is given no tensor, a static one that is not hashable.
+        KeyPathError: a field name that a method of TensorDict has.
+
+    Compile:
+        As a TensorDict; a static field is a constant of the graph.
+
+    Example:
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        ...     name: str = "here"
+        ...     def norm(self) -> torch.Tensor:
+        ...         return self.xy.norm(dim=-1)
+        >>> p = Point(torch.ones(3, 2), batch_size=[3])
+        >>> p[:2].norm().shape, torch.stack([p, p]).name
+        (torch.Size([2]), 'here')
+
+    Source:
+        RFC torch.dict.TensorDict, "@tensorclass".
+    """
+
+    _fields: ClassVar[dict[str, Field]] = {}
+    _typed: ClassVar[Nodes] = {}
+    _slotted: ClassVar[tuple[tuple[tuple[str], str], ...]] = ()
+
+    if TYPE_CHECKING:  # parameters of every constructor
+        batch_size: Any = dataclasses.field(default=(), kw_only=True)
+        device: Any = dataclasses.field(default=None, kw_only=True)
+
+    @classmethod
+    def from_tensordict(cls, td: Mapping[str, Any] | TensorDict) -> Self:
+        """An instance of the entries of a TensorDict, whose keys are the fields.
+
+        Raises:
+            KeyPathError: keys that are no fields, or required fields without a key; all are named.
+        """
+        entries = dict(Keyed.items(td)) if isinstance(td, TensorDict) else dict(td)
+        wrong = [f"{k}: no field" for k in entries if k not in cls._fields]
+        wrong += [f"{k}: missing" for k, f in cls._fields.items() if k not in entries and f.required]
+        if wrong:
+            hint = f"fields: {', '.join(cls._fields)}"
+            raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
+        return cls(**entries, batch_size=td._size if isinstance(td, TensorDict) else ())
+
+    def to_tensordict(self) -> TensorDict:
+        """A plain TensorDict of the fields."""
+        return TensorDict(self, self._size, device=self._device)
+
+    def set(self, key: NestedKey, value: Any) -> Any:
+        """With another value of a field; any other key makes a TensorDict of it."""
+        return super().set(key, Static(value) if is_static(self, key) else value)
+
+    def update(self, other: Any, *, keys: Iterable[NestedKey] | None = None) -> Any:
+        """With other values of fields; any other key makes a TensorDict of it."""
+        if not is_tensordict(other):
+            other = {k: Static(v) if is_static(self, k) else v for k, v in other.items()}
+        return super().update(other, keys=keys)
+
+    def replace(self, **entries: Any) -> Self:
+        """With other values of fields.
+
+        Raises:
+            KeyPathError: a name that is no field.
+        """
+        wrong = [f"{k}: no field" for k in entries if k not in self._fields]
+        if wrong:
+            hint = f"fields: {', '.join(self._fields)}"
+            raise KeyPathError(message("replace", "names of fields", f"{len(wrong)} others", wrong, hint))
+        return self.update(entries)
+
+    __replace__ = replace
+
+    def _fill(self) -> None:
+        """Write the slots from which fields are read."""
+        leaves, nodes = self._leaves, self._nodes
+        for path, slot in self._slotted:
+            leaf = leaves.get(path)
+            setattr(self, slot, nodes[path].value if leaf is None and path in nodes else leaf)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def tensorclass(cls: type[T]) -> type[T]:
+    """Make a class of annotated fields a tensorclass; see `TensorClass`.
+
+    Example:
+        >>> @tensorclass
+        ... class Step:
+        ...     obs: torch.Tensor
+        ...     reward: torch.Tensor
+        >>> step = Step(torch.zeros(4, 3), torch.ones(4), batch_size=[4])
+        >>> (step + 1).reward.sum(), step.replace(reward=torch.zeros(4))[0].reward
+        (tensor(8.), tensor(0.))
+    """
+    body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
+    bases = tuple([b for b in cls.__bases__ if b is not object])
+    made: Any = Meta(cls.__name__, (*bases, TensorClass), body)
+    return made  # to a type checker it is the class it was
+
+
+# -- making a class
+
+
+def prepare(cls: Any, names: list[str], defaults: dict[str, Any]) -> None:
+    """Give a class its fields, its constructor, an attribute for each field, and its place among the pytrees."""
+    taken = [n for n in names if n.startswith("_") or (n not in FREE and is_written(n))]
+    if taken:
+        got, hint = ", ".join(taken), "choose other names for these fields"
+        raise KeyPathError(message(cls.__name__, "field names that no method of TensorDict has", got, hint=hint))
+    notes = hints(cls)
+    fields = {n: f for base in reversed(cls.__mro__[1:]) for n, f in vars(base).get("_fields", {}).items()}
+    fields |= {n: declared(n, notes.get(n), defaults.get(n, MISSING)) for n in names}
+    cls._fields = fields
+    cls._typed = {(): Typed(0, cls)}
+    cls._slotted = tuple([((n,), f.slot) for n, f in fields.items() if f.slot])
+    for name in names:
+        setattr(cls, name, read_only(name, attribute(fields[name])))
+    if "__init__" not in vars(cls) and fields:
+        cls.__init__ = constructor(cls)
+    cls.__match_args__ = tuple(fields)
+    TYPES[name_of(cls)] = cls
+    register(cls, flatten, unflatten, lambda context: context[0])
+
+
+def is_written(name: str) -> bool:
+    """Whether TensorDict's own code has a method or property of this name; those of torch's table may be hidden."""
+    found = [v for base in TensorDict.__mro__[:-1] for n, v in vars(base).items() if n == name]
+    return any([isinstance(v, property) or "." in getattr(v, "__qualname__", "") for v in found])
+
+
+def annotations_in(body: dict[str, Any]) -> dict[str, Any]:
+    """Annotations of a class body; Python 3.14 has a function that gives them."""
+    lazy = body.get("__annotate_func__") or body.get("__annotate__")
+    return body.get("__annotations__") or (lazy(1) if lazy else {})
+
+
+def is_class_var(note: Any) -> bool:
+    """Whether an annotation speaks of the class, not of instances."""
+    return ClassVar in (note, get_origin(note)) or (isinstance(note, str) and "ClassVar" in note)
+
+
+def hints(cls: Any) -> dict[str, Any]:
+    """Annotations of a class as types; as they were written where a name in them is not defined."""
+    try:
+        return get_type_hints(cls)
+    except (NameError, TypeError):
+        return dict(annotations_in(dict(vars(cls))))
+
+
+def declared(name: str, note: Any, default: Any) -> Field:
+    """A field from its annotation and default."""
+    if isinstance(default, dataclasses.Field):
+        given, factory = [
+            MISSING if x is dataclasses.MISSING else x for x in (default.default, default.default_factory)
+        ]
+        return Field(name, kind_of(note), given, factory, default.kw_only is True)
+    return Field(name, kind_of(note), default)
+
+
+def kind_of(note: Any) -> str:
+    """What a field holds, by its annotation: `Tensor | None` is a tensor field, a union of Python types static."""
+    if isinstance(note, str):
+        return "tensor" if note.split(".")[-1] == "Tensor" else "any"
+    parts = get_args(note) if get_origin(note) in (Union, UnionType) else (note,)
+    kinds = {kind_of_class(p) for p in parts if p is not type(None)}
+    return kinds.pop() if len(kinds) == 1 else "any"
+
+
+def kind_of_class(note: Any) -> str:
+    cls = get_origin(note) or note
+    if not isinstance(cls, type) or cls is object:
+        return "any"
+    if issubclass(cls, TensorDict):
+        return "node"
+    return "tensor" if issubclass(cls, (Tensor, Container)) or cls in PROTOCOLS else "static"
+
+
+def attribute(f: Field) -> property:
+    """Reads a field: from its slot, or by key where the value may be an inner node."""
+    place: dict[str, Any] = {}
+    exec(f"def get(self):\n    return self.{f.slot or f'_at(({f.name!r},))'}", place)  # a closure would read slower
+    return property(place["get"], doc=f"The field {f.name!r}.")
+
+
+def constructor(cls: Any) -> Any:
+    """`__init__` of the fields, in order, and `batch_size` and `device` by name.
+
+    Written out for the fields, so that a constructor with tensors costs little more than that of a dataclass.
+    """
+    fields = list(cls._fields.values())
+    params = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if not f.kw_only]
+    named = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if f.kw_only]
+    lines = ["_size = batch_size if type(batch_size) is _Size else _as_size(batch_size)"]
+    tensors = [f.name for f in fields if f.kind == "tensor"]
+    call = f"_store(self, {{{', '.join([f'{f.name!r}: {f.name}' for f in fields])}}}, _size, device)"
+    if len(tensors) == len(fields):
+        are = " and ".join([f"isinstance({n}, _Tensor)" for n in tensors])
+        one = " and ".join([f"(_shape := {n}.shape) and _shape[0] == _rows" for n in tensors])
+        many = " and ".join([f"{n}.shape[:_n] == _size" for n in tensors])
+        lines += ["_n = len(_size)", "_rows = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
+        lines += [f"if device is None and {are} and (not _n or ({one} if _n == 1 else {many})):"]
+        lines += [f"    self._leaves = {{{', '.join([f'({n!r},): {n}' for n in tensors])}}}"]
+        lines += ["    self._nodes, self._size, self._device = _NODES, _size, None"]
+        lines += [f"    self._field_{n} = {n}" for n in tensors]
+        lines += ["else:", f"    {call}"]
+    else:
+        lines += [call]
+    if hasattr(cls, "__post_init__"):
+        lines += ["self.__post_init__()"]
+    place: dict[str, Any] = {"_Size": torch.Size, "_as_size": as_size, "_store": store, "_Tensor": Tensor}
+    place |= {"_MISSING": MISSING, "_NODES": cls._typed}
+    head = ", ".join(["self", *params, "*", *named, "batch_size=()", "device=None"])
+    exec(f"def __init__({head}):\n    " + "\n    ".join(lines), place)
+    place["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
+    return place["__init__"]
+
+
+# -- making an instance
+
+
+def as_size(size: Any) -> torch.Size:
+    """A batch size given as a sequence or as one int."""
+    return torch.Size(size if type(size) is not int else (size,))
+
+
+def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: Any) -> None:
+    """Store the values of the fields, checked: whatever is not all tensors that fit."""
+    place = None if device is None else torch.device(device)
+    leaves: Leaves = {}
+    nodes: Nodes = dict(self._typed)
+    for f in self._fields.values():
+        value = given[f.name]
+        if value is MISSING:
+            value = f.default if f.factory is MISSING else f.factory()
+        put(f, value, leaves, nodes, len(size), place)
+    check_leaves(type(self).__name__, leaves, nodes, size)
+    if size:
+        mark_rows(leaves)
+    self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, place
+    self._fill()
+
+
+def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, ndim: int, device: torch.device | None) -> None:
+    """Put the value of a field where its kind says.
+
+    Raises:
+        DtypeError: a tensor field that is given an inner node.
+    """
+    path = (f.name,)
+    inner = is_tensordict(value) or isinstance(value, Mapping)
+    if isinstance(value, Static):
+        nodes[path] = value
+    elif f.kind == "static" or value is None or (f.kind == "any" and not inner and not is_array(value)):
+        nodes[path] = Static(value)
+    elif inner and f.kind != "tensor":
+        absorb(leaves, nodes, path, value, ndim, device)
+    elif inner:
+        at, hint = {f.name: type(value).__name__}, "annotate the field as TensorDict, or as Any"
+        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
+    else:
+        leaves[path] = as_leaf(value, path, device)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value of a field without a telling annotation is a leaf."""
+    return isinstance(value, (Tensor, Container)) or type(value) in PROTOCOLS or hasattr(value, "__array__")
+
+
+def is_static(x: TensorClass, key: Any) -> bool:
+    """Whether a key names a static field."""
+    f = x._fields.get(key) if isinstance(key, str) else None
+    return f is not None and f.kind == "static"
