@@ -17,6 +17,11 @@ from ._leaf import register_leaf as register_leaf
 from ._nodes import Static as Static
 from ._objects import ObjectArray as ObjectArray
 from ._structure import offsets_of as offsets_of
+from .compile.functional import from_module as from_module
+from .compile.functional import functional_call as functional_call
+from .compile.grad import grad as grad
+from .compile.grad import value_and_grad as value_and_grad
+from .compile.vmap import vmap as vmap
 from .convert import from_padded as from_padded
 from .convert import from_torch as from_torch
 from .convert import to_packed as to_packed

@@ -1,0 +1,151 @@
+"""Gradients of functions of containers.
+
+    grads = tdc.grad(loss)(params, batch)           a TensorDict like params, of gradients
+    grads, value = ...                              tdc.value_and_grad gives both
+
+What differs from `torch.func.grad`: integer leaves (a step counter, the running count of a batch norm) and structures
+are no obstacle. A TensorDict of gradients leaves them out, a NestedTensor of gradients keeps its structure.
+
+Invariant: nothing is differentiated but floating-point and complex tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tdc._errors import DtypeError, describe, message
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict
+
+
+def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """Gradient of a function that returns one number, with respect to one or several arguments.
+
+    Args:
+        fn: returns a 0-d tensor, or with `has_aux` a pair of it and anything.
+        argnums: which arguments; several give a tuple.
+
+    Returns:
+        A function of the same arguments that returns the gradients, or `(gradients, aux)`.
+
+    Raises:
+        DtypeError: an argument without anything to differentiate.
+
+    Compile:
+        fullgraph; under `vmap` one gradient for each member.
+
+    Example:
+        >>> params = TensorDict({"w": torch.tensor(3.0), "step": torch.tensor(1)})
+        >>> grad(lambda p: p["w"] ** 2)(params).to_dict()
+        {'w': tensor(6.)}
+
+    Source:
+        `torch.func.grad`.
+    """
+    both = value_and_grad(fn, argnums, has_aux)
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Value and gradient of a function; see `grad`.
+
+    Returns:
+        A function that returns `(value, gradients)`, or `((value, aux), gradients)`.
+
+    Example:
+        >>> value, grads = value_and_grad(lambda x: (x * x).sum())(torch.tensor([1.0, 2.0]))
+        >>> value, grads
+        (tensor(5.), tensor([2., 4.]))
+
+    Source:
+        `torch.func.grad_and_value`; the order of results is that of `jax.value_and_grad`.
+    """
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        parts = [Part(args[i]) for i in chosen]
+
+        def inner(values: list[list[Tensor]], rest: list[list[Any]], full: list[Any], named: dict[str, Any]) -> Any:
+            full = list(full)
+            for i, part, tensors, others in zip(chosen, parts, values, rest, strict=True):
+                full[i] = part.filled(tensors, others)
+            return fn(*full, **named)
+
+        run = torch.func.grad_and_value(inner, has_aux=has_aux)
+        others = [None if i in chosen else x for i, x in enumerate(args)]
+        grads, value = run([part.tensors for part in parts], [part.others for part in parts], others, kwargs)
+        found = [part.gradients(tensors) for part, tensors in zip(parts, grads, strict=True)]
+        return value, found[0] if isinstance(argnums, int) else tuple(found)
+
+    return call
+
+
+class Part:
+    """One argument, taken apart into the tensors to differentiate and the rest."""
+
+    def __init__(self, arg: Any) -> None:
+        self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
+        self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
+        self.others = [x for x in self.leaves if not differentiable(x)]
+        self.arg = arg
+        if not self.tensors:
+            got, hint = describe(arg), "convert it with .float(), or choose other argnums"
+            raise DtypeError(message("grad", "an argument with floating-point tensors", got, hint=hint))
+
+    def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
+        """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
+        it, rest = iter(tensors), iter(others)
+        leaves = [with_data(x, next(it)) if differentiable(x) else next(rest) for x in self.leaves]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+    def gradients(self, tensors: list[Tensor]) -> Any:
+        """Gradients in the form of the argument; a TensorDict lacks what has none."""
+        if not isinstance(self.arg, TensorDict):
+            it = iter(tensors)
+            found = [with_data(x, next(it)) if differentiable(x) else None for x in self.leaves]
+            return pytree.tree_unflatten(found, self.spec)
+        kept = [p for p, x in sorted(self.arg._leaves.items()) if differentiable(x)]
+        found = dict(zip(kept, tensors, strict=True))
+        return self.arg.apply_with_path(
+            lambda key, x: with_data(x, found[path_of(key)]) if path_of(key) in found else None
+        )
+
+
+def path_of(key: Any) -> tuple[str, ...]:
+    """A key as a path."""
+    return (key,) if isinstance(key, str) else key
+
+
+def is_batch(x: Any) -> bool:
+    """Containers with one tensor of data and a structure."""
+    return isinstance(x, (NestedTensor, MaskedBatch))
+
+
+def data_of(x: Any) -> Tensor:
+    """The tensor of a leaf that may have a gradient."""
+    return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
+
+
+def with_data(x: Any, tensor: Tensor) -> Any:
+    """A leaf with another tensor of data."""
+    if isinstance(x, NestedTensor):
+        return x.with_values(tensor)
+    return x.with_data(tensor) if isinstance(x, MaskedBatch) else tensor
+
+
+def differentiable(x: Any) -> bool:
+    """Whether a leaf may have a gradient."""
+    return isinstance(x, (Tensor, NestedTensor, MaskedBatch)) and (x.dtype.is_floating_point or x.dtype.is_complex)

@@ -1,0 +1,171 @@
+"""vmap for functions of containers, with dims counted on the container.
+
+    torch.vmap(fn, in_dims=0)(td)           maps the first batch dim of every leaf: works as it is
+    tdc.vmap(fn, out_dims=(1,))(td)         the same, and the RFC's spelling of a single result
+    tdc.vmap(fn, in_dims=1)(x)              x (B, K, -1, D): fn sees (B, -1, D), K times at once
+    tdc.vmap(fn, in_dims=({"a": 0, "b": None},))(td)      a dim for each key
+
+What differs from `torch.vmap`: a NestedTensor or MaskedBatch is mapped over one of its static dims, and its structure
+stays one and the same for all. The batch dim of ragged rows cannot be mapped, rows differ in size; a function of one
+example is applied to them with `tdc.batch` or row by row.
+
+Invariant: no tensor is copied that `torch.vmap` would not copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._keys import unravel_key
+from tdc._structure import normal_dim
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.tensordict import TensorDict
+
+
+def vmap(
+    fn: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """Map a function over a dim of its arguments, all at once.
+
+    Args:
+        in_dims: one for all arguments, or a tuple with one for each: an int, None, a pytree of these, or for a
+            TensorDict a mapping of keys to them (keys left out are not mapped).
+        out_dims: one for all results, or a tuple with one for each.
+        randomness, chunk_size: as in `torch.vmap`.
+
+    Raises:
+        ShapeError: a dim that is ragged, the batch dim of ragged rows, or not there.
+
+    Compile:
+        fullgraph; nests with itself and with `grad`.
+
+    Example:
+        >>> td = TensorDict({"a": torch.zeros(3, 4, 5)}, [3, 4])
+        >>> add = vmap(lambda td, one: td.set("a", td["a"] + one), in_dims=(0, None), out_dims=(1,))
+        >>> add(td, torch.ones(4, 5)).shape
+        torch.Size([4, 3])
+
+    Source:
+        `torch.vmap`; RFC torch.dict.TensorDict, "Functorch compatibility".
+    """
+
+    def mapped(*args: Any) -> Any:
+        given = in_dims if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
+        if len(given) != len(args):
+            got = f"{len(given)} for {len(args)} arguments"
+            raise ShapeError(message("vmap", "one entry of in_dims for each argument", got, hint="use None for no dim"))
+        flat, spec = pytree.tree_flatten(args, is_leaf=is_batch)
+        dims = [d for arg, dim in zip(args, given, strict=True) for d in dims_of(arg, dim)]
+        pairs = [into(x, d) for x, d in zip(flat, dims, strict=True)]
+
+        def inner(*parts: Any) -> Any:
+            return fn(*pytree.tree_unflatten(list(parts), spec))
+
+        run = torch.vmap(inner, tuple([d for _, d in pairs]), 0, randomness, chunk_size=chunk_size)
+        return outside(run(*[x for x, _ in pairs]), out_dims)
+
+    return mapped
+
+
+def is_batch(x: Any) -> bool:
+    """Containers that are mapped as a whole, not tensor by tensor."""
+    return isinstance(x, (NestedTensor, MaskedBatch))
+
+
+def dims_of(arg: Any, dim: Any) -> list[Any]:
+    """One dim for each leaf of an argument.
+
+    Raises:
+        ShapeError: `dim` does not have the form of the argument.
+    """
+    if isinstance(arg, TensorDict) and isinstance(dim, Mapping) and not isinstance(dim, TensorDict):
+        named = {unravel_key(key): d for key, d in dim.items()}
+        paths = sorted(arg._leaves)
+        return [next((named[p[:n]] for n in range(len(p), 0, -1) if p[:n] in named), None) for p in paths]
+    if isinstance(arg, TensorDict) and isinstance(dim, int):
+        dim = normal_dim(dim, arg.ndim, "vmap")
+    spec = pytree.tree_structure(arg, is_leaf=is_batch)
+    found = pytree._broadcast_to_and_flatten(dim, spec, is_leaf=is_batch)
+    if found is None:
+        got, hint = f"{dim!r} for {describe(arg)}", "an int, None, or a tree of these in the form of the argument"
+        raise ShapeError(message("vmap", "in_dims in the form of the arguments", got, hint=hint))
+    return found
+
+
+def into(x: Any, dim: int | None) -> tuple[Any, Any]:
+    """An argument as `torch.vmap` takes it, and its in_dims: of a container the mapped dim is last, the rest common."""
+    if dim is None or not is_batch(x):
+        return x, dim
+    d = normal_dim(dim, x.ndim, "vmap")
+    ragged = x.ragged_dims
+    batch_dim = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
+    if d in ragged or d == batch_dim:
+        kind = "ragged" if d in ragged else "the batch of ragged rows"
+        got, hint = f"dim {dim} of {describe(x)}, which is {kind}", "rows differ in size: loop over x.unbind()"
+        raise ShapeError(message("vmap", "a static dim", got, hint=hint))
+    lower = batch_dim - (d < batch_dim)
+    if isinstance(x, NestedTensor):
+        s, axis = x.structure, x.structure.axis(d, x.ndim, "vmap")
+        moved = nested_like(s.moved(s.packed_dim - (axis < s.packed_dim), lower), x.values.movedim(axis, -1))
+    else:
+        moved = masked_like(x.data.movedim(d, -1), x.lengths, tuple([r - (d < r) for r in ragged]), lower)
+    leaves, spec = pytree.tree_flatten(moved)
+    return moved, pytree.tree_unflatten([-1, *[None] * (len(leaves) - 1)], spec)
+
+
+def outside(out: Any, out_dims: Any) -> Any:
+    """Results with the mapped dim where it is wanted; it comes first."""
+    several = isinstance(out, (tuple, list)) and not hasattr(out, "_fields")
+    if not isinstance(out_dims, (tuple, list)):
+        return pytree.tree_map(lambda x: place(x, out_dims), out, is_leaf=is_whole)
+    if not several and len(out_dims) == 1:
+        return pytree.tree_map(lambda x: place(x, out_dims[0]), out, is_leaf=is_whole)
+    if not several or len(out_dims) != len(out):
+        count = len(out) if several else 1
+        got, hint = f"{len(out_dims)} for {count} results", "one int for all results"
+        raise ShapeError(message("vmap", "one entry of out_dims for each result", got, hint=hint))
+    placed = [outside(x, dim) for x, dim in zip(out, out_dims, strict=True)]
+    return placed if isinstance(out, list) else tuple(placed)
+
+
+def is_whole(x: Any) -> bool:
+    """Results that are placed as a whole."""
+    return is_batch(x) or isinstance(x, TensorDict)
+
+
+def place(x: Any, dim: int) -> Any:
+    """One result, its mapped dim moved from the front to `dim`. Structures, which are common, lose their copies."""
+    if isinstance(x, TensorDict):
+        d = normal_dim(dim, x.ndim, "vmap")
+        if any([is_batch(leaf) for leaf in x._leaves.values()]):
+            got, hint = "a ragged leaf", "return the ragged leaf beside the TensorDict"
+            raise UnsupportedError(message("vmap", "a TensorDict of tensors as result", got, hint=hint))
+        return x.movedim(0, d) if d else x
+    if isinstance(x, NestedTensor):
+        s = x.structure
+        common = [None if t is None else t[0] for t in (s.offsets, s.shapes, s.extent)]
+        inner = type(s)(common[0], common[1], common[2], s.packed_dim, s.batch_dim, s.ragged_ndim)
+        d = normal_dim(dim, x.ndim, "vmap")
+        lower = s.batch_dim + (d <= s.batch_dim)
+        k = d - (d > lower)
+        axis = k if k <= s.packed_dim else max(s.packed_dim, k - s.ragged_ndim + 1)
+        return nested_like(inner.moved(s.packed_dim + (axis <= s.packed_dim), lower), x.values.movedim(0, axis))
+    if isinstance(x, MaskedBatch):
+        d = normal_dim(dim, x.data.ndim, "vmap")
+        ragged = tuple([r + (d <= r) for r in x.ragged_dims])
+        return masked_like(x.data.movedim(0, d), x.lengths[0], ragged, x.batch_dim + (d <= x.batch_dim))
+    return x.movedim(0, dim) if isinstance(x, Tensor) and dim else x
