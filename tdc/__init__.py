@@ -28,6 +28,7 @@ from .convert import to_packed as to_packed
 from .convert import to_padded as to_padded
 from .convert import to_torch as to_torch
 from .masked import MaskedBatch as MaskedBatch
+from .memory import copy_ as copy_
 from .nested import NestedTensor as NestedTensor
 from .nested import pack as pack
 from .nested import unpack as unpack

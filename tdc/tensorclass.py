@@ -41,17 +41,18 @@ from typing import (
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, KeyPathError, message
+from tdc._errors import DtypeError, KeyPathError, StructureError, message
 from tdc._keyed import Keyed
-from tdc._leaf import PROTOCOLS
-from tdc._nodes import TYPES, Nodes, Static, Typed, name_of
+from tdc._leaf import PROTOCOLS, Leaf
+from tdc._nodes import TYPES, Nodes, Static, Typed, check_static, name_of
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._tree import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
 from tdc._typing import MISSING, NestedKey, read_only
-from tdc.tensordict import TensorDict, flatten, unflatten
+from tdc.tensordict import TensorDict, flatten, make, unflatten
 
 T = TypeVar("T")
+torch.serialization.add_safe_globals([make, Typed])  # what a pickled tensorclass names
 FREE = {"keys", "values", "items", "filter", "shape", "ndim", "dim", "size"}  # fields may hide them: nothing calls them
 
 
@@ -127,6 +128,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         RFC torch.dict.TensorDict, "@tensorclass".
     """
 
+    _instead = "x = x.replace(field=value), which returns a new one"
     _fields: ClassVar[dict[str, Field]] = {}
     _typed: ClassVar[Nodes] = {}
     _slotted: ClassVar[tuple[tuple[tuple[str], str], ...]] = ()
@@ -156,12 +158,12 @@ class TensorClass(TensorDict, metaclass=Meta):
 
     def set(self, key: NestedKey, value: Any) -> Any:
         """With another value of a field; any other key makes a TensorDict of it."""
-        return super().set(key, Static(value) if is_static(self, key) else value)
+        return super().set(key, as_entry(self, key, value))
 
     def update(self, other: Any, *, keys: Iterable[NestedKey] | None = None) -> Any:
         """With other values of fields; any other key makes a TensorDict of it."""
         if not is_tensordict(other):
-            other = {k: Static(v) if is_static(self, k) else v for k, v in other.items()}
+            other = {k: as_entry(self, k, v) for k, v in other.items()}
         return super().update(other, keys=keys)
 
     def replace(self, **entries: Any) -> Self:
@@ -178,12 +180,17 @@ class TensorClass(TensorDict, metaclass=Meta):
 
     __replace__ = replace
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make, (self._leaves, self._nodes, self._size, self._device)
+
     def _fill(self) -> None:
         """Write the slots from which fields are read."""
         leaves, nodes = self._leaves, self._nodes
         for path, slot in self._slotted:
             leaf = leaves.get(path)
-            setattr(self, slot, nodes[path].value if leaf is None and path in nodes else leaf)
+            if type(leaf) is Leaf or (leaf is None and path in nodes):
+                leaf = self._at(path)
+            setattr(self, slot, leaf)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -199,6 +206,8 @@ def tensorclass(cls: type[T]) -> type[T]:
         >>> (step + 1).reward.sum(), step.replace(reward=torch.zeros(4))[0].reward
         (tensor(8.), tensor(0.))
     """
+    if issubclass(cls, TensorClass):  # it inherits from one, and so is one already
+        return cls
     body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
     bases = tuple([b for b in cls.__bases__ if b is not object])
     made: Any = Meta(cls.__name__, (*bases, TensorClass), body)
@@ -275,7 +284,7 @@ def kind_of(note: Any) -> str:
 
 def kind_of_class(note: Any) -> str:
     cls = get_origin(note) or note
-    if not isinstance(cls, type) or cls is object:
+    if not isinstance(cls, type) or cls in (object, Any):  # Any is a class since Python 3.11
         return "any"
     if issubclass(cls, TensorDict):
         return "node"
@@ -295,6 +304,7 @@ def constructor(cls: Any) -> Any:
     Written out for the fields, so that a constructor with tensors costs little more than that of a dataclass.
     """
     fields = list(cls._fields.values())
+    check_order(cls.__name__, [f for f in fields if not f.kw_only])
     params = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if not f.kw_only]
     named = [f.name if f.required else f"{f.name}=_MISSING" for f in fields if f.kw_only]
     lines = ["_size = batch_size if type(batch_size) is _Size else _as_size(batch_size)"]
@@ -320,6 +330,19 @@ def constructor(cls: Any) -> Any:
     exec(f"def __init__({head}):\n    " + "\n    ".join(lines), place)
     place["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
     return place["__init__"]
+
+
+def check_order(name: str, fields: list[Field]) -> None:
+    """Positional fields without a default come before those with one, as in a dataclass.
+
+    Raises:
+        StructureError: they do not; all are named.
+    """
+    late = [f.name for i, f in enumerate(fields) if f.required and not all([g.required for g in fields[:i]])]
+    if late:
+        got = f"{', '.join(late)} behind one with a default"
+        hint = "give a default, or dataclasses.field(kw_only=True)"
+        raise StructureError(message(name, "fields without a default first", got, hint=hint))
 
 
 # -- making an instance
@@ -354,26 +377,44 @@ def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, ndim: int, device: t
         DtypeError: a tensor field that is given an inner node.
     """
     path = (f.name,)
-    inner = is_tensordict(value) or isinstance(value, Mapping)
-    if isinstance(value, Static):
+    value = as_entry_of(f, value)
+    if type(value) is Static:
         nodes[path] = value
-    elif f.kind == "static" or value is None or (f.kind == "any" and not inner and not is_array(value)):
-        nodes[path] = Static(value)
-    elif inner and f.kind != "tensor":
+    elif is_inner_value(value):
         absorb(leaves, nodes, path, value, ndim, device)
-    elif inner:
-        at, hint = {f.name: type(value).__name__}, "annotate the field as TensorDict, or as Any"
-        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
     else:
         leaves[path] = as_leaf(value, path, device)
+
+
+def as_entry(x: TensorClass, key: Any, value: Any) -> Any:
+    """A value for a key as the field of that name takes it; for other keys as it is."""
+    f = x._fields.get(key) if isinstance(key, str) else None
+    return value if f is None else as_entry_of(f, value)
+
+
+def as_entry_of(f: Field, value: Any) -> Any:
+    """A value as its field takes it: static where its kind says so, or where the annotation leaves it open.
+
+    Raises:
+        DtypeError: an inner node for a tensor field, or an unhashable object for a static one.
+    """
+    inner, at = is_inner_value(value), {f.name: type(value).__name__}
+    if inner and f.kind == "tensor":
+        hint = "annotate the field as TensorDict, or as Any"
+        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
+    if type(value) is Static:
+        return value
+    if f.kind == "static" or value is None or (f.kind == "any" and not inner and not is_array(value)):
+        check_static("tensorclass", value, at)
+        return Static(value)
+    return value
+
+
+def is_inner_value(value: Any) -> bool:
+    """Whether a value becomes an inner node."""
+    return is_tensordict(value) or isinstance(value, Mapping)
 
 
 def is_array(value: Any) -> bool:
     """Whether a value of a field without a telling annotation is a leaf."""
     return isinstance(value, (Tensor, Container)) or type(value) in PROTOCOLS or hasattr(value, "__array__")
-
-
-def is_static(x: TensorClass, key: Any) -> bool:
-    """Whether a key names a static field."""
-    f = x._fields.get(key) if isinstance(key, str) else None
-    return f is not None and f.kind == "static"

@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 
+from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, message
-from tdc._keyed import Keyed, apply_leaves
+from tdc._keyed import Keyed, any_below, apply_leaves
 from tdc._keys import is_key
 from tdc._leaf import PROTOCOLS, Leaf, unwrap, wrapped
-from tdc._nodes import Nodes, without_extra
+from tdc._nodes import Nodes, Static, extra_of, with_extra, without_extra
 from tdc._pytree import register
 from tdc._tree import (
     Leaves,
@@ -216,6 +217,57 @@ class TensorDict(Keyed):
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
         return make(leaves, nodes, self._size if size is None else size, self._device)
 
+    def empty(self) -> TensorDict:
+        """Without keys: batch size and device stay."""
+        return make({}, {}, self._size, self._device)
+
+    def with_batch_size(self, batch_size: Any) -> TensorDict:
+        """The same leaves with another batch size, which every one of them begins with.
+
+        Raises:
+            ShapeError: a leaf does not; every one is named.
+
+        Example:
+            >>> TensorDict({"x": torch.zeros(3, 4)}, [3]).with_batch_size([3, 4]).batch_size
+            torch.Size([3, 4])
+        """
+        size = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
+        lost = len(self._size) - len(size)  # a node with batch dims of its own keeps all of them
+        nodes = {p: with_extra(n, max(extra_of(n) + lost, 0) if extra_of(n) else 0) for p, n in self._nodes.items()}
+        check_leaves("with_batch_size", self._leaves, nodes, size)
+        return make(self._leaves, nodes, size, self._device)
+
+    def with_device(self, device: Any) -> TensorDict:
+        """With leaves on `device` from here on; None lets them stay anywhere."""
+        return make(self._leaves, self._nodes, self._size, None) if device is None else self.to(torch.device(device))
+
+    def mutate(self) -> Builder:
+        """A builder, for a loop that sets many keys: `m[key] = value`, `del m[key]`, then `m.finish()`."""
+        return Builder(self)
+
+    @property
+    def grad(self) -> TensorDict:
+        """Gradients of the leaves that have one."""
+        return self.apply(lambda leaf: getattr(leaf, "grad", None))
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether some leaf takes part in autograd."""
+        return any([getattr(leaf, "requires_grad", False) for leaf in self._leaves.values()])
+
+    def pin_memory(self) -> TensorDict:
+        """With leaves in page-locked memory, from which a copy to a GPU need not wait."""
+        return self.apply(lambda leaf: leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf)
+
+    def share_memory(self) -> TensorDict:
+        """With leaves in memory that other processes share; those that are there already stay."""
+        return self.apply(lambda leaf: shared(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are."""
+        found = {p: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for p, x in self._leaves.items()}
+        return make(found, self._nodes, Unsized(), None).to_dict()
+
     def __setitem__(self, key: Any, value: Any) -> None:
         spelling = f"td = td.set({key!r}, value)" if is_key(key) else "td = td.at[index].set(value)"
         raise ImmutableError(
@@ -243,6 +295,11 @@ def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | N
     return td
 
 
+def shared(x: torch.Tensor) -> torch.Tensor:
+    """A tensor in shared memory; a copy, unless it is there."""
+    return x if x.is_shared() else x.detach().clone().share_memory_().requires_grad_(x.requires_grad)
+
+
 def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, with_path: bool) -> Any:
     """`apply` and `apply_with_path`."""
     if others:
@@ -258,7 +315,13 @@ def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, w
     nodes = td._nodes if batch_size is None else without_extra(td._nodes)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
     place = torch.device(device) if device is not None else td._device
-    return make(leaves, retype(leaves, nodes) if dropped else nodes, size, place)
+    return make(leaves, retype(leaves, pruned(nodes, td._leaves, leaves)) if dropped else nodes, size, place)
+
+
+def pruned(nodes: Nodes, before: Leaves, after: Leaves) -> Nodes:
+    """Nodes without those that lost all their leaves."""
+    lost = [p for p in before if p not in after]
+    return {p: n for p, n in nodes.items() if type(n) is Static or not any_below(p, lost) or any_below(p, after)}
 
 
 def index(td: TensorDict, idx: Any) -> TensorDict:
@@ -285,6 +348,11 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     else:
         new = torch.empty(()).expand(size)[idx].shape
     return make(leaves, td._nodes, new, td._device)
+
+
+def index_size(td: TensorDict, idx: Any) -> torch.Size:
+    """The batch size of `td[idx]`, without its leaves."""
+    return index(make({}, {}, td._size), idx)._size
 
 
 def flatten(td: Any) -> tuple[list[Any], Any]:

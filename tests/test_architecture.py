@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FACADE = "tdc"
 LAYERS = (
     ("_errors", "_typing", "_keys"),
-    ("_nodes", "_rules", "_pytree", "_structure", "_index", "_repr", "_leaf", "_objects", "_tree", "_keyed"),
-    ("tensordict", "nested", "masked", "convert", "tensorclass"),
+    ("_nodes", "_rules", "_pytree", "_structure", "_index", "_repr", "_leaf", "_objects", "_tree", "_keyed", "_builder"),
+    ("tensordict", "nested", "masked", "convert", "tensorclass", "memory"),
     ("ops",),
     ("compile",),
     ("nn", "optim", "io", "data", "dist", "viz", "testing", "demo", "doctor", "__main__"),
