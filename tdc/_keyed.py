@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdc._errors import KeyPathError, StructureError, message
+from tdc._errors import KeyPathError, message
 from tdc._keys import missing_key, show, unravel_key
 from tdc._leaf import Leaf, unwrap, unwrapped
 from tdc._nodes import Nodes, Static, any_extra, is_inner
@@ -348,16 +348,3 @@ def apply_leaves(fn: Callable[..., Any], columns: Iterable[tuple[KeyPath, tuple[
     if with_path:
         return {p: fn(as_key(p), *unwrapped(values)) for p, values in columns}
     return {p: fn(*unwrapped(values)) for p, values in columns}
-
-
-def conflicting(op: OpName, *tds: Keyed) -> None:
-    """TensorDicts that go together have the same static values.
-
-    Raises:
-        StructureError: they differ; all are named.
-    """
-    first, *others = [{p: n for p, n in td._nodes.items() if type(n) is Static} for td in tds]
-    wrong = [show(p) for other in others for p in first.keys() | other.keys() if first.get(p) != other.get(p)]
-    if wrong:
-        got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per row, or exclude the key"
-        raise StructureError(message(op, "equal static values", got, sorted(set(wrong)), hint))

@@ -12,7 +12,10 @@ Invariants: entries are hashable, so that the table can go into a pytree context
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+import torch
 
 from tdc._errors import DtypeError, message
 from tdc._typing import Frozen, KeyPath
@@ -30,7 +33,7 @@ class Static(Frozen):
         value: hashable. An export holds it as JSON: str, int, float, bool, None and tuples of these.
 
     Raises:
-        DtypeError: the value is not hashable.
+        DtypeError: the value is not hashable, or holds tensors.
 
     Example:
         >>> import torch
@@ -44,9 +47,7 @@ class Static(Frozen):
     _value: Any
 
     def __init__(self, value: Any) -> None:
-        if type(value).__hash__ is None:
-            got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per row"
-            raise DtypeError(message("Static", "a hashable object", got, hint=hint))
+        check_static("Static", value)
         self._value = value
 
     @property
@@ -64,6 +65,22 @@ class Static(Frozen):
 
     def __repr__(self) -> str:
         return f"Static({self._value!r})"
+
+
+def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()) -> None:
+    """A static value is hashable and holds no tensors, whose hash says nothing of what they hold.
+
+    Raises:
+        DtypeError: it is not.
+    """
+    got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per row"
+    if isinstance(value, (torch.Tensor, Frozen)):
+        hint = "a tensor is a leaf: leave Static out, or annotate the field as Tensor"
+        raise DtypeError(message(op, "a Python object", got, at, hint))
+    try:
+        hash(value)
+    except TypeError:
+        raise DtypeError(message(op, "a hashable object", got, at, hint)) from None
 
 
 class Typed(NamedTuple):

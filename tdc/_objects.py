@@ -22,9 +22,9 @@ from tdc._typing import Frozen, Op
 
 MOVES = (
     "reshape", "view", "permute", "transpose", "movedim", "swapaxes", "flatten", "unflatten", "ravel", "squeeze",
-    "unsqueeze", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "flip", "fliplr", "flipud",
-    "roll", "rot90", "narrow", "select", "diagonal", "unfold", "unbind", "split", "chunk", "tensor_split", "index_select",
-    "gather", "take_along_dim", "masked_select",
+    "unsqueeze", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "flip", "fliplr",
+    "flipud", "roll", "rot90", "narrow", "select", "diagonal", "unfold", "unbind", "split", "chunk", "tensor_split",
+    "index_select", "gather", "take_along_dim", "masked_select",
 )  # fmt: skip
 
 

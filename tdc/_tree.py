@@ -219,10 +219,10 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
 
 
 def same_keys(op: OpName, first: Any, *others: Any) -> None:
-    """TensorDicts combine when they have the same leaves; every difference is named.
+    """TensorDicts combine when they have the same leaves and static values; every difference is named.
 
     Raises:
-        StructureError: different key sets.
+        StructureError: different key sets, or different static values.
     """
     for i, other in enumerate(others, 1):
         if other._leaves.keys() != first._leaves.keys():
@@ -233,6 +233,21 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
             raise StructureError(
                 message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
             )
+        if other._nodes is not first._nodes:
+            conflicting(op, first, other)
+
+
+def conflicting(op: OpName, first: Any, other: Any) -> None:
+    """Raise where two TensorDicts differ in their static values; all are named.
+
+    Raises:
+        StructureError: they do.
+    """
+    here, there = [{p: n for p, n in td._nodes.items() if type(n) is Static} for td in (first, other)]
+    wrong = [show(p) for p in {**here, **there} if here.get(p) != there.get(p)] if here or there else []
+    if wrong:
+        got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per row, or exclude the key"
+        raise StructureError(message(op, "equal static values", got, wrong, hint))
 
 
 def same_size(op: OpName, first: Any, *others: Any) -> None:

@@ -84,6 +84,9 @@ class Field:
 class Meta(type(Protocol)):  # of a class that may inherit from protocols
     """Gives a tensorclass a slot for each of its fields; a class cannot get them later."""
 
+    __instancecheck__ = type.__instancecheck__  # that of protocols asks for more than a plain class has
+    __subclasscheck__ = type.__subclasscheck__
+
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any) -> Any:
         if TensorDict in bases:  # TensorClass itself, which has no fields
             return super().__new__(mcs, name, bases, {**body, "__slots__": ()}, **kwargs)
@@ -158,10 +161,11 @@ class TensorClass(TensorDict, metaclass=Meta):
 
     def set(self, key: NestedKey, value: Any) -> Any:
         """With another value of a field; any other key makes a TensorDict of it."""
-        return super().set(key, as_entry(self, key, value))
+        known = isinstance(key, str) and key in self._fields
+        return with_fields(self, {key: value}) if known else super().set(key, value)
 
     def update(self, other: Any, *, keys: Iterable[NestedKey] | None = None) -> Any:
-        """With other values of fields; any other key makes a TensorDict of it."""
+        """With other values of fields, inner nodes merged; any other key makes a TensorDict of it."""
         if not is_tensordict(other):
             other = {k: as_entry(self, k, v) for k, v in other.items()}
         return super().update(other, keys=keys)
@@ -176,7 +180,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         if wrong:
             hint = f"fields: {', '.join(self._fields)}"
             raise KeyPathError(message("replace", "names of fields", f"{len(wrong)} others", wrong, hint))
-        return self.update(entries)
+        return with_fields(self, entries)
 
     __replace__ = replace
 
@@ -384,6 +388,14 @@ def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, ndim: int, device: t
         absorb(leaves, nodes, path, value, ndim, device)
     else:
         leaves[path] = as_leaf(value, path, device)
+
+
+def with_fields(x: TensorClass, entries: dict[Any, Any]) -> Any:
+    """With other values of fields; what replaces an inner node, or a value by one, replaces it as a whole."""
+    entries = {k: as_entry(x, k, v) for k, v in entries.items()}
+    inner = [k for k, v in entries.items() if is_inner_value(v)]
+    out = Keyed.update(x.exclude(*inner) if inner else x, entries)
+    return make(out._leaves, {**out._nodes, **x._typed}, out._size, out._device) if inner else out
 
 
 def as_entry(x: TensorClass, key: Any, value: Any) -> Any:

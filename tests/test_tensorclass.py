@@ -1,0 +1,567 @@
+"""tensorclass: constructor, fields of every kind, methods, inheritance, and that an instance stays what it is."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import optree
+import pytest
+import torch
+from texts import Texts
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import tdc
+from tdc import ImmutableError, KeyPathError, NestedTensor, ObjectArray, StructureError, TensorDict
+
+
+@tdc.tensorclass
+class Point:
+    xy: Tensor
+    name: str = "here"
+
+    def norm(self) -> Tensor:
+        return self.xy.norm(dim=-1)
+
+
+class Step(tdc.TensorClass):
+    obs: Tensor
+    reward: Tensor | None = None
+    tag: Any = None
+    places: Point | None = None
+    extra: TensorDict = dataclasses.field(default_factory=TensorDict)
+    rate: float = dataclasses.field(default=0.5, kw_only=True)
+
+    scale: ClassVar[int] = 3
+
+    def scaled(self) -> Tensor:
+        return self.obs * self.scale
+
+
+class Outer(tdc.TensorClass):
+    td: TensorDict
+    w: Tensor
+
+
+class Sized(Protocol):
+    xy: Tensor
+
+    def norm(self) -> Tensor: ...
+
+
+class Shape(ABC):
+    @abstractmethod
+    def norm(self) -> Tensor: ...
+
+    def twice(self) -> Tensor:
+        return self.norm() * 2
+
+
+def point(*size: int) -> Any:
+    size = size or (3,)
+    return Point(torch.arange(2.0 * torch.Size(size).numel()).view(*size, 2), batch_size=size)
+
+
+def nested(*size: int) -> Any:
+    """A Point in a TensorDict in an Outer."""
+    p = point(*size)
+    return Outer(TensorDict({"p": p, "z": torch.zeros(p.batch_size)}, p.batch_size), p.xy.sum(-1), batch_size=p.shape)
+
+
+# -- the constructor
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: Point(x, "there", batch_size=[3]),
+    lambda x: Point(xy=x, name="there", batch_size=3),
+    lambda x: Point(name="there", batch_size=torch.Size([3]), xy=x),
+])  # fmt: skip
+def test_fields_by_position_and_by_name(make: Callable[[Tensor], Any]):
+    x = torch.ones(3, 2)
+    p = make(x)
+    assert p.xy is x
+    assert p.name == "there"
+    assert p.batch_size == (3,)
+    assert isinstance(p, TensorDict)
+
+
+def test_defaults():
+    a, b = Step(torch.ones(2), batch_size=[2]), Step(torch.ones(2), batch_size=[2])
+    assert (a.reward, a.tag, a.places, a.rate) == (None, None, None, 0.5)
+    assert isinstance(a.extra, TensorDict)
+    assert a.extra.batch_size == (2,)
+    assert b.extra is not a.extra
+    assert Step(torch.ones(2), rate=1.0).rate == 1.0
+    assert Step(torch.ones(2)).batch_size == ()
+    with pytest.raises(TypeError, match="takes from 2 to 6 positional arguments"):
+        Step(torch.ones(2), None, None, None, TensorDict(), 1.0)
+
+
+def test_values_are_converted_as_in_a_tensordict():
+    p = Point([[1, 2], [3, 4]], batch_size=[2])
+    assert torch.equal(p.xy, torch.tensor([[1, 2], [3, 4]]))
+    assert Point(torch.zeros(2), device="meta").xy.is_meta
+    assert Outer({"a": [1, 2]}, [3, 4], batch_size=[2]).td["a"].tolist() == [1, 2]
+
+
+def test_a_field_without_a_telling_annotation_takes_anything():
+    step = Step(torch.ones(2), batch_size=[2])
+    for tag in ("a", 3, ("x", 1), None, torch.float32):
+        assert step.replace(tag=tag).tag == tag
+        assert step.replace(tag=tag)[0].tag == tag
+    for tag in (torch.zeros(2), TensorDict({"q": torch.zeros(2, 3)}, [2]), {"q": torch.zeros(2)}):
+        assert step.replace(tag=tag)[0].tag.shape == ()
+
+
+def test_ragged_and_object_fields():
+    @tdc.tensorclass
+    class Texts:
+        tokens: NestedTensor
+        captions: ObjectArray
+
+    x = Texts(tdc.pack([torch.ones(2), torch.ones(5)]), ObjectArray(["a", "b"]), batch_size=[2])
+    assert x[1].tokens.shape == (5,)
+    assert x.captions.tolist() == ["a", "b"]
+    assert x[[1, 0]].captions.tolist() == ["b", "a"]
+    assert torch.cat([x, x]).captions.tolist() == ["a", "b", "a", "b"]
+
+
+def test_a_registered_leaf_is_read_as_itself():
+    class Names:
+        def __init__(self, names: list[str]):
+            self.names = names
+
+    tdc.register_leaf(Names, shape=lambda x: (len(x.names),), index=lambda x, i: Names(x.names[i]))
+
+    class Row(tdc.TensorClass):
+        names: Names
+
+    assert Row(Names(["a", "b"]), batch_size=[2])[1:].names.names == ["b"]
+
+
+def test_post_init_runs_last():
+    seen = []
+
+    @tdc.tensorclass
+    class Checked:
+        x: Tensor
+
+        def __post_init__(self) -> None:
+            seen.append((self.x.shape, self.batch_size))
+
+    Checked(torch.zeros(2, 3), batch_size=[2])
+    Checked([1, 2], batch_size=[2])
+    assert seen == [((2, 3), (2,)), ((2,), (2,))]
+    assert Checked(torch.zeros(2), batch_size=[2])[0].batch_size == ()
+    assert len(seen) == 3, "results of operations are not constructed anew"
+
+
+def test_a_constructor_of_its_own():
+    class Pair(tdc.TensorClass):
+        a: Tensor
+        b: Tensor
+
+        @classmethod
+        def twins(cls, x: Tensor) -> Pair:
+            return cls(x, x.clone(), batch_size=x.shape[:1])
+
+    assert Pair.twins(torch.ones(3, 2)).batch_size == (3,)
+
+
+def test_methods_properties_and_class_variables():
+    step = Step(torch.ones(2), batch_size=[2])
+    assert step.scaled().tolist() == [3, 3]
+    assert Step.scale == step.scale == 3
+    assert "scale" not in step
+    assert Step._fields.keys() == {"obs", "reward", "tag", "places", "extra", "rate"}
+
+
+def test_isinstance():
+    class Anything(Sized, tdc.TensorClass):
+        xy: Tensor
+
+    for cls in (Point, Outer, Step, Anything):
+        assert isinstance(point(), cls) is (cls is Point)
+        assert issubclass(cls, TensorDict)
+        assert not issubclass(cls, Point) or cls is Point
+    fn = torch.compile(lambda x: x.xy if isinstance(x, Point) else x["xy"] * 0, backend="eager", fullgraph=True)
+    assert torch.equal(fn(point()), point().xy)
+    assert fn(point().to_tensordict()).eq(0).all()
+
+
+def test_match_statement():
+    match point(2):
+        case Point(xy=x, name="here"):
+            assert x.shape == (2, 2)
+        case _:
+            pytest.fail("no match")
+    match point(2):
+        case Point(x, name):
+            assert name == "here"
+    match point(2):
+        case Outer():
+            pytest.fail("another class")
+
+
+# -- both spellings, inheritance
+
+
+def test_both_spellings_make_the_same_class():
+    @tdc.tensorclass
+    class A:
+        x: Tensor
+        s: str = "a"
+
+    class B(tdc.TensorClass):
+        x: Tensor
+        s: str = "a"
+
+    for cls in (A, B):
+        assert issubclass(cls, tdc.TensorClass)
+        assert cls._fields == {**A._fields}
+        assert cls.__match_args__ == ("x", "s")
+        out = cls(torch.ones(2), batch_size=[2]) + 1
+        assert type(out) is cls
+        assert out.x.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("decorate", [lambda cls: cls, tdc.tensorclass], ids=["plain", "decorated"])
+def test_inherits_from_another(decorate: Any):
+    @decorate
+    class Named(Point):
+        label: str = "none"
+        weight: Tensor | None = None
+
+        def norm(self) -> Tensor:
+            return super().norm() * 2
+
+    x = Named(torch.ones(3, 2), label="q", batch_size=[3])
+    assert isinstance(x, Point)
+    assert list(Named._fields) == ["xy", "name", "label", "weight"]
+    assert torch.allclose(x[:1].norm(), torch.tensor([2.0]).sqrt() * 2)
+    assert (x[0].name, x[0].label, type(x[0])) == ("here", "q", Named)
+
+
+def test_inherits_from_a_protocol_and_an_abstract_class():
+    @tdc.tensorclass
+    class A(Sized):
+        xy: Tensor
+
+        def norm(self) -> Tensor:
+            return self.xy.norm(dim=-1)
+
+    class B(Shape, tdc.TensorClass):
+        xy: Tensor
+
+        def norm(self) -> Tensor:
+            return self.xy.norm(dim=-1)
+
+    @tdc.tensorclass
+    class Lacking(Shape):
+        xy: Tensor
+
+    x = torch.ones(2, 2)
+    assert torch.equal(A(x, batch_size=[2])[0].norm(), x[0].norm())
+    assert torch.equal(B(x, batch_size=[2]).twice(), x.norm(dim=-1) * 2)
+    assert isinstance(B(x, batch_size=[2])[0], Shape)
+    with pytest.raises(TypeError, match="abstract"):
+        Lacking(x, batch_size=[2])
+
+
+# -- a typed node keeps its type
+
+
+KEEPING: dict[str, Callable[[Any], Any]] = {
+    "index": lambda x: x[0],
+    "slice": lambda x: x[1:],
+    "mask": lambda x: x[torch.tensor([True, False, True])],
+    "list": lambda x: x[[2, 0]],
+    "stack": lambda x: torch.stack([x, x], 1),
+    "cat": lambda x: torch.cat([x, x]),
+    "unbind": lambda x: x.unbind(0)[1],
+    "split": lambda x: x.split(2)[0],
+    "reshape": lambda x: x.reshape(3, 1),
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "expand": lambda x: x.expand(2, 3),
+    "arithmetic": lambda x: x * 2 + x,
+    "comparison": lambda x: x == x,
+    "reduction": lambda x: x.sum(0),
+    "to": lambda x: x.to(torch.float64),
+    "apply": lambda x: x.apply(torch.sin),
+    "at": lambda x: x.at[0].set(0),
+    "clone": lambda x: x.clone(),
+    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
+    "torch tree_map": lambda x: pytree.tree_map(lambda leaf: leaf + 1, x),
+    "optree tree_map": lambda x: optree.tree_map(lambda leaf: leaf + 1, x),
+    "grad": lambda x: torch.func.grad(lambda x: (x.w * x.td["p"].norm()).sum())(x),
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+def typed(out: Any) -> None:
+    """An Outer, with a Point inside it that reads and computes."""
+    assert type(out) is Outer
+    assert type(out.td) is TensorDict
+    p = out.td["p"]
+    assert type(p) is type(out["td", "p"]) is Point
+    assert p.name == "here"
+    assert p.batch_size == out.batch_size
+    assert p.xy.shape == (*out.batch_size, 2)
+    assert p.xy is out["td", "p", "xy"]
+
+
+@pytest.mark.parametrize("op", KEEPING.values(), ids=KEEPING.keys())
+def test_a_typed_node_keeps_its_type(op: Callable[[Any], Any]):
+    typed(op(nested()))
+
+
+def test_a_typed_node_seen_by_vmap():
+    assert torch.allclose(torch.vmap(lambda x: x.td["p"].norm() + x.w)(nested()), point().norm() + nested().w)
+
+
+def test_a_typed_node_through_compile():
+    def fn(x: Any) -> Any:
+        p = x.td["p"]
+        return x * 2, p.norm(), p[0], torch.stack([x, x]), Outer(x.td, p.norm(), batch_size=x.batch_size)
+
+    x = nested()
+    out = torch.compile(fn, backend="eager", fullgraph=True)(x)
+    for got, want in zip(pytree.tree_leaves(out), pytree.tree_leaves(fn(x)), strict=True):
+        assert torch.equal(got, want)
+    for part in (out[0], out[3], out[4]):
+        typed(part)
+    assert type(out[2]) is Point
+
+
+def test_compile_makes_one_graph_for_each_static_value():
+    counts = torch._dynamo.testing.CompileCounter()
+    fn = torch.compile(lambda p: p.xy + len(p.name), backend=counts, fullgraph=True, dynamic=True)
+    for name in ("a", "bcd", "a"):
+        p = Point(torch.zeros(3, 2), name, batch_size=[3])
+        assert fn(p).eq(len(name)).all()
+    assert counts.frame_count == 2
+
+
+def test_torch_save_and_safe_load(tmp_path: Any):
+    torch.save(nested(), tmp_path / "x.pt")
+    typed(torch.load(tmp_path / "x.pt", weights_only=True))
+
+
+class Double(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+def test_export_save_and_load(tmp_path: Any):
+    program = torch.export.export(Double(), (nested(),))
+    torch.export.save(program, tmp_path / "x.pt2")
+    out = torch.export.load(tmp_path / "x.pt2").module()(nested())
+    typed(out)
+    assert torch.equal(out.w, nested().w * 2)
+
+
+# -- changes
+
+
+def test_changes_of_fields_keep_the_class():
+    p = point()
+    for new in (p.set("xy", p.xy + 1), p.replace(xy=p.xy + 1), p.update({"xy": p.xy + 1}), p.__replace__(xy=p.xy + 1)):
+        assert type(new) is Point
+        assert torch.equal(new.xy, p.xy + 1)
+        assert new.name == "here"
+    for new in (p.set("name", "z"), p.replace(name="z"), p.update({"name": "z"})):
+        assert type(new) is Point
+        assert (new.name, new["name"]) == ("z", "z")
+        assert new.xy is p.xy
+    assert p.name == "here"
+
+
+def test_a_new_inner_node_replaces_the_old_one():
+    x, other = nested(), TensorDict({"q": torch.zeros(3)}, [3])
+    for new in (x.replace(td=other), x.set("td", other), x.replace(td=other, w=x.w)):
+        assert type(new) is Outer
+        assert new.td.keys() == ("q",)
+    merged = x.update({"td": {"q": torch.zeros(3)}})
+    assert type(merged) is Outer
+    assert set(merged.td.keys()) == {"p", "z", "q"}
+    deep = x.set(("td", "p", "xy"), torch.zeros(3, 2))
+    typed(deep)
+    assert deep.td["p"].xy.eq(0).all()
+
+
+def test_another_key_or_a_missing_one_makes_a_tensordict():
+    p = point()
+    assert type(p.set("q", torch.zeros(3))) is TensorDict
+    for new in (p.delete("xy"), p.select("xy"), p.exclude("name"), p.rename_keys({"xy": "x"})):
+        assert type(new) is TensorDict
+    x = nested()
+    assert type(x.delete(("td", "p", "name"))["td", "p"]) is TensorDict
+    assert type(x.delete(("td", "p", "name"))) is Outer
+    assert type(x.delete("w")["td", "p"]) is Point
+
+
+def test_from_and_to_a_tensordict():
+    p = point()
+    td = p.to_tensordict()
+    assert type(td) is TensorDict
+    assert td.keys() == ("xy", "name")
+    back = Point.from_tensordict(td)
+    assert type(back) is Point
+    assert (back.xy is p.xy, back.name, back.batch_size) == (True, "here", (3,))
+    assert Point.from_tensordict(TensorDict({"xy": p.xy}, [3])).name == "here"
+    assert type(nested().to_tensordict()["td", "p"]) is Point
+    assert Point.from_tensordict({"xy": torch.ones(2)}).batch_size == ()
+
+
+def test_instances_never_change():
+    p = point()
+    attempts: list[Callable[[], Any]] = [
+        lambda: setattr(p, "xy", p.xy),
+        lambda: delattr(p, "xy"),
+        lambda: setattr(p, "name", "z"),
+        lambda: setattr(p, "batch_size", ()),
+        lambda: p.__setitem__("xy", p.xy),
+        lambda: p.__setitem__(0, 1),
+        lambda: p.__delitem__("xy"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ImmutableError):
+            attempt()
+    with pytest.raises(AttributeError):
+        p.new = 1
+
+
+def test_equal_keys_give_equal_treedefs():
+    assert pytree.tree_structure(point(3)) == pytree.tree_structure(point(5))
+    assert pytree.tree_structure(point()) != pytree.tree_structure(point().to_tensordict())
+    assert pytree.tree_structure(point()) != pytree.tree_structure(point().replace(name="z"))
+    spec = pytree.tree_structure(nested())
+    assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+
+
+# -- wrong inputs
+
+
+class TestTexts(Texts):
+    def test_a_field_that_does_not_begin_with_the_batch_size(self):
+        self.says(lambda: Outer({"a": torch.zeros(2), "b": torch.zeros(3)}, torch.zeros(2, 3), batch_size=[3]), """\
+ShapeError
+tdc.Outer: expected leaves of shape [3, ...], got 2 that differ
+at td.a: Tensor float32[2]
+at w: Tensor float32[2, 3]
+hint: give the batch size that all leaves share, or reshape the leaf""")
+
+    def test_an_unknown_field_in_replace(self):
+        self.says(lambda: point().replace(nmae="z", xy=1), """\
+KeyPathError
+tdc.replace: expected names of fields, got 1 others
+at nmae: no field
+hint: fields: xy, name""")
+
+    def test_a_static_value_that_can_change(self):
+        self.says(lambda: Point(torch.zeros(3), ["a"], batch_size=[3]), """\
+DtypeError
+tdc.tensorclass: expected a hashable object, got list
+at name: list
+hint: a tuple for a list, ObjectArray for one object per row""")
+
+    def test_a_static_value_that_can_change_in_set(self):
+        self.says(lambda: point().set("name", {"a": 1}), """\
+DtypeError
+tdc.tensorclass: expected a hashable object, got dict
+at name: dict
+hint: a tuple for a list, ObjectArray for one object per row""")
+
+    def test_a_tensor_for_a_static_field(self):
+        self.says(lambda: Point(torch.zeros(3), torch.zeros(3)), """\
+DtypeError
+tdc.tensorclass: expected a Python object, got Tensor
+at name: Tensor
+hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""")
+
+    def test_an_inner_node_for_a_tensor_field(self):
+        self.says(lambda: point().set("xy", {"a": torch.zeros(3)}), """\
+DtypeError
+tdc.tensorclass: expected a tensor for a field annotated as one, got an inner node
+at xy: dict
+hint: annotate the field as TensorDict, or as Any""")
+
+    def test_a_string_for_a_tensor_field(self):
+        self.says(lambda: Point("x"), """\
+DtypeError
+tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
+at xy: str
+hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""")
+
+    def test_names_that_methods_have(self):
+        def make() -> Any:
+            class Wrong(tdc.TensorClass):
+                get: Tensor
+                batch_size: Any
+                _hidden: Tensor
+                keys: Tensor
+
+        self.says(make, """\
+KeyPathError
+tdc.Wrong: expected field names that no method of TensorDict has, got get, batch_size, _hidden
+hint: choose other names for these fields""")
+
+    def test_a_field_without_default_behind_one_with_default(self):
+        def make() -> Any:
+            class Wrong(Point):
+                weight: Tensor
+
+        self.says(make, """\
+StructureError
+tdc.Wrong: expected fields without a default first, got weight behind one with a default
+hint: give a default, or dataclasses.field(kw_only=True)""")
+
+    def test_keys_that_are_no_fields(self):
+        self.says(lambda: Point.from_tensordict({"xyz": torch.zeros(3)}), """\
+KeyPathError
+tdc.Point: expected a key for each field, got 2 that differ
+at xyz: no field
+at xy: missing
+hint: fields: xy, name""")
+
+    def test_an_assignment(self):
+        self.says(lambda: setattr(point(), "xy", torch.zeros(3)), """\
+ImmutableError
+tdc.Point: expected no change in place, instances are immutable, got `x.xy = Tensor`
+hint: x = x.replace(field=value), which returns a new one""")
+
+
+def test_a_missing_and_an_unknown_argument_read_as_in_a_dataclass():
+    with pytest.raises(TypeError, match=r"Point\.__init__\(\) missing 1 required positional argument: 'xy'"):
+        Point(batch_size=[3])
+    with pytest.raises(TypeError, match=r"Point\.__init__\(\) got an unexpected keyword argument 'nmae'"):
+        Point(torch.zeros(3), nmae="z")
+
+
+def test_joining_different_classes_or_static_values_is_an_error():
+    p = point()
+    with pytest.raises(StructureError, match="equal static values, got 1 that differ\nat name"):
+        p + p.replace(name="z")
+    with pytest.raises(StructureError, match="only in operand 0"):
+        torch.stack([p, p.delete("xy")])
+
+
+def test_fields_may_have_names_of_operations():
+    class Sums(tdc.TensorClass):
+        sum: Tensor
+        values: Tensor
+
+    x = Sums(torch.ones(2), torch.ones(2), batch_size=[2])
+    assert x.sum.tolist() == [1, 1]
+    assert x.values is x["values"]
+    assert torch.sum(x).sum == 2
+    assert (x + 1)[0].values == 2
+    with pytest.raises(KeyPathError, match="field names that no method of TensorDict has, got set"):
+        type("Wrong", (tdc.TensorClass,), {"__annotations__": {"items": Tensor, "set": Tensor}})
