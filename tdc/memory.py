@@ -55,7 +55,7 @@ def copy_(dst: Any, src: Any, index: Any = None) -> Any:
         for leaf in dst._leaves.values():
             write(leaf, src, index)
         return dst
-    given = src if is_tensordict(src) else TensorDict(src, size)
+    given: Any = src if is_tensordict(src) else TensorDict(src, size)
     if given.batch_size != size:
         expected, got = f"batch size {show_sizes(size)}", show_sizes(given.batch_size)
         raise ShapeError(message("copy_", expected, got, hint="index or expand the source"))

@@ -119,7 +119,8 @@ def into(x: Any, dim: int | None) -> tuple[Any, Any]:
         raise ShapeError(message("vmap", "a static dim", got, hint=hint))
     lower = batch_dim - (d < batch_dim)
     if isinstance(x, NestedTensor):
-        s, axis = x.structure, x.structure.axis(d, x.ndim, "vmap")
+        s: Any = x.structure
+        axis = s.axis(d, x.ndim, "vmap")
         moved = nested_like(s.moved(s.packed_dim - (axis < s.packed_dim), lower), x.values.movedim(axis, -1))
     else:
         moved = masked_like(x.data.movedim(d, -1), x.lengths, tuple([r - (d < r) for r in ragged]), lower)
@@ -157,7 +158,7 @@ def place(x: Any, dim: int) -> Any:
         return x.movedim(0, d) if d else x
     if isinstance(x, NestedTensor):
         s = x.structure
-        common = [None if t is None else t[0] for t in (s.offsets, s.shapes, s.extent)]
+        common: list[Any] = [None if t is None else t[0] for t in (s.offsets, s.shapes, s.extent)]
         inner = type(s)(common[0], common[1], common[2], s.packed_dim, s.batch_dim, s.ragged_ndim)
         d = normal_dim(dim, x.ndim, "vmap")
         lower = s.batch_dim + (d <= s.batch_dim)
