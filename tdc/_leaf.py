@@ -119,18 +119,19 @@ class Leaf(Container):
         return getattr(self._value, "dtype", None)
 
     def __getitem__(self, index: Any) -> Leaf:
-        return self._run("getitem", (self, index), {})
+        return wrapped(self._protocol.ops["getitem"](self._value, index))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return wrapped, (self._value,)
 
     def __getattr__(self, name: str) -> Any:
         """Methods of tensors, which operations on a TensorDict call on its leaves."""
         if name.startswith("_") or not hasattr(torch.Tensor, name):
-            raise AttributeError(f"{self._label!r} object has no attribute {name!r}")
+            raise AttributeError(f"a leaf of a TensorDict has no attribute {name!r}")
         return lambda *args, **kwargs: self._run(name, (self, *args), kwargs)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         found = [a for a in flat((*args, *(kwargs or {}).values())) if isinstance(a, Leaf)]
         return found[0]._run(op_name(func), args, kwargs or {})
 
@@ -166,3 +167,6 @@ def wrapped(x: Any) -> Any:
         return tuple([wrapped(v) for v in x])
     protocol = PROTOCOLS.get(type(x))
     return x if protocol is None else Leaf(x, protocol)
+
+
+torch.serialization.add_safe_globals([wrapped])  # what a pickled leaf names

@@ -8,7 +8,8 @@ Invariants: immutable; what an operation moves are places, never objects; eager 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any, final
@@ -36,7 +37,7 @@ class ObjectArray(Frozen):
         `(*shape)`; as a leaf of a TensorDict it begins with the batch size, as any other.
 
     Args:
-        items: the objects, in row-major order; or a numpy array of dtype object.
+        items: the objects, in row-major order; or a numpy array of objects or strings.
         shape: of the array; one dim by default.
 
     Raises:
@@ -55,10 +56,11 @@ class ObjectArray(Frozen):
     _items: tuple[Any, ...]
     _places: Tensor
 
-    def __init__(self, items: Iterable[Any], shape: Sequence[int] | None = None) -> None:
-        if shape is None and hasattr(items, "ravel"):
-            shape = items.shape  # type: ignore[attr-defined]  # a numpy array
-        self._items = tuple(items.ravel() if hasattr(items, "ravel") else items)  # type: ignore[attr-defined]
+    def __init__(self, items: Any, shape: Sequence[int] | None = None) -> None:
+        if hasattr(items, "ravel"):  # a numpy array
+            shape = items.shape if shape is None else shape
+            items = items.ravel().tolist()
+        self._items = tuple(items)
         size = torch.Size([len(self._items)] if shape is None else shape)
         if prod(size) != len(self._items):
             expected, got = f"{prod(size)} objects for shape {show_sizes(size)}", f"{len(self._items)}"
@@ -100,14 +102,24 @@ class ObjectArray(Frozen):
         return self._items[int(self._places)]
 
     def __eq__(self, other: object) -> Any:
-        """Where the objects are equal: a bool tensor of this shape."""
+        """Where the objects are equal, or equal to one object: a bool tensor of this shape.
+
+        Raises:
+            ShapeError: an array of another shape.
+        """
         here = self._places.flatten().tolist()
         if isinstance(other, ObjectArray):
+            if other.shape != self.shape:
+                got = f"{show_sizes(self.shape)} and {show_sizes(other.shape)}"
+                raise ShapeError(message("eq", "arrays of one shape", got, hint="index one of them"))
             there = [other._items[i] for i in other._places.flatten().tolist()]
         else:
             there = [other] * len(here)
         equal = [self._items[i] == x for i, x in zip(here, there, strict=True)]
         return torch.tensor(equal, dtype=torch.bool).view(self.shape)
+
+    def __ne__(self, other: object) -> Any:
+        return ~(self == other)
 
     __hash__ = object.__hash__
 
@@ -150,5 +162,5 @@ register_leaf(
     index=lambda x, index: x[index],
     stack=partial(joined, torch.stack),
     cat=partial(joined, torch.cat),
-    ops={method: partial(moved, method) for method in MOVES},
+    ops={**{method: partial(moved, method) for method in MOVES}, "eq": operator.eq, "ne": operator.ne},
 )

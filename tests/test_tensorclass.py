@@ -14,6 +14,7 @@ import pytest
 import torch
 from texts import Texts
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
 
 import tdc
@@ -341,7 +342,7 @@ def test_a_typed_node_through_compile():
 
 
 def test_compile_makes_one_graph_for_each_static_value():
-    counts = torch._dynamo.testing.CompileCounter()
+    counts = CompileCounter()
     fn = torch.compile(lambda p: p.xy + len(p.name), backend=counts, fullgraph=True, dynamic=True)
     for name in ("a", "bcd", "a"):
         p = Point(torch.zeros(3, 2), name, batch_size=[3])
