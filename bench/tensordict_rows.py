@@ -7,7 +7,7 @@ A row has a name and one line for each candidate:
     tdc, tensordict    the same line where both spell it alike
     optree    on the nested dict, where optree has something for it
 
-By hand nothing is checked: no batch size, no key sets. Everything is out of place, `set` and `update` give a new dict
+By hand nothing is checked but in `construct`: no batch size, no key sets. Everything is out of place, `set` and `update` give a new dict
 and leave the old one as it was (tensordict: `clone(recurse=False)` first). Leaves have batch dims (6, 4).
 """
 
@@ -89,9 +89,33 @@ def unflatten(d: Plain) -> Plain:
     return out
 
 
-def copied(d: Plain) -> Plain:
-    """The dicts again, the leaves themselves."""
-    return {k: copied(v) if isinstance(v, dict) else v for k, v in d.items()}
+def picked(d: Plain, paths: list[tuple[str, ...]]) -> Plain:
+    """Only what is at `paths`."""
+    out: Plain = {}
+    for path in paths:
+        value, inner = d, out
+        for key in path[:-1]:
+            value, inner = value[key], inner.setdefault(key, {})
+        inner[path[-1]] = value[path[-1]]
+    return out
+
+
+def without(d: Plain, path: tuple[str, ...]) -> Plain:
+    """A copy of the dicts on the way, with nothing at `path`."""
+    out = dict(d)
+    if len(path) == 1:
+        del out[path[0]]
+    else:
+        out[path[0]] = without(d[path[0]], path[1:])
+    return out
+
+
+def checked(d: Plain) -> Plain:
+    """The dicts again, with every leaf seen to begin with the batch size."""
+    for k, v in d.items():
+        if not isinstance(v, dict) and v.shape[:2] != SIZE:
+            raise ValueError(k)
+    return {k: checked(v) if isinstance(v, dict) else v for k, v in d.items()}
 
 
 def parts(d: Plain, n: int, cut: Callable[[torch.Tensor], Any]) -> list[Plain]:
@@ -110,7 +134,7 @@ def flat_rows(i: Inputs) -> dict[str, Call]:
     other, names = i.xs[1], set(i.names)
     stack, cat = torch.stack, torch.cat
     return {
-        "construct": lambda: dict(i.source),
+        "construct": lambda: checked(i.source),
         "get": lambda: d["key7"],
         "set": lambda: {**d, "key7": leaf},
         "update": lambda: {**d, **new},
@@ -138,10 +162,11 @@ def flat_rows(i: Inputs) -> dict[str, Call]:
         "flatten": lambda: {k: v.flatten(0, 1) for k, v in d.items()},
         "gather": lambda: {k: v.index_select(0, rows) for k, v in d.items()},
         "where": lambda: {
-            k: torch.where(mask.view(6, *[1] * (v.ndim - 1)), v, w) for (k, v), w in zip(d.items(), other.values())
+            k: torch.where(mask.view(6, *[1] * (v.ndim - 1)), v, w)
+            for (k, v), w in zip(d.items(), other.values(), strict=True)
         },
         "apply": lambda: {k: v + 1 for k, v in d.items()},
-        "apply two": lambda: {k: v + w for (k, v), w in zip(d.items(), other.values())},
+        "apply two": lambda: {k: v + w for (k, v), w in zip(d.items(), other.values(), strict=True)},
         "add number": lambda: {k: v + 1 for k, v in d.items()},
         "add": lambda: {k: v + other[k] for k, v in d.items()},
         "exp": lambda: {k: v.exp() for k, v in d.items()},
@@ -155,18 +180,16 @@ def flat_rows(i: Inputs) -> dict[str, Call]:
 
 def nested_rows(i: Inputs) -> dict[str, Call]:
     d, all_of, leaf, new, mask, rows = i.xs[0], i.xs, i.leaf, i.new, i.mask, i.rows
-    other = i.xs[1]
-    flat = flatten(d)
+    other, flat = i.xs[1], flatten(d)
+    paths = [p if isinstance(p, tuple) else (p,) for p in i.names]
     return {
-        "construct": lambda: copied(i.source),
+        "construct": lambda: checked(i.source),
         "get": lambda: d["a1"]["b2"]["y"],
         "set": lambda: {**d, "a1": {**d["a1"], "b2": {**d["a1"]["b2"], "y": leaf}}},
         "update": lambda: merge(d, new),
-        "delete": lambda: {**d, "a1": {**d["a1"], "b2": {k: v for k, v in d["a1"]["b2"].items() if k != "y"}}},
-        "select": lambda: {"a0": d["a0"], "a1": {"b0": d["a1"]["b0"]}},
-        "exclude": lambda: {
-            k: {n: w for n, w in v.items() if n != "b0"} if k == "a1" else v for k, v in d.items() if k != "a0"
-        },
+        "delete": lambda: without(d, i.key),
+        "select": lambda: picked(d, paths),
+        "exclude": lambda: without(without(d, paths[0]), paths[1]),
         "keys": lambda: list(flatten(d)),
         "items": lambda: list(flatten(d).items()),
         "flatten_keys": lambda: flatten(d),

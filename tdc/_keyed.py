@@ -33,7 +33,6 @@ from tdc._tree import (
     put_node,
     retype,
     subtree,
-    within,
 )
 from tdc._typing import MISSING, KeyPath, NestedKey, OpName
 
@@ -55,7 +54,7 @@ class Keyed(Container):
 
     def get(self, key: NestedKey, default: Any = MISSING) -> Any:
         """The leaf or inner node at `key`; `default` where there is none, a KeyPathError where none is given."""
-        path = unravel_key(key)
+        path = (key,) if type(key) is str else unravel_key(key)
         leaf = self._leaves.get(path)
         if leaf is not None:
             return leaf if type(leaf) is not Leaf else leaf._value
@@ -88,6 +87,11 @@ class Keyed(Container):
             include_nested: also keys inside inner nodes.
             leaves_only: leave inner nodes out.
         """
+        if not self._nodes:
+            return tuple([p[0] for p in self._leaves])
+        if include_nested and leaves_only:
+            statics = [p for p, n in self._nodes.items() if type(n) is Static]
+            return tuple([p[0] if len(p) == 1 else p for p in [*self._leaves, *statics]])
         paths: dict[KeyPath, None] = {}
         for path in [*self._leaves, *self._nodes]:
             for depth in range(1, len(path) + 1 if include_nested else 2):
@@ -102,6 +106,9 @@ class Keyed(Container):
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
+        if include_nested and leaves_only and Leaf not in map(type, self._leaves.values()):
+            leaves = [(p[0] if len(p) == 1 else p, x) for p, x in self._leaves.items()]
+            return tuple(leaves + [(as_key(p), n.value) for p, n in self._nodes.items() if type(n) is Static])
         return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,7 +176,9 @@ class Keyed(Container):
         Raises:
             KeyPathError: one of them is not there.
         """
-        return self.exclude(*[present(self, "delete", key) for key in keys])
+        for key in keys:
+            present(self, "delete", key)
+        return self.exclude(*keys)
 
     def pop(self, key: NestedKey, default: Any = MISSING) -> tuple[Any, Any]:
         """The value at `key` and the TensorDict without it; `(default, self)` where it is absent."""
@@ -178,19 +187,38 @@ class Keyed(Container):
         return self.get(key), self.delete(key)
 
     def select(self, *keys: NestedKey, strict: bool = True) -> Any:
-        """Only the leaves and inner nodes at `keys`; absent ones are an error unless `strict=False`."""
-        paths = [present(self, "select", key) if strict else unravel_key(key) for key in keys]
-        leaves = {p: v for p, v in self._leaves.items() if within(p, paths)}
-        kept = [q for q in [*leaves, *self._nodes] if within(q, paths)]
-        nodes = {p: n for p, n in self._nodes.items() if any([q[: len(p)] == p for q in kept])}
-        return self._with(leaves, retype(leaves, nodes))
+        """Only the leaves and inner nodes at `keys`, in their order; absent ones are an error unless `strict=False`."""
+        leaves: Leaves = {}
+        nodes: Nodes = {(): self._nodes[()]} if () in self._nodes else {}
+        for key in keys:
+            path = (key,) if type(key) is str else unravel_key(key)
+            leaf = self._leaves.get(path)
+            if leaf is not None:
+                leaves[path] = leaf
+            elif path in self._nodes:
+                leaves.update(below(self._leaves, path))
+                nodes.update(below(self._nodes, path))
+            elif strict:
+                raise missing_key("select", path, [*self._leaves, *self._nodes])
+            else:
+                continue
+            for depth in range(1, len(path)):
+                nodes[path[:depth]] = self._nodes[path[:depth]]
+        return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
     def exclude(self, *keys: NestedKey) -> Any:
         """Everything but the leaves and inner nodes at `keys`."""
-        paths = [unravel_key(key) for key in keys]
-        leaves = {p: v for p, v in self._leaves.items() if not within(p, paths)}
-        nodes = {p: n for p, n in self._nodes.items() if not within(p, paths)}
-        return self._with(leaves, retype(leaves, nodes))
+        leaves, nodes = self._leaves.copy(), self._nodes
+        for key in keys:
+            path = (key,) if type(key) is str else unravel_key(key)
+            if path in leaves:
+                del leaves[path]
+            elif path in nodes:
+                nodes = nodes.copy() if nodes is self._nodes else nodes
+                for table in (leaves, nodes):
+                    for p in below(table, path):
+                        del table[p]
+        return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
     def filter(self, fn: Callable[[Any, Any], bool]) -> Any:
         """Only the leaves for which `fn(key, leaf)` is True; inner nodes that become empty go, too."""
@@ -270,7 +298,7 @@ def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
     Raises:
         KeyPathError: it is not; the nearest keys are named.
     """
-    path = unravel_key(key)
+    path = (key,) if type(key) is str else unravel_key(key)
     if path not in td._leaves and path not in td._nodes:
         raise missing_key(op, path, [*td._leaves, *td._nodes])
     return path
@@ -313,28 +341,31 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     Raises:
         KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
     """
-    leaves: Leaves = {}
-    nodes: Nodes = {}
-    taken: dict[KeyPath, KeyPath] = {}
-    wrong = []
-    for path in [*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]]:
-        new = place(path)
-        if new in taken:
-            wrong.append(f"{show(new)}: {show(taken[new])} and {show(path)}")
-        taken[new] = path
-    inner = {place(p): n for p, n in td._nodes.items() if p and type(n) is not Static}
-    wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in inner or any_below(p, taken)]
+    statics = {p: n for p, n in td._nodes.items() if type(n) is Static}
+    taken: dict[KeyPath, list[KeyPath]] = {}
+    for path in [*td._leaves, *statics]:
+        taken.setdefault(place(path), []).append(path)
+    nodes: Nodes = {new[:depth]: 0 for new in taken for depth in range(1, len(new))}
+    for path, entry in td._nodes.items():
+        if path and path not in statics:
+            put_node({}, nodes, place(path), entry)
+    wrong = [f"{show(new)}: {' and '.join([show(p) for p in old])}" for new, old in taken.items() if len(old) > 1]
+    wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in nodes]
     if wrong:
         got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
         raise KeyPathError(message(op, "different keys", got, wrong, hint))
-    for path, entry in inner.items():
-        put_node(leaves, nodes, path, entry)
-    for new, old in taken.items():
-        if old in td._leaves:
-            put_leaf(leaves, nodes, new, td._leaves[old])
-        else:
-            put_node(leaves, nodes, new, td._nodes[old])
+    leaves = {new: td._leaves[old[0]] for new, old in taken.items() if old[0] in td._leaves}
+    nodes |= {new: statics[old[0]] for new, old in taken.items() if old[0] in statics}
     return td._with(leaves, retype(leaves, nodes))
+
+
+def below(table: Mapping[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:
+    """The entries at a path and below it."""
+    n = len(path)
+    if n == 1:
+        key = path[0]
+        return {p: x for p, x in table.items() if p and p[0] == key}
+    return {p: x for p, x in table.items() if p[:n] == path}
 
 
 def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
@@ -343,8 +374,7 @@ def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
     return any([len(p) > n and p[:n] == path for p in paths])
 
 
-def apply_leaves(fn: Callable[..., Any], columns: Iterable[tuple[KeyPath, tuple[Any, ...]]], with_path: bool) -> Leaves:
-    """`fn` of the leaves at each path, as users see them."""
-    if with_path:
-        return {p: fn(as_key(p), *unwrapped(values)) for p, values in columns}
-    return {p: fn(*unwrapped(values)) for p, values in columns}
+def apply_leaves(fn: Callable[..., Any], columns: Iterable[tuple[KeyPath, tuple[Any, ...]]]) -> Leaves:
+    """`fn` of the leaves at each path, as users see them, behind the key."""
+    return {p: fn(as_key(p), *unwrapped(values)) for p, values in columns}
+

@@ -63,6 +63,9 @@ class Static(Frozen):
     def __hash__(self) -> int:
         return hash((Static, self._value))
 
+    def __bool__(self) -> bool:
+        return False
+
     def __repr__(self) -> str:
         return f"Static({self._value!r})"
 
@@ -84,10 +87,13 @@ def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()
 
 
 class Typed(NamedTuple):
-    """An inner node, or the root, that is a tensorclass."""
+    """An inner node, or the root, that is a tensorclass. True where it has extra batch dims, as an int is."""
 
     extra: int
     cls: Any
+
+    def __bool__(self) -> bool:
+        return self.extra > 0
 
 
 Node = int | Typed | Static
@@ -105,8 +111,8 @@ def with_extra(entry: Any, extra: int) -> Any:
 
 
 def any_extra(nodes: Nodes) -> bool:
-    """Whether some node has more batch dims than the root."""
-    return any([extra_of(n) > 0 for n in nodes.values()])
+    """Whether some node has more batch dims than the root. A static value is False, so that this is one C call."""
+    return any(nodes.values())
 
 
 def without_extra(nodes: Nodes) -> Nodes:

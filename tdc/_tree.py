@@ -90,7 +90,7 @@ def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
 
 def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
     """Nodes after keys came or went: a tensorclass is one as long as it has exactly its fields."""
-    if not any([type(n) is Typed for n in nodes.values()]):
+    if not nodes or Typed not in map(type, nodes.values()):
         return nodes
     out = dict(nodes)
     for path, entry in nodes.items():
@@ -149,8 +149,12 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
     if prefix:
         put_node(leaves, nodes, prefix)
     for key, value in source.items():
-        path = prefix + unravel_key(key)
-        if isinstance(value, Mapping) or is_tensordict(value):
+        path = prefix + ((key,) if type(key) is str else unravel_key(key))
+        if type(value) is Tensor and device is None and len(path) == len(prefix) + 1:  # the usual case, in one step
+            if path in leaves or path in nodes:
+                raise taken(path)
+            leaves[path] = value
+        elif isinstance(value, Mapping) or is_tensordict(value):
             absorb(leaves, nodes, path, value, ndim, device)
         elif type(value) is Static:
             put_new(leaves, nodes, path, value)
@@ -165,12 +169,17 @@ def put_new(leaves: Leaves, nodes: Nodes, path: KeyPath, value: Any) -> None:
         KeyPathError: the path is taken.
     """
     if path in leaves or path in nodes:
-        got, hint = f"two entries at {show(path)!r}", "a key is a leaf or an inner node, and is given once"
-        raise KeyPathError(message("TensorDict", "different keys", got, hint=hint))
+        raise taken(path)
     if type(value) is Static:
         put_node(leaves, nodes, path, value)
     else:
         put_leaf(leaves, nodes, path, value)
+
+
+def taken(path: KeyPath) -> KeyPathError:
+    """The error for a path that is given twice."""
+    got, hint = f"two entries at {show(path)!r}", "a key is a leaf or an inner node, and is given once"
+    return KeyPathError(message("TensorDict", "different keys", got, hint=hint))
 
 
 def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Any:
@@ -206,8 +215,9 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
     """
     k = len(size)
     if k:
-        wrong = {show(p): describe(x) for p, x in leaves.items() if x.shape[:k] != size}
-        if wrong:
+        misfits = [p for p, x in leaves.items() if x.shape[:k] != size]
+        if misfits:
+            wrong = {show(p): describe(leaves[p]) for p in misfits}
             hint = hint or "give the batch size that all leaves share, or reshape the leaf"
             raise ShapeError(
                 message(
@@ -264,8 +274,8 @@ def same_size(op: OpName, first: Any, *others: Any) -> None:
 
 def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]:
     """For each path of the first TensorDict, the leaves there of all. Raises as `same_keys`."""
-    order, columns = list(tds[0]._leaves), []
-    for td in tds:
+    order, columns = list(tds[0]._leaves), [tds[0]._leaves.values()]
+    for td in tds[1:]:
         if list(td._leaves) == order:
             columns.append(td._leaves.values())
         else:
@@ -303,8 +313,15 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
     """What lies below a node: its leaves and nodes with shorter paths, and its own extra dims."""
     n, extra = len(path), extra_of(nodes[path])
-    below = {p[n:]: x for p, x in leaves.items() if p[:n] == path}
-    inner = {p[n:]: with_extra(e, extra_of(e) - extra) for p, e in nodes.items() if p[:n] == path}
+    if n == 1:
+        key = path[0]
+        below = {p[1:]: x for p, x in leaves.items() if p[0] == key}
+        inner = {p[1:]: e for p, e in nodes.items() if p and p[0] == key}
+    else:
+        below = {p[n:]: x for p, x in leaves.items() if p[:n] == path}
+        inner = {p[n:]: e for p, e in nodes.items() if p[:n] == path}
+    if extra:
+        inner = {p: with_extra(e, extra_of(e) - extra) for p, e in inner.items()}
     if type(inner[()]) is int:
         del inner[()]
     return below, inner, extra

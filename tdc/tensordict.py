@@ -22,14 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, message
 from tdc._keyed import Keyed, any_below, apply_leaves
 from tdc._keys import is_key
-from tdc._leaf import PROTOCOLS, Leaf, unwrap, wrapped
+from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
 from tdc._nodes import Nodes, Static, extra_of, with_extra, without_extra
 from tdc._pytree import register
+from tdc._rules import Container
 from tdc._tree import (
     Leaves,
     absorb,
@@ -168,6 +170,10 @@ class TensorDict(Keyed):
             if leaf is not None:
                 return leaf if type(leaf) is not Leaf else leaf._value
             return self._at((key,))
+        if type(key) is tuple and key and type(key[0]) is str:
+            leaf = self._leaves.get(key)
+            if type(leaf) is Tensor:
+                return leaf
         return self.get(key) if is_key(key) else index(self, key)
 
     def __getitems__(self, rows: list[int]) -> TensorDict:
@@ -261,11 +267,11 @@ class TensorDict(Keyed):
 
     def share_memory(self) -> TensorDict:
         """With leaves in memory that other processes share; those that are there already stay."""
-        return self.apply(lambda leaf: shared(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+        return self.apply(lambda leaf: shared(leaf) if isinstance(leaf, Tensor) else leaf)
 
     def to_numpy(self) -> dict[str, Any]:
         """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are."""
-        found = {p: x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else x for p, x in self._leaves.items()}
+        found = {p: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for p, x in self._leaves.items()}
         return make(found, self._nodes, Unsized(), None).to_dict()
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -295,7 +301,7 @@ def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | N
     return td
 
 
-def shared(x: torch.Tensor) -> torch.Tensor:
+def shared(x: Tensor) -> torch.Tensor:
     """A tensor in shared memory; a copy, unless it is there."""
     return x if x.is_shared() else x.detach().clone().share_memory_().requires_grad_(x.requires_grad)
 
@@ -304,18 +310,25 @@ def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, w
     """`apply` and `apply_with_path`."""
     if others:
         same_size("apply", td, *others)
-        leaves = apply_leaves(fn, together("apply", td, *others), with_path)
-    elif with_path or PROTOCOLS:
-        leaves = apply_leaves(fn, [(p, (v,)) for p, v in td._leaves.items()], with_path)
+        columns = together("apply", td, *others)
+        if with_path:
+            leaves = apply_leaves(fn, columns)
+        elif Leaf in map(type, td._leaves.values()):
+            leaves = {p: fn(*unwrapped(v)) for p, v in columns}
+        else:
+            leaves = {p: fn(*v) for p, v in columns}
+    elif with_path:
+        leaves = apply_leaves(fn, [(p, (v,)) for p, v in td._leaves.items()])
     else:
-        leaves = {p: fn(v) for p, v in td._leaves.items()}
-    dropped = any([v is None for v in leaves.values()])
-    leaves = {p: as_leaf(v, p, None) for p, v in leaves.items() if v is not None}
-    size = td._size if batch_size is None else torch.Size(batch_size)
+        leaves = {p: fn(v if type(v) is not Leaf else v._value) for p, v in td._leaves.items()}
     nodes = td._nodes if batch_size is None else without_extra(td._nodes)
+    odd = [p for p, v in leaves.items() if not isinstance(v, (Tensor, Container))]
+    if odd:
+        leaves = {p: v if isinstance(v, Tensor) else as_leaf(v, p, None) for p, v in leaves.items() if v is not None}
+        nodes = retype(leaves, pruned(nodes, td._leaves, leaves))
+    size = td._size if batch_size is None else torch.Size(batch_size)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
-    place = torch.device(device) if device is not None else td._device
-    return make(leaves, retype(leaves, pruned(nodes, td._leaves, leaves)) if dropped else nodes, size, place)
+    return make(leaves, nodes, size, torch.device(device) if device is not None else td._device)
 
 
 def pruned(nodes: Nodes, before: Leaves, after: Leaves) -> Nodes:
@@ -378,7 +391,7 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
     leaves = dict(zip(paths, children, strict=True))
     size: Any = torch.Size(empty) if empty is not None else Unsized(context)
     for i, (leaf, rank) in enumerate(zip(children, ranks, strict=True)):
-        shape = shape_of(leaf)
+        shape = leaf.shape if isinstance(leaf, Tensor) else shape_of(leaf)
         if shape is None and type(leaf) in PROTOCOLS:
             leaf = leaves[paths[i]] = wrapped(leaf)
             shape = leaf.shape
@@ -386,7 +399,8 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
             size = Unsized(context)
             break
         own = shape[: max(len(shape) - rank, 0)]
-        size = own if type(size) is Unsized else common(size, own)
+        if own != size:
+            size = own if type(size) is Unsized else common(size, own)
     return make(leaves, dict(nodes), size, None if device is None else torch.device(device))
 
 
