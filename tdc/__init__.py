@@ -17,6 +17,14 @@ from ._leaf import register_leaf as register_leaf
 from ._nodes import Static as Static
 from ._objects import ObjectArray as ObjectArray
 from ._structure import offsets_of as offsets_of
+from .arrays import from_struct_array as from_struct_array
+from .arrays import to_struct_array as to_struct_array
+from .combine import cat_keys as cat_keys
+from .combine import group_by as group_by
+from .combine import merge as merge
+from .combine import partition as partition
+from .combine import ravel as ravel
+from .combine import stack_keys as stack_keys
 from .compile.functional import from_module as from_module
 from .compile.functional import functional_call as functional_call
 from .compile.grad import grad as grad
@@ -27,6 +35,13 @@ from .convert import from_torch as from_torch
 from .convert import to_packed as to_packed
 from .convert import to_padded as to_padded
 from .convert import to_torch as to_torch
+from .interop import as_tensordict as as_tensordict
+from .interop import from_dataclass as from_dataclass
+from .interop import from_dict as from_dict
+from .interop import from_namedtuple as from_namedtuple
+from .interop import infer_batch_size as infer_batch_size
+from .interop import to_dataclass as to_dataclass
+from .interop import to_namedtuple as to_namedtuple
 from .masked import MaskedBatch as MaskedBatch
 from .memory import copy_ as copy_
 from .nested import NestedTensor as NestedTensor
@@ -36,8 +51,22 @@ from .nested import validate as validate
 from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack
+from .schema import LeafSpec as LeafSpec
+from .schema import Spec as Spec
+from .schema import check as check
+from .schema import spec as spec
+from .schema import zeros as zeros
+from .sequence import collate as collate
+from .sequence import pad_sequence as pad_sequence
+from .sequence import ragged_stack as ragged_stack
+from .sequence import unpad_sequence as unpad_sequence
 from .tensorclass import TensorClass as TensorClass
 from .tensorclass import tensorclass as tensorclass
 from .tensordict import TensorDict as TensorDict
+from .trees import PytreeSpec as PytreeSpec
+from .trees import from_pytree as from_pytree
+from .trees import from_state_dict as from_state_dict
+from .trees import to_pytree as to_pytree
+from .trees import to_state_dict as to_state_dict
 
 __version__ = "0.1.0"

@@ -31,7 +31,10 @@ FACADE = "tdc"
 LAYERS = (
     ("_errors", "_typing", "_keys"),
     ("_nodes", "_rules", "_pytree", "_structure", "_index", "_repr", "_leaf", "_objects", "_tree", "_keyed", "_builder"),
-    ("tensordict", "nested", "masked", "convert", "tensorclass", "memory"),
+    (
+        *("tensordict", "nested", "masked", "convert", "tensorclass", "memory"),
+        *("trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
+    ),
     ("ops",),
     ("compile",),
     ("nn", "optim", "io", "data", "dist", "viz", "testing", "demo", "doctor", "__main__"),

@@ -1,0 +1,149 @@
+"""numpy's structured arrays as TensorDicts and back: arrays of records, as in tables and binary files.
+
+    dtype [("xy", "f4", (2,)), ("meta", [("id", "i8")])], shape (3,)
+    <->  batch_size [3], {"xy": float32[3, 2], "meta": {"id": int64[3]}}
+
+Fields of records lie between each other, so both directions copy. numpy is never imported here: what is needed comes
+from the array that is given, or from `Tensor.numpy`.
+
+Invariant: `from_struct_array(to_struct_array(td))` has the keys, dtypes and values of `td`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, UnsupportedError, describe, message
+from tdc._keys import show
+from tdc._leaf import unwrap
+from tdc._nodes import Static
+from tdc._objects import ObjectArray
+from tdc._tree import children
+from tdc._typing import KeyPath
+from tdc.tensordict import TensorDict
+
+NATIVE = "="
+
+
+def is_struct_array(x: Any) -> bool:
+    """Whether a value is a numpy array of records, or one record."""
+    return getattr(getattr(x, "dtype", None), "names", None) is not None
+
+
+def from_struct_array(array: Any, batch_size: Any = None) -> TensorDict:
+    """A TensorDict of the fields of a structured numpy array; fields that are structured become inner nodes.
+
+    Args:
+        array: strings and objects become ObjectArrays.
+        batch_size: leading sizes; those of the array by default.
+
+    Raises:
+        DtypeError: no structured array, or fields of a dtype that torch does not have.
+
+    Compile:
+        Eager: numpy.
+
+    Example:
+        >>> import numpy as np
+        >>> a = np.zeros(3, dtype=[("xy", "f4", (2,)), ("id", "i8")])
+        >>> td = from_struct_array(a)
+        >>> td.batch_size, td["xy"].shape
+        (torch.Size([3]), torch.Size([3, 2]))
+    """
+    if not is_struct_array(array):
+        hint = "TensorDict({'key': array}, batch_size=[...]) takes plain arrays"
+        raise DtypeError(message("from_struct_array", "a structured numpy array", describe(array), hint=hint))
+    if not isinstance(array, ndarray()):  # one record, whose fields are Python objects
+        whole = ndarray()((), array.dtype)
+        whole[()] = array
+        array = whole
+    return TensorDict(columns(array), array.shape if batch_size is None else batch_size)
+
+
+def to_struct_array(td: TensorDict) -> Any:
+    """A structured numpy array of the batch size, one field for each leaf, a structured one for each inner node.
+
+    Tensors are copied to the host and detached. Empty inner nodes become fields of size 0.
+
+    Raises:
+        UnsupportedError: leaves without a numpy dtype: ragged ones, bfloat16, registered classes, Static values; all
+            are named.
+
+    Compile:
+        Eager: numpy.
+
+    Example:
+        >>> a = to_struct_array(TensorDict({"xy": torch.zeros(3, 2), "meta": {"id": torch.arange(3)}}, [3]))
+        >>> a["meta"]["id"].tolist(), a.dtype.names
+        ([0, 1, 2], ('xy', 'meta'))
+    """
+    wrong = {show(p): describe(x) for p, x in td._leaves.items() if not has_dtype(unwrap(x))}
+    wrong |= {show(p): repr(n) for p, n in td._nodes.items() if type(n) is Static}
+    if wrong:
+        hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
+        got = f"{len(wrong)} others"
+        raise UnsupportedError(message("to_struct_array", "leaves with a numpy dtype", got, wrong, hint))
+    sources = {p: host(unwrap(x)) for p, x in td._leaves.items()}
+    out = ndarray()(tuple(td.batch_size), dtype_of(td, sources, ()))
+    for path, source in sources.items():
+        target = out
+        for key in path:
+            target = target[key]
+        if isinstance(source, ObjectArray):
+            put_objects(target, source)
+        else:
+            target[...] = source
+    return out
+
+
+def ndarray() -> Any:
+    """numpy's class of arrays, without importing numpy."""
+    return type(torch.empty(0).numpy())
+
+
+def columns(array: Any) -> dict[str, Any]:
+    """Fields of a structured array as entries of a TensorDict."""
+    found: dict[str, Any] = {}
+    for name in array.dtype.names:
+        field = array[name]
+        if is_struct_array(field):
+            found[name] = columns(field)
+        elif field.dtype.kind in "OUS":
+            found[name] = field
+        else:
+            found[name] = field.astype(field.dtype.newbyteorder(NATIVE), copy=True)
+    return found
+
+
+def has_dtype(x: Any) -> bool:
+    """Whether numpy has a dtype for a leaf."""
+    return isinstance(x, ObjectArray) or (isinstance(x, Tensor) and x.dtype != torch.bfloat16 and not x.is_sparse)
+
+
+def host(x: Any) -> Any:
+    """A tensor as a numpy array; an ObjectArray as it is."""
+    return x if isinstance(x, ObjectArray) else x.detach().cpu().numpy()
+
+
+def put_objects(target: Any, x: ObjectArray) -> None:
+    """Write objects into a numpy array one by one, each as one element even if it is a list."""
+    for i, place in enumerate(x._places.flatten().tolist()):
+        target.flat[i] = x._items[place]
+
+
+def dtype_of(td: TensorDict, sources: dict[KeyPath, Any], prefix: KeyPath) -> list[Any]:
+    """The fields of a structured dtype: name, dtype, and shape beyond the batch."""
+    n, k = len(prefix), td.ndim
+    leaves = {p[n:]: x for p, x in sources.items() if p[:n] == prefix}
+    nodes = {p[n:]: e for p, e in td._nodes.items() if p[:n] == prefix}
+    fields = []
+    for key in children(leaves, nodes):
+        x = leaves.get((key,))
+        if x is None:
+            fields.append((key, dtype_of(td, sources, (*prefix, key))))
+        else:
+            fields.append((key, "O" if isinstance(x, ObjectArray) else x.dtype, tuple(x.shape[k:])))
+    return fields

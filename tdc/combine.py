@@ -1,0 +1,360 @@
+"""Several TensorDicts as one, several entries of one as one entry, and one as several: by keys, never by shapes.
+
+    merge(a, b)                    the entries of both
+    cat_keys(td, ["x", "y"], "xy") two leaves as one, along a feature dim
+    partition(td, ["x"])           what is at some keys, and what is not
+    ravel(td)                      all leaves as one tensor, and the way back
+    group_by(td, "label")          rows by the value of a leaf
+
+Invariants:
+  - leaves that are not joined are passed on as they are;
+  - `merge(*partition(td, keys))` has the entries of `td`, and `unravel(ravel(td)) == td`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
+from tdc._keyed import as_key, present
+from tdc._keys import is_key, show
+from tdc._leaf import unwrap
+from tdc._nodes import Nodes, Static
+from tdc._objects import ObjectArray
+from tdc._rules import Container
+from tdc._structure import normal_dim
+from tdc._tree import is_tensordict, same_size
+from tdc._typing import KeyPath, NestedKey, OpName
+from tdc.tensordict import TensorDict, make
+
+Layout = tuple[tuple[KeyPath, tuple[int, ...], torch.dtype], ...]
+
+
+def merge(*tds: TensorDict, on_conflict: str | Callable[[Any, Any], Any] = "error") -> TensorDict:
+    """The entries of several TensorDicts of one batch size in one. Inner nodes are merged key by key.
+
+    Args:
+        tds: at least one; the result has the device of the first.
+        on_conflict: what becomes of a key that several have: "error", "last" (the later one stands), or a function of
+            both leaves. One and the same tensor, or equal Static values, are no conflict.
+
+    Raises:
+        KeyPathError: keys that several have; all are named. With a function only a leaf that meets an inner node.
+        ShapeError: different batch sizes.
+        DtypeError: something else than TensorDicts, or than what `on_conflict` may be.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> a, b = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"y": torch.ones(2)}, [2])
+        >>> merge(a, b).keys()
+        ('x', 'y')
+        >>> merge(a, a + 1, b, on_conflict=torch.add)["x"]
+        tensor([3., 3.])
+    """
+    if on_conflict not in ("error", "last") and not callable(on_conflict):
+        hint = "on_conflict='last', or lambda a, b: a + b"
+        raise DtypeError(message("merge", "'error', 'last' or a function", f"{on_conflict!r}", hint=hint))
+    check_tensordicts("merge", tds)
+    same_size("merge", *tds)
+    out = tds[0]
+    for td in tds[1:]:
+        out = merge_two(out, td, on_conflict)
+    return out
+
+
+def cat_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: int = -1) -> TensorDict:
+    """With several leaves joined to one by `torch.cat`, at `out`; the originals go.
+
+    Args:
+        keys: a list; each a leaf. `out` may be one of them.
+        dim: of the leaves, a feature dim.
+
+    Raises:
+        KeyPathError: a key that is not there, or no leaf.
+        ShapeError: leaves that differ in another dim, or a batch dim.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> td = TensorDict({"pos": torch.zeros(3, 2), "vel": torch.ones(3, 1)}, [3])
+        >>> cat_keys(td, ["pos", "vel"], "state")["state"][0]
+        tensor([0., 0., 1.])
+    """
+    paths, leaves = named_leaves("cat_keys", td, keys)
+    d = feature_dim("cat_keys", td, dim, leaves[0].ndim, "stack_keys makes one feature of leaves without features")
+    agree("cat_keys", paths, leaves, d)
+    return td.exclude(*paths).set(out, unwrap(torch.cat(leaves, d)))
+
+
+def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: int = -1) -> TensorDict:
+    """With several leaves of one shape joined to one by `torch.stack`, at `out`; the originals go.
+
+    Args:
+        keys: a list; each a leaf. `out` may be one of them.
+        dim: the new dim of the leaf, behind the batch dims.
+
+    Raises:
+        KeyPathError: a key that is not there, or no leaf.
+        ShapeError: leaves of different shapes, or a dim among the batch dims.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3), "y": torch.ones(3)}, [3])
+        >>> stack_keys(td, ["x", "y"], "xy")["xy"].shape
+        torch.Size([3, 2])
+    """
+    paths, leaves = named_leaves("stack_keys", td, keys)
+    d = feature_dim("stack_keys", td, dim, leaves[0].ndim + 1, "torch.stack(tds) adds a batch dim")
+    agree("stack_keys", paths, leaves, None)
+    return td.exclude(*paths).set(out, unwrap(torch.stack(leaves, d)))
+
+
+def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[[Any, Any], bool]) -> tuple[Any, Any]:
+    """What is at some keys, and everything else. `merge(*partition(td, where))` has all of it again.
+
+    Args:
+        where: a list of keys of leaves or inner nodes, one str, or a function of key and leaf. What a function does not
+            see, Static values and empty inner nodes, is in the second.
+
+    Raises:
+        KeyPathError: a key that is not there.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> td = TensorDict({"x": torch.ones(2), "id": torch.arange(2)}, [2])
+        >>> [part.keys() for part in partition(td, lambda key, leaf: leaf.is_floating_point())]
+        [('x',), ('id',)]
+    """
+    check_tensordicts("partition", [td])
+    if callable(where):
+        paths = [p for p, v in td._leaves.items() if where(as_key(p), unwrap(v))]
+    else:
+        paths = [present(td, "partition", key) for key in ([where] if isinstance(where, str) else where)]
+    return td.select(*paths), td.exclude(*paths)
+
+
+def ravel(
+    td: TensorDict, keep_batch: bool = True, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Callable[[Tensor], TensorDict]]:
+    """All leaves as one tensor, and the function that takes such a tensor apart again.
+
+    Shapes:
+        leaves `(*batch_size, *features)` -> `(*batch_size, F)`, F the features of all leaves, in order; `(N,)` for all
+        elements where `keep_batch` is False.
+
+    Args:
+        dtype: to convert all leaves to; `unravel` converts each back. Needed where leaves differ.
+
+    Returns:
+        The tensor, and `unravel(tensor) -> TensorDict`. With `keep_batch` that takes tensors of any batch size.
+
+    Raises:
+        DtypeError: leaves of different dtypes and no `dtype`, or leaves that are no tensors; all are named.
+        ShapeError: by `unravel`, a tensor of another size.
+
+    Compile:
+        Traceable, both ways; differentiable.
+
+    Example:
+        >>> td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.ones(3)}}, [3])
+        >>> flat, unravel = ravel(td)
+        >>> flat.shape, unravel(flat * 2)["b", "c"]
+        (torch.Size([3, 3]), tensor([2., 2., 2.]))
+
+    Source:
+        `jax.flatten_util.ravel_pytree`.
+    """
+    check_tensordicts("ravel", [td])
+    wrong = {show(p): describe(x) for p, x in td._leaves.items() if not isinstance(x, Tensor)}
+    if wrong:
+        hint = "tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves"
+        raise DtypeError(message("ravel", "leaves that are all tensors", f"{len(wrong)} others", wrong, hint))
+    dtypes = {x.dtype for x in td._leaves.values()}
+    if len(dtypes) > 1 and dtype is None:
+        at, hint = {show(p): describe(x) for p, x in td._leaves.items()}, "dtype=torch.float32, or tdc.partition first"
+        raise DtypeError(message("ravel", "leaves of one dtype", f"{len(dtypes)} dtypes", at, hint))
+    k = td.ndim if keep_batch else 0
+    size = td.batch_size[:k]
+    layout = tuple([(p, tuple(x.shape[k:]), x.dtype) for p, x in td._leaves.items()])
+    parts = [x.reshape(*size, product(x.shape[k:])).to(dtype or x.dtype) for x in td._leaves.values()]
+    flat = torch.cat(parts, -1) if parts else torch.zeros(*size, 0, dtype=dtype, device=td._device)
+    rest = None if keep_batch else tuple(td.batch_size)
+    return flat, partial(unravel, layout, td._nodes, k, rest, dtype is not None, td._device)
+
+
+def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
+    """The rows of a TensorDict by the value that a leaf has there, in order of first appearance.
+
+    Args:
+        key: a leaf with one value for each row: a tensor of the shape of the first batch dim, or an ObjectArray.
+
+    Returns:
+        A dict from Python value to the TensorDict of its rows.
+
+    Raises:
+        ShapeError: no batch dim, or a leaf with more dims than one.
+        KeyPathError: a key that is not there, or no leaf.
+
+    Compile:
+        Eager only: how many groups there are depends on the data, which is read on the host.
+
+    Example:
+        >>> td = TensorDict({"x": torch.arange(4), "label": torch.tensor([1, 0, 1, 1])}, [4])
+        >>> {label: rows["x"].tolist() for label, rows in group_by(td, "label").items()}
+        {1: [0, 2, 3], 0: [1]}
+    """
+    _, leaves = named_leaves("group_by", td, [key])
+    leaf = unwrap(leaves[0])
+    if td.ndim == 0 or not isinstance(leaf, (Tensor, ObjectArray)) or leaf.ndim != 1:
+        hint = "td.flatten() for several batch dims; stack features to one code first"
+        raise ShapeError(message("group_by", "a leaf with one value for each row", describe(leaf), hint=hint))
+    rows: dict[Any, list[int]] = {}
+    for i, value in enumerate(leaf.tolist()):
+        rows.setdefault(value, []).append(i)
+    return {value: td[torch.tensor(where, device=td._device)] for value, where in rows.items()}
+
+
+# -- helpers
+
+
+def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:
+    """At least one value, all of them TensorDicts.
+
+    Raises:
+        DtypeError: something else; all are named.
+    """
+    wrong = {f"operand {i}": type(td).__name__ for i, td in enumerate(tds) if not is_tensordict(td)}
+    if wrong or not tds:
+        got = f"{len(wrong)} others" if wrong else "none"
+        raise DtypeError(message(op, "TensorDicts", got, wrong, "TensorDict(mapping, batch_size) makes one"))
+
+
+def entries_of(td: TensorDict) -> dict[KeyPath, Any]:
+    """Leaves and Static values by path."""
+    return {**td._leaves, **{p: n for p, n in td._nodes.items() if type(n) is Static}}
+
+
+def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> Any:
+    """The entries of two TensorDicts."""
+    here, there = entries_of(a), entries_of(b)
+    both = [p for p in here if p in there and not same(here[p], there[p])]
+    mixed = [p for p in here if p in b and p not in there] + [p for p in there if p in a and p not in here]
+    static = [p for p in both if type(here[p]) is Static or type(there[p]) is Static]
+    refused = [*both, *mixed] if on_conflict == "error" else [] if on_conflict == "last" else [*mixed, *static]
+    if refused:
+        at = {show(p): f"{kind(a, p)} and {kind(b, p)}" for p in refused}
+        hint = "on_conflict='last', or a function of both leaves; a.exclude(key) first"
+        raise KeyPathError(message("merge", "keys that only one has", f"{len(at)} that several have", at, hint))
+    if on_conflict == "last":
+        return a.exclude(*mixed, *static).update(b)
+    join: Any = on_conflict
+    joined = {p: join(unwrap(here[p]), unwrap(there[p])) for p in both}
+    return a.update(b).update(joined) if joined else a.update(b)
+
+
+def same(x: Any, y: Any) -> bool:
+    """Whether two entries are one: the same tensor, or equal Static values."""
+    return x is y or (type(x) is Static and x == y)
+
+
+def kind(td: TensorDict, path: KeyPath) -> str:
+    """What is at a path, for a message."""
+    entry = entries_of(td).get(path)
+    return "an inner node" if entry is None else repr(entry) if type(entry) is Static else describe(entry)
+
+
+def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], list[Any]]:
+    """Paths and leaves at some keys, as they are stored.
+
+    Raises:
+        KeyPathError: no key at all, keys that are not there, or that are no leaves; the latter are all named.
+    """
+    check_tensordicts(op, [td])
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise KeyPathError(message(op, "a list of keys", repr(keys), hint=f"tdc.{op}(td, ['a', 'b'], 'out')"))
+    paths = [present(td, op, key) for key in keys]
+    wrong = {show(p): kind(td, p) for p in paths if p not in td._leaves}
+    if wrong or not paths:
+        got = f"{len(wrong)} others" if wrong else "none"
+        raise KeyPathError(message(op, "keys of leaves", got, wrong, "name leaves, e.g. ('node', 'leaf')"))
+    return paths, [td._leaves[p] for p in paths]
+
+
+def feature_dim(op: OpName, td: TensorDict, dim: int, ndim: int, hint: str) -> int:
+    """A dim of leaves, behind the batch dims, as a non-negative number.
+
+    Raises:
+        ShapeError: it is a batch dim, or none of theirs.
+    """
+    if is_key(dim):
+        got, spelled = f"{dim!r}", f"keys in one list: tdc.{op}(td, ['a', 'b'], 'out', dim=-1)"
+        raise DtypeError(message(op, "an int as dim", got, hint=spelled))
+    if ndim <= td.ndim:
+        raise ShapeError(message(op, "leaves with features", "none beyond the batch", hint=hint))
+    d = normal_dim(dim, ndim, op)
+    if d < td.ndim:
+        expected, got = f"a dim in [{td.ndim}, {ndim - 1}], behind the batch dims", f"{dim}"
+        raise ShapeError(message(op, expected, got, hint="dims are those of the leaf; torch.cat(tds) joins batch dims"))
+    return d
+
+
+def agree(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | None) -> None:
+    """Leaves to be joined have one kind and shape, but for one dim.
+
+    Raises:
+        ShapeError: they do not; all are named.
+    """
+    shapes = [tuple([n for d, n in enumerate(x.shape) if d != but]) for x in leaves]
+    kinds = [type(x) if isinstance(x, Container) else Tensor for x in leaves]
+    wrong = [i for i in range(len(leaves)) if kinds[i] is not kinds[0] or shapes[i] != shapes[0]]
+    wrong = [i for i in range(len(leaves)) if i in wrong or leaves[i].ndim != leaves[0].ndim]
+    if wrong:
+        where = f" but for dim {but}" if but is not None else ""
+        expected, at = f"leaves like {describe(leaves[0])}{where}", {show(paths[i]): describe(leaves[i]) for i in wrong}
+        hint = "reshape or convert them first"
+        raise ShapeError(message(op, expected, f"{len(wrong)} that differ", at, hint))
+
+
+def product(sizes: Sequence[int]) -> int:
+    """Number of elements."""
+    out = 1
+    for n in sizes:
+        out = out * n
+    return out
+
+
+def unravel(
+    layout: Layout, nodes: Nodes, ndim: int, rest: tuple[int, ...] | None, cast: bool, device: Any, flat: Tensor
+) -> TensorDict:
+    """The TensorDict of a tensor that `ravel` made, or one like it.
+
+    Args:
+        layout: path, shape and dtype of each leaf.
+        ndim: dims in front of the elements of leaves.
+        rest: the batch size, where it is part of these shapes.
+        cast: whether leaves get their dtypes back.
+    """
+    counts = [product(shape) for _, shape, _ in layout]
+    if not isinstance(flat, Tensor) or flat.ndim != ndim + 1 or flat.shape[-1] != sum(counts):
+        expected = f"a tensor of shape {show_sizes([*['...'] * (ndim > 0), sum(counts)])} with {ndim + 1} dims"
+        hint = "the tensor of tdc.ravel, or one of its shape"
+        raise ShapeError(message("unravel", expected, describe(flat), hint=hint))
+    size = flat.shape[:-1]
+    parts = flat.split(counts, -1) if counts else ()
+    leaves: dict[KeyPath, Any] = {}
+    for (path, shape, dtype), part in zip(layout, parts, strict=True):
+        leaf = part.reshape(*size, *shape)
+        leaves[path] = leaf.to(dtype) if cast else leaf
+    return make(leaves, nodes, torch.Size(size if rest is None else rest), device)

@@ -1,0 +1,364 @@
+"""Plain Python records as TensorDicts and back: dicts, dataclasses, named tuples.
+
+A field that is an array becomes a leaf, a nested record or mapping an inner node, and any other Python object a Static
+value, as in a tensorclass; so the way back gives an equal record. In a *mapping* numbers and lists become tensors, as
+in the constructor of TensorDict.
+
+Invariants:
+  - tensors pass as they are, nothing is copied;
+  - batch sizes are given, or asked for by `batch_dims=`; none is ever guessed in silence.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
+from tdc._keyed import Keyed
+from tdc._keys import show
+from tdc._tree import common, is_tensordict
+from tdc._typing import OpName
+from tdc.arrays import from_struct_array, is_struct_array
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict
+from tdc.trees import held
+
+T = TypeVar("T")
+CLASSES: dict[tuple[str, ...], Any] = {}  # named tuples of `to_namedtuple`, by their fields
+
+
+def infer_batch_size(tree: Any, max_dims: int | None = None) -> torch.Size:
+    """The longest sizes that all leaves begin with.
+
+    The sizes of features may agree by chance, so this is a question to ask and never a default. Of a ragged leaf only
+    the batch counts; of no leaves at all the answer is `[]`.
+
+    Args:
+        tree: mapping, TensorDict, or any record that `as_tensordict` takes.
+        max_dims: at most so many dims.
+
+    Raises:
+        ShapeError: a negative `max_dims`.
+        DtypeError: something else than a tree of leaves.
+
+    Compile:
+        Traceable; the sizes are compared, which specialises those that differ by chance.
+
+    Example:
+        >>> infer_batch_size({"x": torch.zeros(3, 4, 5), "y": {"z": torch.zeros(3, 4)}})
+        torch.Size([3, 4])
+    """
+    if max_dims is not None and max_dims < 0:
+        raise ShapeError(message("infer_batch_size", "max_dims of at least 0", f"{max_dims}", hint="leave it out"))
+    sizes = [batch_of(x) for x in as_tensordict(tree)._leaves.values()]
+    size = sizes[0] if sizes else torch.Size()
+    for other in sizes[1:]:
+        size = common(size, other)
+    return torch.Size(size[:max_dims])
+
+
+def from_dict(d: Any, batch_size: Any = None, *, batch_dims: int | None = None, device: Any = None) -> TensorDict:
+    """A TensorDict of a nested dict: its constructor, or with `batch_dims` the sizes that all leaves begin with.
+
+    Args:
+        d: mapping of NestedKeys to leaves or mappings.
+        batch_size: the shared leading sizes, `()` where neither is given.
+        batch_dims: how many leading dims are the batch; their sizes are read from the leaves.
+        device: where given, every leaf is moved there.
+
+    Raises:
+        ShapeError: both are given, or leaves that do not agree in the batch; every one is named.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> from_dict({"x": torch.zeros(3, 4), "y": {"z": [1, 2, 3]}}, batch_dims=1).batch_size
+        torch.Size([3])
+    """
+    if batch_dims is None:
+        return TensorDict(d, () if batch_size is None else batch_size, device=device)
+    if batch_size is not None:
+        hint = "batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves"
+        raise ShapeError(message("from_dict", "one of batch_size and batch_dims", "both", hint=hint))
+    td = TensorDict(d, (), device=device)
+    return TensorDict(td, shared_size("from_dict", td, batch_dims), device=device)
+
+
+def as_tensordict(obj: Any, batch_size: Any = None) -> TensorDict:
+    """A TensorDict of a mapping, a dataclass, a named tuple, or a numpy array of records; also where these are nested.
+
+    Args:
+        obj: a TensorDict is returned as it is.
+        batch_size: the shared leading sizes. None: that of a TensorDict or an array of records, `()` of anything else.
+
+    Raises:
+        DtypeError: something else; the way to say it is named.
+        ShapeError: leaves that do not begin with the batch size; every one is named.
+
+    Compile:
+        Traceable, but for numpy arrays.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> class Point(NamedTuple):
+        ...     xy: torch.Tensor
+        ...     name: str
+        >>> td = as_tensordict({"a": Point(torch.zeros(3, 2), "here")}, [3])
+        >>> td["a", "xy"].shape, td["a", "name"]
+        (torch.Size([3, 2]), 'here')
+    """
+    if is_tensordict(obj):
+        return obj if batch_size is None else TensorDict(obj, batch_size)
+    if is_struct_array(obj):
+        return from_struct_array(obj, batch_size)
+    if not isinstance(obj, Mapping) and not is_record(obj):
+        hint = "TensorDict({'key': value}), or tdc.from_pytree for lists and tuples"
+        raise DtypeError(message("as_tensordict", "a mapping or a record", described(obj), hint=hint))
+    return TensorDict(entries(obj), () if batch_size is None else batch_size)
+
+
+def from_dataclass(dc: Any, batch_size: Any = ()) -> TensorDict:
+    """A TensorDict of the fields of a dataclass instance; dataclasses in it become inner nodes.
+
+    Args:
+        dc: arrays become leaves, any other value a Static value.
+        batch_size: the leading sizes that all arrays share.
+
+    Raises:
+        DtypeError: no instance of a dataclass.
+        ShapeError: leaves that do not begin with the batch size; every one is named.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Step:
+        ...     obs: torch.Tensor
+        ...     name: str = "walk"
+        >>> td = from_dataclass(Step(torch.zeros(3, 2)), [3])
+        >>> to_dataclass(td[0], Step)
+        Step(obs=tensor([0., 0.]), name='walk')
+    """
+    if not is_dataclass(dc):
+        hint = "pass the instance, e.g. Step(obs)" if isinstance(dc, type) else "tdc.as_tensordict(obj) takes others"
+        raise DtypeError(message("from_dataclass", "an instance of a dataclass", described(dc), hint=hint))
+    return TensorDict(entries(dc), batch_size)
+
+
+def to_dataclass(td: TensorDict, cls: type[T]) -> T:
+    """An instance of a dataclass, its fields read from the keys of `td`.
+
+    A field annotated as a dataclass or a named tuple takes an inner node as that, one annotated as a dict as dicts.
+
+    Raises:
+        DtypeError: `cls` is no dataclass.
+        KeyPathError: keys that are no fields, or fields without a default and without a key; all are named.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Step:
+        ...     obs: torch.Tensor
+        >>> to_dataclass(TensorDict({"obs": torch.zeros(3)}, [3]), Step)
+        Step(obs=tensor([0., 0., 0.]))
+    """
+    if not isinstance(cls, type) or not is_dataclass(cls):
+        hint = "the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"
+        raise DtypeError(message("to_dataclass", "a dataclass", described(cls), hint=hint))
+    return record("to_dataclass", td, cls)
+
+
+def from_namedtuple(nt: Any, batch_size: Any = ()) -> TensorDict:
+    """A TensorDict of the fields of a named tuple; named tuples in it become inner nodes.
+
+    Args, Raises and Compile as `from_dataclass`.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 1.0], [2.0, 4.0]])
+        >>> from_namedtuple(torch.max(x, dim=1), [2])["indices"]
+        tensor([0, 1])
+    """
+    if not is_namedtuple(nt):
+        hint = "tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples"
+        raise DtypeError(message("from_namedtuple", "a named tuple", described(nt), hint=hint))
+    return TensorDict(entries(nt), batch_size)
+
+
+def to_namedtuple(td: TensorDict, cls: Any = None) -> Any:
+    """A named tuple of the entries of `td`.
+
+    Args:
+        cls: its class; the keys of `td` are its fields. None makes one of the keys in their order, the same one for the
+            same keys, and makes named tuples of inner nodes, too.
+
+    Raises:
+        DtypeError: `cls` is no class of named tuples.
+        KeyPathError: keys that are no fields, or fields without a key; without `cls` keys that cannot name a field.
+
+    Compile:
+        Traceable where `cls` is given.
+
+    Example:
+        >>> to_namedtuple(TensorDict({"x": torch.zeros(2), "meta": {"id": torch.ones(2)}}, [2]))
+        Fields(x=tensor([0., 0.]), meta=Fields(id=tensor([1., 1.])))
+    """
+    if cls is None:
+        inner = [(k, to_namedtuple(v) if is_tensordict(v) else v) for k, v in Keyed.items(td)]
+        return fields_class(tuple([k for k, _ in inner]))(*[v for _, v in inner])
+    if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
+        hint = "a class made by typing.NamedTuple, or None"
+        raise DtypeError(message("to_namedtuple", "a class of named tuples", described(cls), hint=hint))
+    return record("to_namedtuple", td, cls)
+
+
+# -- helpers
+
+
+def described(x: Any) -> str:
+    """A value or a class as a message shows it."""
+    return f"the class {x.__name__}" if isinstance(x, type) else describe(x)
+
+
+def is_dataclass(x: Any) -> bool:
+    """Whether a value is an instance of a dataclass, or a class is one."""
+    return hasattr(x, "__dataclass_fields__")
+
+
+def is_namedtuple(x: Any) -> bool:
+    """Whether a value is a named tuple, or one of torch's, such as `torch.max` returns."""
+    return isinstance(x, tuple) and (hasattr(x, "_fields") or hasattr(x, "n_sequence_fields"))
+
+
+def is_record(x: Any) -> bool:
+    """Whether a value has fields that become entries."""
+    return is_namedtuple(x) or (is_dataclass(x) and not isinstance(x, type))
+
+
+def entries(obj: Any) -> dict[Any, Any]:
+    """A mapping or a record as a dict of entries; records anywhere in it as dicts."""
+    if isinstance(obj, Mapping):
+        return {k: entries(v) if is_nested(v) else v for k, v in obj.items()}
+    return {k: entries(v) if is_nested(v) else held(v) for k, v in zip(names_of(obj), values_of(obj), strict=True)}
+
+
+def is_nested(value: Any) -> bool:
+    """Whether a value has entries of its own that may be records."""
+    return not is_tensordict(value) and (isinstance(value, Mapping) or is_record(value))
+
+
+def names_of(x: Any) -> tuple[str, ...]:
+    """Names of the fields of a record, or of a class of records."""
+    if is_dataclass(x):
+        return tuple([n for n, f in x.__dataclass_fields__.items() if f._field_type.name == "_FIELD"])
+    if hasattr(x, "_fields"):
+        return tuple(x._fields)
+    cls = x if isinstance(x, type) else type(x)  # torch.return_types: their fields are descriptors of the C API
+    return tuple(cls.__match_args__)  # type: ignore[attr-defined]  # every struct sequence has it
+
+
+def values_of(x: Any) -> list[Any]:
+    """Values of the fields of a record."""
+    return list(x) if isinstance(x, tuple) else [getattr(x, n) for n in names_of(x)]
+
+
+def record(op: OpName, td: TensorDict, cls: Any) -> Any:
+    """An instance of a class of records, of the entries of `td`.
+
+    Raises:
+        KeyPathError: fields and keys that do not match; all are named.
+    """
+    rows, keys = plan(cls), Keyed.keys(td)
+    names = [name for name, _, _ in rows]
+    wrong = [f"{k}: no field" for k in keys if k not in names]
+    wrong += [f"{name}: missing" for name, required, _ in rows if required and name not in keys]
+    if wrong:
+        hint = f"fields of {cls.__name__}: {', '.join(names)}; td.select(...) takes some keys"
+        raise KeyPathError(message(op, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
+    return cls(**{name: formed(op, td.get(name), form) for name, _, form in rows if name in keys})
+
+
+def formed(op: OpName, value: Any, form: Any) -> Any:
+    """An inner node in the form that a field asks for; any other value as it is."""
+    if form is None or type(value) is not TensorDict:
+        return value
+    return value.to_dict() if form == "dict" else record(op, value, form)
+
+
+def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
+    """For each field of a class of records its name, whether it must be given, and the form of an inner node there."""
+    try:
+        notes = get_type_hints(cls)
+    except (NameError, TypeError):  # a name in them is not defined here
+        notes = {}
+    if is_dataclass(cls):
+        given = [(f.name, f.default is MISSING and f.default_factory is MISSING) for f in fields(cls) if f.init]
+    else:
+        given = [(name, name not in cls._field_defaults) for name in cls._fields]
+    return tuple([(name, required, form_of(notes.get(name))) for name, required in given])
+
+
+plan._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing Dynamo
+
+
+def form_of(note: Any) -> Any:
+    """The form in which a field takes an inner node: a class of records, "dict", or None for a TensorDict."""
+    for part in get_args(note) if get_origin(note) in (Union, UnionType) else (note,):
+        cls = get_origin(part) or part
+        if isinstance(cls, type) and (is_dataclass(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):
+            return cls
+        if isinstance(cls, type) and issubclass(cls, Mapping):
+            return "dict"
+    return None
+
+
+def fields_class(names: tuple[str, ...]) -> Any:
+    """The class of named tuples with these fields; one class for the same names, so that their pytrees match.
+
+    Raises:
+        KeyPathError: a name that Python does not allow; all are named.
+    """
+    renamed = namedtuple("Fields", names, rename=True)._fields
+    wrong = [show((n,)) for n, r in zip(names, renamed, strict=True) if n != r]
+    if wrong:
+        got, hint = f"{len(wrong)} others", "td.rename_keys({old: new}) first"
+        raise KeyPathError(message("to_namedtuple", "keys that can name a field", got, wrong, hint))
+    return CLASSES.setdefault(names, namedtuple("Fields", names))
+
+
+def batch_of(leaf: Any) -> torch.Size:
+    """Sizes of a leaf that may be batch sizes: of a ragged one its rows, of any other all."""
+    return leaf.batch_size if isinstance(leaf, (NestedTensor, MaskedBatch)) else leaf.shape
+
+
+def shared_size(op: OpName, td: TensorDict, dims: int) -> torch.Size:
+    """The first `dims` sizes, which all leaves share.
+
+    Raises:
+        ShapeError: they do not, there are fewer, or there is no leaf to read them from.
+    """
+    leaves = td._leaves
+    sizes = {p: batch_of(x)[:dims] for p, x in leaves.items()}
+    full = [z for z in sizes.values() if len(z) == dims]
+    first = full[0] if full else None
+    if dims < 0 or (not leaves and dims):
+        got = f"batch_dims={dims}" if dims < 0 else "no leaf"
+        raise ShapeError(message(op, "leaves to read the batch size from", got, hint="batch_size=[...] says it"))
+    wrong = {show(p): describe(leaves[p]) for p, z in sizes.items() if z != first}
+    if wrong and dims:
+        expected = f"leaves of shape {show_sizes([*first, '...'])}" if first else f"leaves with {dims} batch dims"
+        hint = "give fewer batch dims, or reshape the leaf"
+        raise ShapeError(message(op, expected, f"{len(wrong)} that differ", wrong, hint))
+    return first if first is not None else torch.Size()

@@ -1,0 +1,346 @@
+"""Specs: what a TensorDict is made of, without its tensors. To state what a function takes, and to allocate.
+
+    spec(td)                       Spec(batch_size=[3], {"x": float32[4], "tokens": nested int64[-1]})
+    zeros(spec, [8])               a TensorDict of that form, filled with zeros
+    check(td, spec)                `td` itself, or an error that names every difference
+
+Invariants:
+  - a Spec is frozen and hashable and holds no tensors; equal TensorDicts have equal specs, in whatever order of keys;
+  - sizes that vary from batch to batch are None in the batch size and -1 among features, on ragged dims only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
+from tdc._keys import show, unravel_key
+from tdc._leaf import Leaf, unwrap, wrapped
+from tdc._nodes import Nodes, Static, Typed, extra_of, is_inner
+from tdc._objects import ObjectArray
+from tdc._tree import Leaves, is_tensordict, mark_rows, put_leaf, put_node
+from tdc._typing import Frozen, KeyPath
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict, make
+
+Size = tuple["int | None", ...]
+
+
+class LeafSpec(NamedTuple):
+    """One leaf without its content.
+
+    Attributes:
+        kind: "Tensor", "NestedTensor", "MaskedBatch", or the name of a registered class.
+        dtype: None where a registered class has none.
+        shape: of the features; -1 on ragged dims.
+        device: None for any.
+    """
+
+    kind: str
+    dtype: torch.dtype | None
+    shape: tuple[int, ...]
+    device: torch.device | None = None
+
+    def text(self) -> str:
+        """As messages show it."""
+        kind = "" if self.kind == "Tensor" else f"{self.kind} "
+        dtype = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        return f"{kind}{dtype}{show_sizes(self.shape)}" + ("" if self.device is None else f" on {self.device}")
+
+
+@final
+class Spec(Frozen):
+    """What a TensorDict is made of: batch size, and for each key path kind, dtype, feature shape and device.
+
+    Made by `spec`. Equal where keys and entries are equal, in any order.
+
+    Example:
+        >>> spec(TensorDict({"x": torch.zeros(3, 4)}, [3])).with_batch_size([None]).with_device(None)
+        Spec(batch_size=[None], {'x': float32[4]})
+    """
+
+    __slots__ = ("_batch_size", "_leaves", "_nodes")
+    _instead = "spec.with_batch_size(size), spec.with_device(device), or tdc.spec(td)"
+    _batch_size: Size
+    _leaves: dict[KeyPath, LeafSpec]
+    _nodes: Nodes
+
+    def __init__(self, batch_size: Sequence[int | None], leaves: Mapping[KeyPath, LeafSpec], nodes: Nodes) -> None:
+        self._batch_size = tuple(batch_size)
+        self._leaves = dict(leaves)
+        self._nodes = dict(nodes)
+
+    @property
+    def batch_size(self) -> Size:
+        """The leading sizes; None for any."""
+        return self._batch_size
+
+    @property
+    def leaves(self) -> dict[KeyPath, LeafSpec]:
+        """Each leaf by its key path, in insertion order."""
+        return dict(self._leaves)
+
+    def with_batch_size(self, batch_size: Any) -> Spec:
+        """The same entries with another batch size; None in it means any size."""
+        return Spec(as_size("with_batch_size", batch_size), self._leaves, self._nodes)
+
+    def with_device(self, device: Any) -> Spec:
+        """The same entries, all on one device; None for any."""
+        place = None if device is None else torch.device(device)
+        return Spec(self._batch_size, {p: e._replace(device=place) for p, e in self._leaves.items()}, self._nodes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Spec):
+            return NotImplemented
+        mine, others = [(s._batch_size, s._leaves, s._nodes) for s in (self, other)]
+        return mine == others
+
+    def __hash__(self) -> int:
+        return hash((self._batch_size, frozenset(self._leaves.items()), frozenset(self._nodes.items())))
+
+    def __repr__(self) -> str:
+        parts = {p: e.text() for p, e in self._leaves.items()}
+        parts |= {p: repr(n) for p, n in self._nodes.items() if type(n) is Static}
+        entries = ", ".join([f"{show(p)!r}: {text}" for p, text in parts.items()])
+        return f"Spec(batch_size={show_sizes(self._batch_size)}, {{{entries}}})"
+
+
+def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> Spec:
+    """What a TensorDict is made of, or what a schema says.
+
+    Args:
+        td: a TensorDict; or a schema, a nested dict of `(feature shape, dtype)`.
+        batch_size: in place of that of the TensorDict; None in it means any size. A schema has `()` by default.
+
+    Raises:
+        ShapeError: another number of batch dims than the TensorDict has.
+        DtypeError: an entry of a schema that is no pair of shape and dtype; every one is named.
+
+    Compile:
+        Traceable; a Spec is a constant.
+
+    Example:
+        >>> spec({"x": ((4,), torch.float32), "meta": {"id": ((), torch.int64)}}, [None])
+        Spec(batch_size=[None], {'x': float32[4], 'meta.id': int64[]})
+        >>> from tdc.nested import pack
+        >>> spec(TensorDict({"tokens": pack([torch.ones(2), torch.ones(3)])}, [2]))
+        Spec(batch_size=[2], {'tokens': NestedTensor float32[-1] on cpu})
+    """
+    if isinstance(td, Spec):
+        return td if batch_size is None else td.with_batch_size(batch_size)
+    if is_tensordict(td):
+        own: Any = td
+        size = tuple(own.batch_size) if batch_size is None else as_size("spec", batch_size)
+        if len(size) != own.ndim:
+            expected, got = f"{own.ndim} batch dims, as the TensorDict has", f"{show_sizes(size)}"
+            raise ShapeError(message("spec", expected, got, hint="None stands for any size, e.g. [None, 4]"))
+        return Spec(size, {p: leaf_spec(x, own.ndim) for p, x in own._leaves.items()}, own._nodes)
+    leaves: dict[KeyPath, LeafSpec] = {}
+    nodes: Nodes = {}
+    wrong: dict[str, str] = {}
+    if not isinstance(td, Mapping):
+        hint = "{'x': ((4,), torch.float32)}, or a TensorDict"
+        raise DtypeError(message("spec", "a TensorDict, a Spec or a schema", type(td).__name__, hint=hint))
+    read_schema(td, (), leaves, nodes, wrong)
+    if wrong:
+        hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
+        got = f"{len(wrong)} others"
+        raise DtypeError(message("spec", "entries (feature shape, dtype)", got, wrong, hint))
+    return Spec(() if batch_size is None else as_size("spec", batch_size), leaves, nodes)
+
+
+def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None, *, device: Any = None) -> TensorDict:
+    """A TensorDict of the form of a spec or schema, filled with zeros. Rows of ragged leaves have length 0.
+
+    Args:
+        schema: a Spec, a TensorDict to take the form of, or a nested dict of `(feature shape, dtype)`.
+        batch_size: in place of that of the spec; needed where that has None.
+        device: of all leaves; where the spec says by default.
+
+    Raises:
+        ShapeError: a batch size that the spec leaves open.
+        UnsupportedError: leaves of registered classes, of which there are no zeros; all are named.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> td = zeros({"x": ((4,), torch.float32), "id": ((), torch.int64)}, [3])
+        >>> td["x"].shape, td["id"]
+        (torch.Size([3, 4]), tensor([0, 0, 0]))
+    """
+    form = spec(schema, batch_size)
+    size = form._batch_size
+    if None in size:
+        got, hint = f"{show_sizes(size)}", "tdc.zeros(spec, batch_size=[...])"
+        raise ShapeError(message("zeros", "a batch size without None", got, hint=hint))
+    wrong = {show(p): e.kind for p, e in form._leaves.items() if e.kind not in MAKERS}
+    if wrong:
+        got, hint = f"{len(wrong)} others", "td.exclude(key) before tdc.spec, and set the key afterwards"
+        raise UnsupportedError(message("zeros", "leaves that can be filled with zeros", got, wrong, hint))
+    place = None if device is None else torch.device(device)
+    leaves: Leaves = {}
+    for path, entry in form._leaves.items():
+        leaves[path] = MAKERS[entry.kind](entry, (*size, *entry.shape), entry.device if place is None else place)
+    if size:
+        mark_rows(leaves)
+    return make(leaves, dict(form._nodes), torch.Size(size), place)  # type: ignore[arg-type]  # no None is left
+
+
+def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> TensorDict:
+    """The TensorDict itself, if it is as a spec says. Content is not read.
+
+    Args:
+        schema: a Spec, or a nested dict of `(feature shape, dtype)`, which leaves batch sizes open.
+
+    Raises:
+        StructureError: it is not; every difference is named: missing and unknown keys, batch size, kind, dtype, feature
+            shape, device, Static values, classes of inner nodes.
+
+    Compile:
+        Traceable; a batch size of None puts no guard on the sizes.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3, 5)}, [3])
+        >>> check(td, spec(td).with_batch_size([None])) is td
+        True
+    """
+    if not is_tensordict(td):
+        raise DtypeError(message("check", "a TensorDict", type(td).__name__, hint="tdc.as_tensordict(obj) first"))
+    if isinstance(schema, Spec) or is_tensordict(schema):
+        form = spec(schema)
+    else:  # it says nothing of the classes of inner nodes
+        form = spec(schema, [None] * td.ndim)
+        nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or not p)}
+        form = Spec(form._batch_size, form._leaves, form._nodes | nodes)
+    wrong = differences(td, form)
+    if wrong:
+        s = "s" * (len(wrong) > 1)
+        hint = "mend the leaves, or state what they are: tdc.spec(td)"
+        raise StructureError(message("check", "a TensorDict of this spec", f"{len(wrong)} difference{s}", wrong, hint))
+    return td
+
+
+# -- helpers
+
+
+def as_size(op: str, size: Any) -> Size:
+    """A batch size as a tuple of int and None."""
+    sizes = (size,) if isinstance(size, int) else size
+    if not isinstance(sizes, (list, tuple)) or not all([n is None or not isinstance(n, (str, float)) for n in sizes]):
+        raise ShapeError(message(op, "a batch size", f"{size!r}", hint="e.g. [3, 4], or [None, 4] for any first size"))
+    return tuple(sizes)
+
+
+def leaf_spec(leaf: Any, ndim: int) -> LeafSpec:
+    """The spec of one leaf; padded sizes count as ragged."""
+    dims: tuple[int, ...] = leaf.ragged_dims if isinstance(leaf, (NestedTensor, MaskedBatch)) else ()
+    shape = tuple([-1 if d in dims else n for d, n in enumerate(leaf.shape)])
+    kind = "Tensor" if isinstance(leaf, Tensor) else type(unwrap(leaf)).__name__
+    return LeafSpec(kind, leaf.dtype, shape[ndim:], leaf.device)
+
+
+def read_schema(
+    source: Mapping[Any, Any], prefix: KeyPath, leaves: dict[KeyPath, LeafSpec], nodes: Nodes, wrong: dict[str, str]
+) -> None:
+    """Entries of a schema; those that are no pair of shape and dtype go to `wrong`."""
+    if prefix:
+        put_node(leaves, nodes, prefix)
+    for key, value in source.items():
+        path = prefix + unravel_key(key)
+        if isinstance(value, Mapping):
+            read_schema(value, path, leaves, nodes, wrong)
+        elif isinstance(value, Static):
+            put_node(leaves, nodes, path, value)
+        elif is_pair(value):
+            shape = (value[0],) if isinstance(value[0], int) else tuple(value[0])
+            put_leaf(leaves, nodes, path, LeafSpec("Tensor", value[1], shape))
+        else:
+            wrong[show(path)] = f"{value!r}" if isinstance(value, (tuple, list, torch.dtype)) else type(value).__name__
+
+
+def is_pair(value: Any) -> bool:
+    """Whether a value is a feature shape and a dtype."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], torch.dtype):
+        return False
+    sizes = (value[0],) if isinstance(value[0], int) else value[0]
+    return isinstance(sizes, (tuple, list)) and all([isinstance(n, int) and n >= 0 for n in sizes])
+
+
+def zero_tensor(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> Tensor:
+    return torch.zeros(shape, dtype=entry.dtype, device=device)
+
+
+def zero_nested(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> NestedTensor:
+    """A packed batch of rows of length 0."""
+    dims = ragged_in(shape)
+    rows, e, count = shape[0], dims[0] - 1, len(dims)
+    values = zero_tensor(entry, (*shape[1 : e + 1], 0, *shape[e + 1 + count :]), device)
+    offsets = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+    shapes = torch.zeros(rows, count, dtype=torch.int64, device=device) if count > 1 else None
+    return NestedTensor(values, offsets, ragged_dim=dims[0], shapes=shapes, max_length=(0,) * count)
+
+
+def zero_masked(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> MaskedBatch:
+    """A padded batch of rows of length 0, without padding."""
+    dims = ragged_in(shape)
+    data = zero_tensor(entry, tuple([0 if d in dims else n for d, n in enumerate(shape)]), device)
+    lengths = torch.zeros(shape[0], len(dims), dtype=torch.int64, device=device)
+    return MaskedBatch(data, lengths, ragged_dims=dims)
+
+
+def ragged_in(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims of a leaf that are ragged."""
+    return tuple([d for d, n in enumerate(shape) if n == -1])
+
+
+def no_objects(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> Leaf:
+    """An ObjectArray of None."""
+    return wrapped(ObjectArray([None] * torch.Size(shape).numel(), shape))
+
+
+def differences(td: TensorDict, form: Spec) -> list[str]:
+    """What a TensorDict has otherwise than a spec says, one line each."""
+    wrong = []
+    size, want = td.batch_size, form._batch_size
+    if len(size) != len(want) or any([w is not None and n != w for n, w in zip(size, want, strict=True)]):
+        wrong.append(f"batch_size: {show_sizes(size)} instead of {show_sizes(want)}")
+    for path, entry in form._leaves.items():
+        if path not in td._leaves:
+            wrong.append(f"{show(path)}: {'no leaf' if path in td else 'missing'} instead of {entry.text()}")
+            continue
+        got = leaf_spec(td._leaves[path], len(want))
+        if entry.device is None:
+            got = got._replace(device=None)
+        if got != entry:
+            wrong.append(f"{show(path)}: {got.text()} instead of {entry.text()}")
+    wrong += [f"{show(p)}: not in the spec" for p in td._leaves if p not in form._leaves]
+    for path in [*form._nodes, *[p for p in td._nodes if p not in form._nodes]]:
+        here, there = td._nodes.get(path), form._nodes.get(path)
+        leaf = path in td._leaves or path in form._leaves
+        if here != there and not leaf and not (here is None and any([p[: len(path)] == path for p in form._leaves])):
+            wrong.append(f"{show(path) or 'the root'}: {node_text(here)} instead of {node_text(there)}")
+    return wrong
+
+
+def node_text(entry: Any) -> str:
+    """An inner node or a Static value as messages show it."""
+    if entry is None:
+        return "nothing"
+    if type(entry) is Static:
+        return repr(entry)
+    name = entry.cls.__name__ if type(entry) is Typed else "TensorDict"
+    return f"{name} with {extra_of(entry)} more batch dims" if extra_of(entry) else name
+
+
+MAKERS = {
+    "Tensor": zero_tensor,
+    "NestedTensor": zero_nested,
+    "MaskedBatch": zero_masked,
+    "ObjectArray": no_objects,
+}

@@ -1,0 +1,347 @@
+"""Examples of different length as one batch: padded, ragged, or stacked, and the way back.
+
+    pad_sequence([td0, td1])       leaves with a dim to pad are MaskedBatches, the others are stacked
+    ragged_stack([td0, td1])       the same with NestedTensors
+    collate([sample0, sample1])    for a DataLoader: keys that are ragged or padded are named, the rest is stacked
+    unpad_sequence(td)             the list of examples
+
+Which leaf becomes what follows from names and numbers of dims, never from sizes that happen to differ: a batch of rows
+of equal length has the types of any other batch.
+
+Invariants:
+  - `unpad_sequence(pad_sequence(tds)) == tds`, and the same of `ragged_stack`;
+  - leaves whose rows have the same lengths share one structure, so that they combine without a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._keyed import present
+from tdc._keys import show
+from tdc._leaf import PROTOCOLS
+from tdc._nodes import Nodes, without_extra
+from tdc._objects import ObjectArray
+from tdc._rules import Container
+from tdc._tree import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
+from tdc._typing import Dims, KeyPath, NestedKey, OpName
+from tdc.convert import to_padded
+from tdc.interop import as_tensordict, batch_of, is_record
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor, pack
+from tdc.tensordict import TensorDict, make
+
+Rows = tuple[Any, ...]
+
+
+def pad_sequence(
+    tds: Sequence[Any], dim: int = 0, value: Any = 0, side: str = "right", *, keys: Iterable[NestedKey] | None = None
+) -> TensorDict:
+    """Stack TensorDicts that differ in length along `dim`, padded to the longest.
+
+    Shapes:
+        leaves `[(*S0, L_i, *S1), ...] -> MaskedBatch (B, *S0, L, *S1)`; leaves without dim `dim` are stacked. The batch
+        size is `(B, *S0)` where `S0` are batch dims of the examples: with `dim=0` it is `(B,)`.
+
+    Args:
+        tds: at least one; TensorDicts with the same keys, or mappings and records of tensors.
+        dim: of the leaves of one example.
+        value: what padding holds, or a dict of it by key, 0 for the others. No operation relies on it.
+        side: "right"; the padding of a MaskedBatch lies behind each row.
+        keys: only these leaves are padded, all others stacked. None pads every leaf that has dim `dim`, also where all
+            examples happen to have the same size.
+
+    Raises:
+        StructureError: no examples, other keys or other Static values in one of them.
+        ShapeError: leaves that differ in another dim; every key is named.
+        DtypeError: leaves to be padded that are no tensors, or differ in dtype; every key is named.
+        KeyPathError: a key that is not there.
+        UnsupportedError: a side other than "right".
+
+    Compile:
+        Traceable, the number of examples fixed.
+
+    Example:
+        >>> tds = [TensorDict({"x": torch.ones(n, 2), "y": torch.tensor(n)}) for n in (1, 3)]
+        >>> batch = pad_sequence(tds)
+        >>> batch["x"].shape, batch["x"].lengths.tolist(), batch["y"]
+        (torch.Size([2, 3, 2]), [[1], [3]], tensor([1, 3]))
+
+    Source:
+        `torch.nn.utils.rnn.pad_sequence`.
+    """
+    if side != "right":
+        hint = "flip the rows, or torch.nn.utils.rnn.pad_sequence(rows, padding_side='left') for a plain tensor"
+        raise UnsupportedError(message("pad_sequence", "side='right'", f"{side!r}", hint=hint))
+    examples = examples_of("pad_sequence", tds)
+    fills = value if isinstance(value, Mapping) else {}
+    by_path = {present(examples[0], "pad_sequence", key): v for key, v in fills.items()}
+    rest = 0 if isinstance(value, Mapping) else value
+
+    padded: list[tuple[Any, MaskedBatch]] = []
+    return joined(
+        "pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, by_path.get(path, rest), padded)
+    )
+
+
+def ragged_stack(tds: Sequence[Any], dim: int = 0, *, keys: Iterable[NestedKey] | None = None) -> TensorDict:
+    """Stack TensorDicts that differ in length along `dim`, without padding.
+
+    Shapes:
+        leaves `[(*S0, L_i, *S1), ...] -> NestedTensor (B, *S0, -1, *S1)`; leaves without dim `dim` are stacked.
+
+    Args, Raises and Compile as `pad_sequence`.
+
+    Example:
+        >>> tds = [TensorDict({"x": torch.ones(n, 2), "y": torch.tensor(n)}) for n in (1, 3)]
+        >>> ragged_stack(tds)["x"].shape
+        torch.Size([2, -1, 2])
+    """
+    return joined("ragged_stack", examples_of("ragged_stack", tds), dim, keys, lambda path, packed: packed)
+
+
+def unpad_sequence(td: TensorDict, *, batch_dims: int = 0) -> list[TensorDict]:
+    """The examples of a batch, each without padding: the inverse of `pad_sequence` and of `ragged_stack`.
+
+    Args:
+        batch_dims: how many leading dims of each example are its batch size, beyond those that the batch has.
+
+    Raises:
+        ShapeError: no batch dim to unbind, or leaves of an example that do not agree in these dims.
+
+    Compile:
+        Eager only: reads the lengths on the host.
+
+    Example:
+        >>> tds = [TensorDict({"x": torch.ones(n, 2)}, [n]) for n in (1, 3)]
+        >>> [row.batch_size for row in unpad_sequence(pad_sequence(tds), batch_dims=1)]
+        [torch.Size([1]), torch.Size([3])]
+    """
+    if not is_tensordict(td) or td.ndim == 0:
+        got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
+        raise ShapeError(message("unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.pad_sequence(tds)"))
+    rows: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
+    if not batch_dims:
+        return list(rows)
+    out = []
+    for row in rows:
+        sizes = [batch_of(x)[: row.ndim + batch_dims] for x in row._leaves.values()]
+        size = torch.Size(sizes[0] if sizes else row.batch_size)
+        check_leaves("unpad_sequence", row._leaves, row._nodes, size, "give fewer batch_dims")
+        out.append(make(row._leaves, row._nodes, size, row.device))
+    return out
+
+
+def collate(
+    samples: Sequence[Any],
+    *,
+    ragged_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
+    pad_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
+    value: float = 0,
+) -> TensorDict:
+    """A batch of samples, for `DataLoader(dataset, collate_fn=tdc.collate)`.
+
+    Shapes:
+        n samples of batch size `S` -> batch size `(n, *S)`.
+
+    Args:
+        samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
+            mappings become ObjectArrays.
+        ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which rows differ, those of the
+            batch, so that 1 is the first dim of a row. `functools.partial(tdc.collate, ragged_keys=["tokens"])`.
+        pad_keys: leaves that become MaskedBatches, in the same way.
+        value: what padding holds.
+
+    Raises:
+        StructureError: no samples, other keys or other Static values in one of them, a key both ragged and padded.
+        ShapeError: leaves that differ in a dim that was not named; every key is named.
+        KeyPathError: a key that is not there.
+
+    Compile:
+        Traceable, the number of samples fixed; runs in workers of a DataLoader.
+
+    Example:
+        >>> samples = [{"tokens": torch.arange(n), "label": n, "name": f"no. {n}"} for n in (1, 3)]
+        >>> batch = collate(samples, ragged_keys=["tokens"])
+        >>> batch["tokens"].shape, batch["label"], batch["name"].tolist()
+        (torch.Size([2, -1]), tensor([1, 3]), ['no. 1', 'no. 3'])
+
+    Source:
+        `torch.utils.data.default_collate`.
+    """
+    tds = [as_sample(sample) for sample in checked("collate", samples)]
+    same_keys("collate", *tds)
+    same_size("collate", *tds)
+    ragged = dims_of("collate", tds[0], ragged_keys)
+    padded = dims_of("collate", tds[0], pad_keys)
+    twice = [show(p) for p in ragged if p in padded]
+    if twice:
+        hint = "leave it in one of the two"
+        raise StructureError(message("collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint))
+
+    seen: list[tuple[Any, MaskedBatch]] = []
+
+    def convert(path: KeyPath, packed: NestedTensor) -> Any:
+        return pad(packed, value, seen) if path in padded else packed
+
+    hint = "name keys of different sizes in ragged_keys= or pad_keys="
+    leaves = batched("collate", tds, ragged | padded, convert, hint)
+    size = torch.Size((len(tds), *tds[0].batch_size))
+    return finished("collate", leaves, tds[0]._nodes, size, tds[0].device)
+
+
+# -- helpers
+
+
+def checked(op: OpName, examples: Any) -> list[Any]:
+    """Examples as a list.
+
+    Raises:
+        StructureError: there are none.
+        DtypeError: something else than a list of them.
+    """
+    if isinstance(examples, (Container, Mapping, Tensor, str)) or not isinstance(examples, Iterable):
+        hint = f"tdc.{op}([td0, td1])"
+        raise DtypeError(message(op, "a list of TensorDicts", describe(examples), hint=hint))
+    found = list(examples)
+    if not found:
+        raise StructureError(message(op, "at least one example", "an empty list", hint="then keys are unknown"))
+    return found
+
+
+def examples_of(op: OpName, tds: Any) -> list[TensorDict]:
+    """Examples as TensorDicts of the same keys and Static values."""
+    found = [as_tensordict(td) for td in checked(op, tds)]
+    same_keys(op, *found)
+    return found
+
+
+def as_sample(sample: Any) -> TensorDict:
+    """A sample as a TensorDict; strings and other objects in mappings are objects of one row."""
+    return as_tensordict(with_objects(sample) if isinstance(sample, Mapping) else sample)
+
+
+def with_objects(sample: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A mapping in which whatever is no array, number, list or record is an ObjectArray."""
+    found: dict[Any, Any] = {}
+    for key, value in sample.items():
+        if isinstance(value, Mapping) and not isinstance(value, Container):
+            found[key] = with_objects(value)
+        else:
+            found[key] = value if is_entry(value) else ObjectArray([value], ())
+    return found
+
+
+def is_entry(value: Any) -> bool:
+    """Whether a TensorDict takes a value as it is."""
+    known = isinstance(value, (Tensor, Container, bool, int, float, complex, list)) or type(value) in PROTOCOLS
+    return known or type(value).__name__ == "Static" or is_record(value) or hasattr(value, "__array__")
+
+
+def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
+    """Paths of keys and the ragged dims there, counted with the batch as dim 0."""
+    given = keys if isinstance(keys, Mapping) else dict.fromkeys([keys] if isinstance(keys, str) else keys, td.ndim + 1)
+    return {present(td, op, key): dim for key, dim in given.items()}
+
+
+def joined(
+    op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert: Callable[[KeyPath, NestedTensor], Any]
+) -> TensorDict:
+    """Examples that differ along one dim as a batch."""
+    first = tds[0]
+    if not isinstance(dim, int) or dim < 0:
+        raise ShapeError(message(op, "a dim of at least 0", f"{dim!r}", hint="dim=0 is the first dim of an example"))
+    if keys is None:
+        dims = {p: dim + 1 for p, x in first._leaves.items() if x.ndim > dim}
+    else:
+        dims = dict.fromkeys(dims_of(op, first, keys), dim + 1)
+    leaves = batched(op, tds, dims, convert, "name keys that differ in keys=, or keep them out of the batch")
+    size = torch.Size((len(tds), *first.batch_size[:dim]))
+    return finished(op, leaves, without_extra(first._nodes), size, first.device)
+
+
+def finished(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any) -> TensorDict:
+    """A TensorDict of joined leaves."""
+    check_leaves(op, leaves, nodes, size, "ragged dims lie behind the batch dims")
+    mark_rows(leaves)
+    return make(leaves, nodes, size, device)
+
+
+def batched(
+    op: OpName,
+    tds: list[TensorDict],
+    ragged: Mapping[KeyPath, Dims],
+    convert: Callable[[KeyPath, NestedTensor], Any],
+    hint: str,
+) -> Leaves:
+    """Each leaf of all examples in one: packed and converted where its path is in `ragged`, stacked where not.
+
+    Raises:
+        DtypeError, ShapeError: rows that cannot be joined; every key is named.
+    """
+    leaves: Leaves = {}
+    kinds: dict[str, str] = {}
+    shapes: dict[str, str] = {}
+    known: list[tuple[Any, Any]] = []
+    for path, rows in together(op, *tds):
+        dims = ragged.get(path)
+        wrong_kind, wrong_shape = unlike(rows, dims)
+        if wrong_kind:
+            kinds[show(path)] = wrong_kind
+        elif wrong_shape:
+            shapes[show(path)] = wrong_shape
+        elif dims is None:
+            leaves[path] = torch.stack(rows)  # type: ignore[arg-type]  # rows may be ragged or registered leaves
+        else:
+            leaves[path] = convert(path, shared(pack(rows, ragged_dim=dims), rows, dims, known))
+    if kinds:
+        got = f"{len(kinds)} keys of other kinds or dtypes"
+        raise DtypeError(message(op, "tensors of one dtype for each key", got, kinds, "convert them with .to(dtype)"))
+    if shapes:
+        got = f"{len(shapes)} keys of different sizes"
+        raise ShapeError(message(op, "rows of equal sizes but for ragged dims", got, shapes, hint))
+    return leaves
+
+
+def unlike(rows: Rows, dims: Any) -> tuple[str, str]:
+    """How the first row that differs from row 0 does: in kind or dtype, or in shape. Two empty texts if none does."""
+    first = rows[0]
+    loose = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    if loose and not isinstance(first, Tensor):
+        return f"{describe(first)}, no tensor", ""
+    if loose and not (loose[0] >= 1 and loose[-1] <= first.ndim):
+        return "", f"{describe(first)} has no dim {loose[-1] - 1} that could differ"
+    for i, row in enumerate(rows):
+        text = f"{describe(first)} and in row {i} {describe(row)}"
+        if isinstance(row, Tensor) != isinstance(first, Tensor) or row.dtype != first.dtype:
+            return text, ""
+        sizes = [n for d, n in enumerate(row.shape) if d + 1 not in loose]
+        if row.ndim != first.ndim or sizes != [n for d, n in enumerate(first.shape) if d + 1 not in loose]:
+            return "", text
+    return "", ""
+
+
+def shared(packed: NestedTensor, rows: Rows, dims: Dims, known: list[tuple[Any, Any]]) -> NestedTensor:
+    """A packed batch with the structure of an earlier one of the same lengths, where there is one."""
+    first, last = (dims, dims) if isinstance(dims, int) else (dims[0], dims[-1])
+    sizes = (first, last, [tuple(row.shape[first - 1 : last]) for row in rows], rows[0].device)
+    for seen, like in known:
+        if seen == sizes:
+            return like.with_values(packed.values)
+    known.append((sizes, packed))
+    return packed
+
+
+def pad(packed: NestedTensor, value: float, known: list[tuple[Any, MaskedBatch]]) -> MaskedBatch:
+    """A packed batch as a padded one, with the lengths of an earlier one of the same structure."""
+    out = to_padded(packed, value)
+    for structure, like in known:
+        if structure is packed.structure:
+            return like.with_data(out.data)
+    known.append((packed.structure, out))
+    return out

@@ -1,0 +1,185 @@
+"""Other trees of tensors as TensorDicts and back: torch's pytrees (lists, tuples, dicts), and flat state dicts.
+
+    from_pytree([x, {"a": (y, "name")}])        td   {"0": x, "1": {"a": {"0": y, "1": Static("name")}}}
+                                                spec where each path came from
+    from_state_dict({"fc.weight": w})           td   {"fc": {"weight": w}}
+
+Invariants:
+  - tensors pass as they are, nothing is copied;
+  - what is no array is kept as a Static value, so that the way back gives the same Python object.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils._pytree as torch_pytree
+from torch import Tensor
+
+from tdc._errors import DtypeError, KeyPathError, StructureError, message
+from tdc._keyed import Keyed
+from tdc._keys import show
+from tdc._leaf import PROTOCOLS
+from tdc._nodes import Static
+from tdc._rules import Container
+from tdc._typing import KeyPath
+from tdc.tensordict import TensorDict
+
+ROOT = ("value",)  # the path of a tree that is one leaf
+
+
+@dataclass(frozen=True)
+class PytreeSpec:
+    """What a TensorDict does not know of the pytree it came from. Hashable; holds no tensors.
+
+    Attributes:
+        paths: where each leaf of the tree lies in the TensorDict, in the tree's order.
+        treespec: the tree as torch describes it.
+    """
+
+    paths: tuple[KeyPath, ...]
+    treespec: Any
+
+
+def from_pytree(tree: Any, batch_size: Any = ()) -> tuple[TensorDict, PytreeSpec]:
+    """A TensorDict of the leaves of lists, tuples, dicts and other pytrees, and how to put them back.
+
+    Places in lists and tuples become keys "0", "1", ...; keys of dicts become strings; fields of named tuples keep
+    their names. A tree that is one leaf has the key "value". TensorDicts in the tree become inner nodes.
+
+    Args:
+        tree: leaves are tensors, ragged batches, arrays; any other Python object is kept as a Static value.
+        batch_size: the leading sizes that all tensors share.
+
+    Returns:
+        The TensorDict, and the spec that `to_pytree` takes.
+
+    Raises:
+        ShapeError: tensors that do not begin with the batch size; every one is named.
+        KeyPathError: two keys of a dict that are the same as strings.
+
+    Compile:
+        Traceable; the spec is a constant.
+
+    Example:
+        >>> import torch
+        >>> td, spec = from_pytree([torch.zeros(2), {"a": (torch.ones(2), "name")}], [2])
+        >>> td.keys(include_nested=True, leaves_only=True)
+        ('0', ('1', 'a', '0'), ('1', 'a', '1'))
+        >>> to_pytree(td + 1, spec)
+        [tensor([1., 1.]), {'a': (tensor([2., 2.]), 'name')}]
+    """
+    leaves, treespec = torch_pytree.tree_flatten(tree, is_leaf=is_whole)
+    paths = tuple(paths_of(treespec, ())) if leaves else ()
+    paths = (ROOT,) if paths == ((),) else paths
+    twice = sorted({show(p) for i, p in enumerate(paths) if p in paths[:i]})
+    if twice:
+        got, hint = f"{len(twice)} that are not", "rename one of them: keys become strings"
+        raise KeyPathError(message("from_pytree", "dict keys that differ as strings", got, twice, hint))
+    td = TensorDict({p: held(x) for p, x in zip(paths, leaves, strict=True)}, batch_size)
+    return td, PytreeSpec(paths, treespec)
+
+
+def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
+    """The pytree that `from_pytree` took apart, with the leaves of `td`.
+
+    Raises:
+        StructureError: paths that are missing in `td`, or that the spec does not know; all are named.
+        DtypeError: something else than the spec that `from_pytree` returned.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> import torch
+        >>> td, spec = from_pytree((torch.zeros(2), torch.ones(2)), [2])
+        >>> to_pytree(td[0], spec)
+        (tensor(0.), tensor(1.))
+    """
+    if not isinstance(spec, PytreeSpec):
+        hint = "td, spec = tdc.from_pytree(tree)"
+        raise DtypeError(message("to_pytree", "the spec of from_pytree", type(spec).__name__, hint=hint))
+    known = {*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]}
+    wrong = [f"{show(p)}: missing" for p in spec.paths if p not in td]
+    wrong += [f"{show(p)}: not in the spec" for p in sorted(known) if not any([p[: len(q)] == q for q in spec.paths])]
+    if wrong:
+        got, hint = f"{len(wrong)} that differ", "take the TensorDict and the spec from one call of from_pytree"
+        raise StructureError(message("to_pytree", "the paths of the spec", got, wrong, hint))
+    return torch_pytree.tree_unflatten([td.get(p) for p in spec.paths], spec.treespec)
+
+
+def from_state_dict(state_dict: Mapping[str, Any], batch_size: Any = ()) -> TensorDict:
+    """A nested TensorDict of a flat dict with keys "a.b.c", such as `module.state_dict()` gives. The order is kept.
+
+    Args:
+        state_dict: values that are no arrays are kept as Static values.
+        batch_size: the leading sizes that all values share, e.g. of an ensemble.
+
+    Raises:
+        KeyPathError: one key would be a leaf and an inner node.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> import torch
+        >>> td = from_state_dict(torch.nn.Sequential(torch.nn.Linear(2, 3)).state_dict())
+        >>> td["0", "weight"].shape, list(to_state_dict(td))
+        (torch.Size([3, 2]), ['0.weight', '0.bias'])
+    """
+    if not isinstance(state_dict, Mapping):
+        hint = "tdc.from_state_dict(module.state_dict())"
+        raise DtypeError(message("from_state_dict", "a dict", type(state_dict).__name__, hint=hint))
+    return TensorDict({k: held(v) for k, v in state_dict.items()}, batch_size).unflatten_keys(".")
+
+
+def to_state_dict(td: TensorDict) -> dict[str, Any]:
+    """A flat dict with keys "a.b.c", for `module.load_state_dict` and `torch.save`. The order of the leaves is kept.
+
+    Static values come last, empty inner nodes not at all.
+
+    Raises:
+        KeyPathError: two paths join to one key.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> import torch
+        >>> to_state_dict(TensorDict({"fc": {"bias": torch.zeros(1)}}))
+        {'fc.bias': tensor([0.])}
+    """
+    return dict(Keyed.items(td.flatten_keys(".")))
+
+
+def held(value: Any) -> Any:
+    """A value as an entry of a TensorDict: arrays and inner nodes as they are, other Python objects as Static."""
+    if isinstance(value, (Tensor, Container, Mapping, Static)) or is_whole(value) or hasattr(value, "__array__"):
+        return value
+    return value if type(value).__hash__ is None else Static(value)
+
+
+def is_whole(x: Any) -> bool:
+    """Whether a pytree goes no further here: ragged batches, TensorDicts and registered leaves are entries."""
+    return isinstance(x, Container) or type(x) in PROTOCOLS
+
+
+def paths_of(treespec: Any, prefix: KeyPath) -> list[KeyPath]:
+    """The path of each leaf of a tree: keys of dicts, names of fields, places in anything else."""
+    if treespec.is_leaf():
+        return [prefix]
+    children = treespec.children()
+    names = names_of(treespec, len(children))
+    return [p for name, child in zip(names, children, strict=True) for p in paths_of(child, (*prefix, f"{name}"))]
+
+
+def names_of(treespec: Any, count: int) -> Sequence[Any]:
+    """What the children of a node are called: keys, field names, or places."""
+    if treespec.type in (dict, OrderedDict):
+        return treespec.context
+    if treespec.type is defaultdict:
+        return treespec.context[1]
+    return getattr(treespec.context, "_fields", range(count))  # of a named tuple the context is its class
