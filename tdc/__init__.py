@@ -60,6 +60,10 @@ from .sequence import collate as collate
 from .sequence import pad_sequence as pad_sequence
 from .sequence import ragged_stack as ragged_stack
 from .sequence import unpad_sequence as unpad_sequence
+from .size import Summary as Summary
+from .size import nbytes as nbytes
+from .size import param_count as param_count
+from .size import summary as summary
 from .tensorclass import TensorClass as TensorClass
 from .tensorclass import tensorclass as tensorclass
 from .tensordict import TensorDict as TensorDict

@@ -1,7 +1,7 @@
 """Text and HTML views of containers: what people read. Metadata only, never values.
 
-`tree_text` prints as the TensorDict RFC does; `tree_html` is the same tree as collapsible `<details>`, which needs no
-script.
+`tree_text` prints as the TensorDict RFC does; `tree_html` is the same tree as collapsible `<details>`, which a keyboard
+opens and closes, and which need neither script nor style: a row reads "key kind shape dtype device bytes".
 
 Invariants: reads no tensor data (no sync); everything that came from a user is escaped in HTML.
 """
@@ -12,13 +12,27 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from tdc._errors import describe
+import torch
+
+from tdc._bytes import bytes_of, bytes_text, tensors_of
+from tdc._errors import show_sizes
+from tdc._leaf import Leaf
 
 Fields = Iterable[tuple[str, Any]]
+COLUMNS = ("kind", "shape", "dtype", "device", "bytes")
+LONGEST = 80  # characters of a static value
+MANY = 20  # leaves of an inner node that is shown closed
+STYLE = (
+    ".tdc ul{list-style:none;margin:0;padding-left:1.5em}.tdc summary{cursor:pointer}"
+    ".tdc span{margin-left:.75em}.tdc span[title=device],.tdc span[title=bytes]{opacity:.7}"
+)
 
 
 def leaf_text(x: Any) -> str:
     """One leaf as the RFC prints it: kind and shape, device, dtype, whether shared. What is no tensor: its kind."""
+    if isinstance(x, Leaf):
+        own = [f", {name}={value}" for name in ("device", "dtype") if (value := getattr(x, name)) is not None]
+        return f"{x._label}(shape={x.shape}{''.join(own)})"
     if not hasattr(x, "device"):
         return type(x).__name__
     shared = is_shared(x)
@@ -42,13 +56,53 @@ def tree_text(name: str, fields: Fields, batch_size: Any, device: Any, shared: b
     return f"{name}(\n" + ",\n".join(inner + line for line in lines) + ")"
 
 
+def shortened(text: str, limit: int = LONGEST) -> str:
+    """A text cut to a limit; three dots stand for the rest."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def static_text(value: Any, limit: int = LONGEST) -> str:
+    """A static value, its repr shortened."""
+    return f"Static({shortened(repr(value), limit)})"
+
+
+def sizes_text(size: Any) -> str:
+    """A batch size as a list; of leaves that are no tensors it is unknown."""
+    return show_sizes(size) if isinstance(size, torch.Size) else f"{size}"
+
+
+def cells(x: Any) -> tuple[str, str, str, str]:
+    """Kind, shape, dtype and device of a leaf; empty texts for what it does not have."""
+    shape, dtype, device = [getattr(x, name, None) for name in ("shape", "dtype", "device")]
+    kind = getattr(x, "_label", type(x).__name__)
+    sizes = "" if shape is None else show_sizes(shape)
+    kept = "" if dtype is None else str(dtype).removeprefix("torch.")
+    return kind, sizes, kept, "" if device is None else f"{device}"
+
+
+def row_html(key: str, fields: Iterable[tuple[str, str]]) -> str:
+    """A key and named texts, the empty ones left out; all are escaped."""
+    spans = [f'<span title="{escape(name)}">{escape(text)}</span>' for name, text in fields if text]
+    return " ".join([f"<code>{escape(key)}</code>", *spans])
+
+
 def leaf_html(key: str, x: Any) -> str:
-    """One leaf as a list item."""
-    place = escape(str(getattr(x, "device", "")))
-    return f"<li><code>{escape(key)}</code> {escape(describe(x))} <small>{place}</small></li>"
+    """One leaf as a list item: key, kind, shape, dtype, device, bytes."""
+    size = bytes_text(bytes_of([x])) if tensors_of(x) else ""
+    return f"<li>{row_html(key, zip(COLUMNS, (*cells(x), size), strict=True))}</li>"
 
 
-def tree_html(name: str, items: Iterable[str], title: str) -> str:
-    """A node as an open `<details>` with its items, which are ready HTML."""
-    head = f"<summary><code>{escape(name)}</code> {escape(title)}</summary>"
-    return f"<details open>{head}<ul>{''.join(items)}</ul></details>"
+def static_html(key: str, value: Any) -> str:
+    """One static value as a list item."""
+    return f"<li>{row_html(key, [('kind', 'Static'), ('value', shortened(repr(value)))])}</li>"
+
+
+def tree_html(key: str, fields: Iterable[tuple[str, str]], items: Iterable[str], opened: bool) -> str:
+    """A node as `<details>` with its items, which are ready HTML."""
+    head = f"<summary>{row_html(key, fields)}</summary>"
+    return f"<details{' open' * opened}>{head}<ul>{''.join(items)}</ul></details>"
+
+
+def page_html(tree: str) -> str:
+    """A whole tree with its style, which it can do without."""
+    return f'<div class="tdc"><style>{STYLE}</style>{tree}</div>'

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._bytes import bytes_of, bytes_text
 from tdc._errors import (
     DtypeError,
     IndexingError,
@@ -34,7 +35,17 @@ from tdc._keys import show, unravel_key
 from tdc._leaf import PROTOCOLS, Leaf, wrapped
 from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, with_extra
 from tdc._objects import ObjectArray
-from tdc._repr import is_shared, leaf_html, tree_html, tree_text
+from tdc._repr import (
+    MANY,
+    is_shared,
+    leaf_html,
+    page_html,
+    sizes_text,
+    static_html,
+    static_text,
+    tree_html,
+    tree_text,
+)
 from tdc._rules import Container
 from tdc._structure import mark_dynamic
 from tdc._typing import KeyPath, OpName
@@ -347,7 +358,7 @@ def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, inden
             fields.append((key, leaves[(key,)]))
             continue
         if type(nodes[(key,)]) is Static:
-            fields.append((key, repr(nodes[(key,)])))
+            fields.append((key, static_text(nodes[(key,)].value)))
             continue
         below, inner, extra = subtree(leaves, nodes, (key,))
         fields.append((key, node_text(below, inner, node_size(below, size, extra), device, indent + " " * 8)))
@@ -361,19 +372,22 @@ def title(nodes: Nodes) -> str:
     return root.cls.__name__ if type(root) is Typed else "TensorDict"
 
 
-def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str = "") -> str:
-    """A tree as nested `<details>`, keys in insertion order."""
+def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None = None) -> str:
+    """A tree as nested `<details>`, keys in insertion order. The whole of it where no name says which node it is."""
     items = []
     for key in children(leaves, nodes):
         if (key,) in leaves:
             items.append(leaf_html(key, leaves[(key,)]))
             continue
         if type(nodes[(key,)]) is Static:
-            items.append(leaf_html(key, nodes[(key,)]))
+            items.append(static_html(key, nodes[(key,)].value))
             continue
         below, inner, extra = subtree(leaves, nodes, (key,))
         items.append(f"<li>{node_html(below, inner, node_size(below, size, extra), key)}</li>")
-    return tree_html(name or title(nodes), items, f"batch_size={list(size)}")
+    sizes, count = f"batch_size={sizes_text(size)}", bytes_text(bytes_of(leaves.values()))
+    fields = [("kind", title(nodes) if name is not None else ""), ("shape", sizes), ("bytes", count)]
+    tree = tree_html(title(nodes) if name is None else name, fields, items, name is None or len(leaves) <= MANY)
+    return page_html(tree) if name is None else tree
 
 
 def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:

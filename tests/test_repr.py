@@ -11,7 +11,7 @@ from expecttest import TestCase
 from torch import nn
 
 import tdc
-from tdc import MaskedBatch, NestedTensor, TensorDict
+from tdc import MaskedBatch, NestedTensor, Static, TensorDict
 
 
 def lines(x: Any) -> str:
@@ -144,6 +144,17 @@ TensorDict(
     device=None,
     is_shared=False)""")
 
+    def test_objects_and_static_values(self):
+        td = TensorDict({"who": tdc.ObjectArray(["ada", "bob"]), "split": Static("train" * 30)}, [2])
+        self.assertExpectedInline(repr(td), """\
+TensorDict(
+    fields={
+        split: Static('traintraintraintraintraintraintraintraintraintraintraintraintraintraintraint...),
+        who: ObjectArray(shape=torch.Size([2]))},
+    batch_size=torch.Size([2]),
+    device=None,
+    is_shared=False)""")
+
     def test_no_values(self):
         secret = torch.tensor([1234.5])
         for x in (TensorDict({"a": secret}), tdc.pack([secret]), MaskedBatch(secret[None], torch.tensor([1]))):
@@ -195,27 +206,78 @@ class TestHtml(TestCase):
     def test_tree(self):
         x = tdc.pack([torch.zeros(1, 4), torch.zeros(2, 4)])
         td = TensorDict({"x": x, "meta": {"id": torch.arange(2)}}, [2])
-        self.assertExpectedInline(td._repr_html_().replace("><", ">\n<"), """\
+        html = re.sub("(?<=>) ?(?=<)|(?<=})(?=.tdc)", "\n", td._repr_html_())
+        self.assertExpectedInline(html, """\
+<div class="tdc">
+<style>.tdc ul{list-style:none;margin:0;padding-left:1.5em}
+.tdc summary{cursor:pointer}
+.tdc span{margin-left:.75em}
+.tdc span[title=device],.tdc span[title=bytes]{opacity:.7}</style>
 <details open>
 <summary>
-<code>TensorDict</code> batch_size=[2]</summary>
+<code>TensorDict</code>
+<span title="shape">batch_size=[2]</span>
+<span title="bytes">88 B</span>
+</summary>
 <ul>
 <li>
-<code>x</code> NestedTensor float32[2, -1, 4] <small>cpu</small>
+<code>x</code>
+<span title="kind">NestedTensor</span>
+<span title="shape">[2, -1, 4]</span>
+<span title="dtype">float32</span>
+<span title="device">cpu</span>
+<span title="bytes">72 B</span>
 </li>
 <li>
 <details open>
 <summary>
-<code>meta</code> batch_size=[2]</summary>
+<code>meta</code>
+<span title="kind">TensorDict</span>
+<span title="shape">batch_size=[2]</span>
+<span title="bytes">16 B</span>
+</summary>
 <ul>
 <li>
-<code>id</code> Tensor int64[2] <small>cpu</small>
+<code>id</code>
+<span title="kind">Tensor</span>
+<span title="shape">[2]</span>
+<span title="dtype">int64</span>
+<span title="device">cpu</span>
+<span title="bytes">16 B</span>
 </li>
 </ul>
 </details>
 </li>
 </ul>
-</details>""")
+</details>
+</div>""")
+
+    def test_objects_and_static_values(self):
+        entries = {"who": tdc.ObjectArray(["ada", "bob"]), "split": Static("<b>" * 30), "": {"x": torch.zeros(2)}}
+        html = TensorDict(entries, [2])._repr_html_()
+        assert '<code>who</code> <span title="kind">ObjectArray</span> <span title="shape">[2]</span></li>' in html
+        assert "<b>" not in html
+        assert "&lt;b&gt;&lt;...</span>" in html
+        assert html.count("<style>") == 1  # a node without a name is no whole tree
+
+    def test_large_nodes_are_closed(self):
+        td = TensorDict({"few": {"x": 1}, "many": {str(i): i for i in range(30)}})
+        html = td._repr_html_()
+        assert "<details open><summary><code>few</code>" in html
+        assert "<details><summary><code>many</code>" in html
+
+    def test_leaves_that_are_no_tensors(self):
+        td = TensorDict({"a": torch.zeros(2), "n": tdc.pack([torch.ones(1), torch.ones(2)])}, [2])
+        html = torch.utils._pytree.tree_map(lambda _: 0, td)._repr_html_()
+        assert '<code>a</code> <span title="kind">int</span></li>' in html
+        assert '<code>n</code> <span title="kind">NestedTensor</span></li>' in html
+        assert "batch_size=unknown" in html
+
+    def test_a_keyboard_is_enough(self):
+        html = TensorDict({"a": {"b": 1}})._repr_html_()
+        assert html.count("<summary>") == html.count("<details") == 2
+        assert "<script" not in html
+        assert "onclick" not in html
 
     def test_escapes_keys(self):
         html = TensorDict({"<script>alert(1)</script>": 1, "a&b": {'"quoted"': 2, "<b>": {"c": 3}}})._repr_html_()

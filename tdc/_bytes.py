@@ -1,0 +1,56 @@
+"""How much memory leaves take: storages, each counted once.
+
+Leaves may be views of one buffer, one and the same tensor, or expanded. So bytes are counted storage by storage: those
+of the different views in it, and never more than the storage has.
+
+Invariant: reads no tensor data (no sync).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.utils._pytree as torch_pytree
+from torch import Tensor
+
+from tdc._leaf import unwrap
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def tensors_of(leaf: Any) -> list[Tensor]:
+    """The tensors that a leaf is made of: itself, or values, offsets, lengths; none of what is no tensor."""
+    if isinstance(leaf, Tensor):
+        return [leaf]
+    return [x for x in torch_pytree.tree_leaves(unwrap(leaf)) if isinstance(x, Tensor)]
+
+
+def bytes_of(leaves: Iterable[Any]) -> int:
+    """Bytes of leaves, what they share counted once."""
+    views: dict[Any, dict[Any, int]] = {}
+    limits: dict[Any, int] = {}
+    for x in [t for leaf in leaves for t in tensors_of(leaf)]:
+        size = x.numel() * x.element_size()
+        try:
+            storage = x.untyped_storage()
+            key, view = storage._cdata, (x.storage_offset(), x.shape, x.stride(), x.dtype)
+            limits[key] = storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # no storage of its own: sparse, or wrapped by vmap
+            key, view = id(x), None
+            limits[key] = size
+        views.setdefault(key, {})[view] = size
+    return sum([min(sum(sizes.values()), limits[key]) for key, sizes in views.items()])
+
+
+def bytes_text(count: int) -> str:
+    """Bytes as people read them.
+
+    Example:
+        >>> bytes_text(512), bytes_text(1536), bytes_text(3 * 2**30)
+        ('512 B', '1.5 KiB', '3.0 GiB')
+    """
+    power = 0
+    while power < len(UNITS) - 1 and count >= 1024 ** (power + 1):
+        power += 1
+    return f"{count / 1024**power:.1f} {UNITS[power]}" if power else f"{count} B"

@@ -1,0 +1,208 @@
+"""How large a TensorDict is: bytes, elements, and a table of all entries to print.
+
+Invariant: reads no tensor data (no sync); a Summary holds texts and numbers, no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as torch_pytree
+
+from tdc._bytes import bytes_of, bytes_text, tensors_of
+from tdc._errors import DtypeError, describe, message
+from tdc._nodes import Nodes, Static
+from tdc._repr import cells, sizes_text, static_text
+from tdc._rules import Container
+from tdc._tree import Leaves, children, is_tensordict, node_size, subtree, title
+from tdc._typing import KeyPath
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict
+
+HEAD = ("key", "kind", "shape", "dtype", "device", "bytes")
+
+
+def nbytes(td: Any) -> int:
+    """Memory of all leaves in bytes: tensors, and of ragged leaves values, offsets and lengths.
+
+    What leaves share is counted once: one and the same tensor, views of one buffer, expanded dims. Objects of
+    registered classes that are no pytrees of tensors do not count.
+
+    Args:
+        td: a TensorDict, or any pytree of tensors and ragged batches.
+
+    Returns:
+        Bytes.
+
+    Compile:
+        Eager: looks at storages. Reads no data.
+
+    Example:
+        >>> x = torch.zeros(4, 8)
+        >>> nbytes(TensorDict({"x": x, "again": x, "row": torch.zeros(8).expand(4, 8)}, [4]))
+        160
+    """
+    return bytes_of(leaves_of("nbytes", td))
+
+
+def param_count(td: Any) -> int:
+    """Number of elements of all leaves; a tensor that is there twice (tied parameters) counts once.
+
+    Of a NestedTensor its values count, of a MaskedBatch its data, padding included.
+
+    Args:
+        td: a TensorDict, e.g. of `tdc.from_module`, or any pytree of tensors.
+
+    Compile:
+        Eager: compares tensors by identity. Reads no data.
+
+    Example:
+        >>> from tdc.trees import from_state_dict
+        >>> param_count(from_state_dict(torch.nn.Linear(3, 4).state_dict()))
+        16
+    """
+    found = {id(x): x.numel() for x in [content_of(leaf) for leaf in leaves_of("param_count", td)] if x is not None}
+    return sum(found.values())
+
+
+class Row(NamedTuple):
+    """One entry of a summary.
+
+    Attributes:
+        path: key path, () for the whole.
+        kind, shape, dtype, device: texts; of a node the class and the batch size.
+        nbytes: of the leaf, or of all leaves below the node; None for what has no tensors.
+    """
+
+    path: KeyPath
+    kind: str
+    shape: str
+    dtype: str
+    device: str
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `summary` returns: prints as a table, and shows as one in a notebook.
+
+    Attributes:
+        rows: one for each inner node, leaf and Static value, nodes before what is in them.
+        leaves: their number.
+        elements: as `param_count`.
+        nbytes: bytes of everything, shared memory counted once, so that rows may sum to more.
+    """
+
+    rows: tuple[Row, ...]
+    leaves: int
+    elements: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        table = [HEAD, *[texts(row) for row in self.rows]]
+        widths = [max([len(line[i]) for line in table]) for i in range(len(HEAD))]
+        lines = []
+        for *line, last in table:
+            columns = [text.ljust(width) for text, width in zip(line, widths[:-1], strict=True)]
+            lines.append("  ".join([*columns, last.rjust(widths[-1])]).rstrip())
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "-" * len(lines[0]), self.total])
+
+    __repr__ = __str__
+
+    @property
+    def total(self) -> str:
+        """The last line: leaves, elements, bytes."""
+        s = "s" * (self.leaves != 1)
+        return f"{self.leaves} {'leaf' if not s else 'leaves'}, {self.elements:,} elements, {bytes_text(self.nbytes)}"
+
+    def _repr_html_(self) -> str:
+        head = "".join([f'<th scope="col" style="text-align:left">{name}</th>' for name in HEAD])
+        body = "".join([row_html(row) for row in self.rows])
+        foot = f'<tr><td colspan="{len(HEAD)}">{escape(self.total)}</td></tr>'
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
+
+
+def summary(td: TensorDict) -> Summary:
+    """A table of all entries: key, kind, shape, dtype, device, and bytes of each leaf and subtree.
+
+    Raises:
+        DtypeError: no TensorDict.
+
+    Compile:
+        Eager. Reads no data.
+
+    Example:
+        >>> print(summary(TensorDict({"x": torch.zeros(3, 4), "meta": {"id": torch.arange(3)}}, [3])))
+        key     kind        shape   dtype    device  bytes
+        --------------------------------------------------
+        (all)   TensorDict  [3]                       72 B
+          x     Tensor      [3, 4]  float32  cpu      48 B
+          meta  TensorDict  [3]                       24 B
+            id  Tensor      [3]     int64    cpu      24 B
+        --------------------------------------------------
+        2 leaves, 15 elements, 72 B
+    """
+    if not is_tensordict(td):
+        hint = "tdc.as_tensordict(obj), tdc.from_module(module), or repr(x) of one leaf"
+        raise DtypeError(message("summary", "a TensorDict", describe(td), hint=hint))
+    rows = rows_of((), td._leaves, td._nodes, td.batch_size)
+    return Summary(tuple(rows), len(td._leaves), param_count(td), nbytes(td))
+
+
+# -- helpers
+
+
+def leaves_of(op: str, x: Any) -> list[Any]:
+    """Leaves of a TensorDict or another pytree, ragged batches whole.
+
+    Raises:
+        DtypeError: nothing that has leaves.
+    """
+    if is_tensordict(x):
+        return list(x._leaves.values())
+    leaves = torch_pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
+    found = [y for leaf in leaves for y in (leaf._leaves.values() if is_tensordict(leaf) else [leaf])]
+    if found and not any([tensors_of(leaf) for leaf in found]):
+        hint = "tdc.from_module(module) for the parameters of a module"
+        raise DtypeError(message(op, "a TensorDict or a tree of tensors", describe(x), hint=hint))
+    return found
+
+
+def content_of(leaf: Any) -> Any:
+    """The tensor whose elements count; None for what is no tensor."""
+    content = leaf.values if isinstance(leaf, NestedTensor) else leaf.data if isinstance(leaf, MaskedBatch) else leaf
+    return content if isinstance(content, torch.Tensor) else None
+
+
+def rows_of(prefix: KeyPath, leaves: Leaves, nodes: Nodes, size: Any) -> list[Row]:
+    """Rows of a node and of everything in it, in insertion order."""
+    rows = [Row(prefix, title(nodes), sizes_text(size), "", "", bytes_of(leaves.values()))]
+    for key in children(leaves, nodes):
+        path = (*prefix, key)
+        leaf, entry = leaves.get((key,)), nodes.get((key,))
+        if leaf is not None:
+            rows.append(Row(path, *cells(leaf), bytes_of([leaf]) if tensors_of(leaf) else None))
+        elif type(entry) is Static:
+            rows.append(Row(path, static_text(entry.value, 32), "", "", "", None))
+        else:
+            below, inner, extra = subtree(leaves, nodes, (key,))
+            rows += rows_of(path, below, inner, node_size(below, size, extra))
+    return rows
+
+
+def texts(row: Row) -> tuple[str, ...]:
+    """A row as the texts of its columns, the key indented."""
+    key = "  " * len(row.path) + row.path[-1] if row.path else "(all)"
+    return key, row.kind, row.shape, row.dtype, row.device, "" if row.nbytes is None else bytes_text(row.nbytes)
+
+
+def row_html(row: Row) -> str:
+    """A row of the table of a notebook."""
+    key, *rest = texts(row)
+    head = f'<th scope="row" style="text-align:left;padding-left:{2 * len(row.path)}ch">{escape(key.strip())}</th>'
+    cells = "".join([f'<td style="text-align:left">{escape(text)}</td>' for text in rest])
+    return f"<tr>{head}{cells}</tr>"
