@@ -81,6 +81,16 @@ class Field:
         return self.default is MISSING and self.factory is MISSING
 
 
+if TYPE_CHECKING:
+
+    class BatchSize:
+        """Of `batch_size` for type checkers: the constructor takes any sizes, reading gives a torch.Size."""
+
+        def __get__(self, x: Any, owner: Any) -> torch.Size: ...
+        def __set__(self, x: Any, value: Any) -> None: ...
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Meta(type(Protocol)):  # of a class that may inherit from protocols
     """Gives a tensorclass a slot for each of its fields; a class cannot get them later."""
 
@@ -98,7 +108,6 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
         return cls
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class TensorClass(TensorDict, metaclass=Meta):
     """Base of tensorclasses: inherit from it, or decorate a class with `tensorclass`.
 
@@ -137,7 +146,9 @@ class TensorClass(TensorDict, metaclass=Meta):
     _slotted: ClassVar[tuple[tuple[tuple[str], str], ...]] = ()
 
     if TYPE_CHECKING:  # parameters of every constructor
-        batch_size: Any = dataclasses.field(default=(), kw_only=True)
+        batch_size: BatchSize = dataclasses.field(  # pyright: ignore[reportIncompatibleMethodOverride]  # reads alike
+            default=BatchSize(), kw_only=True
+        )
         device: Any = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
