@@ -149,7 +149,7 @@ def from_dataclass(dc: Any, batch_size: Any = ()) -> TensorDict:
         >>> to_dataclass(td[0], Step)
         Step(obs=tensor([0., 0.]), name='walk')
     """
-    if not is_dataclass(dc):
+    if not is_dataclass(dc) or isinstance(dc, type):
         hint = "pass the instance, e.g. Step(obs)" if isinstance(dc, type) else "tdc.as_tensordict(obj) takes others"
         raise DtypeError(message("from_dataclass", "an instance of a dataclass", described(dc), hint=hint))
     return TensorDict(entries(dc), batch_size)
@@ -287,7 +287,8 @@ def record(op: OpName, td: TensorDict, cls: Any) -> Any:
     if wrong:
         hint = f"fields of {cls.__name__}: {', '.join(names)}; td.select(...) takes some keys"
         raise KeyPathError(message(op, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
-    return cls(**{name: formed(op, td.get(name), form) for name, _, form in rows if name in keys})
+    forms = {name: form for name, _, form in rows}
+    return cls(**{k: formed(op, td.get(k), forms[k]) for k in keys if forms[k] != "made"})
 
 
 def formed(op: OpName, value: Any, form: Any) -> Any:
@@ -298,16 +299,19 @@ def formed(op: OpName, value: Any, form: Any) -> Any:
 
 
 def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
-    """For each field of a class of records its name, whether it must be given, and the form of an inner node there."""
+    """For each field of a class of records its name, whether it must be given, and the form of an inner node there.
+
+    The form is a class of records, "dict", None for a TensorDict, or "made" where the class makes the value itself.
+    """
     try:
         notes = get_type_hints(cls)
     except (NameError, TypeError):  # a name in them is not defined here
         notes = {}
     if is_dataclass(cls):
-        given = [(f.name, f.default is MISSING and f.default_factory is MISSING) for f in fields(cls) if f.init]
-    else:
-        given = [(name, name not in cls._field_defaults) for name in cls._fields]
-    return tuple([(name, required, form_of(notes.get(name))) for name, required in given])
+        made = {f.name for f in fields(cls) if not f.init}  # by the class itself
+        bare = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+        return tuple([(n, n in bare - made, "made" if n in made else form_of(notes.get(n))) for n in names_of(cls)])
+    return tuple([(n, n not in cls._field_defaults, form_of(notes.get(n))) for n in cls._fields])
 
 
 plan._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing Dynamo

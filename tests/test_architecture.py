@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 FACADE = "tdc"
 LAYERS = (
     ("_errors", "_typing", "_keys"),
-    ("_nodes", "_rules", "_pytree", "_structure", "_index", "_leaf", "_bytes", "_repr", "_objects", "_tree", "_keyed", "_builder"),
+    (
+        *("_nodes", "_rules", "_pytree", "_structure", "_index", "_leaf", "_bytes", "_repr", "_objects", "_tree"),
+        *("_keyed", "_builder"),
+    ),
     (
         *("tensordict", "nested", "masked", "convert", "tensorclass", "memory"),
         *("trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
