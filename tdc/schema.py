@@ -23,7 +23,7 @@ from tdc._leaf import Leaf, unwrap, wrapped
 from tdc._nodes import Nodes, Static, Typed, extra_of, is_inner
 from tdc._objects import ObjectArray
 from tdc._tree import Leaves, is_tensordict, mark_rows, put_leaf, put_node
-from tdc._typing import Frozen, KeyPath
+from tdc._typing import Frozen, KeyPath, OpName
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.tensordict import TensorDict, make
@@ -131,27 +131,7 @@ def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> S
         >>> spec(TensorDict({"tokens": pack([torch.ones(2), torch.ones(3)])}, [2]))
         Spec(batch_size=[2], {'tokens': NestedTensor float32[-1] on cpu})
     """
-    if isinstance(td, Spec):
-        return td if batch_size is None else td.with_batch_size(batch_size)
-    if is_tensordict(td):
-        own: Any = td
-        size = tuple(own.batch_size) if batch_size is None else as_size("spec", batch_size)
-        if len(size) != own.ndim:
-            expected, got = f"{own.ndim} batch dims, as the TensorDict has", f"{show_sizes(size)}"
-            raise ShapeError(message("spec", expected, got, hint="None stands for any size, e.g. [None, 4]"))
-        return Spec(size, {p: leaf_spec(x, own.ndim) for p, x in own._leaves.items()}, own._nodes)
-    leaves: dict[KeyPath, LeafSpec] = {}
-    nodes: Nodes = {}
-    wrong: dict[str, str] = {}
-    if not isinstance(td, Mapping):
-        hint = "{'x': ((4,), torch.float32)}, or a TensorDict"
-        raise DtypeError(message("spec", "a TensorDict, a Spec or a schema", type(td).__name__, hint=hint))
-    read_schema(td, (), leaves, nodes, wrong)
-    if wrong:
-        hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
-        got = f"{len(wrong)} others"
-        raise DtypeError(message("spec", "entries (feature shape, dtype)", got, wrong, hint))
-    return Spec(() if batch_size is None else as_size("spec", batch_size), leaves, nodes)
+    return spec_of("spec", td, batch_size)
 
 
 def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None, *, device: Any = None) -> TensorDict:
@@ -174,7 +154,7 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
         >>> td["x"].shape, td["id"]
         (torch.Size([3, 4]), tensor([0, 0, 0]))
     """
-    form = spec(schema, batch_size)
+    form = spec_of("zeros", schema, batch_size)
     size = form._batch_size
     if None in size:
         got, hint = f"{show_sizes(size)}", "tdc.zeros(spec, batch_size=[...])"
@@ -213,9 +193,9 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
     if not is_tensordict(td):
         raise DtypeError(message("check", "a TensorDict", type(td).__name__, hint="tdc.as_tensordict(obj) first"))
     if isinstance(schema, Spec) or is_tensordict(schema):
-        form = spec(schema)
+        form = spec_of("check", schema)
     else:  # it says nothing of the classes of inner nodes
-        form = spec(schema, [None] * td.ndim)
+        form = spec_of("check", schema, [None] * td.ndim)
         nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or not p)}
         form = Spec(form._batch_size, form._leaves, form._nodes | nodes)
     wrong = differences(td, form)
@@ -229,7 +209,32 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
 # -- helpers
 
 
-def as_size(op: str, size: Any) -> Size:
+def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
+    """`spec`, as part of another operation."""
+    if isinstance(td, Spec):
+        return td if batch_size is None else Spec(as_size(op, batch_size), td._leaves, td._nodes)
+    if is_tensordict(td):
+        own: Any = td
+        size = tuple(own.batch_size) if batch_size is None else as_size(op, batch_size)
+        if len(size) != own.ndim:
+            expected, got = f"{own.ndim} batch dims, as the TensorDict has", f"{show_sizes(size)}"
+            raise ShapeError(message(op, expected, got, hint="None stands for any size, e.g. [None, 4]"))
+        return Spec(size, {p: leaf_spec(x, own.ndim) for p, x in own._leaves.items()}, own._nodes)
+    leaves: dict[KeyPath, LeafSpec] = {}
+    nodes: Nodes = {}
+    wrong: dict[str, str] = {}
+    if not isinstance(td, Mapping):
+        hint = "{'x': ((4,), torch.float32)}, or a TensorDict"
+        raise DtypeError(message(op, "a TensorDict, a Spec or a schema", type(td).__name__, hint=hint))
+    read_schema(td, (), leaves, nodes, wrong)
+    if wrong:
+        hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
+        got = f"{len(wrong)} others"
+        raise DtypeError(message(op, "entries (feature shape, dtype)", got, wrong, hint))
+    return Spec(() if batch_size is None else as_size(op, batch_size), leaves, nodes)
+
+
+def as_size(op: OpName, size: Any) -> Size:
     """A batch size as a tuple of int and None."""
     sizes = (size,) if isinstance(size, int) else size
     if not isinstance(sizes, (list, tuple)) or not all([n is None or not isinstance(n, (str, float)) for n in sizes]):
@@ -314,7 +319,7 @@ def differences(td: TensorDict, form: Spec) -> list[str]:
         if path not in td._leaves:
             wrong.append(f"{show(path)}: {'no leaf' if path in td else 'missing'} instead of {entry.text()}")
             continue
-        got = leaf_spec(td._leaves[path], len(want))
+        got = leaf_spec(td._leaves[path], td.ndim)
         if entry.device is None:
             got = got._replace(device=None)
         if got != entry:
