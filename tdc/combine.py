@@ -188,7 +188,7 @@ def ravel(
     k = td.ndim if keep_batch else 0
     size = td.batch_size[:k]
     layout = tuple([(p, tuple(x.shape[k:]), x.dtype) for p, x in td._leaves.items()])
-    parts = [x.reshape(*size, product(x.shape[k:])).to(dtype or x.dtype) for x in td._leaves.values()]
+    parts = [x.reshape((*size, product(x.shape[k:]))).to(dtype or x.dtype) for x in td._leaves.values()]
     flat = torch.cat(parts, -1) if parts else torch.zeros(*size, 0, dtype=dtype, device=td._device)
     rest = None if keep_batch else tuple(td.batch_size)
     return flat, partial(unravel, layout, td._nodes, k, rest, dtype is not None, td._device)
@@ -238,7 +238,9 @@ def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:
     wrong = {f"operand {i}": type(td).__name__ for i, td in enumerate(tds) if not is_tensordict(td)}
     if wrong or not tds:
         got = f"{len(wrong)} others" if wrong else "none"
-        raise DtypeError(message(op, "TensorDicts", got, wrong, "TensorDict(mapping, batch_size) makes one"))
+        listed = len(tds) == 1 and isinstance(tds[0], (list, tuple))
+        hint = f"tdc.{op}(*tds)" if listed else "TensorDict(mapping, batch_size) makes one"
+        raise DtypeError(message(op, "TensorDicts", got, wrong, hint))
 
 
 def entries_of(td: TensorDict) -> dict[KeyPath, Any]:
@@ -355,6 +357,6 @@ def unravel(
     parts = flat.split(counts, -1) if counts else ()
     leaves: dict[KeyPath, Any] = {}
     for (path, shape, dtype), part in zip(layout, parts, strict=True):
-        leaf = part.reshape(*size, *shape)
+        leaf = part.reshape((*size, *shape))
         leaves[path] = leaf.to(dtype) if cast else leaf
     return make(leaves, nodes, torch.Size(size if rest is None else rest), device)
