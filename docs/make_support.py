@@ -12,9 +12,13 @@ import torch.nn.functional as F
 
 from tdc._rules import CLASS_NAMES, KINDS, MODES
 from tdc.ops import RULES, Rule
+from tdc.ops.alias import ALIASES
 
 PAGE = Path(__file__).with_name("support.md")
-PREFIXES = (("torch.", torch), ("F.", F), ("Tensor.", torch.Tensor))
+PREFIXES = (
+    ("torch.", torch), ("F.", F), ("Tensor.", torch.Tensor), ("torch.linalg.", torch.linalg),
+    ("torch.special.", torch.special),
+)  # fmt: skip
 HEAD = """\
 # Support
 
@@ -45,6 +49,19 @@ def cell(rule: Rule | None) -> str:
     return "yes" + (f", but for {', '.join(lacking)}" if lacking else "")
 
 
+def called(op: object) -> str:
+    """A function as users write it."""
+    names = ((prefix, n, value) for prefix, module in PREFIXES for n, value in vars(module).items())
+    return next(prefix + n for prefix, n, value in names if value is op and not n.startswith("_"))
+
+
+def other_names() -> list[str]:
+    """A table of names that reach the rows of another."""
+    rows = sorted((called(alias), called(op)) for alias, op in ALIASES.items())
+    head = ["## Other names", "", "These run the rows of another operation.", ""]
+    return [*head, "| name | operation |", "| --- | --- |", *[f"| `{name}` | `{op}` |" for name, op in rows], ""]
+
+
 def render() -> str:
     """The whole page."""
     table: dict[str, dict[str, dict[str, Rule]]] = {}
@@ -56,7 +73,7 @@ def render() -> str:
         lines += ["|" + " --- |" * (1 + len(KINDS))]
         lines += [f"| {name} | {' | '.join(cell(rows[name].get(kind)) for kind in KINDS)} |" for name in sorted(rows)]
         lines += [""]
-    return "\n".join(lines)
+    return "\n".join(lines + other_names())
 
 
 if __name__ == "__main__":

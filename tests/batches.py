@@ -100,7 +100,14 @@ DOMAINS: dict[str, Domain] = {
         torch.randint(0, 3, shape, generator=g)
     ],
     "half": lambda shape, g: torch.randn(shape, generator=g).bfloat16(),
+    "above one": lambda shape, g: torch.rand(shape, generator=g) + 1.5,
+    "constant": lambda shape, g: torch.rand(shape, generator=g) + 0.5,
+    "large": lambda shape, g: torch.rand(shape, generator=g) + 1.5,
+    "bit": lambda shape, g: torch.randint(0, 2, shape, generator=g),
+    "coin": lambda shape, g: torch.randint(0, 2, shape, generator=g).float(),
+    "complex": lambda shape, g: torch.randn(shape, dtype=torch.complex64, generator=g),
 }
+FIXED = ("constant", "coin", "large")  # torch has no derivative there
 
 
 @dataclass(eq=False)
@@ -119,7 +126,7 @@ class Draw:
 
     def tensor(self, *shape: int, domain: str = "real") -> Tensor:
         x = DOMAINS[domain](shape, self.generator)
-        if self.grad and x.is_floating_point():
+        if self.grad and x.is_floating_point() and domain not in FIXED:
             self.leaves.append(x.requires_grad_())
         return x
 
@@ -298,7 +305,9 @@ def unbuild(x: Any) -> Any:
         return Ragged(rows, x.ragged_dims, x.batch_dim, kind="masked")
     if isinstance(x, TensorDict):
         return Dict({key: unbuild(leaf) for key, leaf in x.items(True, True)}, tuple(x.batch_size))
-    return type(x)([unbuild(y) for y in x]) if type(x) in (tuple, list) else x
+    if isinstance(x, (tuple, list)):
+        return (list if isinstance(x, list) else tuple)([unbuild(y) for y in x])  # also the named tuples of torch
+    return x
 
 
 def tensors(x: Any) -> list[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import catalogue_batch
 import catalogue_pointwise
 import catalogue_reduction
 import catalogue_structure
@@ -19,16 +20,22 @@ from harness import Sample
 from tdc._rules import Rule
 
 Maker = Callable[[Rule], Iterable[Sample]]
-RAGGED: dict[str, Maker] = {**catalogue_pointwise.RAGGED, **catalogue_reduction.RAGGED, **catalogue_structure.RAGGED}
+RAGGED: dict[str, Maker] = {
+    **catalogue_pointwise.RAGGED,
+    **catalogue_reduction.RAGGED,
+    **catalogue_structure.RAGGED,
+}
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
-    **dict.fromkeys(catalogue_pointwise.BINARY, catalogue_tensordict.binary),
+    **dict.fromkeys(catalogue_pointwise.BINARY + catalogue_pointwise.NEW_BINARY, catalogue_tensordict.binary),
     **catalogue_reduction.DICTS,
+    **catalogue_batch.DICTS,
 }
 REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
-    "factory": ("zeros_like",),
+    "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
+    "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
 }  # fmt: skip
 
 

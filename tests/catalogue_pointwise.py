@@ -3,36 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from batches import LAYOUTS, Draw
+import torch
+from batches import LAYOUTS, Draw, Layout
 from harness import Call, Sample, call, rowwise
 
 from tdc._rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 TRACED_FORMS = {("features", "rows"), ("features", "full"), ("two", "full")}
-POSITIVE = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "remainder", "pow"}
+THOROUGH = {
+    "abs", "neg", "sign", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tan",
+    "tanh", "sigmoid", "floor", "ceil", "isnan", "isfinite", "logical_not", "bitwise_not", "clone", "detach", "relu",
+    "gelu", "silu", "zeros_like", "ones_like", "dropout",
+}  # fmt: skip
 INTEGERS = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"}
-COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"}
-SPECIAL = {"isnan", "isfinite", "nan_to_num"}
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor"}
+SPECIAL = {"isnan", "isfinite", "nan_to_num", "isinf", "isposinf", "isneginf"}
+DOMAIN = {
+    **dict.fromkeys(COMPARISONS, "whole"), **dict.fromkeys(INTEGERS, "int"), **dict.fromkeys(SPECIAL, "special"),
+    **dict.fromkeys((
+        "log", "log1p", "sqrt", "rsqrt", "reciprocal", "div", "remainder", "pow", "log2", "log10", "digamma", "lgamma",
+        "entr", "fmod", "xlogy", "xlog1py", "float_power", "addcdiv",
+    ), "positive"),
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv", "logit", "ndtri"), "unit"),
+    **dict.fromkeys(("acosh", "mvlgamma", "polygamma"), "above one"), "zeta": "large",
+    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift", "gcd", "lcm", "floor_divide"), "natural"),
+    **dict.fromkeys(("imag", "conj_physical", "resolve_conj", "angle"), "complex"),
+    **dict.fromkeys((
+        "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
+        "modified_bessel_k0", "modified_bessel_k1", "spherical_bessel_j0", "scaled_modified_bessel_k0",
+        "scaled_modified_bessel_k1", "airy_ai", "nextafter", "igamma", "igammac", "signbit", "isin", "bucketize",
+        "heaviside",
+    ), "constant"),
+    **dict.fromkeys(("short", "char", "byte", "isclose"), "whole"), "bernoulli": "coin",
+}  # fmt: skip
 ANY_DTYPE = {
     "abs", "neg", "sign", "square", "floor", "ceil", "isnan", "isfinite", "logical_not", "clone", "detach", "relu",
     "exp", "sqrt", "sigmoid", "zeros_like", "ones_like",
 }  # fmt: skip
 NO_BOOL = {"neg", "sign", "floor", "ceil", "abs", "square", "relu"}
-NO_NUMBERS = {"maximum", "minimum", "atan2", "logical_and", "logical_or"}  # take tensors only
+FULL_PRECISION = {"erfcx", "i1", "i1e", "log_ndtr"}  # torch has no kernel for half precision on CPU
+NO_NUMBERS = {
+    "maximum",
+    "minimum",
+    "atan2",
+    "logical_and",
+    "logical_or",
+    "hypot",
+    "fmax",
+    "fmin",
+    "nextafter",
+    "logaddexp",
+    "logaddexp2",
+    "heaviside",
+    "gcd",
+    "lcm",
+    "logical_xor",
+    "isclose",
+    "igamma",
+    "igammac",
+    "ldexp",
+}  # take tensors only
 
 
 def domain(rule: Rule) -> str:
     """Where an operation is defined, smooth and interesting."""
-    if rule.name in POSITIVE:
-        return "positive"
-    if rule.name == "floor_divide":
-        return "natural"  # torch has no derivative for it, not even zero
-    if rule.name in SPECIAL:
-        return "special"
-    return "int" if rule.name in INTEGERS else "whole" if rule.name in COMPARISONS else "real"
+    return DOMAIN.get(rule.name, "real")
 
 
 def unary(rule: Rule) -> Iterator[Sample]:
@@ -43,21 +82,26 @@ def unary(rule: Rule) -> Iterator[Sample]:
         return Sample(label, lambda d: call(d.ragged(domain=dom, **options), *args, **kwargs), rowwise, modes)
 
     for layout in LAYOUTS:
-        yield of(layout, MODES if layout in ("features", "two") else LIGHT, layout=layout)
+        traced = layout == "features" or (layout == "two" and rule.name in THOROUGH)
+        yield of(layout, MODES if traced else LIGHT, layout=layout)
     yield of("batch second", layout="features", batch_dim=1)
     yield of("no extent", layout="features", extent=False)
     if rule.name in ANY_DTYPE:
         yield of("int", dom="natural")
     if rule.name in ANY_DTYPE - NO_BOOL:
         yield of("bool", dom="bool")
-    if rule.name not in INTEGERS:
-        yield of("half", dom="half" if domain(rule) == "real" else domain(rule))
+    if domain(rule) == "real" and rule.name not in FULL_PRECISION:
+        yield of("half", dom="half")
     yield Sample("no elements", of("").draw, rowwise, ("eager", "grad"), ((0, 0, 0),))
 
 
 EXTRA: dict[str, Call] = {
     "dropout": call(0.5, training=False), "full_like": call(2.5), "elu": call(0.7), "hardtanh": call(-0.5, 0.5),
-    "leaky_relu": call(0.2), "softplus": call(beta=2.0), "gelu": call(approximate="tanh"),
+    "leaky_relu": call(0.2), "softplus": call(beta=2.0), "gelu": call(approximate="tanh"), "mvlgamma": call(2),
+    "isin": call(torch.tensor([0.5, 1.0])), "bucketize": call(torch.tensor([0.7, 1.1]), right=True),
+    "threshold": call(0.1, 2.5), "rrelu": call(0.1, 0.3, training=False), "celu": call(0.7), "hardshrink": call(0.3),
+    "softshrink": call(0.3), "alpha_dropout": call(0.5, training=False), "randint_like": call(3, 4),
+    "nan_to_num": call(nan=0.5, posinf=2.0),
 }  # fmt: skip
 
 
@@ -121,11 +165,80 @@ def masked_fill(rule: Rule) -> Iterator[Sample]:
     yield Sample("tensor", tensor, rowwise, ("eager", "grad", "compile", "export"))  # torch has no batching rule
 
 
+def second(rule: Rule) -> Iterator[Sample]:
+    """Members of the large family of `binary`: one operand of each kind, one of them traced."""
+    dom = domain(rule)
+
+    def same(d: Draw, layout: str) -> Call:
+        return call(d.ragged(layout, dom), d.ragged(layout, dom))
+
+    yield Sample("features", lambda d: same(d, "features"), rowwise)
+    yield Sample("two", lambda d: same(d, "two"), rowwise, LIGHT)
+    for form in ("features", "rows", "full"):
+        draw = lambda d, f=form: call(d.ragged("second", dom), d.dense("second", f, dom))  # noqa: E731
+        yield Sample(f"dense {form}", draw, rowwise, LIGHT)
+    yield Sample("dense first", lambda d: call(d.dense("two", "rows", dom), d.ragged("two", dom)), rowwise, LIGHT)
+    if rule.name not in NO_NUMBERS:
+        number = 2 if dom in ("int", "natural") else 1.5
+        yield Sample("number", lambda d: call(d.ragged(domain=dom), number), rowwise, LIGHT)
+
+
+def ternary(rule: Rule) -> Iterator[Sample]:
+    dom = domain(rule)
+    yield Sample("ragged", lambda d: call(*[d.ragged(domain=dom) for _ in range(3)], value=0.5), rowwise)
+    dense = lambda d: call(d.ragged("two"), d.dense("two", "rows", dom), d.dense("two", "full", dom))  # noqa: E731
+    yield Sample("dense", dense, rowwise, LIGHT)
+
+
+def polygamma(rule: Rule) -> Iterator[Sample]:
+    yield Sample("first", lambda d: call(1, d.ragged(domain=domain(rule))), rowwise)
+
+
+def moved(rule: Rule) -> Iterator[Sample]:
+    expect = rowwise if rule.modes else lambda *_: None  # there is no such device
+    for layout in ("features", "two"):
+        yield Sample(layout, lambda d, n=layout: call(d.ragged(n)), expect, MODES if layout == "two" else LIGHT)
+
+
+def type_as(rule: Rule) -> Iterator[Sample]:
+    yield Sample("ragged", lambda d: call(d.ragged(), d.ragged(domain="half")), rowwise)
+    yield Sample("dense", lambda d: call(d.ragged("two"), torch.tensor(1.0).double()), rowwise, LIGHT)
+
+
+def shaped(rule: Rule) -> Iterator[Sample]:
+    """What holds anything, or random numbers: only shapes and dtypes are compared, of leaves without elements."""
+    for layout in (Layout((0,), ()), Layout((), (2, 0), 2)):
+        yield Sample(f"{layout}", lambda d, n=layout: call(d.ragged(n)), rowwise)
+    yield Sample("dtype", lambda d: call(d.ragged(Layout((0,), ())), dtype=torch.float64), rowwise, LIGHT)
+
+
+def whole(rule: Rule) -> Iterator[Sample]:
+    """One Python bool: the rows have the same lengths and values or not."""
+    eager = ("eager", "grad")
+
+    def of(label: str, expected: bool, draw: Any) -> Sample:
+        return Sample(label, draw, lambda ref, args, kwargs: expected, MODES if label == "itself" else eager)
+
+    yield of("itself", True, lambda d: call(*[d.ragged("two")] * 2))
+    yield of("copy", True, lambda d: call(x := d.ragged(), replace(x, rows=[row.clone() for row in x.rows])))
+    yield of("other values", False, lambda d: call(d.ragged(), d.ragged()))
+    yield of("other lengths", False, lambda d: call(d.ragged("flat"), d.ragged("flat", lengths=(*d.lengths[:-1], 9))))
+    yield of("other sizes", False, lambda d: call(d.ragged("features"), d.ragged("flat")))
+    yield of("a tensor", False, lambda d: call(d.ragged(), d.tensor(3)))
+
+
+NEW_BINARY = (
+    "hypot", "fmod", "fmax", "fmin", "copysign", "nextafter", "ldexp", "logaddexp", "logaddexp2", "heaviside", "xlogy",
+    "float_power", "rsub", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift", "logical_xor", "isclose",
+    "clamp_min", "clamp_max", "igamma", "igammac", "xlog1py", "zeta",
+)  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "maximum", "minimum", "atan2", "eq", "ne", "lt",
     "le", "gt", "ge", "logical_and", "logical_or", "bitwise_and", "bitwise_or", "bitwise_xor",
 )  # fmt: skip
 RAGGED = {
     "pointwise": unary, "random": unary, "factory": unary, **dict.fromkeys(BINARY, binary), "where": where,
-    "clamp": clamp, "lerp": lerp, "masked_fill": masked_fill,
+    "clamp": clamp, "lerp": lerp, "masked_fill": masked_fill, **dict.fromkeys(NEW_BINARY, second), "addcmul": ternary,
+    "addcdiv": ternary, "polygamma": polygamma, "cpu": moved, "cuda": moved, "type_as": type_as, "whole": whole,
+    **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from batches import Dict, Draw
-from catalogue_pointwise import COMPARISONS, EXTRA, INTEGERS, NO_NUMBERS, domain
+from catalogue_pointwise import COMPARISONS, EXTRA, NO_NUMBERS, domain
 from harness import Call, Sample, call, leafwise
 from torch import Tensor
 
@@ -31,6 +31,22 @@ def unary(rule: Rule) -> Iterator[Sample]:
     yield Sample("no leaves", lambda d: call(Dict({}, (2,)), *args, **kwargs), leafwise, ("eager",))
 
 
+def looked_up(rule: Rule) -> Iterator[Sample]:
+    """A second operand, where there is one, is a table and no part of the batch."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Dict:
+        x, *rest = args
+        return Dict({k: ref(leaf, *rest, **kwargs) for k, leaf in x.leaves.items()}, x.size)
+
+    args, kwargs = EXTRA.get(rule.name, ((), {}))
+    yield Sample("two leaves", lambda d: call(drawn(d, domain(rule)), *args, **kwargs), want)
+
+
+def moved(rule: Rule) -> Iterator[Sample]:
+    expect = leafwise if rule.modes else lambda *_: None  # there is no such device
+    yield Sample("two leaves", lambda d: call(drawn(d)), expect)
+
+
 def binary(rule: Rule) -> Iterator[Sample]:
     dom = domain(rule)
     yield Sample("two", lambda d: call(drawn(d, dom), drawn(d, dom)), leafwise)
@@ -39,7 +55,7 @@ def binary(rule: Rule) -> Iterator[Sample]:
     yield Sample("dense first", lambda d: call(d.tensor(2, domain=dom), drawn(d, dom)), leafwise, LIGHT)
     yield Sample("scalar tensor", lambda d: call(drawn(d, dom), d.tensor(domain=dom)), leafwise, LIGHT)
     if rule.name not in NO_NUMBERS:
-        number = 2 if rule.name in INTEGERS else 1.0 if rule.name in COMPARISONS else 2.5
+        number = 2 if dom in ("int", "natural") else 1.0 if rule.name in COMPARISONS else 2.5
         yield Sample("number", lambda d: call(drawn(d, dom), number), leafwise, LIGHT)
 
 
@@ -157,8 +173,75 @@ def index_select(rule: Rule) -> Iterator[Sample]:
         yield Sample(f"dim {dim}", lambda d, k=dim: call(drawn(d), k, index), want)
 
 
+def ternary(rule: Rule) -> Iterator[Sample]:
+    dom = domain(rule)
+    yield Sample("leaves", lambda d: call(*[drawn(d, dom) for _ in range(3)]), leafwise)
+    yield Sample("dense", lambda d: call(drawn(d), d.tensor(2, domain=dom), drawn(d, dom), value=0.5), leafwise, LIGHT)
+
+
+def polygamma(rule: Rule) -> Iterator[Sample]:
+    yield Sample("first", lambda d: call(1, drawn(d, domain(rule))), leafwise)
+
+
+def type_as(rule: Rule) -> Iterator[Sample]:
+    yield Sample("leaves", lambda d: call(drawn(d), drawn(d, "half")), leafwise)
+    yield Sample("dense", lambda d: call(drawn(d), torch.tensor(1.0).double()), leafwise, LIGHT)
+
+
+def shaped(rule: Rule) -> Iterator[Sample]:
+    """What holds anything, or random numbers: only shapes and dtypes are compared."""
+    yield Sample("no elements", lambda d: call(drawn(d, size=(len(d.lengths), 0))), leafwise)
+    yield Sample("dtype", lambda d: call(drawn(d, size=(0,)), dtype=torch.float64), leafwise, LIGHT)
+
+
+def loss(rule: Rule) -> Iterator[Sample]:
+    """One number for each element, or one for each leaf."""
+    dom = "unit" if "binary" in rule.name else "real"
+
+    def mean(ref: Any, args: Any, kwargs: Any) -> Dict:
+        return Dict(leafwise(ref, args, kwargs).leaves, ())
+
+    def spread(ref: Any, args: Any, kwargs: Any) -> Dict:
+        x, target = args
+        wide = {k: target.view(2, *[1] * (v.ndim - 2)).expand(v.shape) for k, v in x.leaves.items()}
+        return leafwise(ref, (x, Dict(wide, x.size)), kwargs)
+
+    yield Sample("mean", lambda d: call(drawn(d, dom), drawn(d, dom)), mean)
+    yield Sample("sum", lambda d: call(drawn(d, dom), drawn(d, dom), reduction="sum"), mean, LIGHT)
+    yield Sample("none", lambda d: call(drawn(d, dom), drawn(d, dom), reduction="none"), leafwise, LIGHT)
+    dense = lambda d: call(drawn(d, dom), d.tensor(2, domain=dom), reduction="none")  # noqa: E731
+    yield Sample("dense target", dense, spread, LIGHT)
+
+
+def whole(rule: Rule) -> Iterator[Sample]:
+    """One Python bool: the same keys, sizes and values or not."""
+
+    def of(label: str, expected: bool, draw: Any) -> Sample:
+        return Sample(label, draw, lambda ref, args, kwargs: expected, MODES if label == "copy" else ("eager", "grad"))
+
+    def copy(d: Draw, *keys: Any) -> Call:
+        x = drawn(d)
+        return call(x, Dict({k: v.clone() for k, v in x.leaves.items() if not keys or k in keys}, x.size))
+
+    yield of("copy", True, copy)
+    yield of("other values", rule.name == "is_same_size", lambda d: call(drawn(d), drawn(d)))
+    yield of("other sizes", False, lambda d: call(drawn(d), drawn(d, size=(1, 2))))
+    yield of("other keys", False, lambda d: copy(d, "a"))
+    yield of("a tensor", False, lambda d: call(drawn(d), d.tensor(2)))
+
+
+def refused(rule: Rule) -> Iterator[Sample]:
+    """How a row without an implementation is called."""
+    args = (torch.zeros(2),) if rule.name == "searchsorted" else ()
+    yield Sample("", lambda d: call(drawn(d), *args), lambda ref, args, kwargs: None)
+
+
 DICTS = {
     "pointwise": unary, "random": unary, "factory": unary, "where": where, "clamp": clamp, "lerp": lerp,
     "masked_fill": masked_fill, "shape": shape, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
-    "chunk": parts, "join": join, "index_select": index_select,
+    "chunk": parts, "join": join, "index_select": index_select, "addcmul": ternary, "addcdiv": ternary,
+    "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up, "bernoulli": looked_up, "cpu": moved,
+    "cuda": moved, "type_as": type_as, "loss": loss, "whole": whole,
+    **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
+    **dict.fromkeys(("unique", "unique_consecutive", "searchsorted", "nonzero", "argwhere"), refused),
 }  # fmt: skip

@@ -12,6 +12,7 @@ and `check_gap` proves.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,10 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER = ((3, 0, 5, 1), (4, 4), (1, 7, 2))
 AUTO, STATIC = torch.export.Dim.AUTO, torch.export.Dim.STATIC
 GRAPHS = {"nested": 1, "masked": 1, "tensordict": 2}  # a TensorDict's batch size becomes dynamic with the second one
+GAPS_OF_TORCH = (  # what torch says before a rule of ours can
+    "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
+    "Failed to convert args/kwargs to proxy",  # a function that Dynamo does not hand on to `__torch_function__`
+)  # fmt: skip
 TRACED = ((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2, 3))
 
 
@@ -193,7 +198,9 @@ def check_vmap(rule: Rule, sample: Sample) -> list[str]:
     in_dims = pytree.tree_unflatten([None if same else 0 for same in common], specs[0])
     if all(common):
         return []
-    out = torch.vmap(members[0].run, in_dims=in_dims)(*mapped)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")  # torch loops where it has no batching rule
+        out = torch.vmap(members[0].run, in_dims=in_dims, randomness="different")(*mapped)
     wrong = []
     for k, case in enumerate(members):
         wrong += case.compare(pytree.tree_map(lambda t, k=k: t[k], out))
@@ -260,7 +267,8 @@ def check_gap(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
     """
     error = failure(rule, samples, mode)
     assert error is not None, f"{rule} works in mode {mode}: add it to its modes"
-    known = isinstance(error.__cause__, TdcError) or f"tdc.{rule.name}:" in str(error)
+    texts = (f"tdc.{rule.name}:", *GAPS_OF_TORCH)
+    known = isinstance(error.__cause__, TdcError) or any(text in str(error) for text in texts)
     assert known, f"{rule} fails in mode {mode} without an error of its own: {error}"
 
 

@@ -8,19 +8,27 @@ from tdc._rules import Rule as Rule
 from tdc._rules import install_methods
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
+from tdc.ops import alias as alias
 from tdc.ops import attention as attention
+from tdc.ops import batch as batch
 from tdc.ops import factory as factory
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
 from tdc.ops import linalg as linalg
+from tdc.ops import lookup as lookup
 from tdc.ops import loss as loss
 from tdc.ops import multi_head as multi_head
 from tdc.ops import norm as norm
 from tdc.ops import pointwise as pointwise
 from tdc.ops import random as random
 from tdc.ops import reduction as reduction
+from tdc.ops import scan as scan
 from tdc.ops import shape as shape
+from tdc.ops import sort as sort
+from tdc.ops import whole as whole
 from tdc.ops.attention import varlen_attention as varlen_attention
 from tdc.tensordict import TensorDict
 
-install_methods({"tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch})
+CLASSES: dict[str, type] = {"tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch}
+alias.install(CLASSES)
+install_methods(CLASSES)

@@ -5,11 +5,19 @@ Invariant: a result shares the structure object of its model, so the two combine
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
+from tdc._rules import Rule, add_rule
 from tdc._structure import local_ids
+from tdc._typing import Op
 from tdc.nested import NestedTensor
+from tdc.ops.batch import lift
 from tdc.ops.pointwise import unary
+from tdc.ops.shape import ints
+from tdc.tensordict import TensorDict
 
 
 def positions(x: NestedTensor) -> NestedTensor:
@@ -35,5 +43,24 @@ def positions(x: NestedTensor) -> NestedTensor:
     return x.with_values(places) if same else NestedTensor(places, s.offsets)
 
 
-for _op in (torch.zeros_like, torch.ones_like, torch.full_like):
+def new_tensordict(name: str, x: TensorDict, *size: Any, **kwargs: Any) -> TensorDict:
+    """`new_zeros`, `new_ones`, `new_empty`: sizes are those of the batch, features stay."""
+    given = ints(size)
+    return lift(x, lambda v: getattr(v, name)((*given, *v.shape[x.ndim :]), **kwargs), size=given)
+
+
+def new_full_tensordict(x: TensorDict, size: Any, fill_value: Any, **kwargs: Any) -> TensorDict:
+    return lift(x, lambda v: v.new_full((*size, *v.shape[x.ndim :]), fill_value, **kwargs), size=size)
+
+
+def factory(op: Op, impl: Op) -> None:
+    """A row for a new TensorDict like another."""
+    add_rule(Rule(op, "tensordict", "factory", impl, op))
+
+
+for _op in (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like):
     unary(_op, family="factory")
+factory(torch.Tensor.new_zeros, partial(new_tensordict, "new_zeros"))
+factory(torch.Tensor.new_ones, partial(new_tensordict, "new_ones"))
+factory(torch.Tensor.new_empty, partial(new_tensordict, "new_empty"))
+factory(torch.Tensor.new_full, new_full_tensordict)

@@ -1,4 +1,4 @@
-"""Joining and splitting: stack, cat, unbind, split.
+"""Joining and splitting: stack, cat, unbind, split, and their kin.
 
 A NestedTensor is concatenated along its batch (rows follow rows) or along a static dim; along the ragged dim each row
 is joined to its partner. `stack` is always dense: it never turns into something else because sizes differ; use `pack`
@@ -10,12 +10,14 @@ Invariants: one traversal; the result's container is that of the operands, whate
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, require_same, take_spans
 from tdc._tree import same_size, together
@@ -24,6 +26,8 @@ from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
+from tdc.ops.batch import lift
+from tdc.ops.shape import grown_to, reshape_tensordict
 from tdc.tensordict import TensorDict, make
 
 
@@ -67,29 +71,75 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
 
 
+def stacked_along(ndim: int, dim: int, op: Op, tensors: Sequence[TensorDict]) -> TensorDict:
+    """`hstack`, `vstack`, `dstack`: at least so many batch dims, joined along `dim`, or along the only one."""
+    tds = [grown_to(ndim, x) for x in same_kind(op_name(op), tensors, TensorDict)]
+    return cat_tensordict(tds, min(dim, tds[0].ndim - 1))
+
+
+def column_stack_tensordict(tensors: Sequence[TensorDict]) -> TensorDict:
+    """Batches of one dim become columns."""
+    tds = same_kind("column_stack", tensors, TensorDict)
+    return cat_tensordict([reshape_tensordict("reshape", x, -1, 1) if x.ndim < 2 else x for x in tds], 1)
+
+
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, x.ndim, "unbind")
-    size = torch.Size([*x.batch_size[:d], *x.batch_size[d + 1 :]])
-    parts = {p: v.unbind(d) for p, v in x._leaves.items()}
-    return tuple([make({p: v[i] for p, v in parts.items()}, x._nodes, size, x.device) for i in range(x.batch_size[d])])
+    return lift(x, lambda v: v.unbind(d))
 
 
 def split_tensordict(x: TensorDict, split_size_or_sections: Any, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, x.ndim, "split")
-    total, given = x.batch_size[d], split_size_or_sections
-    lengths = [min(given, total - i) for i in range(0, total, given)] if isinstance(given, int) else list(given)
-    parts = {p: v.split(lengths, d) for p, v in x._leaves.items()}
-    size = x.batch_size
-    return tuple(
-        [
-            make({p: v[i] for p, v in parts.items()}, x._nodes, torch.Size([*size[:d], n, *size[d + 1 :]]), x.device)
-            for i, n in enumerate(lengths)
-        ]
-    )
+    lengths = part_lengths(split_size_or_sections, x.batch_size[d])
+    return lift(x, lambda v: v.split(lengths, d))
 
 
 def chunk_tensordict(x: TensorDict, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]:
-    return split_tensordict(x, max(1, -(-x.batch_size[normal_dim(dim, x.ndim, "chunk")] // chunks)), dim)
+    d = normal_dim(dim, x.ndim, "chunk")
+    return split_tensordict(x, chunk_length(chunks, x.batch_size[d]), d)
+
+
+def tensor_split_tensordict(x: TensorDict, indices_or_sections: Any, dim: int = 0) -> tuple[TensorDict, ...]:
+    """Parts of nearly equal size, or between indices; torch says how long they are."""
+    d = normal_dim(dim, x.ndim, "tensor_split")
+    parts = torch.empty((x.batch_size[d], 0)).tensor_split(indices_or_sections)
+    return split_tensordict(x, [part.shape[0] for part in parts], d)
+
+
+def split_along(dims: tuple[Any, ...], op: Op, x: TensorDict, indices_or_sections: Any) -> tuple[TensorDict, ...]:
+    """`hsplit`, `vsplit` and `dsplit`: `dims` says along which dim torch splits a tensor of 1, 2, ... dims.
+
+    Raises:
+        ShapeError: too few batch dims, or a number of parts that does not divide the dim.
+    """
+    d, given = dims[min(x.ndim, len(dims)) - 1] if x.ndim else None, indices_or_sections
+    if d is None:
+        need = [dim is None for dim in dims].count(True) + 1
+        raise ShapeError(message(op, f"at least {need} batch dims", f"{x.ndim}", hint="torch.tensor_split(td, n, dim)"))
+    if isinstance(given, int) and x.batch_size[d] % given:
+        expected, got = f"a number of parts that divides {x.batch_size[d]}", f"{given}"
+        raise ShapeError(message(op, expected, got, hint="torch.tensor_split(td, n, dim)"))
+    return tensor_split_tensordict(x, given, d)
+
+
+def part_lengths(given: Any, total: Any) -> list[Any]:
+    """Lengths of the parts of a dim: all of one length but the last, or as they are given.
+
+    Raises:
+        ShapeError: given lengths that do not add up to the dim.
+    """
+    if isinstance(given, int):
+        return [min(given, total - i) for i in range(0, total, given)]
+    lengths = list(given)
+    if sum(lengths) != total:
+        hint = "torch.tensor_split(x, indices) takes the places between parts"
+        raise ShapeError(message("split", f"lengths that add up to {total}", f"{sum(lengths)}", hint=hint))
+    return lengths
+
+
+def chunk_length(chunks: int, total: Any) -> Any:
+    """Length of each of so many parts."""
+    return max(1, -(-total // chunks))
 
 
 # -- NestedTensor
@@ -157,7 +207,48 @@ def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     return nested_like(moved, torch.stack([x.values for x in xs], axis))
 
 
+def split_nested(x: NestedTensor, split_size_or_sections: Any, dim: int = 0) -> tuple[NestedTensor, ...]:
+    """Parts of the batch, or of a static dim.
+
+    Raises:
+        UnsupportedError: the ragged dim, along which rows have different numbers of parts.
+    """
+    s = x.structure
+    axis = s.axis(dim, x.ndim, "split")
+    if axis is None:
+        return rows_apart(x, part_lengths(split_size_or_sections, s.batch_size))
+    if axis == s.packed_dim:
+        hint = "the same positions of every row: x[:, a:b]"
+        raise UnsupportedError(message("split", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
+    lengths = part_lengths(split_size_or_sections, x.values.shape[axis])
+    return tuple([x.with_values(part) for part in x.values.split(lengths, axis)])
+
+
+def chunk_nested(x: Any, chunks: int, dim: int = 0) -> Any:
+    """Also of a MaskedBatch."""
+    d = normal_dim(dim, x.ndim, "chunk")
+    return x.split(chunk_length(chunks, x.shape[d]), d)
+
+
+def rows_apart(x: Any, lengths: list[Any]) -> tuple[Any, ...]:
+    """A ragged batch cut into neighbouring rows."""
+    ends = list(accumulate(lengths))
+    return tuple([x[end - n : end] for n, end in zip(lengths, ends, strict=True)])
+
+
 # -- MaskedBatch
+
+
+def split_masked(x: MaskedBatch, split_size_or_sections: Any, dim: int = 0) -> tuple[MaskedBatch, ...]:
+    """As for a NestedTensor."""
+    d = normal_dim(dim, x.ndim, "split")
+    if d in x.ragged_dims:
+        hint = "of the rectangle: x.data.split(n, dim)"
+        raise UnsupportedError(message("split", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
+    lengths = part_lengths(split_size_or_sections, x.data.shape[d])
+    if d == x.batch_dim:
+        return rows_apart(x, lengths)
+    return tuple([x.with_data(part) for part in x.data.split(lengths, d)])
 
 
 def cat_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
@@ -206,8 +297,14 @@ def join_rule(op: Op, **impls: Op) -> None:
 join_rule(torch.stack, nested=stack_nested, masked=stack_masked, tensordict=stack_tensordict)
 join_rule(torch.cat, nested=cat_nested, masked=cat_masked, tensordict=cat_tensordict)
 join_rule(torch.unbind, tensordict=unbind_tensordict)
-join_rule(torch.split, tensordict=split_tensordict)
-join_rule(torch.chunk, tensordict=chunk_tensordict)
+join_rule(torch.split, nested=split_nested, masked=split_masked, tensordict=split_tensordict)
+join_rule(torch.chunk, nested=chunk_nested, masked=chunk_nested, tensordict=chunk_tensordict)
+join_rule(torch.tensor_split, tensordict=tensor_split_tensordict)
+join_rule(torch.column_stack, tensordict=column_stack_tensordict)
+for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dstack, 3, 2)):
+    join_rule(_op, tensordict=partial(stacked_along, _ndim, _dim, _op))
+for _op, _dims in ((torch.hsplit, (0, 1)), (torch.vsplit, (None, 0)), (torch.dsplit, (None, None, 2))):
+    join_rule(_op, tensordict=partial(split_along, _dims, _op))
 
 stack = torch.stack
 cat = torch.cat

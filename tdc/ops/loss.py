@@ -1,4 +1,7 @@
-"""Losses: cross_entropy.
+"""Losses: cross_entropy of ragged batches; losses of a TensorDict, leaf by leaf.
+
+A loss of two TensorDicts is a TensorDict: with reduction="none" of the same batch size; with "mean", the default, or
+"sum" of batch_size [], one number for each leaf. One number for all leaves takes weights, which the caller chooses.
 
 "mean" divides by the number of real targets, never by padded ones. The class dim is the one torch names for the batched
 layout `(B, C, -1)`; where dim 1 is ragged, `(B, -1, C)`, it is the last dim, as for one example `(L, C)` on its own.
@@ -6,16 +9,23 @@ layout `(B, C, -1)`; where dim 1 is ragged, `(B, -1, C)`, it is the last dim, as
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import StructureError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import require_same
+from tdc._tree import same_size
+from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor
+from tdc.ops.batch import lift
+from tdc.ops.pointwise import check_broadcast
+from tdc.tensordict import TensorDict, make
 
 
 def class_dim(x: NestedTensor | MaskedBatch) -> int:
@@ -61,9 +71,39 @@ def cross_entropy_masked(
     return target.with_data(loss) if reduction == "none" else loss
 
 
+def loss_tensordict(op: Op, input: TensorDict, target: Any, *args: Any, **kwargs: Any) -> TensorDict:
+    """Target is a TensorDict, or a tensor over batch dims that is extended over features."""
+    if not isinstance(input, TensorDict):
+        got = f"{describe(input)} and {describe(target)}"
+        raise StructureError(message(op, "a TensorDict as input", got, hint="td.apply(lambda x: ...) for other calls"))
+    given = {k: v for k, v in kwargs.items() if v is not None}
+    reduced = given.get("reduction", "mean") != "none"
+    size = torch.Size(()) if reduced else input.batch_size
+    if isinstance(target, TensorDict):
+        same_size(op, input, target)
+        return flat_nodes(lift(input, lambda x, y: op(x, y, *args, **given), target, size=size, op=op), reduced)
+    check_broadcast(target, input.batch_size, op)
+
+    def one(x: Any) -> Any:
+        y = target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape)
+        return op(x, y, *args, **given)
+
+    return flat_nodes(lift(input, one, size=size), reduced)
+
+
+def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
+    """Inner nodes of leaves without dims have no batch dims of their own."""
+    return make(x._leaves, dict.fromkeys(x._nodes, 0), x.batch_size, x.device) if reduced else x
+
+
 add_rule(
     Rule(F.cross_entropy, "nested", "loss", cross_entropy_nested, F.cross_entropy, source="torch.nn.CrossEntropyLoss")
 )
 add_rule(
     Rule(F.cross_entropy, "masked", "loss", cross_entropy_masked, F.cross_entropy, source="torch.nn.CrossEntropyLoss")
 )
+for _op in (
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
+    F.poisson_nll_loss,
+):  # fmt: skip
+    add_rule(Rule(_op, "tensordict", "loss", partial(loss_tensordict, _op), _op))

@@ -1,4 +1,4 @@
-"""Normalisation: layer_norm over static dims, softmax over any one dim.
+"""Normalisation: layer_norm over static dims, softmax over any one dim, of a TensorDict over a batch dim.
 
 softmax over the ragged dim works row by row on packed values: subtract the row's maximum, exponentiate, divide by the
 row's sum. Padding is filled with -inf, the identity of that maximum and, exponentiated, of the sum.
@@ -19,6 +19,7 @@ from tdc._structure import normal_dim, reduce_rows, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
+from tdc.ops.batch import NEEDED, along
 from tdc.ops.linalg import last_is_static
 
 
@@ -86,3 +87,7 @@ for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softma
         add_rule(
             Rule(_op, _kind, "norm", partial(_impl, _op), _op, identity=-math.inf, source="torch.nn.Softmax"), [_alias]
         )
+    along(_op, "dim dtype", "norm", default=NEEDED, aliases=[_alias])
+along(F.softmin, "dim dtype", "norm", default=NEEDED)
+along(F.normalize, "p dim eps", "norm", default=1, several=True)
+along(F.cosine_similarity, "x2 dim eps", "norm", default=1)

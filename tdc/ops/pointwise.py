@@ -23,25 +23,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
-from tdc._rules import Rule, add_rule
+from tdc._rules import KINDS, MODES, Rule, add_rule
 from tdc._structure import longest, pack_rows, require, require_same, spread
 from tdc._tree import same_keys, same_size
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor
+from tdc.ops.batch import on_leaves
 from tdc.tensordict import TensorDict, make
 
 
-def unary(op: Op, family: str = "pointwise") -> None:
-    """Rows for a function of one tensor, for all three containers."""
-    for kind, impl in (("nested", unary_nested), ("masked", unary_masked), ("tensordict", unary_tensordict)):
-        add_rule(Rule(op, kind, family, partial(impl, op), op))
+def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
+    """Rows for a function of one tensor, for all three containers; `run` is called in its place."""
+    call = run or op
+    for kind, impl in (("nested", unary_nested), ("masked", unary_masked)):
+        add_rule(Rule(op, kind, family, partial(impl, call), op, modes=modes))
+    add_rule(Rule(op, "tensordict", family, partial(unary_tensordict, on_leaves(call)), op, modes=modes))
 
 
-def nary(op: Op) -> None:
-    """Rows for a function of several tensors that broadcast, for all three containers."""
-    for kind, impl in (("nested", nary_nested), ("masked", nary_masked), ("tensordict", nary_tensordict)):
-        add_rule(Rule(op, kind, "pointwise", partial(impl, op), op))
+def nary(op: Op, run: Op | None = None) -> None:
+    """Rows for a function of several tensors that broadcast, for all three containers; `run` is called in its place."""
+    call = run or op
+    for kind, impl in (("nested", nary_nested), ("masked", nary_masked)):
+        add_rule(Rule(op, kind, "pointwise", partial(impl, call), op))
+    add_rule(Rule(op, "tensordict", "pointwise", partial(nary_tensordict, call, on_leaves(call)), op))
 
 
 def unary_nested(op: Op, x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
@@ -162,7 +167,8 @@ def neutral(x: Any, like: MaskedBatch, op: Op) -> Any:
     )
 
 
-def nary_tensordict(op: Op, *args: Any, **kwargs: Any) -> TensorDict:
+def nary_tensordict(op: Op, call: Op, *args: Any, **kwargs: Any) -> TensorDict:
+    """`op` names the operation, `call` runs it on leaves."""
     like = first_of(TensorDict, op, args, kwargs)
     tds = [a for a in (*args, *kwargs.values()) if isinstance(a, TensorDict)]
     same_keys(op, *tds)
@@ -172,7 +178,7 @@ def nary_tensordict(op: Op, *args: Any, **kwargs: Any) -> TensorDict:
         if isinstance(a, Tensor) and a.ndim > 0:
             check_broadcast(a, size, op)
     leaves = {
-        p: op(
+        p: call(
             *[leaf_operand(a, p, v, len(size)) for a in args],
             **{k: leaf_operand(a, p, v, len(size)) for k, a in kwargs.items()},
         )
@@ -215,32 +221,109 @@ def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
 
 
-for _op in (
+def where(*args: Any, **kwargs: Any) -> Any:
+    """`torch.where` of three operands; of one it would be `nonzero`, of which rows have different numbers.
+
+    Raises:
+        UnsupportedError: one operand.
+    """
+    if len(args) + len(kwargs) < 3:
+        hint = "torch.where(condition, x, y), or masked_select"
+        raise UnsupportedError(message("where", "a condition and two values", "a condition alone", hint=hint))
+    return torch.where(*args, **kwargs)
+
+
+def sgn(x: Any) -> Any:
+    """Of real numbers `sign`; torch's derivative of `sgn` makes a graph for each size (2.13)."""
+    return torch.sgn(x) if x.dtype.is_complex else torch.sign(x)
+
+
+def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+    """In evaluation the slope is the mean, for which vmap has a rule."""
+    return F.rrelu(x, lower, upper, training) if training else F.leaky_relu(x, (lower + upper) / 2)
+
+
+def bucketize(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch warns of values that are not contiguous."""
+    return torch.bucketize(x.contiguous(), *args, **kwargs)
+
+
+def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+    """All tensors of a batch on a CUDA device, its structure as well.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    if not torch.cuda.is_available():
+        raise UnsupportedError(message("cuda", "a CUDA device", "a machine without", hint="x.to(device)"))
+    place = torch.device("cuda" if device is None else device)
+    return x.to(place, non_blocking=non_blocking)
+
+
+def to_cpu(x: Any, **_: Any) -> Any:
+    return x.to("cpu")
+
+
+def move(op: Op, impl: Op, modes: tuple[str, ...] = MODES) -> None:
+    """Rows for a move to a device, which takes the structure along."""
+    for kind in KINDS:
+        add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
+
+
+# Dynamo traces into these without asking the container, since `torch.overrides` lists them as fixed (torch 2.11-2.13).
+UNTRACED = ("eager", "vmap", "grad", "export")
+SPECIAL = torch.special
+UNARY: tuple[Op, ...] = (
     torch.abs, torch.neg, torch.sign, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
     torch.square, torch.reciprocal, torch.sin, torch.cos, torch.tan, torch.tanh, torch.sigmoid, torch.erf, torch.floor,
     torch.ceil, torch.round, torch.isnan, torch.isfinite, torch.logical_not, torch.bitwise_not, torch.nan_to_num,
     torch.clone, torch.detach,
-):  # fmt: skip
-    unary(_op)
-for _op in (
+    torch.acos, torch.acosh, torch.asin, torch.asinh, torch.atan, torch.atanh, torch.sinh, torch.cosh, torch.deg2rad,
+    torch.rad2deg, torch.digamma, torch.lgamma, torch.erfc, torch.erfinv, torch.exp2, torch.log2, torch.log10,
+    torch.logit, torch.trunc, torch.frac, torch.signbit, torch.positive, torch.i0, torch.sinc, torch.isinf,
+    torch.isposinf, torch.isneginf, torch.isreal, torch.angle, torch.real, torch.imag, torch.conj, torch.conj_physical,
+    torch.resolve_conj, torch.resolve_neg, torch.mvlgamma, torch.isin,
+)  # fmt: skip
+ACTIVATIONS: tuple[Op, ...] = (
+    torch.relu, F.relu, F.gelu, F.silu, F.leaky_relu, F.elu, F.softplus, F.hardtanh, F.logsigmoid, F.relu6, F.mish,
+    F.selu, F.celu, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, F.threshold,
+)  # fmt: skip
+SPECIALS: tuple[Op, ...] = (
+    SPECIAL.entr, SPECIAL.erfcx, SPECIAL.i0e, SPECIAL.i1, SPECIAL.i1e, SPECIAL.ndtr, SPECIAL.ndtri, SPECIAL.log_ndtr,
+    SPECIAL.bessel_j0, SPECIAL.bessel_j1, SPECIAL.bessel_y0, SPECIAL.bessel_y1, SPECIAL.modified_bessel_i0,
+    SPECIAL.modified_bessel_i1, SPECIAL.modified_bessel_k0, SPECIAL.modified_bessel_k1, SPECIAL.spherical_bessel_j0,
+    SPECIAL.scaled_modified_bessel_k0, SPECIAL.scaled_modified_bessel_k1, SPECIAL.airy_ai,
+)  # fmt: skip
+CASTS: tuple[Op, ...] = (
     torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.int,
-    torch.Tensor.long, torch.Tensor.bool, torch.Tensor.contiguous,
-):  # fmt: skip
-    unary(_op)
-unary(torch.relu)
-unary(F.relu)
-unary(F.gelu)
-unary(F.silu)
-unary(F.leaky_relu)
-unary(F.elu)
-unary(F.softplus)
-unary(F.hardtanh)
-unary(F.logsigmoid)
-
-for _op in (
+    torch.Tensor.long, torch.Tensor.bool, torch.Tensor.contiguous, torch.Tensor.short, torch.Tensor.char,
+    torch.Tensor.byte,
+    torch.Tensor.cfloat, torch.Tensor.cdouble,  # type: ignore[attr-defined]  # torch's stubs lack them
+)  # fmt: skip
+NARY: tuple[Op, ...] = (
     torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.remainder, torch.pow, torch.maximum,
     torch.minimum, torch.atan2, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and,
-    torch.logical_or, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.where, torch.clamp, torch.lerp,
+    torch.logical_or, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.clamp, torch.lerp,
     torch.masked_fill,
-):  # fmt: skip
+    torch.hypot, torch.fmod, torch.fmax, torch.fmin, torch.copysign, torch.nextafter, torch.ldexp, torch.logaddexp,
+    torch.logaddexp2, torch.heaviside, torch.xlogy, torch.float_power, torch.rsub, torch.gcd, torch.lcm,
+    torch.bitwise_left_shift, torch.bitwise_right_shift, torch.logical_xor, torch.isclose, torch.addcmul,
+    torch.addcdiv, torch.clamp_min, torch.clamp_max, torch.igamma, torch.igammac, torch.polygamma, SPECIAL.xlog1py,
+    SPECIAL.zeta, torch.Tensor.type_as,
+)  # fmt: skip
+
+for _op in (*UNARY, *ACTIVATIONS, *SPECIALS, *CASTS):
+    unary(_op)
+unary(torch.bucketize, run=bucketize)
+unary(F.rrelu, run=rrelu)
+unary(torch.sgn, run=sgn)
+for _op in (F.hardswish, F.hardsigmoid):
+    unary(_op, modes=UNTRACED)
+for _op in NARY:
     nary(_op)
+nary(torch.where, where)
+move(torch.Tensor.cpu, to_cpu)
+move(torch.Tensor.cuda, to_cuda, MODES if torch.cuda.is_available() else ())
+for _cls in (TensorDict, NestedTensor, MaskedBatch):  # attributes of a Tensor, not methods
+    for _op, _part in ((torch.real, "real"), (torch.imag, "imag")):
+        setattr(_cls, _part, property(_op, doc=f"The {_part} part of all elements."))

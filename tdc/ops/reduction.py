@@ -2,7 +2,7 @@
 
     NestedTensor (B, -1, D)    dim=None -> scalar    dim=2 -> (B, -1)    dim=1 -> (B, D)    dim=(0, 1) -> (D,)
     MaskedBatch  (B, L, D)     the same; padding counts for nothing; dim=0 -> (L, D)
-    TensorDict   [B, T]        over batch dims, leaf by leaf
+    TensorDict   [B, T]        over batch dims, leaf by leaf; dim=None -> []
 
 Every reduction carries its identity element, the value that changes nothing: padding is filled with it, and an empty
 row gives it. Reducing the batch dim of a NestedTensor is a true reduction over the batch, so it needs the ragged dims
@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import Rule, add_rule
+from tdc._rules import Container, Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
 from tdc._typing import Dims, Op
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
-from tdc.tensordict import TensorDict, make
+from tdc.ops.batch import Along, along, along_tensordict
 
 Rows = Callable[[Tensor, Structure], Tensor]
 
@@ -46,9 +46,9 @@ def reduction(op: Op, rows: Rows, *, identity: float, masked: Op | None = None, 
     for kind, impl in (
         ("nested", partial(reduce_nested, op, rows)),
         ("masked", partial(reduce_masked, op, masked or by_fill)),
-        ("tensordict", partial(reduce_tensordict, op)),
     ):
         add_rule(Rule(op, kind, "reduction", impl, op, identity=identity, source=source))
+    along(op, "dim keepdim", "reduction", several=op is not torch.prod, identity=identity)
 
 
 def reduce_nested(
@@ -147,20 +147,6 @@ def finite(identity: float, dtype: torch.dtype) -> Any:
     return torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
 
 
-def reduce_tensordict(
-    op: Op, x: TensorDict, dim: Dims | None = None, keepdim: bool = False, **kwargs: Any
-) -> TensorDict:
-    """Batch dims of every leaf; features stay."""
-    k = x.ndim
-    given = tuple(range(k)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    dims = sorted({normal_dim(d, k, op) for d in given}, reverse=True)
-    leaves = x._leaves
-    for d in dims:
-        leaves = {p: op(v, d, keepdim, **kwargs) for p, v in leaves.items()}
-    size = [1 if i in dims else n for i, n in enumerate(x.batch_size) if keepdim or i not in dims]
-    return make(dict(leaves), x._nodes, torch.Size(size), x.device)
-
-
 def sum_rows(values: Tensor, s: Structure) -> Tensor:
     wide = values if values.is_floating_point() or values.is_complex() else values.to(torch.int64)
     return reduce_rows(wide, s, "sum", 0)
@@ -188,6 +174,18 @@ def all_rows(values: Tensor, s: Structure) -> Tensor:
     return reduce_rows((values != 0).to(torch.uint8), s, "amin", 1).bool()
 
 
+def values_of(op: Op, x: Tensor, **given: Any) -> Tensor:
+    """What torch gives for a whole tensor, where it gives values and indices for a dim."""
+    return op(x, **given).values
+
+
+def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: Any) -> Any:
+    """`torch.max(td, 0)` along a batch dim, `torch.max(td, other)` element by element."""
+    if "other" in kwargs or len([a for a in args if isinstance(a, (Tensor, Container))]) > 1:
+        return pointwise(*args, **kwargs)
+    return along_tensordict(op, how, *args, **kwargs)
+
+
 reduction(torch.sum, sum_rows, identity=0)
 reduction(torch.mean, mean_rows, identity=0, masked=masked_mean)
 reduction(torch.prod, prod_rows, identity=1)
@@ -195,3 +193,22 @@ reduction(torch.amax, partial(extreme_rows, "amax", -1), identity=-math.inf)
 reduction(torch.amin, partial(extreme_rows, "amin", 1), identity=math.inf)
 reduction(torch.any, any_rows, identity=0)
 reduction(torch.all, all_rows, identity=1)
+
+for _op in (torch.nansum, torch.nanmean, torch.logsumexp):
+    along(_op, "dim keepdim", "reduction", several=True)
+for _op in (torch.std, torch.var, torch.std_mean, torch.var_mean):
+    along(_op, "dim unbiased keepdim", "reduction", several=True)
+along(torch.count_nonzero, "dim", "reduction", several=True)
+along(torch.norm, "p dim keepdim dtype", "reduction", several=True)
+along(torch.linalg.vector_norm, "ord dim keepdim", "reduction", several=True)
+for _op in (torch.argmax, torch.argmin):
+    along(_op, "dim keepdim", "reduction")
+for _op in (torch.quantile, torch.nanquantile):
+    along(_op, "q dim keepdim", "reduction")
+along(torch.aminmax, "dim keepdim", "reduction")
+for _op in (torch.median, torch.nanmedian):
+    along(_op, "dim keepdim", "reduction", whole=partial(values_of, _op))
+along(torch.mode, "dim keepdim", "reduction", default=-1)
+for _op, _pointwise in ((torch.max, torch.maximum), (torch.min, torch.minimum)):
+    _how = Along(("dim", "keepdim"), whole=partial(values_of, _op))
+    add_rule(Rule(_op, "tensordict", "reduction", partial(extreme_tensordict, _op, _pointwise, _how), _op))

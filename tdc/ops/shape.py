@@ -10,21 +10,23 @@ regrouped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from tdc._errors import ShapeError, message, show_sizes
+from tdc._errors import ShapeError, UnsupportedError, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
-from tdc._typing import Op
+from tdc._typing import Dims, Op, OpName
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
-from tdc.tensordict import TensorDict, make
+from tdc.ops.batch import lift
+from tdc.tensordict import TensorDict
 
 
 def shape_rule(op: Op, **impls: Op) -> None:
@@ -94,21 +96,16 @@ def transpose(permute: Op, x: Any, dim0: int, dim1: int) -> Any:
 # -- TensorDict: batch dims only
 
 
-def lift(x: TensorDict, fn: Callable[[Any], Any], size: Any) -> TensorDict:
-    """`fn` on every leaf, and the batch size that it brings about."""
-    return make({p: fn(v) for p, v in x._leaves.items()}, x._nodes, torch.Size(size), x.device)
-
-
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     order = full_order(ints(dims), x.ndim)
     axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
-    return lift(x, lambda v: v.permute(*axes[v.ndim]), [x.batch_size[d] for d in order])
+    return lift(x, lambda v: v.permute(*axes[v.ndim]), size=[x.batch_size[d] for d in order])
 
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
     k, size = x.ndim, resolve(ints(sizes), x.batch_size)
-    return lift(x, lambda v: getattr(v, method)(*size, *v.shape[k:]), size)
+    return lift(x, lambda v: getattr(v, method)(*size, *v.shape[k:]), size=size)
 
 
 def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
@@ -132,24 +129,24 @@ def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> 
     a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
     size = x.batch_size
     merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
-    return lift(x, lambda v: v.flatten(a, b), merged)
+    return lift(x, lambda v: v.flatten(a, b), size=merged)
 
 
 def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
     d = normal_dim(dim, x.ndim, "unflatten")
     split = resolve(tuple(sizes), x.batch_size[d : d + 1])
-    return lift(x, lambda v: v.unflatten(d, split), [*x.batch_size[:d], *split, *x.batch_size[d + 1 :]])
+    return lift(x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]])
 
 
 def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
     d = normal_dim(dim, x.ndim + 1, "unsqueeze")
-    return lift(x, lambda v: v.unsqueeze(d), [*x.batch_size[:d], 1, *x.batch_size[d:]])
+    return lift(x, lambda v: v.unsqueeze(d), size=[*x.batch_size[:d], 1, *x.batch_size[d:]])
 
 
-def squeeze_tensordict(x: TensorDict, dim: int | None = None) -> TensorDict:
-    given = range(x.ndim) if dim is None else (normal_dim(dim, x.ndim, "squeeze"),)
+def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
+    given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
     dims = tuple([d for d in given if x.batch_size[d] == 1])
-    return lift(x, lambda v: v.squeeze(dims), [n for d, n in enumerate(x.batch_size) if d not in dims])
+    return lift(x, lambda v: v.squeeze(dims), size=[n for d, n in enumerate(x.batch_size) if d not in dims])
 
 
 def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
@@ -161,7 +158,117 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
             message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
         )
     size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
-    return lift(x, lambda v: v.expand(*size, *v.shape[k:]), size)
+    return lift(x, lambda v: v.expand(*size, *v.shape[k:]), size=size)
+
+
+def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
+    """One dim or several, counted from the front."""
+    return tuple([normal_dim(d, ndim, op) for d in ((dims,) if isinstance(dims, int) else dims)])
+
+
+def t_tensordict(x: TensorDict) -> TensorDict:
+    """Two batch dims swapped, fewer as they are.
+
+    Raises:
+        ShapeError: there are more.
+    """
+    if x.ndim > 2:
+        raise ShapeError(message("t", "at most 2 batch dims", f"{x.ndim}", hint="name them: td.transpose(0, 1)"))
+    return permute_tensordict(x, tuple(reversed(range(x.ndim))))
+
+
+def ravel_tensordict(x: TensorDict) -> TensorDict:
+    """All batch dims as one."""
+    return reshape_tensordict("reshape", x, -1)
+
+
+def movedim_tensordict(x: TensorDict, source: Dims, destination: Dims) -> TensorDict:
+    old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
+    return lift(x, lambda v: v.movedim(old, new))
+
+
+def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
+    axes = normal_dims("flip", ints(dims), x.ndim)
+    return lift(x, lambda v: v.flip(axes), size=x.batch_size)
+
+
+def flip_dim(op: Op, dim: int, x: TensorDict) -> TensorDict:
+    """`fliplr` and `flipud`."""
+    axis = normal_dim(dim, x.ndim, op)
+    return lift(x, lambda v: v.flip(axis), size=x.batch_size)
+
+
+def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
+    """Without dims the batch is rolled as if it were one dim."""
+    if dims is None or dims == ():
+        normal_dim(0, x.ndim, "roll")
+        return lift(x, lambda v: v.flatten(0, x.ndim - 1).roll(shifts, 0).view(v.shape), size=x.batch_size)
+    axes = normal_dims("roll", dims, x.ndim)
+    return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size)
+
+
+def rot90_tensordict(x: TensorDict, k: int = 1, dims: Any = (0, 1)) -> TensorDict:
+    axes = normal_dims("rot90", dims, x.ndim)
+    return lift(x, lambda v: v.rot90(k, axes))
+
+
+def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
+    """Copies along batch dims, of which there may be more in front."""
+    times = ints(sizes)
+    if len(times) < x.ndim:
+        hint = "torch.tile adds what is missing"
+        raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))
+    return lift(x, lambda v: v.repeat(*times, *[1] * (v.ndim - x.ndim)))
+
+
+def tile_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
+    times = ints(dims)
+    return repeat_tensordict(x, *[1] * (x.ndim - len(times)), *times)
+
+
+def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = None, **kwargs: Any) -> TensorDict:
+    """Each example several times. Numbers of times in a tensor become positions, found once for all leaves."""
+    td = x if dim is not None or x.ndim == 1 else reshape_tensordict("reshape", x, -1)
+    d = 0 if dim is None else normal_dim(dim, x.ndim, "repeat_interleave")
+    if not isinstance(repeats, Tensor):
+        return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs))
+    places = torch.repeat_interleave(repeats.expand(td.batch_size[d]), **kwargs)
+    return lift(td, lambda v: v.index_select(d, places))
+
+
+def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
+    """Batch dims grown or cut, two numbers for each, the last batch dim first.
+
+    Raises:
+        UnsupportedError: a mode that torch has only for images.
+    """
+    if mode != "constant":
+        raise UnsupportedError(message("pad", "mode 'constant'", f"{mode!r}", hint="td.apply(lambda x: F.pad(x, ...))"))
+    if len(pad) > 2 * input.ndim:
+        expected, hint = f"at most {2 * input.ndim} numbers", "two for each batch dim; features stay"
+        raise ShapeError(message("pad", expected, f"{len(pad)}", hint=hint))
+    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value))
+
+
+def as_other(impl: Op, x: TensorDict, other: Any) -> TensorDict:
+    """`expand_as`, `view_as`, `reshape_as`: the batch size of a TensorDict, or the sizes of a tensor."""
+    return impl(x, *other.shape)
+
+
+def atleast(ndim: int, *tds: Any) -> Any:
+    """As many batch dims at least, added where torch adds them."""
+    xs = tuple(tds[0]) if len(tds) == 1 and isinstance(tds[0], (tuple, list)) else tds
+    out = tuple([grown_to(ndim, x) for x in xs])
+    return out[0] if xs is tds and len(out) == 1 else out
+
+
+def grown_to(ndim: int, x: Any) -> Any:
+    """New dims of size 1: one in front of one dim, one behind two."""
+    if not isinstance(x, TensorDict):
+        return (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d)[ndim - 1](x)
+    for at in (0, 0, 2)[x.ndim : ndim]:
+        x = unsqueeze_tensordict(x, at)
+    return x
 
 
 shape_rule(torch.permute, nested=permute_nested, masked=permute_masked, tensordict=permute_tensordict)
@@ -178,3 +285,24 @@ shape_rule(torch.unflatten, tensordict=unflatten_tensordict)
 shape_rule(torch.unsqueeze, tensordict=unsqueeze_tensordict)
 shape_rule(torch.squeeze, tensordict=squeeze_tensordict)
 shape_rule(torch.Tensor.expand, tensordict=expand_tensordict)
+shape_rule(torch.movedim, tensordict=movedim_tensordict)
+shape_rule(torch.t, tensordict=t_tensordict)
+shape_rule(torch.flip, tensordict=flip_tensordict)
+shape_rule(torch.fliplr, tensordict=partial(flip_dim, torch.fliplr, 1))
+shape_rule(torch.flipud, tensordict=partial(flip_dim, torch.flipud, 0))
+shape_rule(torch.roll, tensordict=roll_tensordict)
+shape_rule(torch.rot90, tensordict=rot90_tensordict)
+shape_rule(torch.Tensor.repeat, tensordict=repeat_tensordict)
+shape_rule(torch.tile, tensordict=tile_tensordict)
+shape_rule(torch.repeat_interleave, tensordict=repeat_interleave_tensordict)
+shape_rule(torch.ravel, tensordict=ravel_tensordict)
+shape_rule(torch.broadcast_to, tensordict=expand_tensordict)
+for _op, _impl in (
+    (torch.Tensor.expand_as, expand_tensordict),
+    (torch.Tensor.view_as, partial(reshape_tensordict, "view")),
+    (torch.Tensor.reshape_as, partial(reshape_tensordict, "reshape")),
+):
+    shape_rule(_op, tensordict=partial(as_other, _impl))
+for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
+    shape_rule(_op, tensordict=partial(atleast, _ndim))
+shape_rule(F.pad, tensordict=pad_tensordict)

@@ -1,0 +1,46 @@
+"""Other names that torch has for an operation: `torch.concat` is `torch.cat`, `torch.arccos` is `torch.acos`.
+
+A name is no row of its own: it runs the rows of what it stands for, as a function and as a method, for every container
+that has one.
+
+Invariant: torch gives both names the same arguments and results, but for the names of arguments.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tdc._errors import op_name
+from tdc._rules import DISPATCH, as_method
+from tdc._typing import Op
+
+ARC = "acos acosh asin asinh atan atanh"
+SPECIAL = "digamma erf erfc erfinv exp2 expm1 i0 log1p log_softmax logit logsumexp polygamma round sinc softmax xlogy"
+ALIASES: dict[Op, Op] = {
+    torch.absolute: torch.abs, torch.negative: torch.neg, torch.fix: torch.trunc, torch.clip: torch.clamp,
+    torch.subtract: torch.sub, torch.multiply: torch.mul, torch.divide: torch.div, torch.true_divide: torch.div,
+    torch.greater: torch.gt, torch.greater_equal: torch.ge, torch.less: torch.lt, torch.less_equal: torch.le,
+    torch.not_equal: torch.ne, torch.arctan2: torch.atan2, torch.swapaxes: torch.transpose,
+    torch.swapdims: torch.transpose, torch.moveaxis: torch.movedim, torch.concat: torch.cat,
+    torch.concatenate: torch.cat, torch.row_stack: torch.vstack, torch.special.expit: torch.sigmoid,
+    torch.special.gammaln: torch.lgamma, torch.special.gammainc: torch.igamma, torch.special.gammaincc: torch.igammac,
+    torch.special.psi: torch.digamma, torch.special.multigammaln: torch.mvlgamma,
+    torch.celu: F.celu, torch.selu: F.selu, torch.threshold: F.threshold, torch.rrelu: F.rrelu,
+    **{getattr(torch, f"arc{name[1:]}"): getattr(torch, name) for name in ARC.split()},
+    **{getattr(torch.special, name): getattr(torch, name) for name in SPECIAL.split()},
+}  # fmt: skip
+
+
+def install(classes: dict[str, type]) -> None:
+    """Let every other name, and the Tensor method of that name, reach the rows of its operation."""
+    for alias, op in ALIASES.items():
+        name = op_name(alias)
+        method = getattr(torch.Tensor, name, None)
+        for kind, table in DISPATCH.items():
+            if op not in table:
+                continue
+            table.setdefault(alias, table[op])
+            if method is not None and method not in table:
+                table[method] = table[op]
+                setattr(classes[kind], name, as_method(alias, name))

@@ -1,0 +1,198 @@
+"""Operations on the batch dims of a TensorDict.
+
+The batch dims are the first dims of every leaf, so an operation along some of them is the torch operation on each leaf,
+with its dims counted from the front. What it means is what it means for a tensor of the batch shape, for each feature
+by itself: `td.std(1)`, `td.sort(0)`, `td.cumsum(-1)`, `td.roll(1)`.
+
+    lift(td, fn)                        `fn` of every leaf; the batch size is read off a result
+    along(torch.sort, "dim stable")     a row for an operation that takes dims, by the names of its arguments
+
+An operation that gives several tensors gives several TensorDicts, in the named tuple that torch returns.
+
+Invariants: features are never reduced, moved or compared with each other; an operand that is a tensor has batch dims
+only and is extended over features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message, op_name
+from tdc._rules import Rule, add_rule
+from tdc._structure import normal_dim
+from tdc._tree import together
+from tdc._typing import Op
+from tdc.tensordict import TensorDict, make
+
+NEEDED: Any = object()
+
+
+def on_leaves(op: Op) -> Op:
+    """An operation as it is called on leaves: a Tensor method by its name, so that ragged leaves find their own."""
+    name = op_name(op)
+    return partial(call_method, name) if getattr(torch.Tensor, name, None) is op else op
+
+
+def call_method(name: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(x, name)(*args, **kwargs)
+
+
+def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any = None, op: Any = "lift") -> Any:
+    """`fn` of every leaf of `x` and the leaves of `others` at the same paths.
+
+    Args:
+        fn: gives a tensor, or a tuple of them; then a tuple of the same type comes back, one TensorDict for each.
+        size: the batch size of the result; None to read it off one leaf, in front of as many dims as it has features.
+    """
+    if others:
+        out = {p: fn(*values) for p, values in together(op, x, *others)}
+    else:
+        out = {p: fn(v) for p, v in x._leaves.items()}
+    first, rank = sample(x, fn, others, out) if size is None else (None, 0)
+    if not isinstance(first, tuple):
+        return make(out, x._nodes, size_of(first, rank) if size is None else torch.Size(size), x.device)
+    parts = [
+        make({p: r[i] for p, r in out.items()}, x._nodes, size_of(part, rank), x.device) for i, part in enumerate(first)
+    ]
+    return tuple(parts) if type(first) is tuple else type(first)(parts)
+
+
+def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any, Any]) -> tuple[Any, int]:
+    """One result and how many features its leaf has; without leaves what `fn` makes of batch dims alone."""
+    for path, result in out.items():
+        return result, x._leaves[path].ndim - x.ndim
+    return fn(*[torch.empty(td.batch_size, device=x.device) for td in (x, *others)]), 0
+
+
+def size_of(leaf: Any, rank: int) -> Any:
+    """The batch size of a leaf with `rank` features."""
+    return leaf.shape[: leaf.ndim - rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """What an operation along batch dims takes.
+
+    Attributes:
+        names: its arguments behind the first, in order; "dim" is among them.
+        default: the dim where none is given: None for all batch dims, NEEDED where one must be.
+        several: whether torch takes a tuple of dims.
+        spread: the arguments that have the dims of the batch, and are extended over features.
+        run: what runs on each leaf, where it is not the operation itself.
+        whole: what runs for all batch dims as one, where torch gives something else then.
+    """
+
+    names: tuple[str, ...]
+    default: Any = None
+    several: bool = False
+    spread: tuple[str, ...] = ()
+    run: Op | None = None
+    whole: Op | None = None
+
+
+def along(op: Op, names: str, family: str, *, identity: float | None = None, aliases: Any = (), **how: Any) -> None:
+    """A row for an operation along batch dims; `how` are further fields of `Along`."""
+    impl = partial(along_tensordict, op, Along(tuple(names.split()), **how))
+    add_rule(Rule(op, "tensordict", family, impl, op, identity=identity), aliases)
+
+
+def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: Any) -> Any:
+    given = bound(op, how, args, kwargs)
+    dim = given.pop("dim", how.default)
+    if dim is NEEDED or (dim is None and how.default is not None):
+        raise needs_dim(op, x.ndim)
+    dims, run = batch_dims(op, dim, x.ndim, how.several), how.run or on_leaves(op)
+    if dims is None and how.several and x.ndim:
+        dims = tuple(range(x.ndim))
+    others = {name: value for name, value in given.items() if isinstance(value, TensorDict)}
+    fixed = {name: value for name, value in given.items() if name not in others}
+    count = 1 if dims is None else x.ndim
+
+    def fn(leaf: Any, *rest: Any) -> Any:
+        now = {**fixed, **dict(zip(others, rest, strict=True))}
+        for name in how.spread:
+            if name in fixed:
+                now[name] = spread_over(op, name, fixed[name], leaf.shape[x.ndim :], count)
+        if dims is None:
+            return all_as_one(how.whole or run, leaf, x.ndim, **now)
+        return run(leaf, dim=dims, **now)
+
+    return lift(x, fn, *others.values(), op=op)
+
+
+def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, as given; those that torch's Python functions pass on without being asked are dropped.
+
+    Raises:
+        UnsupportedError: `out=`, or more arguments than the operation has.
+    """
+    given = {k: v for k, v in kwargs.items() if k not in UNASKED and not (k == "out" and v is None)}
+    if "axis" in given:
+        given["dim"] = given.pop("axis")
+    if "out" in given:
+        raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
+    if len(args) > len(how.names):
+        got = f"{len(args)} of them"
+        raise UnsupportedError(message(op, f"the arguments {', '.join(how.names)}", got, hint="leave the others out"))
+    return {**dict(zip(how.names, args, strict=False)), **given}
+
+
+def batch_dims(op: Op, dim: Any, ndim: int, several: bool) -> Any:
+    """Batch dims counted from the front; None for all of them.
+
+    Raises:
+        ShapeError: a dim out of range, or several where torch takes one.
+    """
+    if dim is None or dim == ():
+        return None
+    if isinstance(dim, int) and not isinstance(dim, bool):
+        return normal_dim(dim, ndim, op)
+    if several and isinstance(dim, (tuple, list)):
+        return tuple([normal_dim(d, ndim, op) for d in dim])
+    hint = "name the argument, e.g. unbiased=False" if isinstance(dim, bool) else "flatten batch dims first"
+    raise ShapeError(message(op, "one batch dim", f"{dim}", hint=hint))
+
+
+def needs_dim(op: Op, ndim: int) -> ShapeError:
+    """The error for a dim that is missing."""
+    return ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", "None", hint="name the dim, e.g. dim=-1"))
+
+
+def all_as_one(run: Op, leaf: Any, ndim: int, keepdim: bool = False, **given: Any) -> Any:
+    """An operation along all batch dims as one; with `keepdim` they stay, with size 1."""
+    flat = leaf if ndim == 1 else leaf.flatten(0, ndim - 1) if ndim else leaf.unsqueeze(0)
+    out = run(flat, dim=0, **given)
+    if not keepdim or not ndim:
+        return out
+    rank = leaf.ndim - ndim
+    if isinstance(out, Tensor):
+        return kept(out, rank, ndim)
+    return type(out)([kept(part, rank, ndim) for part in out])
+
+
+def kept(out: Tensor, rank: int, ndim: int) -> Tensor:
+    """`ndim` dims of size 1 in front of the features."""
+    return out.view(*out.shape[: out.ndim - rank], *[1] * ndim, *out.shape[out.ndim - rank :])
+
+
+def spread_over(op: Op, name: str, value: Any, features: Any, count: int) -> Any:
+    """A dense operand with batch dims, extended over the features of a leaf; numbers as they are.
+
+    Raises:
+        ShapeError: it has another number of dims.
+    """
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    if value.ndim != count:
+        expected = f"{name} with {count} batch dim{'s' if count != 1 else ''}"
+        raise ShapeError(message(op, expected, describe(value), hint="it is extended over the features of each leaf"))
+    return value.view(*value.shape, *[1] * len(features)).expand(*value.shape, *features)
+
+
+UNASKED = ("_stacklevel",)

@@ -1,0 +1,84 @@
+"""Looking up and writing along batch dims of a TensorDict: gather, scatter, index_add, masked_select, select, unfold.
+
+An index, a mask or a source that is a tensor speaks of batch dims and is extended over features; one that is a
+TensorDict has an entry for each feature, such as the indices that `argsort` gives.
+
+Invariants: a result of data-dependent size is looked up once, so that all leaves agree; `nonzero`, whose size differs
+from leaf to leaf, is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule, unsupported
+from tdc._structure import normal_dim
+from tdc._typing import Op
+from tdc.ops.batch import NEEDED, along, lift
+from tdc.ops.pointwise import check_broadcast
+from tdc.tensordict import TensorDict, index
+
+
+def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:
+    """The examples where a mask over batch dims is True, as one batch dim: `[*batch] -> [n]`.
+
+    Raises:
+        UnsupportedError: the mask is no tensor; leaves would differ in size.
+    """
+    if not isinstance(mask, Tensor):
+        hint = "a mask over batch dims, or torch.where(mask, td, other)"
+        raise UnsupportedError(message("masked_select", "a mask that is a tensor", describe(mask), hint=hint))
+    check_broadcast(mask, x.batch_size, torch.masked_select)
+    return index(x, mask.expand(x.batch_size))
+
+
+def diagonal_tensordict(x: TensorDict, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorDict:
+    """The diagonal of two batch dims, as the last batch dim."""
+    a, b = [normal_dim(d, x.ndim, "diagonal") for d in (dim1, dim2)]
+    return lift(x, lambda v: v.diagonal(offset, a, b).movedim(-1, x.ndim - 2))
+
+
+def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> TensorDict:
+    """Windows along a batch dim; the place in the window is the last batch dim."""
+    d = normal_dim(dimension, x.ndim, "unfold")
+    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, x.ndim))
+
+
+def scatter(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = None, **given: Any) -> Any:
+    """A number as third argument is a value, for which torch has another name."""
+    return torch.scatter(x, dim, index, value if src is None else src, **given)
+
+
+def take_along_dim(x: Any, indices: Tensor, dim: int) -> Any:
+    """`gather` of an index that is broadcast; torch's own makes a graph for each size (2.11-2.13)."""
+    sizes = [n if d == dim else m for d, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))]
+    return x.gather(dim, indices.expand(sizes))
+
+
+def lookup_rule(op: Op, impl: Any) -> None:
+    """A row for an operation that looks up examples of a TensorDict."""
+    add_rule(Rule(op, "tensordict", "indexing", impl, op))
+
+
+along(torch.select, "dim index", "indexing", default=NEEDED)
+along(torch.narrow, "dim start length", "indexing", default=NEEDED)
+along(torch.gather, "dim index", "indexing", default=NEEDED, spread=("index",))
+along(torch.take_along_dim, "indices dim", "indexing", spread=("indices",), run=take_along_dim)
+along(torch.scatter, "dim index src", "indexing", default=NEEDED, spread=("index", "src"), run=scatter)
+along(torch.scatter_add, "dim index src", "indexing", default=NEEDED, spread=("index", "src"))
+along(torch.scatter_reduce, "dim index src reduce", "indexing", default=NEEDED, spread=("index", "src"))
+along(torch.index_add, "dim index source", "indexing", default=NEEDED, spread=("source",))
+along(torch.index_copy, "dim index source", "indexing", default=NEEDED, spread=("source",))
+along(torch.index_fill, "dim index value", "indexing", default=NEEDED)
+lookup_rule(torch.masked_select, masked_select_tensordict)
+lookup_rule(torch.diagonal, diagonal_tensordict)
+lookup_rule(torch.Tensor.unfold, unfold_tensordict)
+for _op in (torch.nonzero, torch.argwhere):
+    unsupported(
+        _op, ["tensordict"], "results of other sizes from leaf to leaf", family="indexing",
+        hint="of one leaf: td['key'].nonzero()",
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""Questions about whole batches, answered by one Python bool: equal, allclose, is_same_size.
+
+Invariants: `equal` and `allclose` read the data on the host, so they are for eager code; `(a == b).all()` stays a
+tensor. Other containers, keys, sizes or lengths make batches unequal; they are no error.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict
+
+EAGER = ("eager", "grad")
+
+
+def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether two operands are of one kind, laid out alike, and `op` holds for them.
+
+    Raises:
+        DtypeError: dtypes that `allclose` does not compare.
+        UnsupportedError: their values cannot be read, under vmap or export.
+    """
+    if type(a) is not type(b) and not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    if isinstance(a, TensorDict):
+        return agree_tensordict(op, a, b, *args, **kwargs)
+    if isinstance(a, NestedTensor):
+        return agree_nested(op, a, b, *args, **kwargs)
+    if isinstance(a, MaskedBatch):
+        return agree_masked(op, a, b, *args, **kwargs)
+    if a.shape != b.shape:
+        return False
+    if a.dtype != b.dtype and op is torch.allclose:
+        got = f"{describe(a)} and {describe(b)}"
+        raise DtypeError(message(op, "leaves of one dtype", got, hint="convert one of them with .to(dtype)"))
+    try:
+        return op(a, b, *args, **kwargs)
+    except RuntimeError as error:
+        hint = "(a == b).all() stays a tensor"
+        raise UnsupportedError(message(op, "values that can be read", "traced or mapped ones", hint=hint)) from error
+
+
+def agree_tensordict(op: Op, a: TensorDict, b: Any, *args: Any, **kwargs: Any) -> bool:
+    if a.batch_size != b.batch_size or a._leaves.keys() != b._leaves.keys():
+        return False
+    return all([agree(op, x, b._leaves[p], *args, **kwargs) for p, x in a._leaves.items()])
+
+
+def agree_nested(op: Op, a: NestedTensor, b: Any, *args: Any, **kwargs: Any) -> bool:
+    s, t = a.structure, b.structure
+    if (s.packed_dim, s.batch_dim, s.ragged_ndim) != (t.packed_dim, t.batch_dim, t.ragged_ndim):
+        return False
+    same = s is t or agree(torch.equal, a.sizes, b.sizes)
+    return same and agree(op, a.values, b.values, *args, **kwargs)
+
+
+def agree_masked(op: Op, a: MaskedBatch, b: Any, *args: Any, **kwargs: Any) -> bool:
+    """Padding does not count, the size of the rectangle does."""
+    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim):
+        return False
+    same = agree(torch.equal, a.lengths, b.lengths)
+    return same and agree(op, a.filled(0), b.filled(0), *args, **kwargs)
+
+
+def is_same_size_tensordict(a: Any, b: Any) -> bool:
+    """The same keys, and leaves of the same sizes."""
+    if not isinstance(a, TensorDict) or not isinstance(b, TensorDict) or a.batch_size != b.batch_size:
+        return False
+    if a._leaves.keys() != b._leaves.keys():
+        return False
+    return all([x.shape == b._leaves[p].shape for p, x in a._leaves.items()])
+
+
+for _op in (torch.equal, torch.allclose):
+    for _kind in ("tensordict", "nested", "masked"):
+        add_rule(Rule(_op, _kind, "whole", partial(agree, _op), _op, modes=EAGER))
+add_rule(
+    Rule(
+        torch.is_same_size, "tensordict", "whole", is_same_size_tensordict, torch.is_same_size,
+        modes=("eager", "compile", "grad", "export"),
+    )
+)  # fmt: skip

@@ -1,0 +1,351 @@
+"""Operations on a TensorDict beyond the conformance matrix: named results, ragged leaves, other names, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from batches import differences, tensors, unbuild
+from catalogue import samples, title
+from harness import Case
+from texts import T, Texts, tree
+
+import tdc
+from tdc import MaskedBatch, NestedTensor, TensorDict
+from tdc._errors import op_name
+from tdc._rules import DISPATCH
+from tdc.ops import CLASSES, RULES
+from tdc.ops.alias import ALIASES
+
+
+def numbers(*size: int) -> TensorDict:
+    return TensorDict({"a": torch.randn((*size, 3)), "b": {"c": torch.randn(size)}}, size)
+
+
+def ragged() -> TensorDict:
+    rows = [torch.arange(float(n)) for n in (2, 0, 3, 1)]
+    packed = tdc.pack(rows)
+    return TensorDict({"x": torch.arange(8.0).view(4, 2), "n": packed, "m": packed.to_padded()}, [4])
+
+
+@pytest.mark.parametrize("alias", ALIASES, ids=op_name)
+def test_another_name_runs_the_rows_of_the_operation(alias: Any):
+    op = ALIASES[alias]
+    method = getattr(torch.Tensor, op_name(alias), None)
+    for kind, cls in CLASSES.items():
+        row = DISPATCH[kind].get(op)
+        assert DISPATCH[kind].get(alias) is row
+        if row is not None and method is not None:
+            assert DISPATCH[kind][method] is not None
+            assert callable(getattr(cls, op_name(alias)))
+
+
+@pytest.mark.parametrize("alias", ALIASES, ids=op_name)
+def test_another_name_means_the_same_on_a_tensor(alias: Any):
+    rule = next(rule for rule in RULES if rule.op is ALIASES[alias] and rule.kind == "tensordict")
+    case = Case(rule, samples(rule)[0], (3, 1))
+    args, kwargs = torch.utils._pytree.tree_unflatten(
+        [case.inputs.pop(0) if slot else x for slot, x in zip(case.slots, case.constants, strict=True)], case.spec
+    )
+    kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+    assert differences(unbuild(alias(*args, **kwargs)), case.want, "tensordict") == []
+
+
+def test_results_have_the_names_of_torch():
+    td = numbers(4, 2)
+    for found in (td.sort(0), td.topk(2, 0), td.max(0), td.min(1), td.median(0), td.mode(0), td.cummax(0)):
+        assert set(found.values.keys()) == set(found.indices.keys()) == {"a", "b"}
+        assert type(found.values) is type(found.indices) is TensorDict
+    assert torch.equal(td.aminmax(dim=0).max, td.amax(0))
+    assert type(td.max()) is TensorDict
+    assert type(torch.std_mean(td)) is tuple
+
+
+def test_indices_go_back_into_lookups():
+    td = numbers(4, 2)
+    order = td.argsort(0)
+    assert torch.equal(td.take_along_dim(order, 0), td.sort(0).values)
+    assert torch.equal(td.gather(0, order), td.msort())
+
+
+def test_without_leaves_batch_sizes_follow():
+    td = TensorDict({}, [4, 2])
+    found = (td.sum(0), td.std(), td.sort(0).values, td.flip(0), td.movedim(0, 1), F.pad(td, (1, 1)), td.repeat(2, 1))
+    assert [list(x.batch_size) for x in found] == [[2], [], [4, 2], [4, 2], [2, 4], [4, 4], [8, 2]]
+    assert [list(x.batch_size) for x in td.split(3)] == [[3, 2], [1, 2]]
+
+
+def test_without_batch_dims_a_reduction_sees_one_example():
+    td = numbers()
+    assert torch.equal(td.sum(), td)
+    assert torch.equal(td.max(), td)
+    assert td.argmax()["a"].tolist() == [0, 0, 0]
+
+
+def test_inner_batch_dims_stay():
+    inner = TensorDict({"c": torch.randn(4, 5, 3)}, [4, 5])
+    td = TensorDict({"a": torch.randn(4), "b": inner}, [4])
+    assert td.sum(0)["b"].batch_size == (5,)
+    assert td.cumsum(0)["b"].batch_size == (4, 5)
+    assert [x["b"].batch_size for x in td.split(2)] == [(2, 5), (2, 5)]
+    assert F.mse_loss(td, td)["b"].batch_size == ()
+
+
+# -- ragged leaves
+
+
+def check_rows(td: TensorDict, rows: list[int]) -> None:
+    want = ragged()
+    assert td.batch_size == (len(rows),)
+    assert type(td["n"]) is NestedTensor
+    assert type(td["m"]) is MaskedBatch
+    for key in ("x", "n", "m"):
+        for got, i in zip(td[key].unbind(), rows, strict=True):
+            assert got.tolist() == want[key].unbind()[i].tolist()
+
+
+def test_split_chunk_and_tensor_split_of_ragged_leaves():
+    td = ragged()
+    for parts, want in (
+        (td.split(3), [[0, 1, 2], [3]]), (td.split([1, 0, 3]), [[0], [], [1, 2, 3]]),
+        (td.chunk(3), [[0, 1], [2, 3]]), (td.tensor_split(3), [[0, 1], [2], [3]]),
+        (td.tensor_split([1]), [[0], [1, 2, 3]]),
+    ):  # fmt: skip
+        assert len(parts) == len(want)
+        for part, rows in zip(parts, want, strict=True):
+            check_rows(part, rows)
+    check_rows(torch.cat(td.split(3)), [0, 1, 2, 3])
+
+
+def test_unbind_of_ragged_leaves():
+    rows = ragged().unbind(0)
+    assert [list(row["n"].shape) for row in rows] == [list(row["m"].shape) for row in rows] == [[2], [0], [3], [1]]
+    assert all(row.batch_size == () for row in rows)
+
+
+def test_casts_and_copies_reach_ragged_leaves():
+    td = ragged()
+    casts = ((td.double(), torch.float64), (td.int(), torch.int32), (td.clone().contiguous(), torch.float32))
+    for found, dtype in casts:
+        assert [found[key].dtype for key in ("x", "n", "m")] == [dtype] * 3
+    assert td.cpu().device == torch.device("cpu")
+
+
+def test_equal_reads_ragged_leaves():
+    td = ragged()
+    assert td.equal(ragged())
+    assert td.allclose(ragged())
+    assert not td.equal(td + 1)
+    assert not td.equal(td.set("n", td["x"]))
+    assert not td.equal(td[torch.tensor([0, 2, 1, 3])])
+
+
+# -- random numbers
+
+
+DRAWS = (
+    torch.rand_like, torch.randn_like, lambda x: torch.randint_like(x, 9), lambda x: torch.bernoulli(torch.sigmoid(x)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_numbers_are_drawn_leaf_by_leaf(draw: Any):
+    td = numbers(4)
+    torch.manual_seed(3)
+    got = draw(td)
+    torch.manual_seed(3)
+    want = [draw(td["a"]), draw(td["b", "c"])]
+    assert all(torch.equal(a, b) for a, b in zip(tensors(unbuild(got)), want, strict=True))
+
+
+# -- errors
+
+
+class TestTexts(Texts):
+    def test_a_dim_beyond_the_batch(self):
+        self.says(
+            lambda: tree().cumsum(2),
+            """\
+ShapeError
+tdc.cumsum: expected a dim in [-2, 1], got 2
+hint: count dims of the logical shape""",
+        )
+
+    def test_a_missing_dim(self):
+        self.says(
+            lambda: tree().softmax(None),
+            """\
+ShapeError
+tdc.softmax: expected a dim in [-2, 1], got None
+hint: name the dim, e.g. dim=-1""",
+        )
+
+    def test_several_dims_where_torch_takes_one(self):
+        self.says(
+            lambda: tree().argmax((0, 1)),
+            """\
+ShapeError
+tdc.argmax: expected one batch dim, got (0, 1)
+hint: flatten batch dims first""",
+        )
+
+    def test_a_flag_in_place_of_a_dim(self):
+        self.says(
+            lambda: tree().float().std(False),
+            """\
+ShapeError
+tdc.std: expected one batch dim, got False
+hint: name the argument, e.g. unbiased=False""",
+        )
+
+    def test_an_index_with_features(self):
+        self.says(
+            lambda: tree().gather(0, torch.zeros(1, 1, 1, dtype=torch.int64)),
+            """\
+ShapeError
+tdc.gather: expected index with 2 batch dims, got Tensor int64[1, 1, 1]
+hint: it is extended over the features of each leaf""",
+        )
+
+    def test_out(self):
+        self.says(
+            lambda: torch.cumsum(tree(), 0, out=tree()),
+            """\
+UnsupportedError
+tdc.cumsum: expected no out=, got out=
+hint: use the returned object""",
+        )
+
+    def test_too_many_arguments(self):
+        self.says(
+            lambda: tree().cumsum(0, 1),
+            """\
+UnsupportedError
+tdc.cumsum: expected the arguments dim, got 2 of them
+hint: leave the others out""",
+        )
+
+    def test_unique(self):
+        self.says(
+            lambda: tree().unique(),
+            """\
+UnsupportedError
+tdc.unique: expected an operation with a rule for TensorDict, got results of other sizes from leaf to leaf
+hint: of one leaf: td['key'].unique()""",
+        )
+
+    def test_where_with_a_condition_alone(self):
+        self.says(
+            lambda: torch.where(tree() > 1),
+            """\
+UnsupportedError
+tdc.where: expected a condition and two values, got a condition alone
+hint: torch.where(condition, x, y), or masked_select""",
+        )
+
+    def test_masked_select_by_leaves(self):
+        self.says(
+            lambda: tree().masked_select(tree() > 1),
+            """\
+UnsupportedError
+tdc.masked_select: expected a mask that is a tensor, got TensorDict [3, 4]
+hint: a mask over batch dims, or torch.where(mask, td, other)""",
+        )
+
+    def test_padding_of_features(self):
+        self.says(
+            lambda: F.pad(tree(), (1, 1, 1, 1, 1, 1)),
+            """\
+ShapeError
+tdc.pad: expected at most 4 numbers, got 6
+hint: two for each batch dim; features stay""",
+        )
+
+    def test_repeat_of_too_few_dims(self):
+        self.says(
+            lambda: tree().repeat(2),
+            """\
+ShapeError
+tdc.repeat: expected at least 2 numbers, got 1
+hint: torch.tile adds what is missing""",
+        )
+
+    def test_too_few_dims_to_split(self):
+        self.says(
+            lambda: torch.vsplit(tree()[0], 2),
+            """\
+ShapeError
+tdc.vsplit: expected at least 2 batch dims, got 1
+hint: torch.tensor_split(td, n, dim)""",
+        )
+
+    def test_parts_that_do_not_divide(self):
+        self.says(
+            lambda: torch.hsplit(tree(), 3),
+            """\
+ShapeError
+tdc.hsplit: expected a number of parts that divides 4, got 3
+hint: torch.tensor_split(td, n, dim)""",
+        )
+
+    def test_a_split_of_the_ragged_dim(self):
+        self.says(
+            lambda: ragged()["n"].split(1, 1),
+            """\
+UnsupportedError
+tdc.split: expected the batch or a static dim, got ragged dim 1
+hint: the same positions of every row: x[:, a:b]""",
+        )
+
+    def test_lengths_that_do_not_add_up(self):
+        self.says(
+            lambda: ragged().split([1, 1]),
+            """\
+ShapeError
+tdc.split: expected lengths that add up to 4, got 2
+hint: torch.tensor_split(x, indices) takes the places between parts""",
+        )
+
+    def test_a_stack_of_ragged_leaves(self):
+        self.says(
+            lambda: torch.stack([ragged(), ragged()]),
+            """\
+UnsupportedError
+tdc.stack: expected a new static dim behind the batch, got dim 0
+hint: stack on a dim behind the batch, or cat on dim 0""",
+        )
+
+    def test_allclose_of_other_dtypes(self):
+        self.says(
+            lambda: tree().allclose(tree().double()),
+            """\
+DtypeError
+tdc.allclose: expected leaves of one dtype, got Tensor float32[3, 4, 2] and Tensor float64[3, 4, 2]
+hint: convert one of them with .to(dtype)""",
+        )
+
+    def test_a_loss_of_a_tensor_and_a_batch(self):
+        self.says(
+            lambda: F.mse_loss(T([1.0]), numbers(1)),
+            """\
+StructureError
+tdc.mse_loss: expected a TensorDict as input, got Tensor float32[1] and TensorDict [1]
+hint: td.apply(lambda x: ...) for other calls""",
+        )
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="says that there is no CUDA device")
+    def test_no_cuda_device(self):
+        self.says(
+            lambda: tree().cuda(),
+            """\
+UnsupportedError
+tdc.cuda: expected a CUDA device, got a machine without
+hint: x.to(device)""",
+        )
+
+
+def test_titles_differ():
+    names = [title(rule) for rule in RULES if rule.kind == "tensordict"]
+    assert len(names) == len(set(names))
