@@ -25,11 +25,12 @@ from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError
 from tdc._keyed import present
 from tdc._keys import show
 from tdc._leaf import PROTOCOLS
-from tdc._nodes import Nodes, without_extra
+from tdc._nodes import Nodes, Static, without_extra
 from tdc._objects import ObjectArray
 from tdc._rules import Container
 from tdc._tree import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
 from tdc._typing import Dims, KeyPath, NestedKey, OpName
+from tdc.arrays import is_struct_array
 from tdc.convert import to_padded
 from tdc.interop import as_tensordict, batch_of, is_record
 from tdc.masked import MaskedBatch
@@ -203,15 +204,24 @@ def checked(op: OpName, examples: Any) -> list[Any]:
 
     Raises:
         StructureError: there are none.
-        DtypeError: something else than a list of them.
+        DtypeError: something else than a list of them, or among them; all are named.
     """
     if isinstance(examples, (Container, Mapping, Tensor, str)) or not isinstance(examples, Iterable):
         hint = f"tdc.{op}([td0, td1])"
         raise DtypeError(message(op, "a list of TensorDicts", describe(examples), hint=hint))
     found = list(examples)
     if not found:
-        raise StructureError(message(op, "at least one example", "an empty list", hint="then keys are unknown"))
+        raise StructureError(message(op, "at least one example", "an empty list", hint="give one; its keys are those of the batch"))
+    wrong = {f"example {i}": describe(x) for i, x in enumerate(found) if not has_keys(x)}
+    if wrong:
+        hint = "[{'x': x, 'y': y} for x, y in samples]"
+        raise DtypeError(message(op, "TensorDicts, mappings or records", f"{len(wrong)} others", wrong, hint))
     return found
+
+
+def has_keys(x: Any) -> bool:
+    """Whether an example is something that `as_tensordict` takes."""
+    return isinstance(x, Mapping) or is_tensordict(x) or is_record(x) or is_struct_array(x)
 
 
 def examples_of(op: OpName, tds: Any) -> list[TensorDict]:
@@ -240,7 +250,7 @@ def with_objects(sample: Mapping[Any, Any]) -> dict[Any, Any]:
 def is_entry(value: Any) -> bool:
     """Whether a TensorDict takes a value as it is."""
     known = isinstance(value, (Tensor, Container, bool, int, float, complex, list)) or type(value) in PROTOCOLS
-    return known or type(value).__name__ == "Static" or is_record(value) or hasattr(value, "__array__")
+    return known or isinstance(value, Static) or is_record(value) or hasattr(value, "__array__")
 
 
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
@@ -301,7 +311,8 @@ def batched(
             leaves[path] = convert(path, shared(pack(rows, ragged_dim=dims), rows, dims, known))
     if kinds:
         got = f"{len(kinds)} keys of other kinds or dtypes"
-        raise DtypeError(message(op, "tensors of one dtype for each key", got, kinds, "convert them with .to(dtype)"))
+        cure = "convert them with .to(dtype), or td.exclude(key) first"
+        raise DtypeError(message(op, "tensors of one dtype for each key", got, kinds, cure))
     if shapes:
         got = f"{len(shapes)} keys of different sizes"
         raise ShapeError(message(op, "rows of equal sizes but for ragged dims", got, shapes, hint))
