@@ -211,7 +211,9 @@ def checked(op: OpName, examples: Any) -> list[Any]:
         raise DtypeError(message(op, "a list of TensorDicts", describe(examples), hint=hint))
     found = list(examples)
     if not found:
-        raise StructureError(message(op, "at least one example", "an empty list", hint="give one; its keys are those of the batch"))
+        raise StructureError(
+            message(op, "at least one example", "an empty list", hint="give one; its keys are those of the batch")
+        )
     wrong = {f"example {i}": describe(x) for i, x in enumerate(found) if not has_keys(x)}
     if wrong:
         hint = "[{'x': x, 'y': y} for x, y in samples]"
