@@ -28,7 +28,7 @@ CORE = (
     "get", "set", "update", "index", "slice", "mask", "stack", "cat", "reshape", "permute", "apply", "flatten_keys",
 )  # fmt: skip
 LIMITS = {"core": 1.4, "mean": 1.35, "row": 2.5, "construct": 3.5}
-COMPILED = ("index", "mask", "stack", "reshape", "apply two", "add", "sum", "set")
+COMPILED = ("index", "mask", "stack", "reshape", "apply two", "add", "sum")
 
 
 def flat_source(device: str) -> dict[str, Any]:

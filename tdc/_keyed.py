@@ -106,7 +106,11 @@ class Keyed(Container):
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
-        if include_nested and leaves_only and Leaf not in map(type, self._leaves.values()):
+        if Leaf in map(type, self._leaves.values()):
+            return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
+        if not self._nodes:
+            return tuple([(p[0], x) for p, x in self._leaves.items()])
+        if include_nested and leaves_only:
             leaves = [(p[0] if len(p) == 1 else p, x) for p, x in self._leaves.items()]
             return tuple(leaves + [(as_key(p), n.value) for p, n in self._nodes.items() if type(n) is Static])
         return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
@@ -284,7 +288,7 @@ class Keyed(Container):
         Raises:
             KeyPathError: one key would be a leaf and an inner node.
         """
-        return rebuilt(self, "unflatten_keys", lambda path: tuple([k for key in path for k in key.split(separator)]))
+        return rebuilt(self, "unflatten_keys", lambda path: tuple(separator.join(path).split(separator)))
 
 
 def as_key(path: KeyPath) -> Any:
@@ -316,8 +320,6 @@ def merge(td: Keyed, op: OpName, other: Any) -> Any:
         leaves.update(fresh)
     else:
         for path, entry in inner.items():
-            if type(entry) is Static or type(nodes.get(path)) is Static:
-                nodes.pop(path, None)
             put_node(leaves, nodes, path, entry)
         for path, leaf in fresh.items():
             put_leaf(leaves, nodes, path, leaf)
@@ -345,7 +347,7 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     taken: dict[KeyPath, list[KeyPath]] = {}
     for path in [*td._leaves, *statics]:
         taken.setdefault(place(path), []).append(path)
-    nodes: Nodes = {new[:depth]: 0 for new in taken for depth in range(1, len(new))}
+    nodes: Nodes = {new[:depth]: 0 for new in taken if len(new) > 1 for depth in range(1, len(new))}
     for path, entry in td._nodes.items():
         if path and path not in statics:
             put_node({}, nodes, place(path), entry)

@@ -114,6 +114,20 @@ class Structure(Frozen):
         k = d - (d > self.batch_dim)
         return k if k < self.packed_dim else max(self.packed_dim, k - self.ragged_ndim + 1)
 
+    def opened(self, dim: int, ndim: int, op: OpName) -> tuple[Structure, int]:
+        """The structure with a new static dim at logical `dim`, and the axis of `values` that it becomes.
+
+        Raises:
+            ShapeError: `dim` is outside `[-ndim - 1, ndim]`, or between ragged dims.
+        """
+        d = normal_dim(dim, ndim + 1, op)
+        before = d - (d > self.batch_dim)  # dims of an example in front of it
+        if self.packed_dim < before < self.packed_dim + self.ragged_ndim:
+            got, hint = f"dim {dim}", "ragged dims stay side by side"
+            raise ShapeError(message(op, "a new dim in front of the ragged dims or behind", got, hint=hint))
+        axis = before if before <= self.packed_dim else before - self.ragged_ndim + 1
+        return self.moved(self.packed_dim + (axis <= self.packed_dim), self.batch_dim + (d <= self.batch_dim)), axis
+
     def is_ragged(self, axis: int | None) -> bool:
         """Whether an axis of `values` is the packed one."""
         return axis == self.packed_dim
@@ -159,8 +173,19 @@ def mark_traced(x: Any, *dims: int) -> Any:
     return view
 
 
+def eager() -> bool:
+    """Whether operations run as they are called: neither traced nor under a transform of `torch.func`."""
+    return not torch._C._are_functorch_transforms_active()
+
+
+def traced() -> bool:
+    """What Dynamo traces in place of `eager`."""
+    return False
+
+
 for _mark in (mark_dynamic, mark_result):
     _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+eager._torchdynamo_inline = traced  # type: ignore[attr-defined]
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:

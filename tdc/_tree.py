@@ -292,6 +292,8 @@ def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]
         else:
             same_keys(op, *tds)
             columns.append([td._leaves[p] for p in order])
+        if td._nodes is not tds[0]._nodes and Static in map(type, [*td._nodes.values(), *tds[0]._nodes.values()]):
+            conflicting(op, tds[0], td)
     return zip(order, zip(*columns, strict=True), strict=True)
 
 

@@ -255,6 +255,9 @@ class NestedTensor(Container):
         return None if self.values.grad is None else self.with_values(self.values.grad)
 
     def __getitem__(self, index: Any) -> Any:
+        if index is None:
+            opened, axis = self._structure.opened(0, self.ndim, "index")
+            return like(opened, self._values.unsqueeze(axis))
         if isinstance(index, tuple) or index is Ellipsis:
             return index_dims(self, index if isinstance(index, tuple) else (index,))
         return index_rows(self, index)

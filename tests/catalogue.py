@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import catalogue_batch
 import catalogue_pointwise
+import catalogue_ragged_shape
 import catalogue_reduction
 import catalogue_structure
 import catalogue_tensordict
@@ -24,6 +25,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_pointwise.RAGGED,
     **catalogue_reduction.RAGGED,
     **catalogue_structure.RAGGED,
+    **catalogue_ragged_shape.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,

@@ -98,7 +98,6 @@ def test_static_values_are_set_replaced_and_deleted():
     assert td.rename_keys({("meta", "split"): "part"})["part"] == "train"
 
 
-@pytest.mark.xfail(reason="merge() of tdc/_keyed.py drops the value and makes an inner node of it")
 def test_nothing_is_set_below_a_static_value():
     with pytest.raises(tdc.KeyPathError):
         split().set(("meta", "split", "deep"), torch.ones(3))
@@ -125,10 +124,8 @@ JOINING: dict[str, Callable[[Any, Any], Any]] = {
     "cat": lambda a, b: torch.cat([a, b]),
     "apply": lambda a, b: a.apply(torch.add, b),
 }
-UNCHECKED = dict.fromkeys(("stack", "cat", "apply"), "together() of tdc/_tree.py compares keys only")
 joining = pytest.mark.parametrize("op", [
-    pytest.param(op, id=name, marks=[pytest.mark.xfail(reason=UNCHECKED[name])] if name in UNCHECKED else [])
-    for name, op in JOINING.items()
+    pytest.param(op, id=name) for name, op in JOINING.items()
 ])  # fmt: skip
 
 
@@ -289,7 +286,6 @@ def test_compile_leaves_object_arrays_out():
     assert fn(letters())["i"].tolist() == [2, 4]
 
 
-@pytest.mark.xfail(reason="tdc/_repr.py names the wrapper, not the class")
 def test_object_arrays_are_shown_by_their_class():
     assert "n: ObjectArray(shape=torch.Size([3, 2])" in repr(letters())
 
@@ -420,7 +416,6 @@ def test_compile_joins_a_registered_pytree():
     assert joined["r"].data.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.xfail(reason="Dynamo dispatches torch.cat of a list, and tdc/ops/join.py passes a tuple", raises=Exception)
 def test_compile_joins_leaves_that_are_no_tensors():
     td = TensorDict({"x": tdc.pack([torch.ones(2), torch.ones(3)])}, [2])
     out = torch.compile(lambda td: torch.cat([td, td]), backend="eager", fullgraph=True)(td)

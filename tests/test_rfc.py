@@ -1,6 +1,6 @@
 """The RFC "torch.dict.TensorDict", block by block: what it shows runs here, in the spelling that changes nothing.
 
-The headings are those of the RFC. A write returns a new object, so `td.set(...)` becomes `td = td.set(...)`, and
+The headings are those of the RFC; those on functorch and pytrees are in test_rfc_functorch.py. A write returns a new object, so `td.set(...)` becomes `td = td.set(...)`, and
 `td[index] = value` becomes `td = td.at[index].set(value)`. Printed texts are those of the RFC; where a line must
 differ, the test says why.
 """
@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import TestCase
-from functorch.dim import dims
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
@@ -309,66 +308,6 @@ def test_apply():
     assert norms["a"] == data["a"].norm()
 
 
-# -- Functorch compatibility
-
-
-def test_vmap():
-    td = TensorDict({"a": torch.zeros(3, 4, 5)}, batch_size=[3, 4])
-    ones = torch.ones(4, 5)
-    td_out = tdc.vmap(lambda td, one: td.set("a", td.get("a") + one), in_dims=(0, None), out_dims=(1,))(td, ones)
-    assert td_out.shape == torch.Size([4, 3])
-    assert td_out["a"].eq(1).all()
-
-
-def test_functional_call_of_an_ensemble():
-    module1, module2 = nn.Linear(3, 2), nn.Linear(3, 2)
-    params = torch.stack([tdc.from_module(module1), tdc.from_module(module2)], 0)
-    assert params.batch_size == (2,)
-    x = torch.randn(5, 3)
-    for vmap in (torch.vmap, tdc.vmap):
-        y = vmap(lambda p, x: tdc.functional_call(module1, p, x), (0, None))(params, x)
-        assert torch.allclose(y, torch.stack([module1(x), module2(x)]))
-    assert torch.equal(params.unbind(0)[1]["weight"], module2.weight)
-
-
-def test_first_class_dims():
-    """The RFC hands the result to `functional_call`; that of torch (2.13) takes no tensor with such a dim."""
-    module1, module2 = nn.Linear(3, 2), nn.Linear(3, 2)
-    params = torch.stack([tdc.from_module(module1), tdc.from_module(module2)], 0)
-    dim = dims(1)
-    hidden = params[dim]
-    assert len(hidden.batch_size) == 0
-    x = torch.randn(5, 3)
-    y = F.linear(x, hidden["weight"], hidden["bias"]).order(dim)
-    assert torch.allclose(y, torch.stack([module1(x), module2(x)]), atol=1e-6)
-
-
-# -- PyTree compatibility
-
-
-def test_pytree():
-    td = TensorDict(
-        {
-            "a": TensorDict(
-                {
-                    "b": TensorDict({"c": torch.ones(2, 3, 4)}, [2, 3]),
-                    "d": torch.ones(2),
-                },
-                [2],
-            ),
-            "e": 1,
-        },
-        [],
-    )
-    td = pytree.tree_map(lambda x: x + 1, td)
-    assert all(leaf.all() for leaf in (td == 2).values(True, True))
-    assert torch.equal(td, torch.full_like(td, 2))
-    assert td.shape == torch.Size([])
-    assert td["a"].shape == torch.Size([2])
-    assert td["a", "b"].shape == torch.Size([2, 3])
-    assert td["a", "b", "c"].shape == torch.Size([2, 3, 4])
-
-
 # -- Nested-tensor compatibility
 
 
@@ -426,13 +365,9 @@ BATCH_OPS: dict[str, tuple[Any, list[int]]] = {
     "roll": (lambda td: td.roll(1, 0), [2]),
     "clone": (lambda td: td.clone(), [2]),
 }
-MISSING = set(BATCH_OPS) - {"clone"}  # no rule for ragged leaves yet
 
 
-@pytest.mark.parametrize(("op", "size"), [
-    pytest.param(*case, id=name, marks=[pytest.mark.xfail(raises=tdc.TdcError)] if name in MISSING else [])
-    for name, case in BATCH_OPS.items()
-])  # fmt: skip
+@pytest.mark.parametrize(("op", "size"), BATCH_OPS.values(), ids=BATCH_OPS)
 def test_nested_tensors_take_operations_on_batch_dims(op: Any, size: list[int]):
     td = TensorDict({"nested_tensor": ragged(), "x": torch.arange(2)}, batch_size=[2])
     out = op(td)

@@ -1,4 +1,4 @@
-"""Type checkers on code as users write it: what must pass passes, and what must be an error is one of the right kind."""
+"""Type checkers on code as users write it: what must pass passes, and what must be an error is one, of its kind."""
 
 from __future__ import annotations
 

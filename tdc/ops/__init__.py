@@ -20,6 +20,7 @@ from tdc.ops import loss as loss
 from tdc.ops import multi_head as multi_head
 from tdc.ops import norm as norm
 from tdc.ops import pointwise as pointwise
+from tdc.ops import ragged_shape as ragged_shape
 from tdc.ops import random as random
 from tdc.ops import reduction as reduction
 from tdc.ops import scan as scan

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
 from tdc._rules import Rule, add_rule
@@ -52,7 +53,7 @@ def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     first = tds[0]
     d = normal_dim(dim, first.ndim + 1, "stack")
     same_size("stack", *tds)
-    leaves = {p: torch.stack(group, d) for p, group in together("stack", *tds)}
+    leaves = {p: torch.stack(members(group), d) for p, group in together("stack", *tds)}
     size = first.batch_size
     return make(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
 
@@ -67,7 +68,7 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     if wrong:
         expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
         raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
-    leaves = {p: torch.cat(group, d) for p, group in together("cat", *tds)}
+    leaves = {p: torch.cat(members(group), d) for p, group in together("cat", *tds)}
     return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
 
 
@@ -81,6 +82,11 @@ def column_stack_tensordict(tensors: Sequence[TensorDict]) -> TensorDict:
     """Batches of one dim become columns."""
     tds = same_kind("column_stack", tensors, TensorDict)
     return cat_tensordict([reshape_tensordict("reshape", x, -1, 1) if x.ndim < 2 else x for x in tds], 1)
+
+
+def members(group: tuple[Any, ...]) -> Any:
+    """Leaves to be joined: Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)."""
+    return group if isinstance(group[0], Tensor) else list(group)
 
 
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
@@ -194,17 +200,13 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
 
 
 def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
+    """A new static dim, which all rows share; so the operands have one structure."""
     xs = same_kind("stack", tensors, NestedTensor)
-    s, d = xs[0].structure, normal_dim(dim, xs[0].ndim + 1, "stack")
-    if d <= s.batch_dim or s.batch_dim != 0 or d in s.ragged_dims[1:]:
-        hint = "stack on a dim behind the batch, or cat on dim 0"
-        raise UnsupportedError(message("stack", "a new static dim behind the batch", f"dim {d}", hint=hint))
+    s = xs[0].structure
+    opened, axis = s.opened(dim, xs[0].ndim, "stack")
     for x in xs[1:]:
         require_same(s, x.structure, "stack")
-    k = d - 1
-    axis = k if k <= s.packed_dim else k - s.ragged_ndim + 1
-    moved = s.moved(s.packed_dim + (axis <= s.packed_dim), 0)
-    return nested_like(moved, torch.stack([x.values for x in xs], axis))
+    return nested_like(opened, torch.stack([x.values for x in xs], axis))
 
 
 def split_nested(x: NestedTensor, split_size_or_sections: Any, dim: int = 0) -> tuple[NestedTensor, ...]:

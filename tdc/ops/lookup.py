@@ -9,17 +9,19 @@ from leaf to leaf, is refused.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc._errors import UnsupportedError, describe, message
-from tdc._rules import Rule, add_rule, unsupported
+from tdc._rules import Container, Rule, add_rule, unsupported
 from tdc._structure import normal_dim
 from tdc._typing import Op
-from tdc.ops.batch import NEEDED, along, lift
-from tdc.ops.pointwise import check_broadcast
+from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift
+from tdc.ops.indexing import index_select_tensordict
+from tdc.ops.leafwise import check_broadcast
 from tdc.tensordict import TensorDict, index
 
 
@@ -59,6 +61,17 @@ def take_along_dim(x: Any, indices: Tensor, dim: int) -> Any:
     return x.gather(dim, indices.expand(sizes))
 
 
+def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> TensorDict:
+    """Ragged leaves, whose rows are whole examples, take an index of one dim: the rows it names."""
+    ragged = any([isinstance(v, Container) for v in x._leaves.values()])
+    if ragged and isinstance(index, Tensor) and index.ndim == 1:
+        return index_select_tensordict(x, dim, index)
+    return gather_leaves(x, dim, index, **kwargs)
+
+
+gather_leaves = partial(along_tensordict, torch.gather, Along(("dim", "index"), NEEDED, spread=("index",)))
+
+
 def lookup_rule(op: Op, impl: Any) -> None:
     """A row for an operation that looks up examples of a TensorDict."""
     add_rule(Rule(op, "tensordict", "indexing", impl, op))
@@ -66,7 +79,6 @@ def lookup_rule(op: Op, impl: Any) -> None:
 
 along(torch.select, "dim index", "indexing", default=NEEDED)
 along(torch.narrow, "dim start length", "indexing", default=NEEDED)
-along(torch.gather, "dim index", "indexing", default=NEEDED, spread=("index",))
 along(torch.take_along_dim, "indices dim", "indexing", spread=("indices",), run=take_along_dim)
 along(torch.scatter, "dim index src", "indexing", default=NEEDED, spread=("index", "src"), run=scatter)
 along(torch.scatter_add, "dim index src", "indexing", default=NEEDED, spread=("index", "src"))
@@ -74,6 +86,7 @@ along(torch.scatter_reduce, "dim index src reduce", "indexing", default=NEEDED, 
 along(torch.index_add, "dim index source", "indexing", default=NEEDED, spread=("source",))
 along(torch.index_copy, "dim index source", "indexing", default=NEEDED, spread=("source",))
 along(torch.index_fill, "dim index value", "indexing", default=NEEDED)
+lookup_rule(torch.gather, gather_tensordict)
 lookup_rule(torch.masked_select, masked_select_tensordict)
 lookup_rule(torch.diagonal, diagonal_tensordict)
 lookup_rule(torch.Tensor.unfold, unfold_tensordict)

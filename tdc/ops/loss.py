@@ -24,7 +24,7 @@ from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor
 from tdc.ops.batch import lift
-from tdc.ops.pointwise import check_broadcast
+from tdc.ops.leafwise import check_broadcast
 from tdc.tensordict import TensorDict, make
 
 

@@ -22,15 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._rules import KINDS, MODES, Rule, add_rule
 from tdc._structure import longest, pack_rows, require, require_same, spread
-from tdc._tree import same_keys, same_size
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor
 from tdc.ops.batch import on_leaves
-from tdc.tensordict import TensorDict, make
+from tdc.ops.leafwise import first_of, nary_tensordict, unary_tensordict
+from tdc.tensordict import TensorDict
 
 
 def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
@@ -58,11 +58,6 @@ def unary_nested(op: Op, x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTe
 def unary_masked(op: Op, x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
     kwargs.pop("inplace", None)
     return x.with_data(op(x.data, *args, **kwargs))
-
-
-def unary_tensordict(op: Op, x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
-    kwargs.pop("inplace", None)
-    return make({p: op(v, *args, **kwargs) for p, v in x._leaves.items()}, x._nodes, x.batch_size, x.device)
 
 
 def nary_nested(op: Op, *args: Any, **kwargs: Any) -> NestedTensor:
@@ -164,60 +159,6 @@ def neutral(x: Any, like: MaskedBatch, op: Op) -> Any:
     """As `raw`, with 1 in padding: inside the domain of every pointwise function."""
     return (
         raw(x, like, op) if not isinstance(x, MaskedBatch) else torch.where(like.mask, raw(x, like, op), 1).to(x.dtype)
-    )
-
-
-def nary_tensordict(op: Op, call: Op, *args: Any, **kwargs: Any) -> TensorDict:
-    """`op` names the operation, `call` runs it on leaves."""
-    like = first_of(TensorDict, op, args, kwargs)
-    tds = [a for a in (*args, *kwargs.values()) if isinstance(a, TensorDict)]
-    same_keys(op, *tds)
-    same_size(op, *tds)
-    size = like.batch_size
-    for a in (*args, *kwargs.values()):
-        if isinstance(a, Tensor) and a.ndim > 0:
-            check_broadcast(a, size, op)
-    leaves = {
-        p: call(
-            *[leaf_operand(a, p, v, len(size)) for a in args],
-            **{k: leaf_operand(a, p, v, len(size)) for k, a in kwargs.items()},
-        )
-        for p, v in like._leaves.items()
-    }
-    return make(leaves, like._nodes, size, like.device)
-
-
-def leaf_operand(x: Any, path: Any, leaf: Any, batch_ndim: int) -> Any:
-    """What an operand of a TensorDict is for one leaf: its own leaf, or a tensor extended over the leaf's features."""
-    if isinstance(x, TensorDict):
-        return x._leaves[path]
-    if isinstance(x, Tensor) and x.ndim > 0:
-        return x.view(*x.shape, *[1] * (leaf.ndim - batch_ndim))
-    return x
-
-
-def check_broadcast(x: Tensor, size: Sequence[int], op: Op) -> None:
-    """A dense operand of a TensorDict broadcasts against its batch size, and does not make it larger.
-
-    Raises:
-        ShapeError: it does not.
-    """
-    tail = list(size[len(size) - x.ndim :]) if x.ndim <= len(size) else None
-    if tail is None or any([n != 1 and n != m for n, m in zip(x.shape, tail, strict=True)]):
-        expected = f"a tensor that broadcasts against batch_size {show_sizes(size)}"
-        hint = "for features use td.apply(lambda leaf: ...)"
-        raise ShapeError(message(op, expected, describe(x), hint=hint))
-
-
-def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first operand of a class: it gives the result its structure."""
-    if kwargs.get("out") is not None:
-        raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
-    for a in (*args, *kwargs.values()):
-        if isinstance(a, cls):
-            return a
-    raise StructureError(
-        message(op, f"a {cls.__name__} among the operands", "one inside a list", hint="pass it directly")
     )
 
 

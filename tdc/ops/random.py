@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from tdc._rules import Rule, add_rule
 from tdc.masked import MaskedBatch
-from tdc.ops.pointwise import UNTRACED, unary, unary_nested, unary_tensordict
+from tdc.ops.leafwise import unary_tensordict
+from tdc.ops.pointwise import UNTRACED, unary, unary_nested
 
 
 def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:

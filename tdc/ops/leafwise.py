@@ -1,0 +1,127 @@
+"""Elementwise operations on TensorDicts: the torch operation on each leaf, operands paired leaf by leaf.
+
+    td + td         leaves at the same paths
+    td + tensor     the tensor has batch dims, and is extended over the features of each leaf
+    td + 1          every leaf
+
+Eagerly, plain tensors go to one of torch's foreach kernels, which handles all of them in one call. Those have no
+batching rule and no ragged leaves, and the compiler fuses single operations better, so everywhere else each leaf has
+an operation of its own.
+
+Invariant: the result has the keys, nodes and batch size of the first TensorDict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc._structure import eager
+from tdc._tree import same_keys, same_size
+from tdc._typing import Op
+from tdc.tensordict import TensorDict, make
+
+FOREACH: dict[Op, Op] = {
+    getattr(torch, name): getattr(torch, f"_foreach_{name}")
+    for name in (
+        "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
+        "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",
+        "sqrt", "tan", "tanh", "trunc", "add", "sub", "mul", "div",
+    )
+}  # fmt: skip
+PLAIN = {Tensor, Parameter}
+
+
+def unary_tensordict(op: Op, x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
+    kwargs.pop("inplace", None)
+    leaves = x._leaves
+    if not args and not kwargs and eager() and op in FOREACH and at_once(leaves.values()):
+        done = FOREACH[op](list(leaves.values()))
+        return make(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
+    return make({p: op(v, *args, **kwargs) for p, v in leaves.items()}, x._nodes, x._size, x._device)
+
+
+def nary_tensordict(op: Op, call: Op, *args: Any, **kwargs: Any) -> TensorDict:
+    """`op` names the operation, `call` runs it on leaves."""
+    operands = (*args, *kwargs.values())
+    like = first_of(TensorDict, op, args, kwargs)
+    tds = [a for a in operands if isinstance(a, TensorDict)]
+    if len(tds) > 1:
+        same_keys(op, *tds)
+        same_size(op, *tds)
+    for a in operands:
+        if isinstance(a, Tensor) and a.ndim > 0:
+            check_broadcast(a, like._size, op)
+    paths, columns = list(like._leaves), [column(a, like) for a in args]
+    if kwargs:
+        named = {k: column(a, like) for k, a in kwargs.items()}
+        done: Any = [
+            call(*values, **{k: c[i] for k, c in named.items()}) for i, values in enumerate(rows(columns, paths))
+        ]
+    elif eager() and op in FOREACH and pairs(args) and all([at_once(td._leaves.values()) for td in tds]):
+        done = FOREACH[op](columns[0], columns[1] if len(tds) == 2 else args[1])
+    else:
+        done = [call(*values) for values in zip(*columns, strict=True)]
+    return make(dict(zip(paths, done, strict=True)), like._nodes, like._size, like._device)
+
+
+def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first operand of a class: it gives the result its structure."""
+    if kwargs.get("out") is not None:
+        raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, cls):
+            return a
+    raise StructureError(
+        message(op, f"a {cls.__name__} among the operands", "one inside a list", hint="pass it directly")
+    )
+
+
+def rows(columns: list[list[Any]], paths: list[Any]) -> Iterable[tuple[Any, ...]]:
+    """Positional operands of each leaf; none at all where all are named."""
+    return zip(*columns, strict=True) if columns else [()] * len(paths)
+
+
+def column(x: Any, like: TensorDict) -> list[Any]:
+    """What an operand is for each leaf: its own leaf, a tensor extended over the features, or the same for all."""
+    leaves = like._leaves
+    if isinstance(x, TensorDict):
+        if x is like or list(x._leaves) == list(leaves):
+            return list(x._leaves.values())
+        return [x._leaves[p] for p in leaves]
+    if isinstance(x, Tensor) and x.ndim > 0:
+        k = len(like._size)
+        wide = {n: x.view(*x.shape, *[1] * (n - k)) for n in {v.ndim for v in leaves.values()}}
+        return [wide[v.ndim] for v in leaves.values()]
+    return [x] * len(leaves)
+
+
+def pairs(args: tuple[Any, ...]) -> bool:
+    """Whether the operands are two TensorDicts, or one and a number: what foreach kernels take."""
+    if len(args) != 2 or not isinstance(args[0], TensorDict):
+        return False
+    return isinstance(args[1], TensorDict) or type(args[1]) in (int, float)
+
+
+def at_once(leaves: Iterable[Any]) -> bool:
+    """Whether a foreach kernel may take these leaves: plain tensors, at least one."""
+    kinds = set(map(type, leaves))
+    return bool(kinds) and kinds <= PLAIN
+
+
+def check_broadcast(x: Tensor, size: Sequence[int], op: Op) -> None:
+    """A dense operand of a TensorDict broadcasts against its batch size, and does not make it larger.
+
+    Raises:
+        ShapeError: it does not.
+    """
+    tail = list(size[len(size) - x.ndim :]) if x.ndim <= len(size) else None
+    if tail is None or any([n != 1 and n != m for n, m in zip(x.shape, tail, strict=True)]):
+        expected = f"a tensor that broadcasts against batch_size {show_sizes(size)}"
+        hint = "for features use td.apply(lambda leaf: ...)"
+        raise ShapeError(message(op, expected, describe(x), hint=hint))
