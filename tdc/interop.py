@@ -262,7 +262,7 @@ def is_nested(value: Any) -> bool:
 def names_of(x: Any) -> tuple[str, ...]:
     """Names of the fields of a record, or of a class of records."""
     if is_dataclass(x):
-        return tuple([n for n, f in x.__dataclass_fields__.items() if f._field_type.name == "_FIELD"])
+        return tuple([f.name for f in fields(x)])
     if hasattr(x, "_fields"):
         return tuple(x._fields)
     cls = x if isinstance(x, type) else type(x)  # torch.return_types: their fields are descriptors of the C API

@@ -104,7 +104,8 @@ def shape(rule: Rule) -> Iterator[Sample]:
         "expand": {"in front": lambda b: [3, -1, -1]},
     }  # fmt: skip
     for label, args in arguments[rule.name].items():
-        yield reshaped(label, args, lambda index, a=args: rule.ref(index, *a(0)))
+        modes = LIGHT if rule.name == "squeeze" else MODES  # there is nothing to compile
+        yield reshaped(label, args, lambda index, a=args: rule.ref(index, *a(0)), modes)
 
 
 def squeeze(rule: Rule) -> Iterator[Sample]:

@@ -1,8 +1,8 @@
 """The RFC "torch.dict.TensorDict", block by block: what it shows runs here, in the spelling that changes nothing.
 
-The headings are those of the RFC; those on functorch and pytrees are in test_rfc_functorch.py. A write returns a new object, so `td.set(...)` becomes `td = td.set(...)`, and
-`td[index] = value` becomes `td = td.at[index].set(value)`. Printed texts are those of the RFC; where a line must
-differ, the test says why.
+The headings are those of the RFC; those on functorch and pytrees are in `test_rfc_functorch.py`. A write returns a new
+object, so `td.set(...)` becomes `td = td.set(...)`, and `td[index] = value` becomes `td = td.at[index].set(value)`.
+Printed texts are those of the RFC; where a line must differ, the test says why.
 """
 
 from __future__ import annotations

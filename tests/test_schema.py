@@ -10,6 +10,7 @@ import pytest
 import torch
 from texts import Texts
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import tdc
 from tdc import ObjectArray, Spec, Static, StructureError, TensorDict, UnsupportedError
@@ -167,7 +168,7 @@ def test_specs_compile():
 
 def test_check_of_an_open_batch_size_does_not_recompile():
     form = tdc.spec(TensorDict({"x": torch.zeros(2, 3)}, [2])).with_batch_size([None])
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     fn = torch.compile(lambda td: tdc.check(td, form) + 1, fullgraph=True, backend=counter, dynamic=True)
     for rows in (2, 5, 9):
         assert fn(TensorDict({"x": torch.zeros(rows, 3)}, [rows])).batch_size == (rows,)

@@ -113,6 +113,8 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     others = {name: value for name, value in given.items() if isinstance(value, TensorDict)}
     fixed = {name: value for name, value in given.items() if name not in others}
     count = 1 if dims is None else x.ndim
+    if dims is not None and not others and not how.spread:
+        return lift(x, lambda leaf: run(leaf, dim=dims, **fixed), op=op)
 
     def fn(leaf: Any, *rest: Any) -> Any:
         now = {**fixed, **dict(zip(others, rest, strict=True))}

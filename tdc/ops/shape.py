@@ -146,6 +146,8 @@ def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
 def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
     given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
     dims = tuple([d for d in given if x.batch_size[d] == 1])
+    if not dims:
+        return x
     return lift(x, lambda v: v.squeeze(dims), size=[n for d, n in enumerate(x.batch_size) if d not in dims])
 
 
