@@ -22,6 +22,7 @@ import torch
 from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc._keyed import Keyed
 from tdc._keys import show
+from tdc._rules import Container
 from tdc._tree import common, is_tensordict
 from tdc._typing import OpName
 from tdc.arrays import from_struct_array, is_struct_array
@@ -256,7 +257,9 @@ def entries(obj: Any) -> dict[Any, Any]:
 
 def is_nested(value: Any) -> bool:
     """Whether a value has entries of its own that may be records."""
-    return not is_tensordict(value) and (isinstance(value, Mapping) or is_record(value))
+    if isinstance(value, (torch.Tensor, Container)):
+        return False
+    return isinstance(value, Mapping) or is_record(value)
 
 
 def names_of(x: Any) -> tuple[str, ...]:

@@ -329,13 +329,14 @@ def unlike(rows: Rows, dims: Any) -> tuple[str, str]:
         return f"{describe(first)}, no tensor", ""
     if loose and not (loose[0] >= 1 and loose[-1] <= first.ndim):
         return "", f"{describe(first)} has no dim {loose[-1] - 1} that could differ"
+    sizes = [n for d, n in enumerate(first.shape) if d + 1 not in loose]
     for i, row in enumerate(rows):
-        text = f"{describe(first)} and in row {i} {describe(row)}"
-        if isinstance(row, Tensor) != isinstance(first, Tensor) or row.dtype != first.dtype:
-            return text, ""
-        sizes = [n for d, n in enumerate(row.shape) if d + 1 not in loose]
-        if row.ndim != first.ndim or sizes != [n for d, n in enumerate(first.shape) if d + 1 not in loose]:
-            return "", text
+        if type(row) is not type(first) and isinstance(row, Tensor) != isinstance(first, Tensor):
+            return f"{describe(first)} and in row {i} {describe(row)}", ""
+        if row.dtype != first.dtype:
+            return f"{describe(first)} and in row {i} {describe(row)}", ""
+        if row.ndim != first.ndim or sizes != [n for d, n in enumerate(row.shape) if d + 1 not in loose]:
+            return "", f"{describe(first)} and in row {i} {describe(row)}"
     return "", ""
 
 
