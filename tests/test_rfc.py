@@ -222,14 +222,14 @@ def test_padding():
     assert out["b", "c"][:, 4].eq(-1).all()
 
 
-def test_rows_of_different_lengths_become_ragged_and_padded_leaves():
-    """`pad_sequence` in two steps that say what they are: pack the rows, then pad the batch."""
-    steps = [torch.ones(2, 3), torch.ones(5, 3)]
-    td = TensorDict({"obs": tdc.pack(steps), "label": torch.arange(2)}, batch_size=[2])
-    padded = td.set("obs", td["obs"].to_padded(0.0))
+def test_pad_sequence():
+    rows = [TensorDict({"obs": torch.ones(n, 3), "act": torch.ones(n)}, [n]) for n in (2, 5)]
+    padded = tdc.pad_sequence(rows, value=-1.0)
     assert padded["obs"].data.shape == (2, 5, 3)
-    assert padded["obs"].mask.sum() == 7
-    assert [row.shape[0] for row in td["obs"].unbind()] == [2, 5]
+    assert padded["obs"].data[0, 2:].eq(-1).all()
+    assert padded["act"].mask.sum(1).tolist() == [2, 5]
+    assert all(torch.equal(a["obs"], b["obs"]) for a, b in zip(tdc.unpad_sequence(padded), rows, strict=True))
+    assert tdc.ragged_stack(rows)["obs"].lengths.tolist() == [2, 5]
 
 
 def test_stack_cat_split_unbind_chunk():
