@@ -235,24 +235,25 @@ def examples_of(op: OpName, tds: Any) -> list[TensorDict]:
 
 def as_sample(sample: Any) -> TensorDict:
     """A sample as a TensorDict; strings and other objects in mappings are objects of one row."""
-    return as_tensordict(with_objects(sample) if isinstance(sample, Mapping) else sample)
+    if isinstance(sample, Mapping):
+        return TensorDict(with_objects(sample))
+    return as_tensordict(sample)
 
 
 def with_objects(sample: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A mapping in which whatever is no array, number, list or record is an ObjectArray."""
-    found: dict[Any, Any] = {}
-    for key, value in sample.items():
-        if isinstance(value, Mapping) and not isinstance(value, Container):
-            found[key] = with_objects(value)
-        else:
-            found[key] = value if is_entry(value) else ObjectArray([value], ())
-    return found
+    """A mapping as entries of a TensorDict; whatever is no array, number, list or record is an ObjectArray."""
+    return {key: value if isinstance(value, Tensor) else as_entry(value) for key, value in sample.items()}
 
 
-def is_entry(value: Any) -> bool:
-    """Whether a TensorDict takes a value as it is."""
-    known = isinstance(value, (Tensor, Container, bool, int, float, complex, list)) or type(value) in PROTOCOLS
-    return known or isinstance(value, Static) or is_record(value) or hasattr(value, "__array__")
+def as_entry(value: Any) -> Any:
+    """A value of a sample as a TensorDict takes it."""
+    if isinstance(value, (Container, bool, int, float, complex, list, Static)) or type(value) in PROTOCOLS:
+        return value
+    if isinstance(value, Mapping):
+        return with_objects(value)
+    if is_record(value):
+        return as_tensordict(value)
+    return value if hasattr(value, "__array__") else ObjectArray([value], ())
 
 
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
