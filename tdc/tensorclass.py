@@ -203,7 +203,10 @@ class TensorClass(TensorDict, metaclass=Meta):
         leaves, nodes = self._leaves, self._nodes
         for path, slot in self._slotted:
             leaf = leaves.get(path)
-            if type(leaf) is Leaf or (leaf is None and path in nodes):
+            entry = nodes.get(path) if leaf is None else None
+            if type(entry) is Static:
+                leaf = entry.value
+            elif entry is not None or type(leaf) is Leaf:
                 leaf = self._at(path)
             setattr(self, slot, leaf)
 
@@ -377,7 +380,10 @@ def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: An
         value = given[f.name]
         if value is MISSING:
             value = f.default if f.factory is MISSING else f.factory()
-        put(f, value, leaves, nodes, len(size), place)
+        if isinstance(value, Tensor) and place is None and f.kind != "static":
+            leaves[(f.name,)] = value
+        else:
+            put(f, value, leaves, nodes, len(size), place)
     check_leaves(type(self).__name__, leaves, nodes, size)
     if size:
         mark_rows(leaves)
@@ -391,8 +397,7 @@ def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, ndim: int, device: t
     Raises:
         DtypeError: a tensor field that is given an inner node.
     """
-    path = (f.name,)
-    value = as_entry_of(f, value)
+    path, value = (f.name,), as_entry_of(f, value)
     if type(value) is Static:
         nodes[path] = value
     elif is_inner_value(value):
@@ -421,21 +426,21 @@ def as_entry_of(f: Field, value: Any) -> Any:
     Raises:
         DtypeError: an inner node for a tensor field, or an unhashable object for a static one.
     """
-    inner, at = is_inner_value(value), {f.name: type(value).__name__}
-    if inner and f.kind == "tensor":
-        hint = "annotate the field as TensorDict, or as Any"
-        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
-    if type(value) is Static:
+    if type(value) is Static or (isinstance(value, Tensor) and f.kind != "static"):
         return value
+    inner = f.kind != "static" and is_inner_value(value)
+    if inner and f.kind == "tensor":
+        at, hint = {f.name: type(value).__name__}, "annotate the field as TensorDict, or as Any"
+        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
     if f.kind == "static" or value is None or (f.kind == "any" and not inner and not is_array(value)):
-        check_static("tensorclass", value, at)
+        check_static("tensorclass", value, {f.name: type(value).__name__})
         return Static(value)
     return value
 
 
 def is_inner_value(value: Any) -> bool:
     """Whether a value becomes an inner node."""
-    return is_tensordict(value) or isinstance(value, Mapping)
+    return not isinstance(value, Tensor) and (is_tensordict(value) or isinstance(value, Mapping))
 
 
 def is_array(value: Any) -> bool:

@@ -18,7 +18,7 @@ class Named(tdc.TensorClass):
     name: str = "here"
 
 
-class Outer(tdc.TensorClass):
+class Pair(tdc.TensorClass):
     td: tdc.TensorDict
     w: Tensor
 
@@ -29,9 +29,9 @@ def point() -> Named:
 
 class TestTexts(Texts):
     def test_a_field_that_does_not_begin_with_the_batch_size(self):
-        self.says(lambda: Outer({"a": torch.zeros(2), "b": torch.zeros(3)}, torch.zeros(2, 3), batch_size=[3]), """\
+        self.says(lambda: Pair({"a": torch.zeros(2), "b": torch.zeros(3)}, torch.zeros(2, 3), batch_size=[3]), """\
 ShapeError
-tdc.Outer: expected leaves of shape [3, ...], got 2 that differ
+tdc.Pair: expected leaves of shape [3, ...], got 2 that differ
 at td.a: Tensor float32[2]
 at w: Tensor float32[2, 3]
 hint: give the batch size that all leaves share, or reshape the leaf""")

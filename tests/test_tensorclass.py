@@ -396,6 +396,25 @@ def test_a_new_inner_node_replaces_the_old_one():
     assert deep.td["p"].xy.eq(0).all()
 
 
+@pytest.mark.xfail(reason="set() of tdc/_keyed.py takes the old node out first, and without it the parent is no Outer")
+def test_a_new_inner_node_below_a_typed_one():
+    td = TensorDict({"x": nested()}, [3])
+    assert type(td.set(("x", "td"), TensorDict({"q": torch.zeros(3)}, [3]))["x"]) is Outer
+
+
+@pytest.mark.xfail(reason="the builder of tdc knows no fields")
+def test_a_builder_takes_static_values():
+    m = point().mutate()
+    m["name"] = "z"
+    assert m.finish().name == "z"
+
+
+@pytest.mark.xfail(reason="agree_tensordict() of tdc/ops/whole.py compares leaves only")
+def test_different_static_values_are_not_equal():
+    assert torch.equal(point(), point())
+    assert not torch.equal(point(), point().replace(name="z"))
+
+
 def test_another_key_or_a_missing_one_makes_a_tensordict():
     p = point()
     assert type(p.set("q", torch.zeros(3))) is TensorDict
