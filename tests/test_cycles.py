@@ -105,6 +105,12 @@ DENSE: dict[str, Callable[[Any], Any]] = {
     "a tensor that does not fit": lambda td: error(lambda: td + torch.ones(5)),
     "backward": lambda td: td.apply(lambda x: x.clone().requires_grad_()).apply(lambda x: x * x).sum(),
 }
+RAGGED: dict[str, Callable[[Any], Any]] = {
+    "shape": lambda td: (td.reshape(3, 1), td.unsqueeze(0), td.flip(0), td.expand(2, 3)),
+    "stack": lambda td: (torch.stack([td, td]), torch.stack([td, td], 1)),
+    "padding": lambda td: td.set(("b", "c"), td["b", "c"].to_padded()),
+    "pad_sequence": lambda td: tdc.pad_sequence([row.select("b") for row in td], keys=[("b", "c")]),
+}
 OF_CLASS: dict[str, Callable[[Any], Any]] = {
     "attributes": lambda x: (x.a, x.b, x.b.c, x.extra),
     "methods": lambda x: x.b.doubled(),
@@ -151,6 +157,7 @@ CASES = [
     *[(plain, name, op) for name, op in (ANY | NUMERIC | DENSE).items()],
     *[(typed, name, op) for name, op in (ANY | NUMERIC | DENSE | OF_CLASS).items()],
     *[(ragged, name, op) for name, op in (ANY | NUMERIC).items()],
+    *[(ragged, name, op) for name, op in RAGGED.items()],
     *[(with_objects, name, op) for name, op in ANY.items()],
 ]
 
