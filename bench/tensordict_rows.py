@@ -7,8 +7,9 @@ A row has a name and one line for each candidate:
     tdc, tensordict    the same line where both spell it alike
     optree    on the nested dict, where optree has something for it
 
-By hand nothing is checked but in `construct`: no batch size, no key sets. Everything is out of place, `set` and `update` give a new dict
-and leave the old one as it was (tensordict: `clone(recurse=False)` first). Leaves have batch dims (6, 4).
+By hand nothing is checked but in `construct`: no batch size, no key sets. Everything is out of place, `set` and
+`update` give a new dict and leave the old one as it was (tensordict: `clone(recurse=False)` first). Leaves have batch
+dims (6, 4).
 """
 
 from __future__ import annotations

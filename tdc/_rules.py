@@ -201,8 +201,11 @@ def as_method(op: Op, name: str) -> Op:
     """A method that runs the row of `op`, not `op` itself: torch functions take no sizes one by one, methods do."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        types = [type(a) for a in (self, *args, *kwargs.values()) if isinstance(a, Container)]
-        return self.__torch_function__(op, types, (self, *args), kwargs)
+        cls = type(self)
+        for a in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(a, Container) and a._rank > cls._rank:
+                cls = type(a)
+        return IMPLS[row_of(op, cls)](self, *args, **kwargs)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"`torch.{name}` with this as its first argument."

@@ -185,7 +185,7 @@ def traced() -> bool:
 
 for _mark in (mark_dynamic, mark_result):
     _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
-eager._torchdynamo_inline = traced  # type: ignore[attr-defined]
+eager._torchdynamo_inline = traced  # type: ignore[attr-defined]  # the same
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:

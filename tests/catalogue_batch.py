@@ -82,7 +82,7 @@ def tree(*sizes: int, dom: str = "real") -> Callable[[Draw], Dict]:
 
 def reduced(rule: Rule) -> Iterator[Sample]:
     """Over one batch dim, over all, and where torch takes them over several."""
-    dom = "whole" if rule.name == "count_nonzero" else "real"
+    dom = DOMAIN.get(rule.name, "real")
     if rule.name == "cumprod":  # torch's derivative of it makes a graph for each size
         yield of("dim 0, no gradient", dim=0, dom="constant", modes=("compile",))
         yield of("dim 0", dim=0, modes=(*LIGHT, "export"))
@@ -102,6 +102,7 @@ def grown(*sizes: int, modes: tuple[str, ...] = MODES) -> Sample:
     return Sample(f"batch {list(sizes)}", lambda d: call(tree(*sizes)(d)), columnwise, modes)
 
 
+DOMAIN = {"count_nonzero": "whole", "aminmax": "constant"}  # torch 2.11 has no derivative of aminmax
 NO_KEEPDIM = {"count_nonzero", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"}
 SEVERAL = {
     "nansum", "nanmean", "logsumexp", "std", "var", "std_mean", "var_mean", "count_nonzero", "norm", "vector_norm",

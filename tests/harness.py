@@ -117,6 +117,7 @@ class Case:
         self.slots = [is_input(x) for x in flat]
         self.inputs = [x for x in flat if is_input(x)]
         self.constants = [None if is_input(x) else x for x in flat]
+        self.method = self.rule.name if getattr(torch.Tensor, self.rule.name, None) is self.rule.op else ""
         self.leaves = draw.leaves
         self.want = self.sample.expect(self.rule.ref, args, kwargs)
 
@@ -125,8 +126,8 @@ class Case:
         it = iter(inputs)
         flat = [next(it) if slot else x for slot, x in zip(self.slots, self.constants, strict=True)]
         args, kwargs = pytree.tree_unflatten(flat, self.spec)
-        if getattr(torch.Tensor, self.rule.name, None) is self.rule.op:
-            return getattr(args[0], self.rule.name)(*args[1:], **kwargs)
+        if self.method:
+            return getattr(args[0], self.method)(*args[1:], **kwargs)
         return self.rule.op(*args, **kwargs)
 
     def compare(self, result: Any) -> list[str]:

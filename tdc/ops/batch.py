@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message, op_name
-from tdc._rules import Rule, add_rule
+from tdc._rules import MODES, Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._tree import together
 from tdc._typing import Op
@@ -96,10 +96,13 @@ class Along:
     whole: Op | None = None
 
 
-def along(op: Op, names: str, family: str, *, identity: float | None = None, aliases: Any = (), **how: Any) -> None:
+def along(
+    op: Op, names: str, family: str, *, identity: float | None = None, aliases: Any = (),
+    modes: tuple[str, ...] = MODES, **how: Any,
+) -> None:  # fmt: skip
     """A row for an operation along batch dims; `how` are further fields of `Along`."""
     impl = partial(along_tensordict, op, Along(tuple(names.split()), **how))
-    add_rule(Rule(op, "tensordict", family, impl, op, identity=identity), aliases)
+    add_rule(Rule(op, "tensordict", family, impl, op, identity=identity, modes=modes), aliases)
 
 
 def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import Container, Rule, add_rule
+from tdc._rules import MODES, Container, Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
 from tdc._typing import Dims, Op
 from tdc.masked import MaskedBatch
@@ -203,8 +203,9 @@ along(torch.norm, "p dim keepdim dtype", "reduction", several=True)
 along(torch.linalg.vector_norm, "ord dim keepdim", "reduction", several=True)
 for _op in (torch.argmax, torch.argmin):
     along(_op, "dim keepdim", "reduction")
-for _op in (torch.quantile, torch.nanquantile):
-    along(_op, "q dim keepdim", "reduction")
+for _op in (torch.quantile, torch.nanquantile):  # torch 2.11 cannot trace them
+    _modes = MODES if torch.__version__ >= "2.12" else ("eager", "vmap", "grad")
+    along(_op, "q dim keepdim", "reduction", modes=_modes)
 along(torch.aminmax, "dim keepdim", "reduction")
 for _op in (torch.median, torch.nanmedian):
     along(_op, "dim keepdim", "reduction", whole=partial(values_of, _op))

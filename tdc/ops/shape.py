@@ -144,6 +144,9 @@ def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
 
 
 def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
+    size = x._size
+    if isinstance(dim, int) and -len(size) <= dim < len(size) and size[dim] != 1:
+        return x
     given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
     dims = tuple([d for d in given if x.batch_size[d] == 1])
     if not dims:
