@@ -117,7 +117,7 @@ def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
     known, total = 1, math.prod(old)
     for n in sizes:
         known = known * (1 if n == -1 else n)
-    free = sizes.count(-1)
+    free = len([n for n in sizes if n == -1])  # torch 2.11 cannot trace `count` of symbolic sizes
     if free > 1 or (free == 1 and (known == 0 or total % known)) or (free == 0 and known != total):
         hint = "reshape acts on batch dims only; features stay"
         expected = f"sizes with {total} examples, batch_size {show_sizes(old)}"
