@@ -122,6 +122,8 @@ def split(rule: Rule) -> Iterator[Sample]:
 
     for layout in ("features", "two"):
         yield Sample(f"{layout}, batch", lambda d, n=layout: call(d.ragged(n), 2), rows, eager)
+    fixed = lambda d: call(d.ragged(lengths=(3, 0, *d.lengths[:2])), 3)  # noqa: E731  # the number of parts is fixed
+    yield Sample("two parts", fixed, rows, (*LIGHT, "compile"))  # a slice reads offsets, which export does not
     yield Sample("features, static", lambda d: call(d.ragged(), 2, 2), static)
     yield Sample("second, static", lambda d: call(d.ragged("second"), 1, 1), static, LIGHT)
     if rule.name == "split":

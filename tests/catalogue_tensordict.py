@@ -111,7 +111,7 @@ def shape(rule: Rule) -> Iterator[Sample]:
 def squeeze(rule: Rule) -> Iterator[Sample]:
     yield from shape(rule)
 
-    def draw(d: Draw, *args: int) -> Call:
+    def draw(d: Draw, *args: Any) -> Call:
         return call(drawn(d, size=(len(d.lengths), 1)), *args)
 
     def want(ref: Any, args: Any, kwargs: Any) -> Dict:
@@ -119,6 +119,7 @@ def squeeze(rule: Rule) -> Iterator[Sample]:
 
     yield Sample("all of size 1", draw, want)
     yield Sample("dim 1", lambda d: draw(d, 1), want)
+    yield Sample("dims", lambda d: draw(d, (0, 1)), want, LIGHT)
 
 
 def expand(rule: Rule) -> Iterator[Sample]:
