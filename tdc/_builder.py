@@ -60,7 +60,7 @@ class Builder:
         td, path = unfinished(self), unravel_key(key)
         fresh: Leaves = {}
         inner: Nodes = {}
-        absorb(fresh, inner, (), {path: value}, len(td._size), td._device)
+        absorb(fresh, inner, (), {path: td._entry(key, value)}, len(td._size), td._device)
         remove(self._leaves, self._nodes, path)
         for p, entry in inner.items():
             put_node(self._leaves, self._nodes, p, entry)

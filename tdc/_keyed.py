@@ -31,6 +31,7 @@ from tdc._tree import (
     overwrite,
     put_leaf,
     put_node,
+    remove,
     retype,
     subtree,
 )
@@ -142,9 +143,7 @@ class Keyed(Container):
             leaves = leaves.copy()
             leaves[path] = value
             return self._with(leaves, self._nodes, size)
-        there = is_tensordict(value) or isinstance(value, Mapping)
-        base = self.exclude(path) if there and path in self._nodes else self
-        return merge(base, "set", {path: value})
+        return merge(self, "set", {path: value}, instead=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
         """With the entries of `other`, key by key; inner nodes are merged.
@@ -169,6 +168,10 @@ class Keyed(Container):
         return self.update(entries)
 
     __replace__ = replace  # copy.replace, Python 3.13
+
+    def _entry(self, key: NestedKey, value: Any) -> Any:
+        """A value as it is stored at a key; a tensorclass knows which of its fields are static."""
+        return value
 
     def setdefault(self, key: NestedKey, value: Any) -> Self:
         """`set` where nothing is at `key`; this very object otherwise."""
@@ -308,14 +311,16 @@ def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
     return path
 
 
-def merge(td: Keyed, op: OpName, other: Any) -> Any:
-    """A TensorDict with the entries of a mapping or of another TensorDict."""
+def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> Any:
+    """A TensorDict with the entries of a mapping or of another TensorDict; in place of what is at a path, if given."""
     fresh: Leaves = {}
     inner: Nodes = {}
     absorb(fresh, inner, (), other, len(td._size), td._device)
     if not (is_tensordict(other) and other._size == td._size):
         check_leaves(op, fresh, {}, td._size)
     leaves, nodes = dict(td._leaves), dict(td._nodes)
+    if instead in nodes or (instead in leaves and instead in inner):
+        remove(leaves, nodes, instead)
     if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and Static not in map(type, inner.values()):
         leaves.update(fresh)
     else:

@@ -31,12 +31,14 @@ def register(
     flatten: Flatten,
     unflatten: Unflatten,
     names: Callable[[Any], Sequence[Any]],
+    name: str = "",
 ) -> None:
     """Register `cls` with torch's pytree and with optree.
 
     Args:
         flatten: `x -> (children, context)`; the context is made of tuples, str, int, bool and None.
         unflatten: `(children, context) -> x`; children may be anything.
+        name: of the class in files; that of a tensorclass names its module, too.
         names: `context -> one key per child`: a str for an attribute, a tuple of str for a key path.
     """
 
@@ -52,7 +54,7 @@ def register(
         cls,
         flatten,
         unflatten,
-        serialized_type_name=f"tdc.{cls.__name__}",
+        serialized_type_name=name or f"tdc.{cls.__name__}",
         flatten_with_keys_fn=flatten_with_keys,
         to_dumpable_context=lists_of,
         from_dumpable_context=tuples_of,

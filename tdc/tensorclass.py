@@ -170,6 +170,9 @@ class TensorClass(TensorDict, metaclass=Meta):
         """A plain TensorDict of the fields."""
         return TensorDict(self, self._size, device=self._device)
 
+    def _entry(self, key: NestedKey, value: Any) -> Any:
+        return as_entry(self, key, value)
+
     def set(self, key: NestedKey, value: Any) -> Any:
         """With another value of a field; any other key makes a TensorDict of it."""
         known = isinstance(key, str) and key in self._fields
@@ -253,7 +256,7 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any]) -> None:
         cls.__init__ = constructor(cls)
     cls.__match_args__ = tuple(fields)
     TYPES[name_of(cls)] = cls
-    register(cls, flatten, unflatten, lambda context: context[0])
+    register(cls, flatten, unflatten, lambda context: context[0], name_of(cls))
 
 
 def is_written(name: str) -> bool:

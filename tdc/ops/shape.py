@@ -99,13 +99,13 @@ def transpose(permute: Op, x: Any, dim0: int, dim1: int) -> Any:
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     order = full_order(ints(dims), x.ndim)
     axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
-    return lift(x, lambda v: v.permute(*axes[v.ndim]), size=[x.batch_size[d] for d in order])
+    return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order])
 
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
     k, size = x.ndim, resolve(ints(sizes), x.batch_size)
-    return lift(x, lambda v: getattr(v, method)(*size, *v.shape[k:]), size=size)
+    return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size)
 
 
 def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
@@ -126,6 +126,8 @@ def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
 
 
 def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> TensorDict:
+    if not x.ndim:
+        return unsqueeze_tensordict(x, 0)
     a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
     size = x.batch_size
     merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
@@ -163,7 +165,7 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
             message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
         )
     size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
-    return lift(x, lambda v: v.expand(*size, *v.shape[k:]), size=size)
+    return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size)
 
 
 def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
@@ -223,7 +225,7 @@ def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     if len(times) < x.ndim:
         hint = "torch.tile adds what is missing"
         raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))
-    return lift(x, lambda v: v.repeat(*times, *[1] * (v.ndim - x.ndim)))
+    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - x.ndim))))
 
 
 def tile_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
