@@ -25,7 +25,7 @@ from tdc._tree import same_size, together
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
+from tdc.nested import NestedTensor, slice_rows
 from tdc.nested import like as nested_like
 from tdc.ops.batch import lift
 from tdc.ops.shape import grown_to, reshape_tensordict
@@ -218,7 +218,8 @@ def split_nested(x: NestedTensor, split_size_or_sections: Any, dim: int = 0) -> 
     s = x.structure
     axis = s.axis(dim, x.ndim, "split")
     if axis is None:
-        return rows_apart(x, part_lengths(split_size_or_sections, s.batch_size))
+        x = x[:] if s.batch_dim else x  # which says that the batch is not at dim 0
+        return rows_apart(x, part_lengths(split_size_or_sections, s.batch_size), slice_rows)
     if axis == s.packed_dim:
         hint = "the same positions of every row: x[:, a:b]"
         raise UnsupportedError(message("split", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
@@ -232,10 +233,10 @@ def chunk_nested(x: Any, chunks: int, dim: int = 0) -> Any:
     return x.split(chunk_length(chunks, x.shape[d]), d)
 
 
-def rows_apart(x: Any, lengths: list[Any]) -> tuple[Any, ...]:
-    """A ragged batch cut into neighbouring rows."""
+def rows_apart(x: Any, lengths: list[Any], cut: Op) -> tuple[Any, ...]:
+    """A ragged batch in parts of neighbouring rows; `cut` takes its first row and the one behind its last."""
     ends = list(accumulate(lengths))
-    return tuple([x[end - n : end] for n, end in zip(lengths, ends, strict=True)])
+    return tuple([cut(x, end - n, end) for n, end in zip(lengths, ends, strict=True)])
 
 
 # -- MaskedBatch
@@ -249,7 +250,7 @@ def split_masked(x: MaskedBatch, split_size_or_sections: Any, dim: int = 0) -> t
         raise UnsupportedError(message("split", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
     lengths = part_lengths(split_size_or_sections, x.data.shape[d])
     if d == x.batch_dim:
-        return rows_apart(x, lengths)
+        return rows_apart(x, lengths, lambda y, a, b: y[a:b])
     return tuple([x.with_data(part) for part in x.data.split(lengths, d)])
 
 
