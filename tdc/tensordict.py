@@ -72,6 +72,7 @@ class TensorDict(Keyed):
         source: mapping of NestedKeys to leaves, mappings or TensorDicts.
         batch_size: the shared leading sizes; always explicit.
         device: where given, every leaf is moved there.
+        entries: more keys, as keyword arguments.
 
     Raises:
         ShapeError: leaves that do not begin with the batch size; every one is named.
@@ -96,7 +97,12 @@ class TensorDict(Keyed):
     _rank = 2
 
     def __init__(
-        self, source: Mapping[Any, Any] | TensorDict | None = None, batch_size: Any = (), *, device: Any = None
+        self,
+        source: Mapping[Any, Any] | TensorDict | None = None,
+        batch_size: Any = (),
+        *,
+        device: Any = None,
+        **entries: Any,
     ) -> None:
         size = torch.Size([batch_size]) if isinstance(batch_size, int) else torch.Size(batch_size)
         place = None if device is None else torch.device(device)
@@ -104,6 +110,8 @@ class TensorDict(Keyed):
         nodes: Nodes = {}
         if source is not None:
             absorb(leaves, nodes, (), source, len(size), place)
+        if entries:
+            absorb(leaves, nodes, (), entries, len(size), place)
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
             mark_rows(leaves)

@@ -11,6 +11,8 @@ import torch
 from expecttest import TestCase
 
 import tdc
+from tdc._keyed import Keyed
+from tdc._rules import Absent
 
 
 def signature(x: Any) -> str:
@@ -36,7 +38,8 @@ def one(name: str, x: Any) -> str:
 def own(cls: type) -> str:
     """Public attributes written in a class, or given to it by conversions."""
     lines = []
-    for name, x in sorted(vars(cls).items()):
+    written = {**vars(Keyed), **vars(cls)} if issubclass(cls, Keyed) else vars(cls)
+    for name, x in sorted((n, x) for n, x in written.items() if not isinstance(x, Absent)):
         if name.startswith("_") or is_operation(name, x):
             continue
         lines.append(f"{name}{signature(x)}" if inspect.isfunction(x) else name)
@@ -83,11 +86,11 @@ class Static(value)
 class StructureError
 class Summary(rows, leaves, elements, nbytes)
 class TdcError
-class TensorClass(source=None, batch_size=(), *, device=None)
-class TensorDict(source=None, batch_size=(), *, device=None)
+class TensorClass(source=None, batch_size=(), *, device=None, **entries)
+class TensorDict(source=None, batch_size=(), *, device=None, **entries)
 class UnsupportedError
 as_tensordict(obj, batch_size=None)
-cat(...)
+cat(tensors, dim=0)
 cat_keys(td, keys, out, dim=-1)
 check(td, schema)
 collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
@@ -120,7 +123,7 @@ ragged_stack(tds, dim=0, *, keys=None)
 ravel(td, keep_batch=True, *, dtype=None)
 register_leaf(cls, *, shape, index, stack=None, cat=None, to=None, ops=None)
 spec(td, batch_size=None)
-stack(...)
+stack(tensors, dim=0)
 stack_keys(td, keys, out, dim=-1)
 summary(td)
 tensorclass(cls)
@@ -147,37 +150,67 @@ zeros(schema, batch_size=None, *, device=None)""")
     def test_tensordict(self):
         self.assertExpectedInline(own(tdc.TensorDict), """\
 apply(self, fn, *others, batch_size=None, device=None)
+apply_with_path(self, fn, *others, batch_size=None, device=None)
 at
 batch_size
 delete(self, *keys)
 device
 dim(self)
+empty(self)
 exclude(self, *keys)
+filter(self, fn)
 flatten_keys(self, separator='.')
 get(self, key, default=...)
+grad
+imag
 items(self, include_nested=False, leaves_only=False)
 keys(self, include_nested=False, leaves_only=False)
+mutate(self)
 ndim
 numel(self)
+pin_memory(self)
 pop(self, key, default=...)
+real
+rename_keys(self, names, *, strict=True)
 replace(self, **entries)
+requires_grad
 select(self, *keys, strict=True)
 set(self, key, value)
+setdefault(self, key, value)
 shape
+share_memory(self)
 size(self, dim=None)
+split_keys(self, *sets)
 to_dict(self)
+to_numpy(self)
 unflatten_keys(self, separator='.')
-update(self, other)
-values(self, include_nested=False, leaves_only=False)""")
+update(self, other, *, keys=None)
+values(self, include_nested=False, leaves_only=False)
+with_batch_size(self, batch_size)
+with_device(self, device)""")
 
     def test_tensordict_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.TensorDict)), """\
-abs add all amax amin any atan2 bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil
-chunk clamp clone contiguous cos detach div double eq erf exp expand expm1 flatten float floor
-floor_divide ge gt half index_select int isfinite isnan le lerp log log1p logical_and logical_not
-logical_or long lt masked_fill maximum mean minimum mul nan_to_num ne neg permute pow prod
-reciprocal relu remainder reshape round rsqrt sigmoid sign sin split sqrt square squeeze sub sum tan
-tanh to transpose unbind unflatten unsqueeze view where""")
+abs absolute acos acosh add addcdiv addcmul all allclose amax amin aminmax angle any arccos arccosh
+arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin asinh atan atan2 atanh
+bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+bitwise_xor bool broadcast_to byte cdouble ceil cfloat char chunk clamp clamp_max clamp_min clip
+clone conj conj_physical contiguous copysign cos cosh count_nonzero cpu cuda cummax cummin cumprod
+cumsum deg2rad detach diagonal diff digamma div divide double dsplit eq equal erf erfc erfinv exp
+exp2 expand expand_as expm1 fix flatten flip fliplr flipud float float_power floor floor_divide fmax
+fmin fmod frac gather gcd ge greater greater_equal gt half hardshrink heaviside hsplit hypot i0
+igamma igammac index_add index_copy index_fill index_select int is_same_size isclose isfinite isinf
+isnan isneginf isposinf isreal kthvalue lcm ldexp le lerp less less_equal lgamma log log10 log1p
+log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor
+logit logsumexp long lt masked_fill masked_select max maximum mean median min minimum mode moveaxis
+movedim msort mul multiply mvlgamma nan_to_num nanmean nanmedian nanquantile nansum narrow ne neg
+negative new_empty new_full new_ones new_zeros nextafter nonzero norm not_equal permute polygamma
+positive pow prod quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape
+reshape_as resolve_conj resolve_neg roll rot90 round rsqrt scatter scatter_add scatter_reduce sgn
+short sigmoid sign signbit sin sinc sinh softmax sort split sqrt square squeeze std sub subtract sum
+swapaxes swapdims t take_along_dim tan tanh tensor_split tile to topk transpose true_divide trunc
+type_as unbind unflatten unfold unique unique_consecutive unsqueeze var view view_as vsplit where
+xlogy""")
 
     def test_nested(self):
         self.assertExpectedInline(own(tdc.NestedTensor), """\
@@ -186,6 +219,7 @@ device
 dim(self)
 dtype
 grad
+imag
 is_cuda
 is_nested
 lengths
@@ -194,6 +228,7 @@ ndim
 numel(self)
 offsets
 ragged_dims
+real
 requires_grad
 requires_grad_(self, requires_grad=True)
 shape
@@ -209,11 +244,20 @@ with_values(self, values)""")
 
     def test_nested_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.NestedTensor)), """\
-abs add all amax amin any atan2 bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil
-clamp clone contiguous cos detach div double eq erf exp expm1 float floor floor_divide ge gt half
-index_select int isfinite isnan le lerp log log1p log_softmax logical_and logical_not logical_or
-long lt masked_fill maximum mean minimum mul nan_to_num ne neg permute pow prod reciprocal relu
-remainder round rsqrt sigmoid sign sin softmax sqrt square sub sum tan tanh to transpose where""")
+abs absolute acos acosh add addcdiv addcmul all allclose amax amin angle any arccos arccosh arcsin
+arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bfloat16 bitwise_and
+bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble ceil
+cfloat char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign cos
+cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expand
+expm1 fix flatten flip float float_power floor floor_divide fmax fmin fmod frac gcd ge greater
+greater_equal gt half hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite
+isinf isnan isneginf isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2
+log_softmax logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt
+masked_fill maximum mean minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter
+not_equal permute polygamma positive pow prod rad2deg reciprocal relu remainder repeat reshape
+resolve_conj resolve_neg roll round rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split
+sqrt square squeeze sub subtract sum swapaxes swapdims tan tanh to transpose true_divide trunc
+type_as unflatten unsqueeze view where xlogy""")
 
     def test_masked(self):
         self.assertExpectedInline(own(tdc.MaskedBatch), """\
@@ -224,12 +268,14 @@ device
 dim(self)
 dtype
 filled(self, value)
+imag
 is_cuda
 is_nested
 lengths
 mask
 ndim
 ragged_dims
+real
 requires_grad
 shape
 size(self, dim=None)
@@ -239,11 +285,19 @@ with_data(self, data)""")
 
     def test_masked_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.MaskedBatch)), """\
-abs add all amax amin any atan2 bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool ceil
-clamp clone contiguous cos detach div double eq erf exp expm1 float floor floor_divide ge gt half
-index_select int isfinite isnan le lerp log log1p log_softmax logical_and logical_not logical_or
-long lt masked_fill maximum mean minimum mul nan_to_num ne neg permute pow prod reciprocal relu
-remainder round rsqrt sigmoid sign sin softmax sqrt square sub sum tan tanh to transpose where""")
+abs absolute acos acosh add addcdiv addcmul all allclose amax amin angle any arccos arccosh arcsin
+arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bfloat16 bitwise_and
+bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble ceil
+cfloat char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign cos
+cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expm1 fix
+float float_power floor floor_divide fmax fmin fmod frac gcd ge greater greater_equal gt half
+hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite isinf isnan isneginf
+isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp
+logaddexp2 logical_and logical_not logical_or logical_xor logit long lt masked_fill maximum mean
+minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal permute polygamma
+positive pow prod rad2deg reciprocal relu remainder resolve_conj resolve_neg round rsqrt sgn short
+sigmoid sign signbit sin sinc sinh softmax split sqrt square sub subtract sum swapaxes swapdims tan
+tanh to transpose true_divide trunc type_as where xlogy""")
 
 
 def facade() -> set[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,8 @@ from tdc.nested import like as nested_like
 from tdc.ops.batch import lift
 from tdc.ops.shape import grown_to, reshape_tensordict
 from tdc.tensordict import TensorDict, make
+
+T = TypeVar("T")
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -309,5 +311,23 @@ for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dsta
 for _op, _dims in ((torch.hsplit, (0, 1)), (torch.vsplit, (None, 0)), (torch.dsplit, (None, None, 2))):
     join_rule(_op, tensordict=partial(split_along, _dims, _op))
 
-stack = torch.stack
-cat = torch.cat
+def stack(tensors: Sequence[T], dim: int = 0) -> T:
+    """`torch.stack` of tensors or containers of one kind.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3)}, [3])
+        >>> stack([td, td], 1).batch_size
+        torch.Size([3, 2])
+    """
+    return torch.stack(list(tensors), dim)  # type: ignore[arg-type,return-value]  # torch's types know tensors only
+
+
+def cat(tensors: Sequence[T], dim: int = 0) -> T:
+    """`torch.cat` of tensors or containers of one kind.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3)}, [3])
+        >>> cat([td, td]).batch_size
+        torch.Size([6])
+    """
+    return torch.cat(list(tensors), dim)  # type: ignore[arg-type,return-value]  # the same
