@@ -234,10 +234,12 @@ OPERATORS: dict[str, Op] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "floordiv": torch.floor_divide,
     "mod": torch.remainder, "pow": torch.pow, "matmul": torch.matmul, "and": torch.bitwise_and, "or": torch.bitwise_or,
     "xor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge":
-    torch.ge,
+    torch.ge, "lshift": torch.bitwise_left_shift, "rshift": torch.bitwise_right_shift,
 }  # fmt: skip
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-UNARY_OPERATORS: dict[str, Op] = {"neg": torch.neg, "abs": torch.abs, "invert": torch.bitwise_not}
+UNARY_OPERATORS: dict[str, Op] = {
+    "neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not,
+}  # fmt: skip
 TENSOR_OPERATORS = {op: getattr(torch.Tensor, f"__{name}__") for name, op in (OPERATORS | UNARY_OPERATORS).items()}
 
 for _name, _op in (OPERATORS | UNARY_OPERATORS).items():

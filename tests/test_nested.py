@@ -279,7 +279,7 @@ def test_slices_of_rows_share_memory():
 
 @pytest.mark.parametrize(
     "index",
-    [4, -5, T([4]), [0, -5], 1.5, T([0.5]), True, None, "x", T([[0, 1]]), T([True, False]), (0, 0, 0, 0), (..., ...),
+    [4, -5, T([4]), [0, -5], 1.5, T([0.5]), True, "x", T([[0, 1]]), T([True, False]), (0, 0, 0, 0), (..., ...),
      (S(None), None), (S(None), [0, 1]), (S(None), T([0, 1])), (S(None), True), (S(None), S(None), 4),
      (S(None), S(None), -5), (S(None), S(None), [0]), (S(None), S(None, None, 2)), (S(None), 1.0),
      (S(None), 3), (1, 0)],
@@ -288,6 +288,13 @@ def test_slices_of_rows_share_memory():
 def test_what_an_index_cannot_be(index: Any):
     with pytest.raises(IndexError):
         packed("features")[0][index]
+
+
+def test_none_is_a_new_dim_in_front():
+    x, rows = packed("features")
+    assert x[None].shape == (1, *x.shape)
+    for row, want in zip(x[None].flatten(0, 1).unbind(), rows, strict=True):
+        assert torch.equal(row, want)
 
 
 def test_several_ragged_dims_are_indexed_whole():
