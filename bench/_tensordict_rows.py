@@ -186,6 +186,7 @@ def nested_rows(i: Inputs) -> dict[str, Call]:
     return {
         "construct": lambda: checked(i.source),
         "get": lambda: d["a1"]["b2"]["y"],
+        "get node": lambda: d["a1"],
         "set": lambda: {**d, "a1": {**d["a1"], "b2": {**d["a1"]["b2"], "y": leaf}}},
         "update": lambda: merge(d, new),
         "delete": lambda: without(d, i.key),
@@ -233,7 +234,8 @@ def shared(i: Inputs, module: Any, stack: Any, cat: Any) -> dict[str, Call]:
     td, other, key = i.xs[0], i.xs[1], i.key
     column = i.mask[:, None].expand(SIZE)
     flat = td.flatten_keys(".")
-    return {
+    node = {"get node": lambda: td["a1"]} if isinstance(key, tuple) else {}
+    return node | {
         "construct": lambda: module.TensorDict(i.source, SIZE),
         "get": lambda: td[key],
         "select": lambda: td.select(*i.names),
