@@ -321,7 +321,7 @@ def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> 
     leaves, nodes = dict(td._leaves), dict(td._nodes)
     if instead in nodes or (instead in leaves and instead in inner):
         remove(leaves, nodes, instead)
-    if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and Static not in map(type, inner.values()):
+    if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and not any([type(n) is Static for n in inner.values()]):
         leaves.update(fresh)
     else:
         for path, entry in inner.items():
@@ -363,6 +363,8 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
         raise KeyPathError(message(op, "different keys", got, wrong, hint))
     leaves = {new: td._leaves[old[0]] for new, old in taken.items() if old[0] in td._leaves}
     nodes |= {new: statics[old[0]] for new, old in taken.items() if old[0] in statics}
+    if any_extra(nodes):
+        check_extra(op, leaves, nodes, len(td._size))
     return td._with(leaves, retype(leaves, nodes))
 
 

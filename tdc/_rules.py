@@ -212,13 +212,17 @@ def as_method(op: Op, name: str) -> Op:
     return method
 
 
-def as_reversed(op: Op, name: str) -> Op:
-    """A reflected operator: `2 - x` is `op(2, x)`, with the left side made a tensor where torch wants one."""
+def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
+    """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); Python refuses other types."""
 
     def method(self: Any, other: Any) -> Any:
-        return op(
-            other if isinstance(other, (torch.Tensor, Container)) else torch.as_tensor(other, device=self.device), self
-        )
+        cls = type(self)
+        if isinstance(other, Container):
+            cls = type(other) if other._rank > cls._rank else cls
+        elif not isinstance(other, (torch.Tensor, int, float, complex)) and not hasattr(other, "dtype"):
+            return NotImplemented
+        run = IMPLS[row_of(op, cls)]
+        return run(other, self) if reflected else run(self, other)
 
     method.__name__ = method.__qualname__ = name
     return method
@@ -242,8 +246,10 @@ UNARY_OPERATORS: dict[str, Op] = {
 }  # fmt: skip
 TENSOR_OPERATORS = {op: getattr(torch.Tensor, f"__{name}__") for name, op in (OPERATORS | UNARY_OPERATORS).items()}
 
-for _name, _op in (OPERATORS | UNARY_OPERATORS).items():
+for _name, _op in OPERATORS.items():
+    setattr(Container, f"__{_name}__", as_operator(_op, f"__{_name}__"))
+for _name, _op in UNARY_OPERATORS.items():
     setattr(Container, f"__{_name}__", as_method(_op, f"__{_name}__"))
 for _name in REFLECTED:
-    setattr(Container, f"__r{_name}__", as_reversed(OPERATORS[_name], f"__r{_name}__"))
+    setattr(Container, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", reflected=True))
 Container.__hash__ = object.__hash__  # type: ignore[method-assign]  # == is elementwise, identity hashes, as for Tensor

@@ -101,7 +101,7 @@ def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
 
 def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
     """Nodes after keys came or went: a tensorclass is one as long as it has exactly its fields."""
-    if not nodes or Typed not in map(type, nodes.values()):
+    if not any([type(n) is Typed for n in nodes.values()]):  # `in map(type, ...)` does not trace on torch 2.11
         return nodes
     out = dict(nodes)
     for path, entry in nodes.items():
@@ -292,7 +292,7 @@ def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]
         else:
             same_keys(op, *tds)
             columns.append([td._leaves[p] for p in order])
-        if td._nodes is not tds[0]._nodes and Static in map(type, [*td._nodes.values(), *tds[0]._nodes.values()]):
+        if td._nodes != tds[0]._nodes:
             conflicting(op, tds[0], td)
     return zip(order, zip(*columns, strict=True), strict=True)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc._keys import show
 from tdc._tree import is_tensordict
 from tdc.masked import MaskedBatch
-from tdc.tensordict import TensorDict, index_size
+from tdc.tensordict import TensorDict, index_size, normal_index
 
 
 def copy_(dst: Any, src: Any, index: Any = None) -> Any:
@@ -50,8 +50,13 @@ def copy_(dst: Any, src: Any, index: Any = None) -> Any:
     if not is_tensordict(dst):
         write(dst, src, index)
         return dst
+    if index is not None:
+        index = normal_index(dst, index)
     size = dst.batch_size if index is None else index_size(dst, index)
     if not is_tensordict(src) and not isinstance(src, Mapping):
+        if not isinstance(src, (int, float, complex)):
+            got, hint = describe(src), "td.apply(lambda leaf: ...) to choose a value for each leaf"
+            raise DtypeError(message("copy_", "a TensorDict, a mapping or a number", got, hint=hint))
         for leaf in dst._leaves.values():
             write(leaf, src, index)
         return dst

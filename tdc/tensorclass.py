@@ -49,7 +49,7 @@ from tdc._pytree import register
 from tdc._rules import Container
 from tdc._tree import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
 from tdc._typing import MISSING, NestedKey, read_only
-from tdc.tensordict import TensorDict, flatten, make, unflatten
+from tdc.tensordict import TensorDict, as_size, flatten, make, unflatten
 
 T = TypeVar("T")
 torch.serialization.add_safe_globals([make, Typed])  # what a pickled tensorclass names
@@ -62,11 +62,13 @@ class Field:
 
     Attributes:
         kind: "tensor", "static", "node" (a TensorDict or a tensorclass), or "any", where each value decides.
+        optional: whether None may stand in for a tensor or a node: the annotation or the default says so.
         default, factory: as of `dataclasses.field`, MISSING where there is none.
     """
 
     name: str
     kind: str
+    optional: bool
     default: Any = MISSING
     factory: Any = MISSING
     kw_only: bool = False
@@ -182,7 +184,10 @@ class TensorClass(TensorDict, metaclass=Meta):
         """With other values of fields, inner nodes merged; any other key makes a TensorDict of it."""
         if not is_tensordict(other):
             other = {k: as_entry(self, k, v) for k, v in other.items()}
-        return super().update(other, keys=keys)
+        unset = [p[0] for p, n in self._nodes.items() if len(p) == 1 and type(n) is Static]
+        nodes = {k: other.get(k) for k in unset if k in other and is_inner_value(other.get(k))}  # in place of None
+        base: Any = with_fields(self, nodes) if nodes else self
+        return Keyed.update(base, other, keys=keys)
 
     def replace(self, **entries: Any) -> Self:
         """With other values of fields.
@@ -290,8 +295,13 @@ def declared(name: str, note: Any, default: Any) -> Field:
         given, factory = [
             MISSING if x is dataclasses.MISSING else x for x in (default.default, default.default_factory)
         ]
-        return Field(name, kind_of(note), given, factory, default.kw_only is True)
-    return Field(name, kind_of(note), default)
+        return Field(name, kind_of(note), allows_none(note, given), given, factory, default.kw_only is True)
+    return Field(name, kind_of(note), allows_none(note, default), default)
+
+
+def allows_none(note: Any, default: Any) -> bool:
+    """Whether a field may be None."""
+    return default is None or type(None) in get_args(note) or (isinstance(note, str) and "None" in note)
 
 
 def kind_of(note: Any) -> str:
@@ -369,11 +379,6 @@ def check_order(name: str, fields: list[Field]) -> None:
 # -- making an instance
 
 
-def as_size(size: Any) -> torch.Size:
-    """A batch size given as a sequence or as one int."""
-    return torch.Size(size if type(size) is not int else (size,))
-
-
 def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: Any) -> None:
     """Store the values of the fields, checked: whatever is not all tensors that fit."""
     place = None if device is None else torch.device(device)
@@ -429,6 +434,9 @@ def as_entry_of(f: Field, value: Any) -> Any:
     Raises:
         DtypeError: an inner node for a tensor field, or an unhashable object for a static one.
     """
+    if value is None and f.kind in ("tensor", "node") and not f.optional:
+        at, hint = {f.name: "NoneType"}, "annotate it as Tensor | None"
+        raise DtypeError(message("tensorclass", "a value for a field that is not optional", "None", at, hint))
     if type(value) is Static or (isinstance(value, Tensor) and f.kind != "static"):
         return value
     inner = f.kind != "static" and is_inner_value(value)

@@ -104,7 +104,7 @@ class TensorDict(Keyed):
         device: Any = None,
         **entries: Any,
     ) -> None:
-        size = torch.Size([batch_size]) if isinstance(batch_size, int) else torch.Size(batch_size)
+        size = as_size(batch_size)
         place = None if device is None else torch.device(device)
         leaves: Leaves = {}
         nodes: Nodes = {}
@@ -222,9 +222,10 @@ class TensorDict(Keyed):
         return mapped(self, fn, others, batch_size, device, True)
 
     def to(self, *args: Any, **kwargs: Any) -> TensorDict:
-        """`Tensor.to` for every leaf; a TensorDict as argument gives its device."""
+        """`Tensor.to` for every leaf; a TensorDict or tensor as argument gives its device."""
         args = tuple([a.device if isinstance(a, TensorDict) else a for a in args])
-        places = [a for a in (*args, kwargs.get("device")) if isinstance(a, (str, torch.device, int)) and a is not True]
+        given = [a.device if isinstance(a, Tensor) else a for a in (*args, kwargs.get("device"), kwargs.get("other"))]
+        places = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]
         place = torch.device(places[0]) if places else self._device
         return make({p: v.to(*args, **kwargs) for p, v in self._leaves.items()}, self._nodes, self._size, place)
 
@@ -245,7 +246,7 @@ class TensorDict(Keyed):
             >>> TensorDict({"x": torch.zeros(3, 4)}, [3]).with_batch_size([3, 4]).batch_size
             torch.Size([3, 4])
         """
-        size = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
+        size = as_size(batch_size)
         lost = len(self._size) - len(size)  # a node with batch dims of its own keeps all of them
         nodes = {p: with_extra(n, max(extra_of(n) + lost, 0) if extra_of(n) else 0) for p, n in self._nodes.items()}
         check_leaves("with_batch_size", self._leaves, nodes, size)
@@ -334,7 +335,7 @@ def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, w
     if odd:
         leaves = {p: v if isinstance(v, Tensor) else as_leaf(v, p, None) for p, v in leaves.items() if v is not None}
         nodes = retype(leaves, pruned(nodes, td._leaves, leaves))
-    size = td._size if batch_size is None else torch.Size(batch_size)
+    size = td._size if batch_size is None else as_size(batch_size)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
     return make(leaves, nodes, size, torch.device(device) if device is not None else td._device)
 
@@ -355,20 +356,45 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
-    if type(idx) is list:
-        idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td._device)
-    if type(idx) is tuple or is_mask(idx):
-        idx = batch_index(idx if type(idx) is tuple else (idx,), size)
+    idx = normal_index(td, idx)
     try:
         leaves = {p: x[idx] for p, x in td._leaves.items()}
-    except (IndexError, TypeError) as error:
+        new = None if leaves else torch.empty(()).expand(size)[idx].shape
+    except (IndexError, TypeError, ValueError) as error:
         raise misfit(idx, size, error) from None
     for path, leaf in leaves.items():
         new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break
-    else:
-        new = torch.empty(()).expand(size)[idx].shape
     return make(leaves, td._nodes, new, td._device)
+
+
+def normal_index(td: TensorDict, idx: Any) -> Any:
+    """An index as every leaf takes it: it reaches batch dims only.
+
+    Raises:
+        IndexingError: it is no index, or has too many dims.
+    """
+    if type(idx) is list:
+        try:
+            idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td._device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise misfit(idx, td._size, error) from None
+    if type(idx) is tuple or is_mask(idx):
+        idx = batch_index(idx if type(idx) is tuple else (idx,), td._size)
+    return idx
+
+
+def as_size(size: Any) -> torch.Size:
+    """A batch size given as a sequence or as one int.
+
+    Raises:
+        DtypeError: anything else.
+    """
+    try:
+        return torch.Size(size if type(size) is not int else (size,))
+    except TypeError:
+        got, hint = type(size).__name__, "batch_size=[3] or batch_size=(3, 4); [] for none"
+        raise DtypeError(message("TensorDict", "a batch size of ints", got, hint=hint)) from None
 
 
 def index_size(td: TensorDict, idx: Any) -> torch.Size:
@@ -387,7 +413,7 @@ def flatten(td: Any) -> tuple[list[Any], Any]:
     return [unwrap(leaves[p]) for p in paths], (
         paths,
         ranks,
-        tuple(sorted(td._nodes.items())),
+        tuple([(p, td._nodes[p]) for p in sorted(td._nodes)]),
         device,
         None if paths else tuple(size),
     )

@@ -11,7 +11,7 @@ Invariant: nothing is differentiated but floating-point and complex tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -113,20 +113,26 @@ class Part:
 
     def gradients(self, tensors: list[Tensor]) -> Any:
         """Gradients in the form of the argument; a TensorDict lacks what has none."""
-        if not isinstance(self.arg, TensorDict):
-            it = iter(tensors)
-            found = [with_data(x, next(it)) if differentiable(x) else None for x in self.leaves]
-            return pytree.tree_unflatten(found, self.spec)
-        kept = [p for p, x in sorted(self.arg._leaves.items()) if differentiable(x)]
-        found = dict(zip(kept, tensors, strict=True))
-        return self.arg.apply_with_path(
-            lambda key, x: with_data(x, found[path_of(key)]) if path_of(key) in found else None
-        )
+        it = iter(tensors)
+        return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_whole)
+
+
+def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
+    """The gradient of one leaf or TensorDict, from tensors in the order of the pytree; None for what has none."""
+    if not isinstance(x, TensorDict):
+        return with_data(x, next(tensors)) if differentiable(x) else None
+    found = {p: next(tensors) for p in sorted(x._leaves) if differentiable(x._leaves[p])}
+    return x.apply_with_path(lambda key, leaf: with_data(leaf, found[path_of(key)]) if path_of(key) in found else None)
 
 
 def path_of(key: Any) -> tuple[str, ...]:
     """A key as a path."""
     return (key,) if isinstance(key, str) else key
+
+
+def is_whole(x: Any) -> bool:
+    """Arguments whose gradient is made as a whole."""
+    return is_batch(x) or isinstance(x, TensorDict)
 
 
 def is_batch(x: Any) -> bool:

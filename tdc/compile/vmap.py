@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._keys import unravel_key
+from tdc._keys import missing_key, unravel_key
 from tdc._structure import normal_dim
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
@@ -63,22 +63,30 @@ def vmap(
         `torch.vmap`; RFC torch.dict.TensorDict, "Functorch compatibility".
     """
 
-    def mapped(*args: Any) -> Any:
-        given = in_dims if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        given = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
         if len(given) != len(args):
             got = f"{len(given)} for {len(args)} arguments"
             raise ShapeError(message("vmap", "one entry of in_dims for each argument", got, hint="use None for no dim"))
-        flat, spec = pytree.tree_flatten(args, is_leaf=is_batch)
-        dims = [d for arg, dim in zip(args, given, strict=True) for d in dims_of(arg, dim)]
+        flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_batch)
+        dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
         pairs = [into(x, d) for x, d in zip(flat, dims, strict=True)]
 
         def inner(*parts: Any) -> Any:
-            return fn(*pytree.tree_unflatten(list(parts), spec))
+            positional, named = pytree.tree_unflatten(list(parts), spec)
+            return fn(*positional, **named)
 
-        run = torch.vmap(inner, tuple([d for _, d in pairs]), 0, randomness, chunk_size=chunk_size)
+        run = torch.vmap(inner, tuple([d for _, d in pairs]), first(out_dims), randomness, chunk_size=chunk_size)
         return outside(run(*[x for x, _ in pairs]), out_dims)
 
     return mapped
+
+
+def first(out_dims: Any) -> Any:
+    """In what form `torch.vmap` gives results: the mapped dim in front, and none where None is asked for."""
+    if not isinstance(out_dims, (tuple, list)):
+        return None if out_dims is None else 0
+    return tuple([first(d) for d in out_dims]) if None in out_dims else 0
 
 
 def is_batch(x: Any) -> bool:
@@ -86,24 +94,46 @@ def is_batch(x: Any) -> bool:
     return isinstance(x, (NestedTensor, MaskedBatch))
 
 
+def is_whole(x: Any) -> bool:
+    """Containers that one dim is for."""
+    return is_batch(x) or isinstance(x, TensorDict)
+
+
 def dims_of(arg: Any, dim: Any) -> list[Any]:
     """One dim for each leaf of an argument.
 
     Raises:
         ShapeError: `dim` does not have the form of the argument.
+        KeyPathError: a key that the TensorDict does not have.
     """
-    if isinstance(arg, TensorDict) and isinstance(dim, Mapping) and not isinstance(dim, TensorDict):
-        named = {unravel_key(key): d for key, d in dim.items()}
-        paths = sorted(arg._leaves)
-        return [next((named[p[:n]] for n in range(len(p), 0, -1) if p[:n] in named), None) for p in paths]
-    if isinstance(arg, TensorDict) and isinstance(dim, int):
-        dim = normal_dim(dim, arg.ndim, "vmap")
-    spec = pytree.tree_structure(arg, is_leaf=is_batch)
-    found = pytree._broadcast_to_and_flatten(dim, spec, is_leaf=is_batch)
+    if isinstance(arg, TensorDict):
+        return dims_in(arg, dim)
+    if isinstance(arg, (list, tuple)) and isinstance(dim, (list, tuple)) and len(arg) == len(dim):
+        return [d for x, one in zip(arg, dim, strict=True) for d in dims_of(x, one)]
+    if isinstance(arg, dict) and isinstance(dim, dict) and arg.keys() == dim.keys():
+        return [d for key, x in arg.items() for d in dims_of(x, dim[key])]
+    if dim is None or isinstance(dim, int):
+        wholes = pytree.tree_leaves(arg, is_leaf=is_whole)
+        return [d for x in wholes for d in (dims_in(x, dim) if isinstance(x, TensorDict) else [dim])]
+    found = pytree._broadcast_to_and_flatten(dim, pytree.tree_structure(arg, is_leaf=is_batch), is_leaf=is_batch)
     if found is None:
         got, hint = f"{dim!r} for {describe(arg)}", "an int, None, or a tree of these in the form of the argument"
         raise ShapeError(message("vmap", "in_dims in the form of the arguments", got, hint=hint))
     return found
+
+
+def dims_in(td: TensorDict, dim: Any) -> list[Any]:
+    """One dim for each leaf of a TensorDict, in the order of its pytree."""
+    paths = sorted(td._leaves)
+    if isinstance(dim, TensorDict):
+        return [dim._leaves.get(p) for p in paths]
+    if not isinstance(dim, Mapping):
+        return [dim if dim is None else normal_dim(dim, td.ndim, "vmap")] * len(paths)
+    named = {unravel_key(key): d for key, d in dim.items()}
+    for path in named:
+        if path not in td._leaves and path not in td._nodes:
+            raise missing_key("vmap", path, [*td._leaves, *td._nodes])
+    return [next((named[p[:n]] for n in range(len(p), 0, -1) if p[:n] in named), None) for p in paths]
 
 
 def into(x: Any, dim: int | None) -> tuple[Any, Any]:
@@ -143,18 +173,15 @@ def outside(out: Any, out_dims: Any) -> Any:
     return placed if isinstance(out, list) else tuple(placed)
 
 
-def is_whole(x: Any) -> bool:
-    """Results that are placed as a whole."""
-    return is_batch(x) or isinstance(x, TensorDict)
-
-
-def place(x: Any, dim: int) -> Any:
+def place(x: Any, dim: int | None) -> Any:
     """One result, its mapped dim moved from the front to `dim`. Structures, which are common, lose their copies."""
+    if dim is None:
+        return x
     if isinstance(x, TensorDict):
-        d = normal_dim(dim, x.ndim, "vmap")
         if any([is_batch(leaf) for leaf in x._leaves.values()]):
             got, hint = "a ragged leaf", "return the ragged leaf beside the TensorDict"
             raise UnsupportedError(message("vmap", "a TensorDict of tensors as result", got, hint=hint))
+        d = normal_dim(dim, x.ndim, "vmap") if x._leaves else 0
         return x.movedim(0, d) if d else x
     if isinstance(x, NestedTensor):
         s = x.structure

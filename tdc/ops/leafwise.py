@@ -13,7 +13,7 @@ Invariant: the result has the keys, nodes and batch size of the first TensorDict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc._nodes import any_extra
 from tdc._structure import eager
-from tdc._tree import same_keys, same_size
+from tdc._tree import check_extra, same_keys, same_size
 from tdc._typing import Op
 from tdc.tensordict import TensorDict, make
 
@@ -57,17 +58,39 @@ def nary_tensordict(op: Op, call: Op, *args: Any, **kwargs: Any) -> TensorDict:
     for a in operands:
         if isinstance(a, Tensor) and a.ndim > 0:
             check_broadcast(a, like._size, op)
-    paths, columns = list(like._leaves), [column(a, like) for a in args]
+    paths, k = list(like._leaves), len(like._size)
+    found = [column(a, like) for a in operands]
+    if len(tds) > 1:
+        found = aligned(found, [isinstance(a, TensorDict) for a in operands], k)
+    columns = found[: len(args)]
     if kwargs:
-        named = {k: column(a, like) for k, a in kwargs.items()}
+        named = dict(zip(kwargs, found[len(args) :], strict=True))
         done: Any = [
             call(*values, **{k: c[i] for k, c in named.items()}) for i, values in enumerate(rows(columns, paths))
         ]
-    elif eager() and op in FOREACH and pairs(args) and all([at_once(td._leaves.values()) for td in tds]):
+    elif eager() and op in FOREACH and pairs(args) and at_once([x for td in tds for x in td._leaves.values()]):
         done = FOREACH[op](columns[0], columns[1] if len(tds) == 2 else args[1])
     else:
         done = [call(*values) for values in zip(*columns, strict=True)]
-    return make(dict(zip(paths, done, strict=True)), like._nodes, like._size, like._device)
+    leaves = dict(zip(paths, done, strict=True))
+    if len(tds) > 1 and any_extra(like._nodes):
+        check_extra(op, leaves, like._nodes, k)
+    return make(leaves, like._nodes, like._size, like._device)
+
+
+def aligned(columns: list[list[Any]], own: list[bool], k: int) -> list[list[Any]]:
+    """Columns whose leaves have equally many dims at each path: dims of size 1 go behind the batch dims of the others.
+
+    Batch dims meet batch dims and features meet features, as they do for one example.
+    """
+    ranks = [[x.ndim for x in column] for column, mine in zip(columns, own, strict=True) if mine]
+    if all([r == ranks[0] for r in ranks]):
+        return columns
+    top = [max(r) for r in zip(*ranks, strict=True)]
+    return [
+        [x[(slice(None),) * k + (None,) * (n - x.ndim)] for x, n in zip(column, top, strict=True)] if mine else column
+        for column, mine in zip(columns, own, strict=True)
+    ]
 
 
 def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,10 +131,16 @@ def pairs(args: tuple[Any, ...]) -> bool:
     return isinstance(args[1], TensorDict) or type(args[1]) in (int, float)
 
 
-def at_once(leaves: Iterable[Any]) -> bool:
-    """Whether a foreach kernel may take these leaves: plain tensors, at least one."""
+def at_once(leaves: Collection[Any]) -> bool:
+    """Whether a foreach kernel may take these leaves: plain tensors, at least one.
+
+    Its derivative is for all of them or none: it refuses integers beside a leaf that requires grad, and would make the
+    results of other leaves require it, too.
+    """
     kinds = set(map(type, leaves))
-    return bool(kinds) and kinds <= PLAIN
+    if not kinds or not kinds <= PLAIN:
+        return False
+    return not torch.is_grad_enabled() or len({x.requires_grad for x in leaves}) == 1
 
 
 def check_broadcast(x: Tensor, size: Sequence[int], op: Op) -> None:
