@@ -321,7 +321,8 @@ def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> 
     leaves, nodes = dict(td._leaves), dict(td._nodes)
     if instead in nodes or (instead in leaves and instead in inner):
         remove(leaves, nodes, instead)
-    if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and not any([type(n) is Static for n in inner.values()]):
+    static = any([type(n) is Static for n in inner.values()])
+    if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and not static:
         leaves.update(fresh)
     else:
         for path, entry in inner.items():

@@ -76,6 +76,8 @@ def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()
     Raises:
         DtypeError: it is not.
     """
+    if value is None or isinstance(value, (str, int, float)):
+        return
     got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per row"
     if isinstance(value, (torch.Tensor, Frozen)):
         hint = "a tensor is a leaf: leave Static out, or annotate the field as Tensor"

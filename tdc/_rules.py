@@ -250,6 +250,7 @@ for _name, _op in OPERATORS.items():
     setattr(Container, f"__{_name}__", as_operator(_op, f"__{_name}__"))
 for _name, _op in UNARY_OPERATORS.items():
     setattr(Container, f"__{_name}__", as_method(_op, f"__{_name}__"))
-for _name in REFLECTED:
-    setattr(Container, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", reflected=True))
+for _name in REFLECTED:  # torch, too, computes 0.1 * x as x * 0.1: in half precision the other way rounds 0.1 first
+    _swapped = _name not in ("add", "mul", "and", "or", "xor")
+    setattr(Container, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", _swapped))
 Container.__hash__ = object.__hash__  # type: ignore[method-assign]  # == is elementwise, identity hashes, as for Tensor

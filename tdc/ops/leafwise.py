@@ -36,6 +36,7 @@ FOREACH: dict[Op, Op] = {
     )
 }  # fmt: skip
 PLAIN = {Tensor, Parameter}
+EXACT = {torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
 def unary_tensordict(op: Op, x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
@@ -135,10 +136,10 @@ def at_once(leaves: Collection[Any]) -> bool:
     """Whether a foreach kernel may take these leaves: plain tensors, at least one.
 
     Its derivative is for all of them or none: it refuses integers beside a leaf that requires grad, and would make the
-    results of other leaves require it, too.
+    results of other leaves require it, too. With half precision it rounds a number before it multiplies.
     """
     kinds = set(map(type, leaves))
-    if not kinds or not kinds <= PLAIN:
+    if not kinds or not kinds <= PLAIN or not {x.dtype for x in leaves} <= EXACT:
         return False
     return not torch.is_grad_enabled() or len({x.requires_grad for x in leaves}) == 1
 
