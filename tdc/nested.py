@@ -205,7 +205,8 @@ class NestedTensor(Container):
         return False
 
     def __len__(self) -> int:
-        return self.structure.batch_size
+        s = self.structure
+        return s.batch_size if s.batch_dim == 0 or s.packed_dim == 0 else self.values.shape[0]
 
     def __repr__(self) -> str:
         if not isinstance(self.values, Tensor):
@@ -217,12 +218,16 @@ class NestedTensor(Container):
         """A batch of the same structure with other values, which have the same size along the packed axis."""
         return like(self._structure, values)
 
-    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
-        """The rows as views, one tensor each; reads the sizes on the host."""
-        s = self.structure
-        if normal_dim(dim, self.ndim, "unbind") != s.batch_dim:
-            hint = "unbind the batch dim, or x.values for a static dim"
-            raise ShapeError(message("unbind", f"dim {s.batch_dim}, the batch", str(dim), hint=hint))
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """The rows as views, one tensor each; reads the sizes on the host. Along a static dim ragged batches."""
+        s, d = self.structure, normal_dim(dim, self.ndim, "unbind")
+        axis = s.axis(d, self.ndim, "unbind")
+        if axis == s.packed_dim:
+            got, hint = f"ragged dim {dim}", "the elements of each row: [row.unbind() for row in x.unbind()]"
+            raise ShapeError(message("unbind", f"a static dim or dim {s.batch_dim}, the batch", got, hint=hint))
+        if axis is not None:
+            moved = s.moved(s.packed_dim - (axis < s.packed_dim), s.batch_dim - (d < s.batch_dim))
+            return tuple([like(moved, part) for part in self.values.unbind(axis)])
         rows = self.values.split(lengths_of(s).tolist(), s.packed_dim)
         if s.shapes is None:
             return tuple(rows)
@@ -260,7 +265,7 @@ class NestedTensor(Container):
             return like(opened, self._values.unsqueeze(axis))
         if isinstance(index, tuple) or index is Ellipsis:
             return index_dims(self, index if isinstance(index, tuple) else (index,))
-        return index_rows(self, index)
+        return index_dims(self, (index,)) if self._structure.batch_dim else index_rows(self, index)
 
 
 def like(s: Structure, values: Tensor) -> NestedTensor:
@@ -372,12 +377,8 @@ def validate(x: NestedTensor) -> NestedTensor:
 
 
 def index_rows(x: NestedTensor, index: Any) -> Any:
-    """`x[index]` on the batch dim: an int gives a tensor; slices, masks and vectors of rows give a NestedTensor."""
+    """`index` on the batch dim, wherever it is: an int gives a tensor; slices, masks and vectors of rows a batch."""
     s, count = x.structure, x.structure.batch_size
-    if s.batch_dim != 0:
-        raise ShapeError(
-            message("index", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
-        )
     rows = as_rows(index, count, x.device)
     if isinstance(rows, slice):
         begin, end, step = rows.indices(count)
@@ -396,7 +397,7 @@ def index_rows(x: NestedTensor, index: Any) -> Any:
     offsets, gather = take_spans(starts, lengths_of(s)[rows])
     shapes = None if s.shapes is None else s.shapes[rows]
     taken = x.values.index_select(s.packed_dim, gather)
-    return like(Structure(offsets, shapes, None, s.packed_dim, 0, s.ragged_ndim).marked(), taken)
+    return like(Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), taken)
 
 
 def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
@@ -405,32 +406,33 @@ def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
     offsets = s.offsets[begin : end + 1]
     first, last = int(offsets[0]), int(offsets[-1])
     shapes = None if s.shapes is None else s.shapes[begin:end]
-    cut = Structure(offsets - first, shapes, None, s.packed_dim, 0, s.ragged_ndim)
+    cut = Structure(offsets - first, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim)
     return like(cut.marked(), x.values.narrow(s.packed_dim, first, last - first))
 
 
 def index_dims(x: NestedTensor, index: tuple[Any, ...]) -> Any:
     """`x[rows, a:b, ...]`: each entry acts on its logical dim. Rows are taken first; the ragged dim takes ints and
     slices, row by row."""
-    parts = full_index(index, x.shape)
-    y = x if isinstance(parts[0], slice) and parts[0] == slice(None) else index_rows(x, parts[0])
+    b, parts = x.structure.batch_dim, full_index(index, x.shape)
+    if b > x.structure.packed_dim:
+        expected, got = "the batch in front of ragged dims", f"batch at dim {b}"
+        raise ShapeError(message("index", expected, got, hint="transpose it back first"))
+    if b:
+        parts[0] = as_rows(parts[0], x.shape[0], x.device)
+    y = x if isinstance(parts[b], slice) and parts[b] == slice(None) else index_rows(x, parts[b])
     if isinstance(y, Tensor):
-        return y[tuple(parts[1:])]
+        return y[tuple([part for d, part in enumerate(parts) if d != b])]
     s: Any = y.structure
     dims = s.ragged_dims
-    if s.batch_dim != 0:
-        raise ShapeError(
-            message("index", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
-        )
     if len(dims) > 1 and any([parts[d] != slice(None) for d in dims]):
         hint = "take one row first, x[i][...], or loop over x.unbind()"
         raise ShapeError(
             message("index", "whole ragged dims where there are several", describe_index(index), hint=hint)
         )
-    static = [slice(None) if d in dims else part for d, part in enumerate(parts) if d != 0]
+    static = [slice(None) if d in dims else part for d, part in enumerate(parts) if d != b]
     static = [*static[: s.packed_dim], slice(None), *static[s.packed_dim + s.ragged_ndim :]]
-    lost = sum([isinstance(i, int) for i in static[: s.packed_dim]])
-    z = like(s.moved(s.packed_dim - lost, 0), y.values[tuple(static)])
+    lost, above = [sum([isinstance(i, int) for i in static[:n]]) for n in (s.packed_dim, b)]
+    z = like(s.moved(s.packed_dim - lost, b - above), y.values[tuple(static)])
     ragged = parts[s.packed_dim + 1]
     return z if ragged == slice(None) else index_ragged(z, ragged)
 
@@ -444,13 +446,13 @@ def index_ragged(x: NestedTensor, part: int | slice) -> Any:
         text = message("index", f"rows with an element at {part}", "a shorter row", hint=hint)
         require((lengths >= (part + 1 if part >= 0 else -part)).all(), text, IndexingError)
         where = begin + part if part >= 0 else s.offsets[1:] + part
-        return x.values.index_select(e, where).movedim(e, 0)
+        return x.values.index_select(e, where).movedim(e, s.batch_dim)
     if part.step not in (None, 1):
         hint = "slice each row of x.unbind() and tdc.pack them again"
         raise IndexingError(message("index", "a slice of step 1 on the ragged dim", f"step {part.step}", hint=hint))
     first, last = edge(part.start, lengths, 0), edge(part.stop, lengths, None)
     offsets, gather = take_spans(begin + first, (last - first).clamp(min=0))
-    return like(Structure(offsets, None, None, e, 0, 1).marked(), x.values.index_select(e, gather))
+    return like(Structure(offsets, None, None, e, s.batch_dim, 1).marked(), x.values.index_select(e, gather))
 
 
 def edge(at: int | None, lengths: Tensor, default: int | None) -> Tensor:

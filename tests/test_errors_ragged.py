@@ -192,7 +192,7 @@ hint: rows of different lengths stay in one batch dim: index it with one dim""")
     def test_a_moved_batch_dim(self):
         self.says(lambda: ragged().transpose(0, 1)[0], """\
 ShapeError
-tdc.index: expected the batch as dim 0, got batch at dim 1
+tdc.index: expected the batch in front of ragged dims, got batch at dim 1
 hint: transpose it back first""")
 
     def test_a_dim_that_is_not_there(self):

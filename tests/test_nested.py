@@ -349,8 +349,50 @@ def test_a_moved_batch_dim():
     for wrong in (lambda: y[0], lambda: y[:, 0], lambda: y.to_padded()):
         with pytest.raises(ShapeError, match="transpose it back first"):
             wrong()
-    with pytest.raises(ShapeError, match="expected dim 1, the batch, got 0"):
+    with pytest.raises(ShapeError, match="expected a static dim or dim 1, the batch, got ragged dim 0"):
         y.unbind(0)
+
+
+def test_dims_in_front_of_the_batch():
+    x, rows = packed("features")
+    y = torch.stack([x, x * 2])
+    assert len(y) == 2
+    doubled = [r * 2 for r in rows]
+    for part in (y[1], y[-1], y.unbind(0)[1], list(y)[1]):
+        same(part, doubled)
+    assert [part.shape for part in (y[1:], y[[1, 0, 1]])] == [(1, *x.shape), (3, *x.shape)]
+    same(y[[1, 0]][0], doubled)
+    same(y[1, 1:3], doubled[1:3])
+    same(y[:, 1:3][1], doubled[1:3])
+    same(y.split([1, 3], 1)[1][1], doubled[1:])
+    same(y.index_select(1, T([2, 0]))[1], [doubled[2], doubled[0]])
+    same(y[1, ..., 0], [r[:, 0] for r in doubled])
+    same(y[:, :, 1:][1], [r[1:] for r in doubled])
+    assert torch.equal(y[:, 2], torch.stack([rows[2], doubled[2]]))
+    long = x[x.lengths > 0]
+    assert torch.equal(torch.stack([long, long])[:, :, 0][1], long[:, 0])
+    same(y.reshape(8, -1, 4), [*rows, *doubled])
+    same(y.unsqueeze(0).reshape(1, 8, -1, 4)[0], [*rows, *doubled])
+    for part, k in zip(x.unbind(2), range(4), strict=True):
+        same(part, [r[:, k] for r in rows])
+
+
+def test_a_literal_batch_size_in_a_compiled_function():
+    x, rows = packed("features")
+
+    def fn(x: NestedTensor) -> Any:
+        return x.reshape(4, -1, 2, 2).reshape(4, -1, 4).expand(4, -1, 4)
+
+    same(torch.compile(fn, fullgraph=True, backend="eager")(x), rows)
+
+
+def test_joins_of_other_layouts():
+    x, y = tdc.pack([torch.zeros(2, 4)]), tdc.pack([torch.zeros(4, 2)], ragged_dim=2)
+    for join in (torch.cat, torch.stack):
+        with pytest.raises(StructureError, match=r"(?s)one layout.*operand 0.*operand 1"):
+            join([x, y])
+        with pytest.raises(ShapeError, match=r"(?s)equal static sizes.*operand 0.*operand 1"):
+            join([x, x[:, :, 1:]])
 
 
 # -- edges

@@ -133,6 +133,43 @@ def test_casts_and_copies_reach_ragged_leaves():
     assert td.cpu().device == torch.device("cpu")
 
 
+def compiled(fn: Any) -> Any:
+    return torch.compile(fn, fullgraph=True, backend="eager")
+
+
+def test_a_stack_of_ragged_batches_is_indexed():
+    td = ragged().select("x", "n")
+    both = torch.stack([td, td + 1])
+    for part in (both[1], both[T(1)], list(both)[1], both.unbind(0)[1], both[[1]][0], both.reshape(8)[4:]):
+        assert torch.equal(part, td + 1)
+    assert torch.equal(both[:, 2:][1], (td + 1)[2:])
+    assert torch.equal(both[:, 2]["n"], torch.stack([td["n"][2], td["n"][2] + 1]))
+
+
+def test_parts_of_an_empty_batch():
+    td, x = numbers(0), torch.zeros(0)
+    assert [t.batch_size for t in td.split(4)] == [t.shape for t in x.split(4)]
+    assert [t.batch_size for t in td.chunk(3)] == [t.shape for t in x.chunk(3)]
+
+
+@pytest.mark.parametrize("how", [-1, 0, 1.5, "a", None, [5, -1], [1.5, 2.5]], ids=str)
+def test_parts_of_no_length(how: Any):
+    for x in (ragged(), ragged()["n"], ragged()["m"]):
+        with pytest.raises(tdc.ShapeError, match="expected a length of at least 1, or a list of lengths, got"):
+            x.split(how)
+        with pytest.raises(tdc.ShapeError, match="expected a number of parts of at least 1, got"):
+            x.chunk(how)
+
+
+def test_writes_compile():
+    td = numbers(3)
+
+    def fn(td: TensorDict) -> Any:
+        return td.at[0].add(1.0).at[1:].mul(2).at[0].min(0.5).at[2].max(T(0.1))
+
+    assert torch.equal(compiled(fn)(td), fn(td))
+
+
 def test_equal_reads_ragged_leaves():
     td = ragged()
     assert td.equal(ragged())

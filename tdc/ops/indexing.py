@@ -23,14 +23,14 @@ from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._typing import Frozen, KeyPath, Op
 from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.nested import NestedTensor, index_rows
 from tdc.tensordict import TensorDict, index, make
 
 
 def index_select_nested(x: NestedTensor, dim: int, index: Tensor) -> NestedTensor:
     axis = x.structure.axis(dim, x.ndim, "index_select")
     if axis is None:
-        return x[index]
+        return index_rows(x, index.reshape(-1))
     if axis == x.structure.packed_dim:
         hint = "rows have different positions there: x[:, a:b], or x.to_padded()"
         raise UnsupportedError(message("index_select", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
@@ -112,6 +112,11 @@ class At(Frozen):
         return self.set(self.get().apply(fn))
 
 
+def at_of(td: TensorDict) -> At:
+    """`td.at`. Dynamo (torch 2.11-2.13) calls no class where a property of an object made in the graph has one."""
+    return At(td)
+
+
 def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
     """Put values at flat positions of every leaf that `value` speaks of."""
     td, size = at._td, at._td.batch_size
@@ -175,10 +180,15 @@ def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
         raise DtypeError(
             message(f"at.{op}", "tensors or numbers", describe(value), where, "torch.as_tensor(value)")
         ) from None
-    if op != "set" and not torch.can_cast(v.dtype, leaf.dtype):
+    if op != "set" and number_kind(v.dtype) > number_kind(leaf.dtype):
         hint = "convert the leaf first: td.set(key, leaf.float())"
         raise DtypeError(message(f"at.{op}", f"a value that fits {leaf.dtype}", describe(v), where, hint))
     return v.to(leaf.dtype)
+
+
+def number_kind(dtype: torch.dtype) -> int:
+    """Bool, integer, real or complex, in the order in which `torch.can_cast` allows; Dynamo cannot trace that."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
 
 
 def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:
@@ -196,4 +206,4 @@ index_rule(
     torch.index_select, nested=index_select_nested, masked=index_select_masked, tensordict=index_select_tensordict
 )
 index_rule(F.embedding, nested=embedding_nested, masked=embedding_masked)
-TensorDict.at = property(At)  # type: ignore[attr-defined]  # fields and access live below; what writes is an operation
+TensorDict.at = property(at_of)  # type: ignore[attr-defined]  # fields and access live below; what writes is an operation

@@ -32,14 +32,18 @@ from tdc.ops.shape import grown_to, reshape_tensordict
 from tdc.tensordict import TensorDict, make
 
 T = TypeVar("T")
+SIZES = (int, torch.SymInt)
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
     """The operands as a list, all of one class, at least one.
 
     Raises:
-        StructureError: something else is among them; every one is named.
+        StructureError: none, or something else is among them; every one is named.
     """
+    if not xs:
+        hint = "give one; its keys are those of the result"
+        raise StructureError(message(op, "at least one operand", "an empty list", hint=hint))
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs) if not isinstance(x, cls)}
     if wrong:
         hint = f"make each a {cls.__name__} first"
@@ -104,7 +108,7 @@ def split_tensordict(x: TensorDict, split_size_or_sections: Any, dim: int = 0) -
 
 def chunk_tensordict(x: TensorDict, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, x.ndim, "chunk")
-    return split_tensordict(x, chunk_length(chunks, x.batch_size[d]), d)
+    return split_tensordict(x, chunk_lengths(chunks, x.batch_size[d]), d)
 
 
 def tensor_split_tensordict(x: TensorDict, indices_or_sections: Any, dim: int = 0) -> tuple[TensorDict, ...]:
@@ -131,13 +135,18 @@ def split_along(dims: tuple[Any, ...], op: Op, x: TensorDict, indices_or_section
 
 
 def part_lengths(given: Any, total: Any) -> list[Any]:
-    """Lengths of the parts of a dim: all of one length but the last, or as they are given.
+    """Lengths of the parts of a dim: all of one length but the last, or as they are given. An empty dim is one part.
 
     Raises:
-        ShapeError: given lengths that do not add up to the dim.
+        ShapeError: a length that is no int above 0, or given lengths that do not add up to the dim.
     """
-    if isinstance(given, int):
-        return [min(given, total - i) for i in range(0, total, given)]
+    if isinstance(given, SIZES) and given > 0:
+        return [min(given, total - i) for i in range(0, total, given)] or [0]
+    listed = isinstance(given, (list, tuple))
+    if not listed or not all([isinstance(n, SIZES) and n >= 0 for n in given]):
+        hint = "td.split(2) or td.split([2, 1])"
+        got = f"{given}" if listed or isinstance(given, (int, float)) else describe(given)
+        raise ShapeError(message("split", "a length of at least 1, or a list of lengths", got, hint=hint))
     lengths = list(given)
     if sum(lengths) != total:
         hint = "torch.tensor_split(x, indices) takes the places between parts"
@@ -145,9 +154,16 @@ def part_lengths(given: Any, total: Any) -> list[Any]:
     return lengths
 
 
-def chunk_length(chunks: int, total: Any) -> Any:
-    """Length of each of so many parts."""
-    return max(1, -(-total // chunks))
+def chunk_lengths(chunks: Any, total: Any) -> list[Any]:
+    """Lengths of so many parts, or of fewer where the dim is short; an empty dim is as many empty parts.
+
+    Raises:
+        ShapeError: a number of parts that is no int above 0.
+    """
+    if not isinstance(chunks, int) or chunks < 1:
+        got = f"{chunks}" if isinstance(chunks, (int, float)) else describe(chunks)
+        raise ShapeError(message("chunk", "a number of parts of at least 1", got, hint="td.chunk(2)"))
+    return [0] * chunks if total == 0 else part_lengths(-(-total // chunks), total)
 
 
 # -- NestedTensor
@@ -158,6 +174,7 @@ def cat_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     first = xs[0]
     s = first.structure
     axis = s.axis(dim, first.ndim, "cat")
+    check_layouts("cat", xs, axis)
     if axis is None:
         return cat_rows(xs)
     if axis == s.packed_dim:
@@ -165,6 +182,25 @@ def cat_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     for x in xs[1:]:
         require_same(s, x.structure, "cat")
     return first.with_values(torch.cat([x.values for x in xs], axis))
+
+
+def check_layouts(op: str, xs: list[NestedTensor], but: int | None = None) -> None:
+    """Ragged batches to be joined have their axes in the same places and equal static sizes, but for one axis.
+
+    Raises:
+        StructureError, ShapeError: they do not; every operand is named.
+    """
+    layouts = [(s.packed_dim, s.batch_dim, s.ragged_ndim, x.values.ndim) for x in xs for s in (x.structure,)]
+    skip = (layouts[0][0], but)
+    sizes = [[n for a, n in enumerate(x.values.shape) if a not in skip] for x in xs]
+    if any([z != layouts[0] for z in layouts]):
+        wrong = {f"operand {i}": f"{describe(x)}, batch at dim {x.structure.batch_dim}" for i, x in enumerate(xs)}
+        hint = "x.transpose(a, b) or x.unsqueeze(d) where dims lie elsewhere"
+        raise StructureError(message(op, "operands of one layout", "several", wrong, hint))
+    if any([z != sizes[0] for z in sizes]):
+        wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs)}
+        where = "" if but is None or but == layouts[0][0] else " but for the dim they are joined along"
+        raise ShapeError(message(op, f"equal static sizes{where}", "others", wrong, "index or expand them"))
 
 
 def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
@@ -206,6 +242,7 @@ def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     xs = same_kind("stack", tensors, NestedTensor)
     s = xs[0].structure
     opened, axis = s.opened(dim, xs[0].ndim, "stack")
+    check_layouts("stack", xs)
     for x in xs[1:]:
         require_same(s, x.structure, "stack")
     return nested_like(opened, torch.stack([x.values for x in xs], axis))
@@ -220,7 +257,6 @@ def split_nested(x: NestedTensor, split_size_or_sections: Any, dim: int = 0) -> 
     s = x.structure
     axis = s.axis(dim, x.ndim, "split")
     if axis is None:
-        x = x[:] if s.batch_dim else x  # which says that the batch is not at dim 0
         return rows_apart(x, part_lengths(split_size_or_sections, s.batch_size), slice_rows)
     if axis == s.packed_dim:
         hint = "the same positions of every row: x[:, a:b]"
@@ -232,7 +268,7 @@ def split_nested(x: NestedTensor, split_size_or_sections: Any, dim: int = 0) -> 
 def chunk_nested(x: Any, chunks: int, dim: int = 0) -> Any:
     """Also of a MaskedBatch."""
     d = normal_dim(dim, x.ndim, "chunk")
-    return x.split(chunk_length(chunks, x.shape[d]), d)
+    return x.split(1 if d in x.ragged_dims else chunk_lengths(chunks, x.shape[d]), d)
 
 
 def rows_apart(x: Any, lengths: list[Any], cut: Op) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
 def reshape_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
     """Static dims regrouped; the batch keeps its size and the ragged dims stay -1, side by side and in order."""
     s, given = x.structure, list(ints(sizes))
-    if len(given) == x.ndim and all([n in (-1, m) for n, m in zip(given, x.shape, strict=True)]):
+    if len(given) == x.ndim and all([n == -1 or n == m for n, m in zip(given, x.shape, strict=True)]):
         return x
     e, b = s.packed_dim, s.batch_dim
     if b > e:
@@ -89,6 +89,9 @@ def reshape_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
     values = x.values
     front, middle, back = values.shape[:b], values.shape[b:e], values.shape[e + 1 :]
     at = place_of(given, math.prod(front), s.batch_size)
+    for d in range(b if at is None else 0):  # static dims from d on become part of the batch
+        if place_of(given, math.prod(front[:d]), math.prod(front[d:]) * s.batch_size) is not None:
+            return reshape_nested(flatten_rows(x, d, b), *given)
     ragged = [d for d in range(at + 1, len(given)) if given[d] == -1][: s.ragged_ndim] if at is not None else []
     if at is None or len(ragged) < s.ragged_ndim or ragged != list(range(ragged[0], ragged[0] + s.ragged_ndim)):
         raise regrouped("reshape", x, f"sizes {given}")
@@ -104,7 +107,7 @@ def place_of(sizes: list[int], before: int, batch: int) -> int | None:
     """Where the batch is in a list of sizes: behind sizes that multiply to those in front of it now."""
     product = 1
     for d, n in enumerate(sizes):
-        if product == before and n in (batch, -1):
+        if product == before and (n == -1 or n == batch):
             return d
         product = product * n
     return None
