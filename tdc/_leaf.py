@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -22,6 +23,11 @@ from tdc._rules import Container
 from tdc._typing import Op, OpName
 
 UNCHANGED = ("clone", "detach", "contiguous")
+CASTS: dict[str, torch.dtype] = {
+    "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
+    "cfloat": torch.complex64, "cdouble": torch.complex128, "chalf": torch.complex32, "long": torch.int64,
+    "int": torch.int32, "short": torch.int16, "char": torch.int8, "byte": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ def register_leaf(
         shape: `x -> sizes`, those that count as batch dims.
         index: `(x, idx) -> x`, what `td[idx]` does; `idx` is any index of torch.
         stack, cat: `(list of x, dim) -> x`.
-        to: `(x, *args, **kwargs) -> x`, the grammar of `Tensor.to`; without it `td.to(...)` leaves the object as it is.
+        to: `(x, *args, **kwargs) -> x`, the grammar of `Tensor.to`; without it `td.to(...)` and `td.float()`
+            leave the object as it is.
         ops: functions for more operations, by torch function or method name: `{torch.reshape: fn, "float": fn}`.
 
     Compile:
@@ -71,6 +78,7 @@ def register_leaf(
     """
     given = {"getitem": index, "stack": stack, "cat": cat, "to": to}
     table: dict[str, Op] = dict.fromkeys((*UNCHANGED, "to"), same)
+    table |= {name: same if to is None else partial(cast, to, dtype) for name, dtype in CASTS.items()}
     table |= {name: fn for name, fn in given.items() if fn is not None}
     table |= {op_name(op): fn for op, fn in (ops or {}).items()}
     PROTOCOLS[cls] = Protocol(shape, table)
@@ -79,6 +87,11 @@ def register_leaf(
 def same(x: Any, *args: Any, **kwargs: Any) -> Any:
     """The object as it is."""
     return x
+
+
+def cast(to: Op, dtype: torch.dtype, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """The object in another dtype, by its own `to`."""
+    return to(x, dtype)
 
 
 @final

@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, message, show_sizes
+from tdc._errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message, show_sizes
 from tdc._leaf import register_leaf
 from tdc._typing import Frozen, Op
 
@@ -38,10 +38,11 @@ class ObjectArray(Frozen):
 
     Args:
         items: the objects, in row-major order; or a numpy array of objects or strings.
-        shape: of the array; one dim by default.
+        shape: of the array, sizes or one int; one dim by default.
 
     Raises:
         ShapeError: another number of objects than the shape has places.
+        DtypeError: items of which there is no order.
 
     Compile:
         Eager only: `td.exclude(key)` before a compiled function.
@@ -56,12 +57,17 @@ class ObjectArray(Frozen):
     _items: tuple[Any, ...]
     _places: Tensor
 
-    def __init__(self, items: Any, shape: Sequence[int] | None = None) -> None:
+    def __init__(self, items: Any, shape: Sequence[int] | int | None = None) -> None:
         if hasattr(items, "ravel"):  # a numpy array
             shape = items.shape if shape is None else shape
             items = items.ravel().tolist()
-        self._items = tuple(items)
-        size = torch.Size([len(self._items)] if shape is None else shape)
+        try:
+            self._items = tuple(items)
+        except TypeError:
+            got, hint = describe(items), "ObjectArray([x]); ObjectArray([x], ()) has no dims"
+            raise DtypeError(message("ObjectArray", "a list of objects", got, hint=hint)) from None
+        sizes = [len(self._items)] if shape is None else [shape] if isinstance(shape, int) else shape
+        size = torch.Size(sizes)
         if prod(size) != len(self._items):
             expected, got = f"{prod(size)} objects for shape {show_sizes(size)}", f"{len(self._items)}"
             raise ShapeError(message("ObjectArray", expected, got, hint="leave shape out for one dim"))
@@ -84,7 +90,12 @@ class ObjectArray(Frozen):
         return iter([self[i] for i in range(len(self))])
 
     def __getitem__(self, index: Any) -> ObjectArray:
-        return array(self._items, self._places[index])
+        try:
+            return array(self._items, self._places[index])
+        except (IndexError, TypeError):
+            expected, got = f"an index into shape {show_sizes(self.shape)}", describe_index(index)
+            hint = "ints, slices, masks and vectors of rows, as for a tensor"
+            raise IndexingError(message("index", expected, got, hint=hint)) from None
 
     def tolist(self) -> Any:
         """The objects in nested lists."""

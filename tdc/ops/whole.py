@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, UnsupportedError, describe, message
+from tdc._errors import DtypeError, TdcError, UnsupportedError, describe, message
+from tdc._leaf import unwrap
 from tdc._nodes import Static
+from tdc._objects import ObjectArray
 from tdc._rules import Rule, add_rule
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
@@ -28,7 +30,7 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
 
     Raises:
         DtypeError: dtypes that `allclose` does not compare.
-        UnsupportedError: their values cannot be read, under vmap or export.
+        UnsupportedError: their values cannot be read, under vmap or export; a registered leaf without such a function.
     """
     if type(a) is not type(b) and not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return False
@@ -40,11 +42,15 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
         return agree_masked(op, a, b, *args, **kwargs)
     if a.shape != b.shape:
         return False
+    if isinstance(unwrap(a), ObjectArray):
+        return isinstance(unwrap(b), ObjectArray) and bool((unwrap(a) == unwrap(b)).all())
     if a.dtype != b.dtype and op is torch.allclose:
         got = f"{describe(a)} and {describe(b)}"
         raise DtypeError(message(op, "leaves of one dtype", got, hint="convert one of them with .to(dtype)"))
     try:
         return op(a, b, *args, **kwargs)
+    except TdcError:
+        raise
     except RuntimeError as error:
         hint = "(a == b).all() stays a tensor"
         raise UnsupportedError(message(op, "values that can be read", "traced or mapped ones", hint=hint)) from error

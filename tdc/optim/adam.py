@@ -1,0 +1,121 @@
+"""Adam and AdamW: steps along a running mean of gradients, divided by the root of a running mean of their squares.
+
+Both are one function; they differ in where weight decay goes, into the gradient or past it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tdc.optim.base import Optimizer, Rate, Scalar, begin, check_numbers, counted_from_one, descend, rate_of, updated
+from tdc.tensordict import TensorDict
+
+NAMES = ("mean", "square")
+
+
+def adam(
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+) -> Optimizer:
+    """Adam; weight decay is a term of the gradient.
+
+    Shapes:
+        parameters, gradients and moments `(*batch_size, *features)`, step `batch_size`.
+
+    Args:
+        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
+        betas, eps, weight_decay: as in `torch.optim.Adam`, with its defaults.
+
+    Returns:
+        An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
+
+    Raises:
+        StructureError: a setting out of its range; in `update`, gradients or a state of other parameters.
+
+    Compile:
+        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+
+    Example:
+        >>> opt = adam(lr=0.1)
+        >>> params = TensorDict({"w": torch.ones(2)})
+        >>> params, state = opt.update(params, opt.init(params), params)
+        >>> params["w"], state["step"]
+        (tensor([0.9000, 0.9000]), tensor(1))
+
+    Source:
+        `torch.optim.Adam`; Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015.
+    """
+    return of_kind("optim.adam", lr, betas, eps, weight_decay, False)
+
+
+def adamw(
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+) -> Optimizer:
+    """Adam with decoupled weight decay.
+
+    Shapes:
+        parameters, gradients and moments `(*batch_size, *features)`, step `batch_size`.
+
+    Args:
+        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
+        betas, eps, weight_decay: as in `torch.optim.AdamW`, with its defaults.
+
+    Returns:
+        An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
+
+    Raises:
+        StructureError: a setting out of its range; in `update`, gradients or a state of other parameters.
+
+    Compile:
+        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+
+    Example:
+        >>> opt = adamw(lr=0.1)
+        >>> params = TensorDict({"w": torch.ones(2)})
+        >>> params, state = opt.update(params, opt.init(params), params)
+        >>> params["w"]
+        tensor([0.8990, 0.8990])
+
+    Source:
+        `torch.optim.AdamW`; Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019.
+    """
+    return of_kind("optim.adamw", lr, betas, eps, weight_decay, True)
+
+
+def of_kind(
+    op: str, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, decoupled: bool
+) -> Optimizer:
+    """Adam, with weight decay past the gradient where it is decoupled."""
+    beta1, beta2 = betas
+    check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
+    check_numbers(op, below=1.0, beta1=beta1, beta2=beta2)
+
+    def one(
+        p: Tensor, g: Tensor, m: Tensor, s: Tensor, keep: Scalar, rate: Scalar, root: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if weight_decay and decoupled:
+            p = p * keep
+        elif weight_decay:
+            g = torch.add(g, p, alpha=weight_decay)
+        m = torch.lerp(m, g, 1 - beta1)
+        s = torch.addcmul(s * beta2, g, g, value=1 - beta2)
+        return descend(p, m / (s.sqrt() / root + eps), rate), m, s
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        n, rate = counted_from_one(state, params), rate_of(lr, state["step"])
+        scalars = (1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt())
+        return updated(op, one, grads, state, params, NAMES, scalars)
+
+    return Optimizer(lambda params: begin(params, NAMES), update)
+
+
+def debias(beta: float, step: Tensor) -> Tensor:
+    """`1 - beta**step`, without the cancellation that costs float32 four digits in the first steps.
+
+    Example:
+        >>> debias(0.9, torch.tensor([1, 2]))
+        tensor([0.1000, 0.1900])
+    """
+    return -torch.expm1(step * (math.log(beta) if beta else -math.inf))

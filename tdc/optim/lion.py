@@ -1,0 +1,55 @@
+"""Lion: steps of one size in every element, by the sign of a running mean of gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tdc.optim.base import Optimizer, Rate, Scalar, begin, check_numbers, descend, rate_of, updated
+from tdc.tensordict import TensorDict
+
+
+def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
+    """Signs of `lerp(mean, gradient, 1 - beta1)`, with decoupled weight decay; beta2 is that of the mean.
+
+    Shapes:
+        parameters, gradients and mean `(*batch_size, *features)`, step `batch_size`.
+
+    Args:
+        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`; 3 to 10 times smaller than for AdamW.
+        betas: of the step and of the mean.
+        weight_decay: times `lr`, as in AdamW; so 3 to 10 times larger than there.
+
+    Returns:
+        An `Optimizer`; its state is `{"mean": …, "step": …}`.
+
+    Raises:
+        StructureError: a setting out of its range; in `update`, gradients or a state of other parameters.
+
+    Compile:
+        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+
+    Example:
+        >>> opt = lion(lr=0.1)
+        >>> params = TensorDict({"w": torch.tensor([2.0, -3.0])})
+        >>> params, state = opt.update(params, opt.init(params), params)
+        >>> params["w"]
+        tensor([ 1.9000, -2.9000])
+
+    Source:
+        Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2.
+    """
+    op, names = "optim.lion", ("mean",)
+    beta1, beta2 = betas
+    check_numbers(op, lr=lr, weight_decay=weight_decay)
+    check_numbers(op, below=1.0, beta1=beta1, beta2=beta2)
+
+    def one(p: Tensor, g: Tensor, m: Tensor, keep: Scalar, rate: Scalar) -> tuple[Tensor, Tensor]:
+        direction = torch.lerp(m, g, 1 - beta1).sign()
+        return descend(p * keep if weight_decay else p, direction, rate), torch.lerp(m, g, 1 - beta2)
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        rate = rate_of(lr, state["step"])
+        return updated(op, one, grads, state, params, names, (1 - rate * weight_decay, rate))
+
+    return Optimizer(lambda params: begin(params, names), update)

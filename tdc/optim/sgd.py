@@ -1,0 +1,70 @@
+"""Stochastic gradient descent, plain, with momentum, and with Nesterov's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import StructureError, message
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, counted_from_one, descend, rate_of, updated
+from tdc.tensordict import TensorDict
+
+
+def sgd(
+    lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+) -> Optimizer:
+    """Steps against the gradient, or along a running sum of gradients.
+
+    Shapes:
+        parameters, gradients and momentum `(*batch_size, *features)`, step `batch_size`.
+
+    Args:
+        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
+        momentum, dampening, weight_decay, nesterov: as in `torch.optim.SGD`. The first step is not dampened.
+
+    Returns:
+        An `Optimizer`; its state is `{"momentum": …, "step": …}`, without momentum `{"step": …}`.
+
+    Raises:
+        StructureError: a setting out of its range, nesterov without momentum or with dampening; in `update`, gradients
+            or a state of other parameters.
+
+    Compile:
+        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+
+    Example:
+        >>> opt = sgd(lr=0.1, momentum=0.9)
+        >>> params = TensorDict({"w": torch.ones(2)})
+        >>> params, state = opt.update(params, opt.init(params), params)
+        >>> params["w"], state["momentum", "w"]
+        (tensor([0.9000, 0.9000]), tensor([1., 1.]))
+
+    Source:
+        `torch.optim.SGD`.
+    """
+    op = "optim.sgd"
+    check_numbers(op, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    if nesterov and (not momentum or dampening):
+        got = f"momentum={momentum:g}, dampening={dampening:g}"
+        hint = "sgd(lr, momentum=0.9, nesterov=True)"
+        raise StructureError(message(op, "momentum and no dampening for nesterov", got, hint=hint))
+    names = ("momentum",) if momentum else ()
+
+    def one(p: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *buffer, rate, weight = rest
+        if weight_decay:
+            g = torch.add(g, p, alpha=weight_decay)
+        if not buffer:
+            return (descend(p, g, rate),)
+        old = buffer[0] * momentum
+        new = torch.addcmul(old, g, weight) if dampening else old + g
+        return descend(p, torch.add(g, new, alpha=momentum) if nesterov else new, rate), new
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        n = counted_from_one(state, params)
+        weight = torch.where(n == 1, n, 1.0 - dampening) if dampening else 1.0
+        return updated(op, one, grads, state, params, names, (rate_of(lr, state["step"]), weight))
+
+    return Optimizer(lambda params: begin(params, names), update)

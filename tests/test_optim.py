@@ -1,0 +1,449 @@
+"""Optimisers: the numbers of `torch.optim` step for step, one graph for all steps, ensembles, error texts."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from texts import T, Texts
+from torch import nn
+from torch.testing import assert_close
+
+import tdc
+from tdc import TensorDict, from_module, functional_call
+from tdc.compile import counted
+from tdc.optim import Optimizer, adam, adamw, chain, clip_by_global_norm, constant, cosine, ema, global_norm, lion, sgd
+
+STEPS = 50
+SHAPES = {("layer", "weight"): (3, 4), ("layer", "bias"): (3,), "scale": ()}
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2, as the paper writes it; torch has none."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                c = beta1 * m + (1 - beta1) * p.grad
+                p.copy_(p - lr * (torch.sign(c) + decay * p))
+                m.copy_(beta2 * m + (1 - beta2) * p.grad)
+
+
+Pair = tuple[Callable[..., Optimizer], type[torch.optim.Optimizer], dict[str, Any]]
+PAIRS: dict[str, Pair] = {
+    "sgd": (sgd, torch.optim.SGD, {"lr": 0.1}),
+    "sgd_decay": (sgd, torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}),
+    "sgd_momentum": (sgd, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    "sgd_dampened": (sgd, torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "dampening": 0.3}),
+    "sgd_nesterov": (sgd, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "adam": (adam, torch.optim.Adam, {"lr": 0.01}),
+    "adam_decay": (adam, torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}),
+    "adam_no_mean": (adam, torch.optim.Adam, {"lr": 0.01, "betas": (0.0, 0.9)}),
+    "adamw": (adamw, torch.optim.AdamW, {"lr": 0.01}),
+    "adamw_decay": (adamw, torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.3}),
+    "lion": (lion, Lion, {"lr": 0.01}),
+    "lion_decay": (lion, Lion, {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.3}),
+}
+ONE_EACH = ["sgd_dampened", "adam_decay", "adamw", "lion_decay"]
+
+
+def like(dtype: torch.dtype = torch.float32, batch: tuple[int, ...] = ()) -> TensorDict:
+    return TensorDict({k: torch.randn((*batch, *s), dtype=dtype) for k, s in SHAPES.items()}, batch)
+
+
+def reference(cls: type[torch.optim.Optimizer], settings: dict[str, Any], params: TensorDict) -> Any:
+    """`step(grads, lr) -> parameters`, by an optimiser of torch on clones."""
+    mine = params.apply(torch.clone)
+    opt = cls(list(mine.values(True, True)), **settings)
+
+    def step(grads: TensorDict, lr: float | None = None) -> TensorDict:
+        for key, p in mine.items(True, True):
+            p.grad = grads[key].clone() if key in grads else None
+        for group in opt.param_groups:
+            group["lr"] = group["lr"] if lr is None else lr
+        opt.step()
+        return mine
+
+    return step
+
+
+def runs(optimizer: Optimizer, params: TensorDict, update: Any = None, steps: int = STEPS) -> Iterator[Any]:
+    """Gradients, then parameters and state after each step."""
+    state, update = optimizer.init(params), update or optimizer.update
+    for _ in range(steps):
+        grads = params.apply(torch.randn_like)
+        params, state = update(grads, state, params)
+        yield grads, params, state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", PAIRS)
+def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype):
+    make, cls, settings = PAIRS[name]
+    if cls is Lion and dtype.is_complex:
+        pytest.skip("the paper has no complex numbers")
+    params = like(dtype)
+    expected = reference(cls, settings, params)
+    tight = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-6, "atol": 2e-6}
+    for n, (grads, new, state) in enumerate(runs(make(**settings), params), 1):
+        assert_close(new.to_dict(), expected(grads).to_dict(), **tight)
+        assert state["step"].dtype == torch.int64
+        assert state["step"].shape == ()
+        assert state["step"] == n
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_bfloat16_parameters_have_float32_state(name: str):
+    make, cls, settings = PAIRS[name]
+    params = like(torch.bfloat16)
+    expected = reference(cls, settings, params.float())  # a float32 step, then rounded to bfloat16 in place
+    differ = 0
+    for grads, new, state in runs(make(**settings), params):
+        moments = [x for x in state.values(True, True) if x.is_floating_point()]
+        assert all([x.dtype == torch.float32 for x in moments])
+        wanted = expected(grads.float())
+        for key, p in wanted.items(True, True):
+            p.copy_(p.bfloat16())
+            assert new[key].dtype == torch.bfloat16
+            differ += int((new[key] != p.bfloat16()).sum())
+        assert_close(new.to_dict(), wanted.bfloat16().to_dict(), rtol=1.6e-2, atol=1e-2)
+    assert differ <= 0.05 * STEPS * 16  # numbers that stood on the edge between two bfloat16s
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_one_graph_for_all_steps(name: str):
+    make, cls, settings = PAIRS[name]
+    rate = cosine(settings["lr"], steps=40, warmup=5, floor=1e-3)
+    optimizer = chain(clip_by_global_norm(1.0), make(**settings | {"lr": rate}))
+    params = like()
+    compiled = counted(optimizer.update, backend="aot_eager")
+    expected = reference(cls, settings, params)
+    for n, (grads, new, _) in enumerate(runs(optimizer, params, compiled)):
+        norm = math.sqrt(sum([float(g.square().sum()) for g in grads.values(True, True)]))
+        clipped = grads * min(1.0, 1.0 / (norm + 1e-6))
+        assert_close(new.to_dict(), expected(clipped, float(rate(T(n)))).to_dict(), rtol=1e-4, atol=1e-5)
+    assert (compiled.counts.graphs, compiled.counts.breaks, compiled.counts.compiles) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("how", ["vmap", "stacked", "compiled vmap"])
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_ensembles_are_their_members(name: str, how: str):
+    make, _, settings = PAIRS[name]
+    optimizer = chain(clip_by_global_norm(1.0), make(**settings | {"lr": cosine(settings["lr"], 20, 3)}))
+    members = like(batch=(3,))
+    update = optimizer.update if how == "stacked" else torch.vmap(optimizer.update)
+    update = counted(update, backend="aot_eager") if how == "compiled vmap" else update
+    alone = [(members[i], optimizer.init(members[i])) for i in range(3)]
+    for grads, new, state in runs(optimizer, members, update, 10):
+        alone = [optimizer.update(grads[i], s, p) for i, (p, s) in enumerate(alone)]
+        assert_close(new.to_dict(), torch.stack([p for p, _ in alone]).to_dict())
+        assert_close(state.to_dict(), torch.stack([s for _, s in alone]).to_dict())
+        assert state["1", "step"].shape == (3,)
+    if isinstance(update, counted):
+        assert update.counts.compiles == 1
+
+
+def test_a_rate_for_each_member():
+    members, rates = like(batch=(2,)), T([0.1, 0.01])
+    grads = like(batch=(2,))
+    wanted = [sgd(r).update(grads[i], sgd().init(members[i]), members[i])[0] for i, r in enumerate([0.1, 0.01])]
+    stacked = sgd(rates).update(grads, sgd().init(members), members)[0]
+    mapped = torch.vmap(lambda r, g, s, p: sgd(r).update(g, s, p))(rates, grads, sgd().init(members), members)[0]
+    for found in (stacked, mapped):
+        assert_close(found.to_dict(), torch.stack(wanted).to_dict())
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_a_constant_schedule_is_the_number(name: str):
+    make, _, settings = PAIRS[name]
+    params = like()
+    scheduled = make(**settings | {"lr": constant(settings["lr"])})
+    state, mine = scheduled.init(params), params
+    for grads, new, _ in runs(make(**settings), params, steps=5):
+        mine, state = scheduled.update(grads, state, mine)
+        assert_close(mine.to_dict(), new.to_dict())
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_what_has_no_gradient_stays(name: str):
+    make, _, settings = PAIRS[name]
+    params = TensorDict({"w": torch.randn(3), "frozen": torch.randn(2), "bn": {"count": T(4), "mean": torch.ones(2)}})
+    optimizer = chain(clip_by_global_norm(0.5), make(**settings))
+    state = optimizer.init(params)
+    assert ("1", "mean", "bn", "count") not in state
+    grads = tdc.grad(lambda p: p["w"].square().sum())(params).select("w")
+    new, after = optimizer.update(grads, state, params)
+    assert not new["w"].equal(params["w"])
+    for key in ["frozen", ("bn", "count"), ("bn", "mean")]:
+        assert new[key] is params[key]
+    kept = params.select("w")
+    alone = optimizer.update(grads, optimizer.init(kept), kept)
+    assert_close(new["w"], alone[0]["w"])
+    assert new.keys(True, True) == params.keys(True, True)
+    assert after["1", "step"] == 1
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_inputs_do_not_change(name: str):
+    make, _, settings = PAIRS[name]
+    params, grads = like(), like()
+    optimizer = chain(clip_by_global_norm(0.1), make(**settings))
+    _, state = optimizer.update(grads, optimizer.init(params), params)
+    before = [td.apply(torch.clone) for td in (grads, state, params)]
+    optimizer.update(grads, state, params)
+    for td, copy in zip((grads, state, params), before, strict=True):
+        assert_close(td.to_dict(), copy.to_dict(), rtol=0, atol=0)
+
+
+def test_a_state_is_a_checkpoint():
+    optimizer, params = chain(clip_by_global_norm(1.0), adamw()), like()
+    *_, (_, params, state) = runs(optimizer, params, steps=3)
+    file = io.BytesIO()
+    torch.save({"params": params, "state": state}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    grads = like()
+    wanted, again = optimizer.update(grads, state, params), optimizer.update(grads, loaded["state"], loaded["params"])
+    assert_close(again[0].to_dict(), wanted[0].to_dict(), rtol=0, atol=0)
+    assert again[1]["1", "step"] == 4
+
+
+def test_a_module_with_buffers_trains_as_one_graph():
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    optimizer = chain(clip_by_global_norm(1.0), adamw(cosine(0.05, 30, 3)))
+    params = from_module(net).apply(torch.clone)
+    weights = from_module(net, buffers=False).keys(True, True)
+    x, y = torch.randn(16, 4), torch.randint(2, (16,))
+
+    def step(params: TensorDict, state: TensorDict) -> Any:
+        def loss_of(part: TensorDict) -> torch.Tensor:
+            return F.cross_entropy(functional_call(net, params.update(part), (x,)), y)
+
+        loss, grads = tdc.value_and_grad(loss_of)(params.select(*weights))
+        return *optimizer.update(grads, state, params), loss
+
+    compiled, state, losses = counted(step, backend="aot_eager"), optimizer.init(params), []
+    for _ in range(20):
+        params, state, loss = compiled(params, state)
+        losses.append(loss)
+    assert losses[-1] < 0.7 * losses[0]
+    assert params["1", "num_batches_tracked"] == 0
+    assert_close(params["1", "running_var"], torch.ones(8))
+    assert compiled.counts.compiles == 1
+
+
+def test_an_update_can_be_differentiated():
+    params, grads = like(), like()
+
+    def after(rate: torch.Tensor) -> torch.Tensor:
+        new, _ = adamw(rate).update(grads, adamw().init(params), params)
+        return global_norm(new)
+
+    slope = torch.func.grad(after)(T(0.1))
+    assert_close(slope, (after(T(0.101)) - after(T(0.099))) / 0.002, rtol=1e-3, atol=1e-3)
+
+
+# -- norms, schedules, averages
+
+
+def test_global_norm_is_that_of_torch():
+    td = like().set("count", T(7))
+    tensors = [x for x in td.values(True, True) if x.is_floating_point()]
+    assert_close(global_norm(td), torch.nn.utils.get_total_norm(tensors))
+    assert global_norm(td.bfloat16().set("count", T(7))).dtype == torch.float32
+    stacked = like(batch=(2, 3))
+    assert_close(global_norm(stacked)[1, 2], global_norm(stacked[1, 2]))
+    assert_close(torch.vmap(torch.vmap(global_norm))(stacked), global_norm(stacked))
+    assert global_norm(TensorDict({"n": T(3)})) == 0
+    assert global_norm(TensorDict({"n": torch.zeros(0, 3)})) == 0
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
+def test_clipping_is_that_of_torch(bound: float):
+    grads = like()
+    mine = [nn.Parameter(torch.zeros_like(x)) for x in grads.values(True, True)]
+    for p, g in zip(mine, grads.values(True, True), strict=True):
+        p.grad = g.clone()
+    torch.nn.utils.clip_grad_norm_(mine, bound)
+    clip = clip_by_global_norm(bound)
+    found, _ = clip.update(grads, clip.init(grads), grads)
+    assert_close(list(found.values(True, True)), [p.grad for p in mine])
+
+
+def test_cosine_is_that_of_torch():
+    opt = torch.optim.SGD([nn.Parameter(T(0.0))], lr=0.3)
+    plan = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=20, eta_min=0.01)
+    for n in range(21):
+        assert_close(cosine(0.3, 20, floor=0.01)(T(n)), T(plan.get_last_lr()[0]))
+        opt.step()
+        plan.step()
+    assert_close(cosine(0.3, 20, floor=0.01)(T([25, 1000])), T([0.01, 0.01]))
+
+
+def test_warmup_is_a_line():
+    curve = cosine(1.0, steps=14, warmup=4, floor=0.1)(torch.arange(15))
+    assert_close(curve[:5], T([0.0, 0.25, 0.5, 0.75, 1.0]))
+    assert_close(curve[4:], cosine(1.0, steps=10, floor=0.1)(torch.arange(11)))
+    assert_close(constant(0.2)(torch.arange(3)), torch.full((3,), 0.2))
+
+
+def test_ema_is_that_of_torch():
+    net = nn.Linear(3, 2)
+    theirs = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    theirs.update_parameters(net)
+    average = ema(0.9)
+    mean = average.init(from_module(net))
+    update = counted(average.update, backend="aot_eager")
+    for _ in range(10):
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(torch.randn_like(p))
+        theirs.update_parameters(net)
+        mean = update(mean, from_module(net))
+    assert_close(mean.to_dict(), from_module(theirs.module).to_dict())
+    assert update.counts.compiles == 1
+
+
+def test_ema_of_small_floats_and_integers():
+    average, params = ema(0.999), TensorDict({"w": torch.ones(2, dtype=torch.bfloat16), "n": T(1)})
+    mean = average.init(params)
+    for n in range(3):
+        mean = average.update(mean, params * 2 + n)
+    assert mean["w"].dtype == torch.float32
+    assert_close(mean["w"], torch.full((2,), 1.006), rtol=0, atol=1e-5)
+    assert mean["n"] == 4
+    stacked = torch.stack([params, params])
+    assert torch.vmap(average.update)(average.init(stacked), stacked).batch_size == (2,)
+
+
+class TestErrors(Texts):
+    def test_settings_out_of_range(self):
+        self.says(lambda: adamw(-1.0, eps=-1e-8), """\
+StructureError
+tdc.optim.adamw: expected numbers of at least 0, got lr=-1, eps=-1e-08
+hint: give one in that range""")
+        self.says(lambda: adam(betas=(0.9, 1.0)), """\
+StructureError
+tdc.optim.adam: expected numbers in [0, 1), got beta2=1
+hint: give one in that range""")
+        self.says(lambda: lion(weight_decay=-1.0), """\
+StructureError
+tdc.optim.lion: expected numbers of at least 0, got weight_decay=-1
+hint: give one in that range""")
+        self.says(lambda: sgd(float("nan")), """\
+StructureError
+tdc.optim.sgd: expected numbers of at least 0, got lr=nan
+hint: give one in that range""")
+        self.says(lambda: clip_by_global_norm(-1.0), """\
+StructureError
+tdc.optim.clip_by_global_norm: expected numbers of at least 0, got max_norm=-1
+hint: give one in that range""")
+        self.says(lambda: ema(1.5), """\
+StructureError
+tdc.optim.ema: expected numbers in [0, 1), got decay=1.5
+hint: give one in that range""")
+
+    def test_nesterov_needs_momentum(self):
+        self.says(lambda: sgd(0.1, nesterov=True), """\
+StructureError
+tdc.optim.sgd: expected momentum and no dampening for nesterov, got momentum=0, dampening=0
+hint: sgd(lr, momentum=0.9, nesterov=True)""")
+        self.says(lambda: sgd(0.1, 0.9, 0.5, nesterov=True), """\
+StructureError
+tdc.optim.sgd: expected momentum and no dampening for nesterov, got momentum=0.9, dampening=0.5
+hint: sgd(lr, momentum=0.9, nesterov=True)""")
+
+    def test_schedules(self):
+        self.says(lambda: cosine(0.1, steps=10, warmup=10), """\
+StructureError
+tdc.optim.cosine: expected more steps than warmup, got steps=10, warmup=10
+hint: steps counts the warm-up, too""")
+        self.says(lambda: constant(-0.1), """\
+StructureError
+tdc.optim.constant: expected numbers of at least 0, got lr=-0.1
+hint: give one in that range""")
+
+    def test_gradients_of_other_parameters(self):
+        params, opt = like().set("count", T(1)), adamw()
+        self.says(lambda: opt.update(params.set("w", T(1.0)), opt.init(params), params), """\
+StructureError
+tdc.optim.adamw: expected gradients of keys that params has, got 1 of other keys
+at w: Tensor float32[]
+hint: take them with tdc.grad of these parameters""")
+        self.says(lambda: opt.update(params, opt.init(params), params), """\
+DtypeError
+tdc.optim.adamw: expected gradients of floating-point tensors, got 1 of other kinds
+at count: Tensor int64[]
+hint: leave these out of grads""")
+        other = TensorDict({"scale": torch.ones(2)})
+        self.says(lambda: opt.update(other, opt.init(params), params), """\
+ShapeError
+tdc.optim.adamw: expected gradients with the shapes of params, got 1 that differ
+at scale: gradient Tensor float32[2], parameter Tensor float32[]
+hint: take them with tdc.grad of these parameters""")
+
+    def test_state_of_other_parameters(self):
+        params, opt = like(), adamw()
+        self.says(lambda: opt.update(params, opt.init(params.select("scale")), params), """\
+StructureError
+tdc.optim.adamw: expected a state of these params, got 4 leaves that differ
+at mean.layer.weight: nothing, in params Tensor float32[3, 4]
+at mean.layer.bias: nothing, in params Tensor float32[3]
+at square.layer.weight: nothing, in params Tensor float32[3, 4]
+at square.layer.bias: nothing, in params Tensor float32[3]
+hint: make the state with init(params) of these parameters""")
+        self.says(lambda: opt.update(params, opt.init(like(batch=(2,))[:1]), params), """\
+StructureError
+tdc.optim.adamw: expected a state of these params, got 7 leaves that differ
+at mean.layer.weight: Tensor float32[1, 3, 4], in params Tensor float32[3, 4]
+at mean.layer.bias: Tensor float32[1, 3], in params Tensor float32[3]
+at mean.scale: Tensor float32[1], in params Tensor float32[]
+at square.layer.weight: Tensor float32[1, 3, 4], in params Tensor float32[3, 4]
+at square.layer.bias: Tensor float32[1, 3], in params Tensor float32[3]
+at square.scale: Tensor float32[1], in params Tensor float32[]
+at step: Tensor int64[1], in params batch_size []
+hint: make the state with init(params) of these parameters""")
+        self.says(lambda: sgd().update(params, sgd().init(like(batch=(2,))), params), """\
+StructureError
+tdc.optim.sgd: expected a state of these params, got 1 leaves that differ
+at step: Tensor int64[2], in params batch_size []
+hint: make the state with init(params) of these parameters""")
+        self.says(lambda: opt.update(params, sgd().init(params), params), """\
+StructureError
+tdc.optim.adamw: expected a state with keys mean, square, step, got keys step
+hint: make the state with init of the same optimiser""")
+        self.says(lambda: ema(0.9).update(params.select("scale"), params), """\
+StructureError
+tdc.optim.ema: expected a mean of these params, got 2 leaves that differ
+at layer.weight: nothing, in params Tensor float32[3, 4]
+at layer.bias: nothing, in params Tensor float32[3]
+hint: make the mean with init(params) of these parameters""")
+
+    def test_chains(self):
+        self.says(lambda: chain(), """\
+DtypeError
+tdc.optim.chain: expected Transforms, then one Optimizer, got 1 out of place
+at part 0: missing
+hint: chain(clip_by_global_norm(1.0), adamw(1e-3))""")
+        self.says(lambda: chain(adamw(), clip_by_global_norm(1.0)), """\
+DtypeError
+tdc.optim.chain: expected Transforms, then one Optimizer, got 2 out of place
+at part 0: Optimizer
+at part 1: Transform
+hint: chain(clip_by_global_norm(1.0), adamw(1e-3))""")
+        opt = chain(clip_by_global_norm(1.0), adamw())
+        self.says(lambda: opt.update(like(), adamw().init(like()), like()), """\
+StructureError
+tdc.optim.chain: expected a state with keys 0, 1, got keys mean, square, step
+hint: make the state with init of the same optimiser""")
