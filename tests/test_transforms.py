@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tdc
 from tdc import KeyPathError, ShapeError, Static, TensorDict
@@ -141,3 +142,17 @@ class TestGrad:
     def test_nothing_to_differentiate(self):
         with pytest.raises(tdc.DtypeError, match="floating-point"):
             tdc.grad(lambda x: x)(torch.tensor(1))
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["eager", "compiled"])
+    def test_containers_go_in_and_come_out(self, wrap: Callable[..., Any]):
+        td = TensorDict({"x": torch.rand(3, requires_grad=True)}, [3])
+        fn = wrap(lambda t: checkpoint(lambda u, k: (u * k, u["x"].sin()), t, 3.0, use_reentrant=False))
+        out, sines = fn(td)
+        assert out.batch_size == (3,)
+        (out["x"].sum() + sines.sum()).backward()
+        torch.testing.assert_close(td["x"].grad, 3 + td["x"].detach().cos())
+        x = ragged()
+        out = wrap(lambda x: checkpoint(lambda x: x.sin().sum(1), x, use_reentrant=False))(x)
+        torch.testing.assert_close(out, x.sin().sum(1))

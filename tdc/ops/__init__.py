@@ -12,6 +12,7 @@ from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
 from tdc.ops import factory as factory
+from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
 from tdc.ops import linalg as linalg

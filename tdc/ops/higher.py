@@ -1,0 +1,31 @@
+"""torch functions that call a function: `torch.utils.checkpoint.checkpoint`.
+
+Eagerly it hands containers on as they are. In a compiled function Dynamo asks them what its operator means: that the
+container is taken apart outside, and put together again inside (torch 2.11-2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.checkpoint
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.utils import _pytree as pytree
+
+from tdc._rules import DISPATCH, IMPLS, KINDS
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What Dynamo traces where an argument of `torch.utils.checkpoint.checkpoint` is a container."""
+    flat, spec = pytree.tree_flatten(args)
+
+    def inner(*leaves: Any) -> Any:
+        return function(*pytree.tree_unflatten(list(leaves), spec))
+
+    return torch.utils.checkpoint.checkpoint(inner, *flat, **kwargs)
+
+
+for _kind in KINDS:
+    DISPATCH[_kind][tag_activation_checkpoint] = f"{_kind}.checkpoint"
+    IMPLS[f"{_kind}.checkpoint"] = checkpoint
