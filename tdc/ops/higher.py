@@ -1,7 +1,8 @@
 """torch functions that call a function: `torch.utils.checkpoint.checkpoint`.
 
 Eagerly it hands containers on as they are. In a compiled function Dynamo asks them what its operator means: that the
-container is taken apart outside, and put together again inside (torch 2.11-2.13).
+container is taken apart outside, and put together again inside (torch 2.11-2.13; there, torch 2.11 lets only tensors
+come out).
 """
 
 from __future__ import annotations
