@@ -243,6 +243,44 @@ def test_a_module_with_buffers_trains_as_one_graph():
     assert compiled.counts.compiles == 1
 
 
+@tdc.tensorclass
+class Affine:
+    weight: torch.Tensor
+    bias: torch.Tensor
+    calls: torch.Tensor
+
+
+def test_parameters_may_be_a_tensorclass():
+    params = Affine(torch.ones(3), torch.zeros(()), T(2), batch_size=[])
+    nested = TensorDict({"head": params, "scale": torch.ones(2)})
+    for optimizer in (chain(clip_by_global_norm(1.0), adamw(0.1)), sgd(0.1, momentum=0.9), lion(0.1)):
+        grads = tdc.grad(lambda p: (p["weight"].sum() + p["bias"]) * 2)(TensorDict(params.to_dict()))
+        new, _ = optimizer.update(grads, optimizer.init(params), params)
+        assert type(new) is Affine
+        assert new.calls is params.calls
+        assert (new.weight < 1).all()
+        update = counted(optimizer.update, backend="aot_eager")
+        again, _ = update(TensorDict({"head": grads}), optimizer.init(nested), nested)
+        assert type(again["head"]) is Affine
+        assert_close(again["head"].weight, new.weight)
+
+
+def test_nothing_to_optimise():
+    params = TensorDict({"count": T(3)})
+    for optimizer in (chain(clip_by_global_norm(1.0), adamw()), sgd(), lion()):
+        new, _ = optimizer.update(TensorDict({}), optimizer.init(params), params)
+        assert new["count"] is params["count"]
+
+
+def test_public_names():
+    names = {n for n in vars(tdc.optim) if not n.startswith("_")} - {"base", "average", "clip", "schedule"}
+    assert sorted(names) == [
+        *("Average", "Optimizer", "Rate", "Schedule", "Transform"),
+        *("adam", "adamw", "chain", "clip_by_global_norm", "constant", "cosine", "debias", "ema", "global_norm"),
+        *("lion", "sgd"),
+    ]
+
+
 def test_an_update_can_be_differentiated():
     params, grads = like(), like()
 
