@@ -23,7 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message, op_name
+from tdc._errors import (
+    DtypeError,
+    IndexingError,
+    ShapeError,
+    UnsupportedError,
+    describe,
+    message,
+    op_name,
+    show_sizes,
+)
+from tdc._keys import show
 from tdc._rules import MODES, Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._tree import together
@@ -49,18 +59,44 @@ def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any =
     Args:
         fn: gives a tensor, or a tuple of them; then a tuple of the same type comes back, one TensorDict for each.
         size: the batch size of the result; None to read it off one leaf, in front of as many dims as it has features.
+
+    Raises:
+        ShapeError, IndexingError, DtypeError: what torch raises for a leaf; all such leaves are named.
     """
-    if others:
-        out = {p: fn(*values) for p, values in together(op, x, *others)}
-    else:
-        out = {p: fn(v) for p, v in x._leaves.items()}
-    first, rank = sample(x, fn, others, out) if size is None else (None, 0)
+    try:
+        if others:
+            out = {p: fn(*values) for p, values in together(op, x, *others)}
+        else:
+            out = {p: fn(v) for p, v in x._leaves.items()}
+        first, rank = sample(x, fn, others, out) if size is None else (None, 0)
+    except PLAIN as error:
+        if type(error) not in PLAIN:  # the library's own, which say more, and those of vmap, export and CUDA
+            raise
+        raise refused(op, x, fn, others, error) from error
     if not isinstance(first, tuple):
         return make(out, x._nodes, size_of(first, rank) if size is None else torch.Size(size), x.device)
     parts = [
         make({p: r[i] for p, r in out.items()}, x._nodes, size_of(part, rank), x.device) for i, part in enumerate(first)
     ]
     return tuple(parts) if type(first) is tuple else type(first)(parts)
+
+
+def refused(op: Any, x: TensorDict, fn: Op, others: tuple[TensorDict, ...], error: Exception) -> Exception:
+    """An error of torch with the leaves where it arises. They run once more, which only a failure has to pay for."""
+    wrong = {}
+    for path, leaf in x._leaves.items():
+        try:
+            fn(leaf, *[td._leaves[path] for td in others])
+        except PLAIN:
+            wrong[show(path)] = describe(leaf)
+    kinds = {IndexError: IndexingError, TypeError: DtypeError}
+    expected = f"arguments for batch_size {show_sizes(x.batch_size)}"
+    return kinds.get(type(error), ShapeError)(message(op, expected, "others", wrong, first_line(error)))
+
+
+def first_line(error: Exception) -> str:
+    """What torch says, as a hint."""
+    return f"torch: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
 
 def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any, Any]) -> tuple[Any, int]:
@@ -201,3 +237,4 @@ def spread_over(op: Op, name: str, value: Any, features: Any, count: int) -> Any
 
 
 UNASKED = ("_stacklevel",)
+PLAIN = (RuntimeError, IndexError, TypeError)

@@ -24,6 +24,7 @@ from tdc._structure import normal_dim
 from tdc._typing import Frozen, KeyPath, Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor, index_rows
+from tdc.ops.batch import lift
 from tdc.tensordict import TensorDict, index, make
 
 
@@ -47,8 +48,7 @@ def index_select_masked(x: MaskedBatch, dim: int, index: Tensor) -> MaskedBatch:
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
     d = normal_dim(dim, x.ndim, "index_select")
-    size = torch.Size([*x.batch_size[:d], index.shape[0], *x.batch_size[d + 1 :]])
-    return make({p: v.index_select(d, index) for p, v in x._leaves.items()}, x._nodes, size, x.device)
+    return lift(x, lambda v: v.index_select(d, index), op="index_select")
 
 
 def embedding_nested(input: NestedTensor, weight: Tensor, *args: Any, **kwargs: Any) -> NestedTensor:

@@ -19,15 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
+from tdc._keys import show
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, require_same, take_spans
-from tdc._tree import same_size, together
+from tdc._tree import Leaves, same_size, together
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor, slice_rows
 from tdc.nested import like as nested_like
-from tdc.ops.batch import lift
+from tdc.ops.batch import PLAIN, first_line, lift
 from tdc.ops.shape import grown_to, reshape_tensordict
 from tdc.tensordict import TensorDict, make
 
@@ -59,7 +60,7 @@ def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     first = tds[0]
     d = normal_dim(dim, first.ndim + 1, "stack")
     same_size("stack", *tds)
-    leaves = {p: torch.stack(members(group), d) for p, group in together("stack", *tds)}
+    leaves = join_leaves(torch.stack, tds, d)
     size = first.batch_size
     return make(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
 
@@ -74,7 +75,7 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     if wrong:
         expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
         raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
-    leaves = {p: torch.cat(members(group), d) for p, group in together("cat", *tds)}
+    leaves = join_leaves(torch.cat, tds, d)
     return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
 
 
@@ -90,6 +91,35 @@ def column_stack_tensordict(tensors: Sequence[TensorDict]) -> TensorDict:
     return cat_tensordict([reshape_tensordict("reshape", x, -1, 1) if x.ndim < 2 else x for x in tds], 1)
 
 
+def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
+    """`torch.stack` or `torch.cat` of the leaves at each path.
+
+    Raises:
+        ShapeError: leaves that differ in shape or kind; every path is named.
+    """
+    try:
+        return {p: join(members(group), dim) for p, group in together(op_name(join), *tds)}
+    except PLAIN as error:
+        if type(error) not in PLAIN:
+            raise
+        raise misfit(join, tds, dim, error) from error
+
+
+def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> ShapeError:
+    """The error for leaves that do not go together."""
+    wrong = {}
+    for path, group in together(op_name(join), *tds):
+        kinds = [(not isinstance(v, Tensor), v.ndim, list(v.shape)) for v in group]
+        if join is torch.cat:
+            kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
+        if any([kind != kinds[0] for kind in kinds]):
+            wrong[show(path)] = " and ".join(dict.fromkeys([describe(v) for v in group]))
+    hint = "tdc.pad_sequence(tds) or tdc.ragged_stack(tds) for rows that differ, or exclude the key"
+    got = f"{len(wrong)} keys that differ" if wrong else "others"
+    hint = hint if wrong else first_line(error)
+    return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
+
+
 def members(group: tuple[Any, ...]) -> Any:
     """Leaves to be joined: Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)."""
     return group if isinstance(group[0], Tensor) else list(group)
@@ -97,13 +127,13 @@ def members(group: tuple[Any, ...]) -> Any:
 
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, x.ndim, "unbind")
-    return lift(x, lambda v: v.unbind(d))
+    return lift(x, lambda v: v.unbind(d), op="unbind")
 
 
 def split_tensordict(x: TensorDict, split_size_or_sections: Any, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, x.ndim, "split")
     lengths = part_lengths(split_size_or_sections, x.batch_size[d])
-    return lift(x, lambda v: v.split(lengths, d))
+    return lift(x, lambda v: v.split(lengths, d), op="split")
 
 
 def chunk_tensordict(x: TensorDict, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]:
@@ -347,6 +377,18 @@ for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dsta
 for _op, _dims in ((torch.hsplit, (0, 1)), (torch.vsplit, (None, 0)), (torch.dsplit, (None, None, 2))):
     join_rule(_op, tensordict=partial(split_along, _dims, _op))
 
+
+def joinable(op: str, tensors: Any) -> list[Any]:
+    """Operands as a list of one class, as torch's own parser would have it in other words.
+
+    Raises:
+        StructureError: none, or operands of several kinds.
+    """
+    found = list(tensors)
+    kinds = [cls for cls in (TensorDict, NestedTensor, MaskedBatch) if any([isinstance(x, cls) for x in found])]
+    return found if found and not kinds else same_kind(op, found, kinds[0] if kinds else Tensor)
+
+
 def stack(tensors: Sequence[T], dim: int = 0) -> T:
     """`torch.stack` of tensors or containers of one kind.
 
@@ -355,7 +397,7 @@ def stack(tensors: Sequence[T], dim: int = 0) -> T:
         >>> stack([td, td], 1).batch_size
         torch.Size([3, 2])
     """
-    return torch.stack(list(tensors), dim)  # type: ignore[arg-type,return-value]  # torch's types know tensors only
+    return torch.stack(joinable("stack", tensors), dim)  # type: ignore[arg-type,return-value]  # torch's types know tensors only
 
 
 def cat(tensors: Sequence[T], dim: int = 0) -> T:
@@ -366,4 +408,4 @@ def cat(tensors: Sequence[T], dim: int = 0) -> T:
         >>> cat([td, td]).batch_size
         torch.Size([6])
     """
-    return torch.cat(list(tensors), dim)  # type: ignore[arg-type,return-value]  # the same
+    return torch.cat(joinable("cat", tensors), dim)  # type: ignore[arg-type,return-value]  # the same

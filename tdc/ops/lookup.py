@@ -41,13 +41,13 @@ def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:
 def diagonal_tensordict(x: TensorDict, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorDict:
     """The diagonal of two batch dims, as the last batch dim."""
     a, b = [normal_dim(d, x.ndim, "diagonal") for d in (dim1, dim2)]
-    return lift(x, lambda v: v.diagonal(offset, a, b).movedim(-1, x.ndim - 2))
+    return lift(x, lambda v: v.diagonal(offset, a, b).movedim(-1, x.ndim - 2), op="diagonal")
 
 
 def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> TensorDict:
     """Windows along a batch dim; the place in the window is the last batch dim."""
     d = normal_dim(dimension, x.ndim, "unfold")
-    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, x.ndim))
+    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, x.ndim), op="unfold")
 
 
 def scatter(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = None, **given: Any) -> Any:

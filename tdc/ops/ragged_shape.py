@@ -22,7 +22,7 @@ from torch import Tensor
 from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._structure import Structure, local_ids, normal_dim, row_ids
 from tdc._typing import Dims, Op
-from tdc.nested import NestedTensor, index_rows
+from tdc.nested import NestedTensor, index_rows, slice_rows
 from tdc.nested import like as nested_like
 from tdc.ops.join import cat_rows
 from tdc.ops.reduction import drop_static
@@ -46,9 +46,7 @@ def squeeze_nested(x: NestedTensor, dim: Dims | None = None) -> NestedTensor:
 
 def expand_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
     """Static dims of size 1 grow, and dims come in front of all."""
-    given = list(ints(sizes))
-    while x.ndim < len(given):
-        x = unsqueeze_nested(x, 0)
+    x, given = with_dims("expand", x, sizes)
     s = x.structure
     wide = list(x.values.shape)
     for d, n in enumerate(given):
@@ -57,15 +55,15 @@ def expand_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
             if n != -1 and not (axis is None and n == s.batch_size):
                 raise regrouped("expand", x, f"size {n} for dim {d}")
         elif n != -1:
+            if wide[axis] != 1 and wide[axis] != n:
+                raise regrouped("expand", x, f"size {n} for dim {d}")
             wide[axis] = n
     return nested_like(s, x.values.expand(wide))
 
 
 def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
     """Copies of the whole batch, one after another, and of static dims."""
-    given = list(ints(sizes))
-    while x.ndim < len(given):
-        x = unsqueeze_nested(x, 0)
+    x, given = with_dims("repeat", x, sizes)
     s = x.structure
     times = [1] * x.values.ndim
     for d, n in enumerate(given):
@@ -75,7 +73,23 @@ def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
         if axis is not None:
             times[axis] = n
     y = nested_like(s, x.values.repeat(times))
-    return cat_rows([y] * given[s.batch_dim]) if given[s.batch_dim] != 1 else y
+    copies = given[s.batch_dim]
+    return y if copies == 1 else cat_rows([y] * copies) if copies else slice_rows(y, 0, 0)
+
+
+def with_dims(op: str, x: NestedTensor, sizes: Any) -> tuple[NestedTensor, list[Any]]:
+    """A batch with new static dims in front, so that there is one for each size; and the sizes as a list.
+
+    Raises:
+        ShapeError: fewer sizes than dims, or one that is no size.
+    """
+    given = list(ints(sizes))
+    if len(given) < x.ndim or (op == "repeat" and any([n < 0 for n in given])):
+        hint = "one for each dim of the logical shape; more of them stand in front"
+        raise ShapeError(message(op, f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
+    while x.ndim < len(given):
+        x = unsqueeze_nested(x, 0)
+    return x, given
 
 
 def reshape_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
@@ -159,9 +173,12 @@ def unflatten_nested(x: NestedTensor, dim: int, sizes: Any) -> NestedTensor:
     axis = s.axis(d, x.ndim, "unflatten")
     if axis is None or axis == s.packed_dim:
         raise regrouped("unflatten", x, f"dim {dim}")
-    more = len(sizes) - 1
+    parts = filled(sizes, x.values.shape[axis])
+    if parts is None:
+        raise regrouped("unflatten", x, f"sizes {tuple(sizes)} for dim {dim}")
+    more = len(parts) - 1
     moved = s.moved(s.packed_dim + more * (axis < s.packed_dim), s.batch_dim + more * (d < s.batch_dim))
-    return nested_like(moved, x.values.unflatten(axis, tuple(sizes)))
+    return nested_like(moved, x.values.unflatten(axis, parts))
 
 
 def flip_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
@@ -181,6 +198,9 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
     if dims is None:
         raise regrouped("roll", x, "no dims: elements would move from row to row")
     each = [(n,) if isinstance(n, int) else n for n in (shifts, dims)]
+    if len(each[0]) != len(each[1]):
+        got = f"{len(each[0])} for {len(each[1])} dims"
+        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
     for shift, dim in zip(*each, strict=True):
         axis = s.axis(dim, x.ndim, "roll")
         if axis is None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, message, show_sizes
+from tdc._errors import ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._typing import Dims, Op, OpName
@@ -99,13 +99,13 @@ def transpose(permute: Op, x: Any, dim0: int, dim1: int) -> Any:
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     order = full_order(ints(dims), x.ndim)
     axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
-    return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order])
+    return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order], op="permute")
 
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
     k, size = x.ndim, resolve(ints(sizes), x.batch_size)
-    return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size)
+    return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size, op=method)
 
 
 def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
@@ -131,18 +131,20 @@ def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> 
     a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
     size = x.batch_size
     merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
-    return lift(x, lambda v: v.flatten(a, b), size=merged)
+    return lift(x, lambda v: v.flatten(a, b), size=merged, op="flatten")
 
 
 def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
     d = normal_dim(dim, x.ndim, "unflatten")
     split = resolve(tuple(sizes), x.batch_size[d : d + 1])
-    return lift(x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]])
+    return lift(
+        x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]], op="unflatten"
+    )
 
 
 def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
     d = normal_dim(dim, x.ndim + 1, "unsqueeze")
-    return lift(x, lambda v: v.unsqueeze(d), size=[*x.batch_size[:d], 1, *x.batch_size[d:]])
+    return lift(x, lambda v: v.unsqueeze(d), size=[*x.batch_size[:d], 1, *x.batch_size[d:]], op="unsqueeze")
 
 
 def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
@@ -153,7 +155,9 @@ def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
     dims = tuple([d for d in given if x.batch_size[d] == 1])
     if not dims:
         return x
-    return lift(x, lambda v: v.squeeze(dims), size=[n for d, n in enumerate(x.batch_size) if d not in dims])
+    return lift(
+        x, lambda v: v.squeeze(dims), size=[n for d, n in enumerate(x.batch_size) if d not in dims], op="squeeze"
+    )
 
 
 def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
@@ -165,12 +169,15 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
             message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
         )
     size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
-    return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size)
+    return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
 
 
 def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
     """One dim or several, counted from the front."""
-    return tuple([normal_dim(d, ndim, op) for d in ((dims,) if isinstance(dims, int) else dims)])
+    given = (dims,) if isinstance(dims, int) else dims
+    if not isinstance(given, (tuple, list)) or not all([isinstance(d, int) for d in given]):
+        raise ShapeError(message(op, "a dim or several, as ints", f"{dims!r}", hint="count batch dims: 0 or -1"))
+    return tuple([normal_dim(d, ndim, op) for d in given])
 
 
 def t_tensordict(x: TensorDict) -> TensorDict:
@@ -191,32 +198,32 @@ def ravel_tensordict(x: TensorDict) -> TensorDict:
 
 def movedim_tensordict(x: TensorDict, source: Dims, destination: Dims) -> TensorDict:
     old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
-    return lift(x, lambda v: v.movedim(old, new))
+    return lift(x, lambda v: v.movedim(old, new), op="movedim")
 
 
 def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     axes = normal_dims("flip", ints(dims), x.ndim)
-    return lift(x, lambda v: v.flip(axes), size=x.batch_size)
+    return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
 
 
 def flip_dim(op: Op, dim: int, x: TensorDict) -> TensorDict:
     """`fliplr` and `flipud`."""
     axis = normal_dim(dim, x.ndim, op)
-    return lift(x, lambda v: v.flip(axis), size=x.batch_size)
+    return lift(x, lambda v: v.flip(axis), size=x.batch_size, op=op)
 
 
 def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
     """Without dims the batch is rolled as if it were one dim."""
     if dims is None or dims == ():
         normal_dim(0, x.ndim, "roll")
-        return lift(x, lambda v: v.flatten(0, x.ndim - 1).roll(shifts, 0).view(v.shape), size=x.batch_size)
+        return lift(x, lambda v: v.flatten(0, x.ndim - 1).roll(shifts, 0).view(v.shape), size=x.batch_size, op="roll")
     axes = normal_dims("roll", dims, x.ndim)
-    return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size)
+    return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size, op="roll")
 
 
 def rot90_tensordict(x: TensorDict, k: int = 1, dims: Any = (0, 1)) -> TensorDict:
     axes = normal_dims("rot90", dims, x.ndim)
-    return lift(x, lambda v: v.rot90(k, axes))
+    return lift(x, lambda v: v.rot90(k, axes), op="rot90")
 
 
 def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
@@ -225,7 +232,7 @@ def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     if len(times) < x.ndim:
         hint = "torch.tile adds what is missing"
         raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))
-    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - x.ndim))))
+    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - x.ndim))), op="repeat")
 
 
 def tile_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
@@ -238,9 +245,13 @@ def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = 
     td = x if dim is not None or x.ndim == 1 else reshape_tensordict("reshape", x, -1)
     d = 0 if dim is None else normal_dim(dim, x.ndim, "repeat_interleave")
     if not isinstance(repeats, Tensor):
-        return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs))
+        return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs), op="repeat_interleave")
+    count = repeats.numel()
+    if repeats.ndim > 1 or (count != 1 and count != td.batch_size[d]):
+        expected, hint = f"{td.batch_size[d]} numbers of times, or one", "one for each example along the dim"
+        raise ShapeError(message("repeat_interleave", expected, describe(repeats), hint=hint))
     places = torch.repeat_interleave(repeats.expand(td.batch_size[d]), **kwargs)
-    return lift(td, lambda v: v.index_select(d, places))
+    return lift(td, lambda v: v.index_select(d, places), op="repeat_interleave")
 
 
 def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
@@ -254,7 +265,7 @@ def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: f
     if len(pad) > 2 * input.ndim:
         expected, hint = f"at most {2 * input.ndim} numbers", "two for each batch dim; features stay"
         raise ShapeError(message("pad", expected, f"{len(pad)}", hint=hint))
-    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value))
+    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value), op="pad")
 
 
 def as_other(impl: Op, x: TensorDict, other: Any) -> TensorDict:
