@@ -123,11 +123,11 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
     """What is at some keys, and everything else. `merge(*partition(td, where))` has all of it again.
 
     Args:
-        where: a list of keys of leaves or inner nodes, one str, or a function of key and leaf. What a function does not
-            see, Static values and empty inner nodes, is in the second.
+        where: a list of keys of leaves or inner nodes, one key (a str or a tuple of them), or a function of key and
+            leaf. What a function does not see, Static values and empty inner nodes, is in the second.
 
     Raises:
-        KeyPathError: a key that is not there.
+        KeyPathError: a key that is not there, or something that is no key, list or function.
 
     Compile:
         Traceable.
@@ -141,7 +141,11 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
     if callable(where):
         paths = [p for p, v in td._leaves.items() if where(as_key(p), unwrap(v))]
     else:
-        paths = [present(td, "partition", key) for key in ([where] if isinstance(where, str) else where)]
+        if not isinstance(where, Iterable):
+            hint = "tdc.partition(td, ['a', 'b']), or a function of key and leaf"
+            raise KeyPathError(message("partition", "a list of keys or a function", describe(where), hint=hint))
+        keys: Any = [where] if is_key(where) else where
+        paths = [present(td, "partition", key) for key in keys]
     return td.select(*paths), td.exclude(*paths)
 
 
@@ -162,6 +166,7 @@ def ravel(
 
     Raises:
         DtypeError: leaves of different dtypes and no `dtype`, or leaves that are no tensors; all are named.
+            A `dtype` that is none.
         ShapeError: by `unravel`, a tensor of another size.
 
     Compile:
@@ -177,6 +182,8 @@ def ravel(
         `jax.flatten_util.ravel_pytree`.
     """
     check_tensordicts("ravel", [td])
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise DtypeError(message("ravel", "a torch.dtype", f"{dtype!r}", hint="dtype=torch.float32"))
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not isinstance(x, Tensor)}
     if wrong:
         hint = "tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves"
@@ -206,6 +213,7 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
     Raises:
         ShapeError: no batch dim, or a leaf with more dims than one.
         KeyPathError: a key that is not there, or no leaf.
+        DtypeError: objects that cannot be keys of a dict.
 
     Compile:
         Eager only: how many groups there are depends on the data, which is read on the host.
@@ -221,12 +229,26 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
         hint = "td.flatten() for several batch dims; stack features to one code first"
         raise ShapeError(message("group_by", "a leaf with one value for each row", describe(leaf), hint=hint))
     rows: dict[Any, list[int]] = {}
-    for i, value in enumerate(leaf.tolist()):
+    values = leaf.tolist()
+    wrong = {f"row {i}": type(value).__name__ for i, value in enumerate(values) if not is_hashable(value)}
+    if wrong:
+        hint = "group by a leaf of codes, or by tuples in place of lists"
+        raise DtypeError(message("group_by", "values that can be keys of a dict", f"{len(wrong)} others", wrong, hint))
+    for i, value in enumerate(values):
         rows.setdefault(value, []).append(i)
     return {value: td[torch.tensor(where, device=td._device)] for value, where in rows.items()}
 
 
 # -- helpers
+
+
+def is_hashable(x: Any) -> bool:
+    """Whether a value can be a key of a dict; a tuple can where what it holds can."""
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
 
 
 def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ def pad_sequence(
     Args:
         tds: at least one; TensorDicts with the same keys, or mappings and records of tensors.
         dim: of the leaves of one example.
-        value: what padding holds, or a dict of it by key, 0 for the others. No operation relies on it.
+        value: what padding holds, or a dict of it by key, 0 for the others; that of an inner node is for all leaves
+            below. No operation relies on it.
         side: "right"; the padding of a MaskedBatch lies behind each row.
         keys: only these leaves are padded, all others stacked. None pads every leaf that has dim `dim`, also where all
             examples happen to have the same size.
@@ -60,7 +62,8 @@ def pad_sequence(
     Raises:
         StructureError: no examples, other keys or other Static values in one of them.
         ShapeError: leaves that differ in another dim; every key is named.
-        DtypeError: leaves to be padded that are no tensors, or differ in dtype; every key is named.
+        DtypeError: leaves to be padded that are no tensors, or differ in dtype; every key is named. A value that is no
+            number.
         KeyPathError: a key that is not there.
         UnsupportedError: a side other than "right".
 
@@ -80,13 +83,10 @@ def pad_sequence(
         hint = "flip the rows, or torch.nn.utils.rnn.pad_sequence(rows, padding_side='left') for a plain tensor"
         raise UnsupportedError(message("pad_sequence", "side='right'", f"{side!r}", hint=hint))
     examples = examples_of("pad_sequence", tds)
-    fills = value if isinstance(value, Mapping) else {}
-    by_path = {present(examples[0], "pad_sequence", key): v for key, v in fills.items()}
-    rest = 0 if isinstance(value, Mapping) else value
-
+    fills = fills_of(examples[0], value)
     padded: list[tuple[Any, MaskedBatch]] = []
     return joined(
-        "pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, by_path.get(path, rest), padded)
+        "pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, fills.get(path, 0), padded)
     )
 
 
@@ -161,6 +161,7 @@ def collate(
     Raises:
         StructureError: no samples, other keys or other Static values in one of them, a key both ragged and padded.
         ShapeError: leaves that differ in a dim that was not named; every key is named.
+        DtypeError: leaves that differ in dtype, but for empty lists; a value that is no number.
         KeyPathError: a key that is not there.
 
     Compile:
@@ -175,7 +176,9 @@ def collate(
     Source:
         `torch.utils.data.default_collate`.
     """
-    tds = [as_sample(sample) for sample in checked("collate", samples)]
+    found = checked("collate", samples)
+    check_fills("collate", {"value": value})
+    tds = typed_empties([as_sample(sample) for sample in found], found)
     same_keys("collate", *tds)
     same_size("collate", *tds)
     ragged = dims_of("collate", tds[0], ragged_keys)
@@ -254,6 +257,54 @@ def as_entry(value: Any) -> Any:
     if is_record(value):
         return as_tensordict(value)
     return value if hasattr(value, "__array__") else ObjectArray([value], ())
+
+
+def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
+    """What padding holds, for each leaf that it is given for; the entry of a leaf goes before that of a node above.
+
+    Raises:
+        DtypeError: values that are no numbers; all are named.
+        KeyPathError: a key that is not there.
+    """
+    if not isinstance(value, Mapping):
+        check_fills("pad_sequence", {"value": value})
+        return dict.fromkeys(td._leaves, value)
+    given = {present(td, "pad_sequence", key): v for key, v in value.items()}
+    check_fills("pad_sequence", {show(p): v for p, v in given.items()})
+    order = sorted(given, key=len)
+    return {leaf: given[p] for p in order for leaf in td._leaves if leaf[: len(p)] == p}
+
+
+def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
+    """What padding holds are numbers.
+
+    Raises:
+        DtypeError: they are not; all are named.
+    """
+    wrong = {name: describe(v) for name, v in values.items() if not isinstance(v, (Number, Tensor))}
+    if wrong:
+        hint = "value=0.0, or value={'key': -1}"
+        raise DtypeError(message(op, "numbers to pad with", f"{len(wrong)} others", wrong, hint))
+
+
+def typed_empties(tds: list[TensorDict], samples: list[Any]) -> list[TensorDict]:
+    """Samples whose empty lists, which say nothing of a dtype, have that of the other samples."""
+    empty = [[p for p in td._leaves if bare(sample, p)] for td, sample in zip(tds, samples, strict=True)]
+    if not any(empty):
+        return tds
+    known = {p: x.dtype for td, gone in zip(tds, empty, strict=True) for p, x in td._leaves.items() if p not in gone}
+    out = []
+    for td, gone in zip(tds, empty, strict=True):
+        leaves = {**td._leaves, **{p: td._leaves[p].to(known[p]) for p in gone if p in known}}
+        out.append(make(leaves, td._nodes, td.batch_size, td.device))
+    return out
+
+
+def bare(sample: Any, path: KeyPath) -> bool:
+    """Whether a sample has an empty list at a path."""
+    for key in path:
+        sample = sample.get(key) if isinstance(sample, Mapping) else None
+    return isinstance(sample, list) and not sample
 
 
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:

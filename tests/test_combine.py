@@ -226,6 +226,13 @@ def test_combinations_compile():
 # -- group_by
 
 
+def test_a_tuple_is_one_key():
+    td = TensorDict({"n": {"x": torch.ones(2), "y": torch.ones(2)}, "x": torch.zeros(2)}, [2])
+    there, rest = tdc.partition(td, ("n", "x"))
+    assert sorted(there.keys(True, True)) == [("n", "x")]
+    assert sorted(map(str, rest.keys(True, True))) == sorted(map(str, [("n", "y"), "x"]))
+
+
 def test_group_by():
     td = TensorDict({"x": torch.arange(4), "o": ObjectArray("abca"), "label": torch.tensor([2, 0, 2, 2])}, [4])
     groups = tdc.group_by(td, "label")
@@ -359,6 +366,27 @@ hint: tdc.partition(td, keys) first, or x.to_padded().data of ragged leaves""")
 ShapeError
 tdc.unravel: expected a tensor of shape [..., 4] with 2 dims, got Tensor float32[2, 5]
 hint: the tensor of tdc.ravel, or one of its shape""")
+
+    def test_partition_of_none(self):
+        self.says(lambda: tdc.partition(tree(), None), """\
+KeyPathError
+tdc.partition: expected a list of keys or a function, got NoneType
+hint: tdc.partition(td, ['a', 'b']), or a function of key and leaf""")
+
+    def test_ravel_to_a_name(self):
+        self.says(lambda: tdc.ravel(tree(), dtype="float32"), """\
+DtypeError
+tdc.ravel: expected a torch.dtype, got 'float32'
+hint: dtype=torch.float32""")
+
+    def test_group_by_lists(self):
+        td = TensorDict({"tags": tdc.ObjectArray([["a"], ("b", [])])}, [2])
+        self.says(lambda: tdc.group_by(td, "tags"), """\
+DtypeError
+tdc.group_by: expected values that can be keys of a dict, got 2 others
+at row 0: list
+at row 1: tuple
+hint: group by a leaf of codes, or by tuples in place of lists""")
 
     def test_group_by_features(self):
         self.says(lambda: tdc.group_by(tree(), "x"), """\

@@ -125,6 +125,20 @@ def test_padding_by_key():
     assert tdc.pad_sequence(flags)["f"].data.tolist() == [[True, False], [True, True]]
 
 
+def test_padding_by_inner_node():
+    tds = [TensorDict({"n": {"x": torch.ones(k), "y": torch.ones(k)}, "z": torch.ones(k)}) for k in (1, 2)]
+    batch = tdc.pad_sequence(tds, value={("n", "y"): -2.0, "n": -1.0})
+    assert [batch[key].data[0, 1].item() for key in (("n", "x"), ("n", "y"), "z")] == [-1.0, -2.0, 0.0]
+
+
+@pytest.mark.parametrize("rows", [([1, 2], []), ([], [1, 2])], ids=str)
+def test_an_empty_list_has_the_dtype_of_the_others(rows: Any):
+    batch = tdc.collate([{"a": row, "n": {"b": row}} for row in rows], ragged_keys=["a", ("n", "b")])
+    for key in ("a", ("n", "b")):
+        assert batch[key].dtype == torch.int64
+        assert batch[key].tolist() == list(rows)
+
+
 def test_like_torch():
     rows = [torch.randn(n, 3) for n in (2, 5, 1)]
     batch = tdc.pad_sequence([{"x": row} for row in rows], value=-2.0)
@@ -217,6 +231,18 @@ class TestTexts(Texts):
 UnsupportedError
 tdc.pad_sequence: expected side='right', got 'left'
 hint: flip the rows, or torch.nn.utils.rnn.pad_sequence(rows, padding_side='left') for a plain tensor""")
+
+    def test_padding_with_words(self):
+        self.says(lambda: tdc.pad_sequence(examples(1, 2), value={"x": "a"}), """\
+DtypeError
+tdc.pad_sequence: expected numbers to pad with, got 1 others
+at x: str
+hint: value=0.0, or value={'key': -1}""")
+        self.says(lambda: tdc.pad_sequence(examples(1, 2), value="a"), """\
+DtypeError
+tdc.pad_sequence: expected numbers to pad with, got 1 others
+at value: str
+hint: value=0.0, or value={'key': -1}""")
 
     def test_no_examples(self):
         self.says(lambda: tdc.pad_sequence([]), """\
