@@ -254,7 +254,7 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
             raise StructureError(
                 message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
             )
-        if other._nodes is not first._nodes:
+        if other._nodes != first._nodes:
             conflicting(op, first, other)
 
 

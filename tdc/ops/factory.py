@@ -46,11 +46,11 @@ def positions(x: NestedTensor) -> NestedTensor:
 def new_tensordict(name: str, x: TensorDict, *size: Any, **kwargs: Any) -> TensorDict:
     """`new_zeros`, `new_ones`, `new_empty`: sizes are those of the batch, features stay."""
     given = ints(size)
-    return lift(x, lambda v: getattr(v, name)((*given, *v.shape[x.ndim :]), **kwargs), size=given)
+    return lift(x, lambda v: getattr(v, name)((*given, *v.shape[x.ndim :]), **kwargs), size=given, op=name)
 
 
 def new_full_tensordict(x: TensorDict, size: Any, fill_value: Any, **kwargs: Any) -> TensorDict:
-    return lift(x, lambda v: v.new_full((*size, *v.shape[x.ndim :]), fill_value, **kwargs), size=size)
+    return lift(x, lambda v: v.new_full((*size, *v.shape[x.ndim :]), fill_value, **kwargs), size=size, op="new_full")
 
 
 def factory(op: Op, impl: Op) -> None:

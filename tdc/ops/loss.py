@@ -88,7 +88,7 @@ def loss_tensordict(op: Op, input: TensorDict, target: Any, *args: Any, **kwargs
         y = target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape)
         return op(x, y, *args, **given)
 
-    return flat_nodes(lift(input, one, size=size), reduced)
+    return flat_nodes(lift(input, one, size=size, op=op), reduced)
 
 
 def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:

@@ -16,7 +16,7 @@ from tdc.tensordict import TensorDict
 
 
 def msort_tensordict(x: TensorDict) -> TensorDict:
-    return lift(x, torch.msort, size=x.batch_size)
+    return lift(x, torch.msort, size=x.batch_size, op="msort")
 
 
 along(torch.sort, "dim descending stable", "sort", default=-1)
