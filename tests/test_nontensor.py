@@ -494,3 +494,7 @@ hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for 
 def test_the_error_of_a_missing_operation_is_of_its_class():
     with pytest.raises(UnsupportedError, match=r"tdc.register_leaf\(Jagged, ..., ops="):
         jagged() * 2
+
+
+def test_a_loss_keeps_static_values():
+    assert torch.nn.functional.mse_loss(split(), split())["meta", "split"] == "train"

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import StructureError, UnsupportedError, describe, message
+from tdc._nodes import without_extra
 from tdc._rules import Rule, add_rule
 from tdc._structure import require_same
 from tdc._tree import same_size
@@ -93,7 +94,7 @@ def loss_tensordict(op: Op, input: TensorDict, target: Any, *args: Any, **kwargs
 
 def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
     """Inner nodes of leaves without dims have no batch dims of their own."""
-    return make(x._leaves, dict.fromkeys(x._nodes, 0), x.batch_size, x.device) if reduced else x
+    return make(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
 
 
 add_rule(
