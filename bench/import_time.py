@@ -7,6 +7,7 @@ missed, the heaviest modules that tdc adds are listed (`python -X importtime`, o
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,8 @@ def own_times(module: str) -> dict[str, int]:
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # installed packages have bytecode
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
 
 
 def main() -> None:

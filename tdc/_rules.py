@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -61,6 +62,9 @@ class Rule:
     def __repr__(self) -> str:
         return f"Rule({self.name}, {self.kind})"
 
+
+COLLECTS = gc.isenabled()
+gc.disable()  # until `install_methods`: filling the table makes thousands of objects that stay, a full search is 60 ms
 
 RULES: list[Rule] = []
 DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
@@ -131,18 +135,17 @@ def missing(op: Op, kind: str) -> NoReturn:
 class Absent:
     """Stands in a container class for a Tensor method that it lacks, and raises the text its function would raise."""
 
-    __slots__ = ("kind", "name")
+    __slots__ = ("name",)
 
-    def __init__(self, name: str, kind: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.kind = kind
 
     def __get__(self, x: Any, owner: Any = None) -> NoReturn:
         if self.name.endswith("_"):
             hint = f"x = x.{self.name[:-1]}(...), which returns a new one"
             raise MethodError(message(self.name, "no change in place", f"x.{self.name}", hint=hint))
-        expected, got = f"an operation with a rule for {CLASS_NAMES[self.kind]}", f"{self.name!r}, which has none"
-        raise MethodError(message(self.name, expected, got, hint=CONVERSIONS[self.kind]))
+        expected, got = f"an operation with a rule for {CLASS_NAMES[owner._kind]}", f"{self.name!r}, which has none"
+        raise MethodError(message(self.name, expected, got, hint=CONVERSIONS[owner._kind]))
 
 
 class Container(Frozen):
@@ -153,9 +156,7 @@ class Container(Frozen):
     _rank: int = 0
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         impl = IMPLS[row_of(func, cls if len(types) == 1 else outermost(types))]
         return impl(*args, **kwargs) if kwargs else impl(*args)
 
@@ -191,10 +192,13 @@ def install_methods(classes: dict[str, type]) -> None:
         cls, name = classes[rule.kind], rule.name
         if name.isidentifier() and hasattr(torch.Tensor, name) and not hasattr(cls, name):
             setattr(cls, name, as_method(rule.op, name))
-    for kind, cls in classes.items():
-        for name in dir(torch.Tensor):
-            if not name.startswith("_") and not hasattr(cls, name):
-                setattr(cls, name, Absent(name, kind))
+    for name in dir(torch.Tensor):
+        absent = Absent(name)
+        for cls in classes.values() if not name.startswith("_") else ():
+            if not hasattr(cls, name):
+                setattr(cls, name, absent)
+    if COLLECTS:
+        gc.enable()
 
 
 def as_method(op: Op, name: str) -> Op:
