@@ -19,8 +19,8 @@ from tdc._errors import ImmutableError, message
 from tdc._keyed import Keyed
 from tdc._keys import missing_key, unravel_key
 from tdc._leaf import unwrap
-from tdc._nodes import Nodes, Static, any_extra
-from tdc._tree import Leaves, absorb, check_extra, check_leaves, put_leaf, put_node, remove, retype
+from tdc._nodes import Nodes, Static
+from tdc._tree import Leaves, absorb, check_leaves, put_all, remove, retype
 from tdc._typing import NestedKey
 
 
@@ -62,10 +62,7 @@ class Builder:
         inner: Nodes = {}
         absorb(fresh, inner, (), {path: td._entry(key, value)}, len(td._size), td._device)
         remove(self._leaves, self._nodes, path)
-        for p, entry in inner.items():
-            put_node(self._leaves, self._nodes, p, entry)
-        for p, leaf in fresh.items():
-            put_leaf(self._leaves, self._nodes, p, leaf)
+        put_all(self._leaves, self._nodes, fresh, inner)
 
     def __getitem__(self, key: NestedKey) -> Any:
         td, path = unfinished(self), unravel_key(key)
@@ -97,13 +94,10 @@ class Builder:
     def finish(self) -> Any:
         """The TensorDict."""
         td = unfinished(self)
-        leaves, nodes, k = self._leaves, self._nodes, len(td._size)
-        check_leaves("mutate", leaves, {}, td._size)
-        nodes = retype(leaves, nodes)
-        if any_extra(nodes):
-            check_extra("mutate", leaves, nodes, k)
+        nodes = retype(self._leaves, self._nodes)
+        check_leaves("mutate", self._leaves, nodes, td._size)
         self._td = None
-        return td._with(leaves, nodes)
+        return td._with(self._leaves, nodes)
 
 
 def unfinished(m: Builder) -> Keyed:

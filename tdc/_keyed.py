@@ -19,7 +19,7 @@ from torch import Tensor
 from tdc._errors import KeyPathError, message
 from tdc._keys import missing_key, show, unravel_key
 from tdc._leaf import Leaf, unwrap, unwrapped
-from tdc._nodes import Nodes, Static, any_extra, is_inner
+from tdc._nodes import Nodes, Static, any_extra, is_inner, statics
 from tdc._rules import Container
 from tdc._tree import (
     Leaves,
@@ -29,7 +29,7 @@ from tdc._tree import (
     is_tensordict,
     node_size,
     overwrite,
-    put_leaf,
+    put_all,
     put_node,
     remove,
     retype,
@@ -91,8 +91,7 @@ class Keyed(Container):
         if not self._nodes:
             return tuple([p[0] for p in self._leaves])
         if include_nested and leaves_only:
-            statics = [p for p, n in self._nodes.items() if type(n) is Static]
-            return tuple([p[0] if len(p) == 1 else p for p in [*self._leaves, *statics]])
+            return tuple([p[0] if len(p) == 1 else p for p in [*self._leaves, *statics(self._nodes)]])
         paths: dict[KeyPath, None] = {}
         for path in [*self._leaves, *self._nodes]:
             for depth in range(1, len(path) + 1 if include_nested else 2):
@@ -113,7 +112,7 @@ class Keyed(Container):
             return tuple([(p[0], x) for p, x in self._leaves.items()])
         if include_nested and leaves_only:
             leaves = [(p[0] if len(p) == 1 else p, x) for p, x in self._leaves.items()]
-            return tuple(leaves + [(as_key(p), n.value) for p, n in self._nodes.items() if type(n) is Static])
+            return tuple(leaves + [(as_key(p), n.value) for p, n in statics(self._nodes).items()])
         return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,12 +277,12 @@ class Keyed(Container):
         if not self._nodes:
             return self
         leaves = {(separator.join(path),): leaf for path, leaf in self._leaves.items()}
-        statics = {(separator.join(p),): n for p, n in self._nodes.items() if type(n) is Static}
-        before = len(self._leaves) + len([n for n in self._nodes.values() if type(n) is Static])
-        if len(leaves.keys() | statics.keys()) < before:
+        fixed = statics(self._nodes)
+        joined = {(separator.join(path),): entry for path, entry in fixed.items()}
+        if len(leaves.keys() | joined.keys()) < len(self._leaves) + len(fixed):
             got = f"paths that join to one key with separator {separator!r}"
             raise KeyPathError(message("flatten_keys", "different joined keys", got, hint="choose another separator"))
-        return self._with(leaves, statics)
+        return self._with(leaves, joined)
 
     def unflatten_keys(self, separator: str = ".") -> Any:
         """Keys split at `separator` into nested ones; the inverse of `flatten_keys`.
@@ -325,10 +324,7 @@ def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> 
     if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and not static:
         leaves.update(fresh)
     else:
-        for path, entry in inner.items():
-            put_node(leaves, nodes, path, entry)
-        for path, leaf in fresh.items():
-            put_leaf(leaves, nodes, path, leaf)
+        put_all(leaves, nodes, fresh, inner)
         nodes = retype(leaves, nodes)
     if any_extra(nodes):
         check_extra(op, leaves, nodes, len(td._size))
@@ -349,13 +345,13 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     Raises:
         KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
     """
-    statics = {p: n for p, n in td._nodes.items() if type(n) is Static}
+    fixed = statics(td._nodes)
     taken: dict[KeyPath, list[KeyPath]] = {}
-    for path in [*td._leaves, *statics]:
+    for path in [*td._leaves, *fixed]:
         taken.setdefault(place(path), []).append(path)
     nodes: Nodes = {new[:depth]: 0 for new in taken if len(new) > 1 for depth in range(1, len(new))}
     for path, entry in td._nodes.items():
-        if path and path not in statics:
+        if path and path not in fixed:
             put_node({}, nodes, place(path), entry)
     wrong = [f"{show(new)}: {' and '.join([show(p) for p in old])}" for new, old in taken.items() if len(old) > 1]
     wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in nodes]
@@ -363,7 +359,7 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
         got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
         raise KeyPathError(message(op, "different keys", got, wrong, hint))
     leaves = {new: td._leaves[old[0]] for new, old in taken.items() if old[0] in td._leaves}
-    nodes |= {new: statics[old[0]] for new, old in taken.items() if old[0] in statics}
+    nodes |= {new: fixed[old[0]] for new, old in taken.items() if old[0] in fixed}
     if any_extra(nodes):
         check_extra(op, leaves, nodes, len(td._size))
     return td._with(leaves, retype(leaves, nodes))

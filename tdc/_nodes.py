@@ -122,6 +122,11 @@ def without_extra(nodes: Nodes) -> Nodes:
     return {p: with_extra(n, 0) for p, n in nodes.items()}
 
 
+def statics(nodes: Nodes) -> Nodes:
+    """The static values among the entries."""
+    return {p: n for p, n in nodes.items() if type(n) is Static}
+
+
 def is_inner(entry: Any) -> bool:
     """Whether an entry is a node, and not a static value."""
     return entry is not None and type(entry) is not Static

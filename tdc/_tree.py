@@ -33,7 +33,7 @@ from tdc._errors import (
 )
 from tdc._keys import show, unravel_key
 from tdc._leaf import PROTOCOLS, Leaf, wrapped
-from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, with_extra
+from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc._objects import ObjectArray
 from tdc._repr import (
     MANY,
@@ -97,6 +97,14 @@ def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
     if path in nodes:
         remove(leaves, nodes, path)
     leaves[path] = leaf
+
+
+def put_all(leaves: Leaves, nodes: Nodes, fresh: Leaves, inner: Nodes) -> None:
+    """Put new nodes and leaves at their paths, in place of whatever stood there."""
+    for path, entry in inner.items():
+        put_node(leaves, nodes, path, entry)
+    for path, leaf in fresh.items():
+        put_leaf(leaves, nodes, path, leaf)
 
 
 def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
@@ -264,7 +272,7 @@ def conflicting(op: OpName, first: Any, other: Any) -> None:
     Raises:
         StructureError: they do.
     """
-    here, there = [{p: n for p, n in td._nodes.items() if type(n) is Static} for td in (first, other)]
+    here, there = statics(first._nodes), statics(other._nodes)
     wrong = [show(p) for p in {**here, **there} if here.get(p) != there.get(p)] if here or there else []
     if wrong:
         got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per row, or exclude the key"

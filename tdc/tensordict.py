@@ -49,7 +49,6 @@ from tdc._tree import (
     shape_of,
     together,
 )
-from tdc._typing import MISSING as MISSING
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, describe, message
+from tdc._keys import unravel_key
+from tdc.compile.vmap import is_batch, is_whole
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.tensordict import TensorDict
@@ -122,22 +124,12 @@ def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
     if not isinstance(x, TensorDict):
         return with_data(x, next(tensors)) if differentiable(x) else None
     found = {p: next(tensors) for p in sorted(x._leaves) if differentiable(x._leaves[p])}
-    return x.apply_with_path(lambda key, leaf: with_data(leaf, found[path_of(key)]) if path_of(key) in found else None)
 
+    def of(key: Any, leaf: Any) -> Any:
+        tensor = found.get(unravel_key(key))
+        return None if tensor is None else with_data(leaf, tensor)
 
-def path_of(key: Any) -> tuple[str, ...]:
-    """A key as a path."""
-    return (key,) if isinstance(key, str) else key
-
-
-def is_whole(x: Any) -> bool:
-    """Arguments whose gradient is made as a whole."""
-    return is_batch(x) or isinstance(x, TensorDict)
-
-
-def is_batch(x: Any) -> bool:
-    """Containers with one tensor of data and a structure."""
-    return isinstance(x, (NestedTensor, MaskedBatch))
+    return x.apply_with_path(of)
 
 
 def data_of(x: Any) -> Tensor:

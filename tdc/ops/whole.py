@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc._errors import DtypeError, TdcError, UnsupportedError, describe, message
 from tdc._leaf import unwrap
-from tdc._nodes import Static
+from tdc._nodes import statics
 from tdc._objects import ObjectArray
 from tdc._rules import Rule, add_rule
 from tdc._typing import Op
@@ -57,14 +57,9 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def agree_tensordict(op: Op, a: TensorDict, b: Any, *args: Any, **kwargs: Any) -> bool:
-    if a.batch_size != b.batch_size or a._leaves.keys() != b._leaves.keys() or statics(a) != statics(b):
+    if a.batch_size != b.batch_size or a._leaves.keys() != b._leaves.keys() or statics(a._nodes) != statics(b._nodes):
         return False
     return all([agree(op, x, b._leaves[p], *args, **kwargs) for p, x in a._leaves.items()])
-
-
-def statics(x: TensorDict) -> dict[Any, Any]:
-    """Static values by path."""
-    return {p: n for p, n in x._nodes.items() if type(n) is Static}
 
 
 def agree_nested(op: Op, a: NestedTensor, b: Any, *args: Any, **kwargs: Any) -> bool:
