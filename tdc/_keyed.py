@@ -290,6 +290,8 @@ class Keyed(Container):
         Raises:
             KeyPathError: one key would be a leaf and an inner node.
         """
+        if not any([separator in key for path in [*self._leaves, *self._nodes] for key in path]):
+            return self
         return rebuilt(self, "unflatten_keys", lambda path: tuple(separator.join(path).split(separator)))
 
 
@@ -345,24 +347,31 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     Raises:
         KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
     """
+    places = {path: place(path) for path in td._leaves}
     fixed = statics(td._nodes)
-    taken: dict[KeyPath, list[KeyPath]] = {}
-    for path in [*td._leaves, *fixed]:
-        taken.setdefault(place(path), []).append(path)
-    nodes: Nodes = {new[:depth]: 0 for new in taken if len(new) > 1 for depth in range(1, len(new))}
+    places |= {path: place(path) for path in fixed}
+    nodes: Nodes = {new[:depth]: 0 for new in places.values() if len(new) > 1 for depth in range(1, len(new))}
     for path, entry in td._nodes.items():
         if path and path not in fixed:
             put_node({}, nodes, place(path), entry)
-    wrong = [f"{show(new)}: {' and '.join([show(p) for p in old])}" for new, old in taken.items() if len(old) > 1]
-    wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in nodes]
-    if wrong:
-        got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
-        raise KeyPathError(message(op, "different keys", got, wrong, hint))
-    leaves = {new: td._leaves[old[0]] for new, old in taken.items() if old[0] in td._leaves}
-    nodes |= {new: fixed[old[0]] for new, old in taken.items() if old[0] in fixed}
+    if len(set(places.values())) < len(places) or any([new in nodes for new in places.values()]):
+        raise taken_twice(op, places, nodes)
+    leaves = {places[path]: leaf for path, leaf in td._leaves.items()}
+    nodes |= {places[path]: entry for path, entry in fixed.items()}
     if any_extra(nodes):
         check_extra(op, leaves, nodes, len(td._size))
     return td._with(leaves, retype(leaves, nodes))
+
+
+def taken_twice(op: OpName, places: dict[KeyPath, KeyPath], nodes: Nodes) -> KeyPathError:
+    """The error for leaves that come to one path, or to that of a node; all are named."""
+    taken: dict[KeyPath, list[KeyPath]] = {}
+    for path, new in places.items():
+        taken.setdefault(new, []).append(path)
+    wrong = [f"{show(new)}: {' and '.join([show(p) for p in old])}" for new, old in taken.items() if len(old) > 1]
+    wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in nodes]
+    got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
+    return KeyPathError(message(op, "different keys", got, wrong, hint))
 
 
 def below(table: Mapping[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:

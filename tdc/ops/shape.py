@@ -102,6 +102,13 @@ def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order], op="permute")
 
 
+def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
+    a, b = normal_dim(dim0, x.ndim, "transpose"), normal_dim(dim1, x.ndim, "transpose")
+    size = list(x.batch_size)
+    size[a], size[b] = size[b], size[a]
+    return lift(x, lambda v: v.transpose(a, b), size=size, op="transpose")
+
+
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
     k, size = x.ndim, resolve(ints(sizes), x.batch_size)
@@ -294,7 +301,7 @@ shape_rule(
     torch.transpose,
     nested=partial(transpose, permute_nested),
     masked=partial(transpose, permute_masked),
-    tensordict=partial(transpose, permute_tensordict),
+    tensordict=transpose_tensordict,
 )
 shape_rule(torch.reshape, tensordict=partial(reshape_tensordict, "reshape"))
 shape_rule(torch.Tensor.view, tensordict=partial(reshape_tensordict, "view"))
