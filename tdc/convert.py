@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc._structure import Structure, longest, offsets_of, pack_rows, pad_rows, require, valid_mask
+from tdc._structure import Structure, longest, offsets_of, pack_rows, pad_rows, require, take_spans, valid_mask
 from tdc._typing import Dims
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -151,8 +151,10 @@ def to_torch(x: NestedTensor) -> Tensor:
 def from_torch(x: Any) -> NestedTensor:
     """A `torch.nested` tensor of the jagged layout as a NestedTensor; shares values and offsets.
 
+    Rows with holes between them (torch's `lengths`) are copied side by side; gradients pass, holes get none.
+
     Raises:
-        UnsupportedError: not a jagged nested tensor, or one with holes (torch's `lengths`), which are not packed.
+        UnsupportedError: not a jagged nested tensor.
 
     Example:
         >>> jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
@@ -165,12 +167,11 @@ def from_torch(x: Any) -> NestedTensor:
             message("from_torch", "a nested tensor of layout torch.jagged", got, hint="tdc.pack(x.unbind())")
         )
     jagged: Any = x
-    if jagged.lengths() is not None:
-        raise UnsupportedError(
-            message("from_torch", "rows without holes", "separate lengths", hint="x.contiguous() packs them")
-        )
-    longest_row = jagged._maybe_max_seqlen
-    return NestedTensor(jagged.values(), jagged.offsets(), ragged_dim=jagged._ragged_idx, max_length=longest_row)
+    values, offsets, lengths = jagged.values(), jagged.offsets(), jagged.lengths()
+    if lengths is not None:
+        offsets, gather = take_spans(offsets[: lengths.shape[0]], lengths)
+        values = values.index_select(jagged._ragged_idx - 1, gather)
+    return NestedTensor(values, offsets, ragged_dim=jagged._ragged_idx, max_length=jagged._maybe_max_seqlen)
 
 
 NestedTensor.to_padded = to_padded  # type: ignore[attr-defined]  # methods are the functions; no layer calls upwards
