@@ -1,5 +1,8 @@
 """What turns functions on our types into one graph, and proves it."""
 
+from tdc.compile.counts import Counts as Counts
+from tdc.compile.counts import counted as counted
+from tdc.compile.counts import peak_bytes as peak_bytes
 from tdc.compile.dynamic import dynamic as dynamic
 from tdc.compile.dynamic import dynamic_shapes as dynamic_shapes
 from tdc.compile.functional import from_module as from_module
@@ -7,7 +10,4 @@ from tdc.compile.functional import functional_call as functional_call
 from tdc.compile.grad import grad as grad
 from tdc.compile.grad import value_and_grad as value_and_grad
 from tdc.compile.inductor import backend as backend
-from tdc.compile.report import Counts as Counts
-from tdc.compile.report import counted as counted
-from tdc.compile.report import peak_bytes as peak_bytes
 from tdc.compile.vmap import vmap as vmap

@@ -11,17 +11,33 @@ is as always.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
+from tdc._errors import UnsupportedError, message
 
-def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def backend(
+    graph: torch.fx.GraphModule,
+    inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Any:
     """Compile a graph with Inductor, for every length and not only those on this side of a threshold.
 
     Args:
         graph, inputs: what Dynamo hands to a backend.
+        mode, options: as of `torch.compile`, which hands them on.
+
+    Raises:
+        UnsupportedError: no such mode.
 
     Compile:
         Pass it to `torch.compile(fn, backend=tdc.compile.backend)`.
@@ -40,4 +56,37 @@ def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
 
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
     with torch.compiler.config.patch(cache_key_tag="tdc"):  # type: ignore[attr-defined]  # made by install_config_module
-        return inductor.compile_fx(graph, inputs, inner_compile=inner_compile)
+        patches = patches_of(mode, options, "compile.backend")
+        return inductor.compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=patches)
+
+
+def patches_of(mode: str | None, options: dict[str, Any] | None, op: str) -> dict[str, Any]:
+    """Inductor's settings for a mode and options of `torch.compile`.
+
+    Raises:
+        UnsupportedError: no such mode.
+    """
+    if mode is not None and mode not in MODES:
+        raise UnsupportedError(message(op, f"a mode of {', '.join(MODES)}", repr(mode), hint="mode='max-autotune'"))
+    return torch._TorchCompileInductorWrapper(mode, options, None).config if mode or options else {}
+
+
+def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: str) -> Callable[..., Any]:
+    """A backend by its name or as it is, as a function of a graph and its inputs.
+
+    Raises:
+        UnsupportedError: no such backend, no such mode, or a mode for a backend that has none.
+    """
+    if not callable(name) and name not in torch._dynamo.list_backends(exclude_tags=()):
+        expected = "a function or the name of a backend of torch.compile, such as 'inductor', 'aot_eager' or 'eager'"
+        raise UnsupportedError(message(op, expected, repr(name), hint="backend=tdc.compile.backend"))
+    patches = patches_of(mode, options, op)
+    if name is backend:
+        return partial(backend, mode=mode, options=options)
+    found = name if callable(name) else torch._dynamo.lookup_backend(name)
+    if not patches:
+        return found
+    if name != "inductor":
+        got = f"mode={mode!r}, options={options!r} for backend {name!r}"
+        raise UnsupportedError(message(op, "modes and options of Inductor only", got, hint="leave backend out"))
+    return partial(found, config_patches=patches)

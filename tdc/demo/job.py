@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tdc.compile.report import Counts, counted
+from tdc.compile.counts import Counts, counted
 from tdc.demo.data import Corpus, batches, length_histogram, load_docstrings, majority_accuracy, padded_occupancy, split
 from tdc.demo.facts import ComparisonRecord, CompileRow, DemoFacts, ExportRecord
 from tdc.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch

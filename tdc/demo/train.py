@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.dynamic import dynamic
 from tdc.compile.functional import from_module, functional_call
-from tdc.compile.report import counted, peak_bytes
 from tdc.demo.data import Corpus, batches, tokens
 from tdc.demo.facts import StepRecord
 from tdc.demo.model import Build

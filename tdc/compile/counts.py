@@ -1,4 +1,4 @@
-"""What compiling did, counted: graphs, breaks, compiles, kernels.
+"""What compiling did, counted: graphs, breaks, compiles, kernels; and the memory of a call.
 
 `counted(fn)` is `torch.compile(fn)` that keeps count. The counts are exact, so that "one graph for all lengths" is a
 number and not a hope.
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tdc.compile.inductor import backend as inductor
+from tdc.compile.inductor import backend_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class counted:
         name: what reports call it.
         backend: a backend of `torch.compile`: a name or a function; `tdc.compile.backend` by default.
         fullgraph: a graph break is an error.
+        dynamic: as of `torch.compile`; False takes every size that nobody marked as it is.
+        mode, options: as of `torch.compile`, for Inductor.
+
+    Raises:
+        UnsupportedError: no such backend or mode.
 
     Example:
         >>> f = counted(lambda x: x * 2, backend="eager")
@@ -51,23 +57,30 @@ class counted:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], *, name: str = "", backend: Any = inductor, fullgraph: bool = True
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str = "",
+        backend: Any = inductor,
+        fullgraph: bool = True,
+        dynamic: bool | None = None,
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.name = name or getattr(fn, "__name__", "function")
-        self._inner = backend
+        self._inner = backend_of(backend, mode, options, "compile.counted")
         self._frames: list[Any] = []
         self._kernels = self._breaks = 0
         self._seconds = 0.0
-        self._compiled = torch.compile(fn, backend=self._note, fullgraph=fullgraph)
+        self._compiled = torch.compile(fn, backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
 
     def _note(self, graph: Any, inputs: Any) -> Any:
         """The backend, with a note taken at each call."""
         current = resolve_name("torch._guards").CompileContext.current_compile_id()
         self._frames.append(None if current is None else current.frame_id)
-        compile_graph = torch._dynamo.lookup_backend(self._inner) if isinstance(self._inner, str) else self._inner
         metrics = resolve_name("torch._inductor.metrics")
         before = metrics.generated_kernel_count
-        out = compile_graph(graph, inputs)
+        out = self._inner(graph, inputs)
         self._kernels += metrics.generated_kernel_count - before
         return out
 
