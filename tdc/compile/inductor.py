@@ -4,7 +4,7 @@ Inductor's CPU code generator asks of a sum whether it has more than 4096 terms,
 packed total crosses that number then compiles a second time (torch 2.11-2.13, `CppKernel.need_use_acc_helper`).
 Questions of this kind have an answer that is right for every size; `backed_size_oblivious` makes Inductor take that
 one without a guard. The flag is set only while Inductor runs: tracing, and with it torch's treatment of sizes 0 and 1,
-is as always.
+is as always. torch 2.11 cannot lower a slice under the flag and guards in spite of it, so there it stays unset.
 
     torch.compile(fn, backend=tdc.compile.backend, fullgraph=True)
 """
@@ -20,6 +20,7 @@ import torch
 
 from tdc._errors import UnsupportedError, message
 
+OBLIVIOUS = not torch.__version__.startswith("2.11.")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -51,7 +52,7 @@ def backend(
     inductor = resolve_name("torch._inductor.compile_fx")  # heavy: loaded by the first compile, not by `import tdc`
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # torch's own
+        with torch.fx.experimental._config.patch(backed_size_oblivious=OBLIVIOUS):  # type: ignore[attr-defined]  # torch's own
             return inductor.compile_fx_inner(*args, **kwargs)
 
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
