@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import catalogue_batch
+import catalogue_norm
 import catalogue_pointwise
 import catalogue_ragged_shape
 import catalogue_reduction
@@ -26,6 +27,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_reduction.RAGGED,
     **catalogue_structure.RAGGED,
     **catalogue_ragged_shape.RAGGED,
+    **catalogue_norm.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
@@ -36,6 +38,7 @@ DICTS: dict[str, Maker] = {
 REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
+    "channel": ("group_norm",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
     "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
 }  # fmt: skip

@@ -45,7 +45,7 @@ ANY_DTYPE = {
     "exp", "sqrt", "sigmoid", "zeros_like", "ones_like",
 }  # fmt: skip
 NO_BOOL = {"neg", "sign", "floor", "ceil", "abs", "square", "relu"}
-FULL_PRECISION = {"erfcx", "i1", "i1e", "log_ndtr"}  # torch has no kernel for half precision on CPU
+FULL_PRECISION = {"erfcx", "i1", "i1e", "log_ndtr", "chalf"}  # torch has no kernel for half precision on CPU
 NO_NUMBERS = {
     "maximum",
     "minimum",
@@ -66,6 +66,8 @@ NO_NUMBERS = {
     "igamma",
     "igammac",
     "ldexp",
+    "complex",
+    "polar",
 }  # take tensors only
 
 
@@ -227,10 +229,30 @@ def whole(rule: Rule) -> Iterator[Sample]:
     yield of("a tensor", False, lambda d: call(d.ragged(), d.tensor(3)))
 
 
+def two_results(rule: Rule) -> Iterator[Sample]:
+    """One batch for each result."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> list[Any]:
+        (x,) = args
+        return [x.with_rows([ref(row)[i] for row in x.rows]) for i in range(2)]
+
+    for layout in ("features", "two"):
+        yield Sample(layout, lambda d, n=layout: call(d.ragged(n)), want)
+
+
+POLYNOMIALS = tuple(
+    f"{name}_polynomial_{kind}"
+    for name, kinds in (
+        *(("chebyshev", "tuvw"), ("shifted_chebyshev", "tuvw"), ("laguerre", "l"), ("legendre", "p")),
+        ("hermite", ("h", "he")),
+    )
+    for kind in kinds
+)
+DOMAIN |= dict.fromkeys(POLYNOMIALS, "constant")
 NEW_BINARY = (
     "hypot", "fmod", "fmax", "fmin", "copysign", "nextafter", "ldexp", "logaddexp", "logaddexp2", "heaviside", "xlogy",
     "float_power", "rsub", "gcd", "lcm", "bitwise_left_shift", "bitwise_right_shift", "logical_xor", "isclose",
-    "clamp_min", "clamp_max", "igamma", "igammac", "xlog1py", "zeta",
+    "clamp_min", "clamp_max", "igamma", "igammac", "xlog1py", "zeta", "complex", "polar", *POLYNOMIALS,
 )  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "maximum", "minimum", "atan2", "eq", "ne", "lt",
@@ -239,6 +261,7 @@ BINARY = (
 RAGGED = {
     "pointwise": unary, "random": unary, "factory": unary, **dict.fromkeys(BINARY, binary), "where": where,
     "clamp": clamp, "lerp": lerp, "masked_fill": masked_fill, **dict.fromkeys(NEW_BINARY, second), "addcmul": ternary,
-    "addcdiv": ternary, "polygamma": polygamma, "cpu": moved, "cuda": moved, "type_as": type_as, "whole": whole,
+    "addcdiv": ternary, "frexp": two_results, "polygamma": polygamma, "cpu": moved, "cuda": moved, "type_as": type_as,
+    "whole": whole,
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
 }  # fmt: skip

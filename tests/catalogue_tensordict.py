@@ -232,6 +232,14 @@ def whole(rule: Rule) -> Iterator[Sample]:
     yield of("a tensor", False, lambda d: call(drawn(d), d.tensor(2)))
 
 
+def two_results(rule: Rule) -> Iterator[Sample]:
+    def want(ref: Any, args: Any, kwargs: Any) -> list[Dict]:
+        (x,) = args
+        return [Dict({k: ref(leaf)[i] for k, leaf in x.leaves.items()}, x.size) for i in range(2)]
+
+    yield Sample("two leaves", lambda d: call(drawn(d)), want)
+
+
 def refused(rule: Rule) -> Iterator[Sample]:
     """How a row without an implementation is called."""
     args = (torch.zeros(2),) if rule.name == "searchsorted" else ()
@@ -242,8 +250,8 @@ DICTS = {
     "pointwise": unary, "random": unary, "factory": unary, "where": where, "clamp": clamp, "lerp": lerp,
     "masked_fill": masked_fill, "shape": shape, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
     "chunk": parts, "join": join, "index_select": index_select, "addcmul": ternary, "addcdiv": ternary,
-    "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up, "bernoulli": looked_up, "cpu": moved,
-    "cuda": moved, "type_as": type_as, "loss": loss, "whole": whole,
+    "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up, "bernoulli": looked_up, "frexp": two_results,
+    "cpu": moved, "cuda": moved, "type_as": type_as, "loss": loss, "whole": whole,
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
     **dict.fromkeys(("unique", "unique_consecutive", "searchsorted", "nonzero", "argwhere"), refused),
 }  # fmt: skip

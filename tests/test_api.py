@@ -194,23 +194,23 @@ with_device(self, device)""")
 abs absolute acos acosh add addcdiv addcmul all allclose amax amin aminmax angle any arccos arccosh
 arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin asinh atan atan2 atanh
 bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
-bitwise_xor bool broadcast_to byte cdouble ceil cfloat char chunk clamp clamp_max clamp_min clip
-clone conj conj_physical contiguous copysign cos cosh count_nonzero cpu cuda cummax cummin cumprod
-cumsum deg2rad detach diagonal diff digamma div divide double dsplit eq equal erf erfc erfinv exp
-exp2 expand expand_as expm1 fix flatten flip fliplr flipud float float_power floor floor_divide fmax
-fmin fmod frac gather gcd ge greater greater_equal gt half hardshrink heaviside hsplit hypot i0
-igamma igammac index_add index_copy index_fill index_select int is_same_size isclose isfinite isinf
-isnan isneginf isposinf isreal kthvalue lcm ldexp le lerp less less_equal lgamma log log10 log1p
-log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor
-logit logsumexp long lt masked_fill masked_select max maximum mean median min minimum mode moveaxis
-movedim msort mul multiply mvlgamma nan_to_num nanmean nanmedian nanquantile nansum narrow ne neg
-negative new_empty new_full new_ones new_zeros nextafter nonzero norm not_equal permute polygamma
-positive pow prod quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape
-reshape_as resolve_conj resolve_neg roll rot90 round rsqrt scatter scatter_add scatter_reduce sgn
-short sigmoid sign signbit sin sinc sinh softmax sort split sqrt square squeeze std sub subtract sum
-swapaxes swapdims t take_along_dim tan tanh tensor_split tile to topk transpose true_divide trunc
-type_as unbind unflatten unfold unique unique_consecutive unsqueeze var view view_as vsplit where
-xlogy""")
+bitwise_xor bool broadcast_to byte cdouble ceil cfloat chalf char chunk clamp clamp_max clamp_min
+clip clone conj conj_physical contiguous copysign cos cosh count_nonzero cpu cuda cummax cummin
+cumprod cumsum deg2rad detach diagonal diff digamma div divide double dsplit eq equal erf erfc
+erfinv exp exp2 expand expand_as expm1 fix flatten flip fliplr flipud float float_power floor
+floor_divide fmax fmin fmod frac frexp gather gcd ge greater greater_equal gt half hardshrink
+heaviside hsplit hypot i0 igamma igammac index_add index_copy index_fill index_select int
+is_same_size isclose isfinite isinf isnan isneginf isposinf isreal kthvalue lcm ldexp le lerp less
+less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and
+logical_not logical_or logical_xor logit logsumexp long lt masked_fill masked_select max maximum
+mean median min minimum mode moveaxis movedim msort mul multiply mvlgamma nan_to_num nanmean
+nanmedian nanquantile nansum narrow ne neg negative new_empty new_full new_ones new_zeros nextafter
+nonzero norm not_equal permute polygamma positive pow prod quantile rad2deg ravel reciprocal relu
+remainder repeat repeat_interleave reshape reshape_as resolve_conj resolve_neg roll rot90 round
+rsqrt scatter scatter_add scatter_reduce sgn short sigmoid sign signbit sin sinc sinh softmax sort
+split sqrt square squeeze std sub subtract sum swapaxes swapdims t take_along_dim tan tanh
+tensor_split tile to topk transpose true_divide trunc type_as unbind unflatten unfold unique
+unique_consecutive unsqueeze var view view_as vsplit where xlogy""")
 
     def test_nested(self):
         self.assertExpectedInline(own(tdc.NestedTensor), """\
@@ -247,14 +247,14 @@ with_values(self, values)""")
 abs absolute acos acosh add addcdiv addcmul all allclose amax amin angle any arccos arccosh arcsin
 arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bfloat16 bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble ceil
-cfloat char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign cos
-cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expand
-expm1 fix flatten flip float float_power floor floor_divide fmax fmin fmod frac gcd ge greater
+cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign
+cos cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expand
+expm1 fix flatten flip float float_power floor floor_divide fmax fmin fmod frac frexp gcd ge greater
 greater_equal gt half hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite
 isinf isnan isneginf isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2
 log_softmax logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt
 masked_fill maximum mean minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter
-not_equal permute polygamma positive pow prod rad2deg reciprocal relu remainder repeat reshape
+not_equal permute polygamma positive pow prelu prod rad2deg reciprocal relu remainder repeat reshape
 resolve_conj resolve_neg roll round rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split
 sqrt square squeeze sub subtract sum swapaxes swapdims tan tanh to transpose true_divide trunc
 type_as unflatten unsqueeze view where xlogy""")
@@ -288,16 +288,16 @@ with_data(self, data)""")
 abs absolute acos acosh add addcdiv addcmul all allclose amax amin angle any arccos arccosh arcsin
 arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bfloat16 bitwise_and
 bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble ceil
-cfloat char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign cos
-cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expm1 fix
-float float_power floor floor_divide fmax fmin fmod frac gcd ge greater greater_equal gt half
-hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite isinf isnan isneginf
-isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp
-logaddexp2 logical_and logical_not logical_or logical_xor logit long lt masked_fill maximum mean
-minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal permute polygamma
-positive pow prod rad2deg reciprocal relu remainder resolve_conj resolve_neg round rsqrt sgn short
-sigmoid sign signbit sin sinc sinh softmax split sqrt square sub subtract sum swapaxes swapdims tan
-tanh to transpose true_divide trunc type_as where xlogy""")
+cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign
+cos cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expm1
+fix float float_power floor floor_divide fmax fmin fmod frac frexp gcd ge greater greater_equal gt
+half hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite isinf isnan
+isneginf isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax
+logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt masked_fill
+maximum mean minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal permute
+polygamma positive pow prelu prod rad2deg reciprocal relu remainder resolve_conj resolve_neg round
+rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split sqrt square sub subtract sum
+swapaxes swapdims tan tanh to transpose true_divide trunc type_as where xlogy""")
 
 
 def facade() -> set[str]:

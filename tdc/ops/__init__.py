@@ -11,6 +11,7 @@ from tdc.nested import NestedTensor
 from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
+from tdc.ops import channel as channel
 from tdc.ops import factory as factory
 from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing

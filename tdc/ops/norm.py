@@ -1,4 +1,4 @@
-"""Normalisation: layer_norm over static dims, softmax over any one dim, of a TensorDict over a batch dim.
+"""Normalisation: layer_norm and rms_norm over static dims, softmax over any one dim, of a TensorDict over a batch dim.
 
 softmax over the ragged dim works row by row on packed values: subtract the row's maximum, exponentiate, divide by the
 row's sum. Padding is filled with -inf, the identity of that maximum and, exponentiated, of the sum.
@@ -32,6 +32,21 @@ def layer_norm_masked(input: MaskedBatch, normalized_shape: Any, *args: Any, **k
     """The affine weights meet every position, so padding is 0 before and behind."""
     last_is_static(input, "layer_norm", len(normalized_shape))
     out = F.layer_norm(input.filled(0), normalized_shape, *args, **kwargs)
+    return input.with_data(out.masked_fill(~input.mask, 0))
+
+
+def rms_norm_nested(
+    input: NestedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> NestedTensor:
+    last_is_static(input, "rms_norm", len(normalized_shape))
+    return input.with_values(F.rms_norm(input._values, normalized_shape, weight, eps))
+
+
+def rms_norm_masked(
+    input: MaskedBatch, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> MaskedBatch:
+    last_is_static(input, "rms_norm", len(normalized_shape))
+    out = F.rms_norm(input.filled(0), normalized_shape, weight, eps)
     return input.with_data(out.masked_fill(~input.mask, 0))
 
 
@@ -82,6 +97,8 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
 
 add_rule(Rule(F.layer_norm, "nested", "norm", layer_norm_nested, F.layer_norm, source="torch.nn.LayerNorm"))
 add_rule(Rule(F.layer_norm, "masked", "norm", layer_norm_masked, F.layer_norm, source="torch.nn.LayerNorm"))
+add_rule(Rule(F.rms_norm, "nested", "norm", rms_norm_nested, F.rms_norm, source="torch.nn.RMSNorm"), [torch.rms_norm])
+add_rule(Rule(F.rms_norm, "masked", "norm", rms_norm_masked, F.rms_norm, source="torch.nn.RMSNorm"), [torch.rms_norm])
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
     for _kind, _impl in (("nested", softmax_nested), ("masked", softmax_masked)):
         add_rule(

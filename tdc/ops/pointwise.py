@@ -28,7 +28,7 @@ from tdc._structure import longest, pack_rows, require, require_same, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor
-from tdc.ops.batch import on_leaves
+from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import first_of, nary_tensordict, unary_tensordict
 from tdc.tensordict import TensorDict
 
@@ -58,6 +58,15 @@ def unary_nested(op: Op, x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTe
 def unary_masked(op: Op, x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
     kwargs.pop("inplace", None)
     return x.with_data(op(x.data, *args, **kwargs))
+
+
+def frexp(x: Any) -> Any:
+    """Mantissa and exponent: two batches, in torch's named tuple."""
+    if isinstance(x, TensorDict):
+        return lift(x, torch.frexp, op="frexp")
+    put = x.with_values if isinstance(x, NestedTensor) else x.with_data
+    out: Any = torch.frexp(x.values if isinstance(x, NestedTensor) else x.data)
+    return type(out)([put(part) for part in out])
 
 
 def nary_nested(op: Op, *args: Any, **kwargs: Any) -> NestedTensor:
@@ -239,7 +248,7 @@ CASTS: tuple[Op, ...] = (
     torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.int,
     torch.Tensor.long, torch.Tensor.bool, torch.Tensor.contiguous, torch.Tensor.short, torch.Tensor.char,
     torch.Tensor.byte,
-    torch.Tensor.cfloat, torch.Tensor.cdouble,  # type: ignore[attr-defined]  # torch's stubs lack them
+    torch.Tensor.cfloat, torch.Tensor.cdouble, torch.Tensor.chalf,  # type: ignore[attr-defined]  # torch's stubs lack them
 )  # fmt: skip
 NARY: tuple[Op, ...] = (
     torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.remainder, torch.pow, torch.maximum,
@@ -250,12 +259,19 @@ NARY: tuple[Op, ...] = (
     torch.logaddexp2, torch.heaviside, torch.xlogy, torch.float_power, torch.rsub, torch.gcd, torch.lcm,
     torch.bitwise_left_shift, torch.bitwise_right_shift, torch.logical_xor, torch.isclose, torch.addcmul,
     torch.addcdiv, torch.clamp_min, torch.clamp_max, torch.igamma, torch.igammac, torch.polygamma, SPECIAL.xlog1py,
-    SPECIAL.zeta, torch.Tensor.type_as,
+    SPECIAL.zeta, torch.Tensor.type_as, torch.complex, torch.polar,
+    SPECIAL.chebyshev_polynomial_t, SPECIAL.chebyshev_polynomial_u, SPECIAL.chebyshev_polynomial_v,
+    SPECIAL.chebyshev_polynomial_w, SPECIAL.hermite_polynomial_h, SPECIAL.hermite_polynomial_he,
+    SPECIAL.laguerre_polynomial_l, SPECIAL.legendre_polynomial_p, SPECIAL.shifted_chebyshev_polynomial_t,
+    SPECIAL.shifted_chebyshev_polynomial_u, SPECIAL.shifted_chebyshev_polynomial_v,
+    SPECIAL.shifted_chebyshev_polynomial_w,
 )  # fmt: skip
 
 for _op in (*UNARY, *ACTIVATIONS, *SPECIALS, *CASTS):
     unary(_op)
 unary(torch.bucketize, run=bucketize)
+for _kind in KINDS:
+    add_rule(Rule(torch.frexp, _kind, "pointwise", frexp, torch.frexp))
 unary(F.rrelu, run=rrelu)
 unary(torch.sgn, run=sgn)
 for _op in (F.hardswish, F.hardsigmoid):

@@ -1,0 +1,201 @@
+"""Operations with channels as dim 1: batch_norm, group_norm, instance_norm, local_response_norm, prelu.
+
+Statistics are those of real positions: of each example for group_norm and
+instance_norm, of the whole batch for batch_norm, whose running statistics see no padding either.
+
+    channels first    (B, C, -1, *S)    `Positions` sees it as (*P, C, R): packed P = (N,), padded P = (B, positions)
+
+Invariants: padding holds zeros before and behind every step, so that it adds nothing and gets no gradient; the
+structure object is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import lengths_of, reduce_rows, spread
+from tdc._typing import Op, OpName
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """A batch as positions of channels.
+
+    Attributes:
+        data: `(*P, C, R)`, zeros in padding.
+        count: real positions of each example, (B,).
+        add: sums over the positions of each example, `(*P, *D) -> (B, *D)`.
+        put: one entry of each example to its positions, `(B, *D) -> (*P or 1s, *D)`.
+        clean: zeros in padding again.
+        done: the container of data.
+    """
+
+    data: Tensor
+    count: Tensor
+    add: Callable[[Tensor], Tensor]
+    put: Callable[[Tensor], Tensor]
+    clean: Callable[[Tensor], Tensor]
+    done: Callable[[Tensor], Any]
+
+
+def positions(x: NestedTensor | MaskedBatch, op: OpName) -> Positions:
+    """
+    Raises:
+        ShapeError: dim 1 is ragged, or the batch is not dim 0.
+    """
+    batch_dim = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
+    if batch_dim != 0 or 1 in x.ragged_dims:
+        got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
+        raise ShapeError(message(op, "the batch as dim 0 and channels as dim 1", got, hint=hint))
+    return packed(x) if isinstance(x, NestedTensor) else padded(x)
+
+
+def packed(x: NestedTensor) -> Positions:
+    s, e = x.structure, x.structure.packed_dim
+    moved = x.values.movedim(e, 0)
+    total = moved.shape[0]
+    return Positions(
+        moved.flatten(2) if moved.ndim > 2 else moved.unsqueeze(2),
+        lengths_of(s),
+        lambda t: reduce_rows(t, s, "sum", 0),
+        lambda t: spread(t, s, total),
+        lambda t: t,
+        lambda t: x.with_values(t.reshape(moved.shape).movedim(0, e)),
+    )
+
+
+def padded(x: MaskedBatch) -> Positions:
+    dims = tuple(range(1, len(x.ragged_dims) + 1))
+    moved = x.filled(0).movedim(x.ragged_dims, dims)
+    places = moved.flatten(1, len(dims))
+    mask = x.mask.movedim(x.ragged_dims, dims).flatten(1, len(dims)).flatten(2).unsqueeze(-1)
+    return Positions(
+        places.flatten(3) if places.ndim > 3 else places.unsqueeze(3),
+        x.lengths.prod(1),
+        lambda t: t.sum(1),
+        lambda t: t.unsqueeze(1),
+        lambda t: t.masked_fill(~mask, 0),
+        lambda t: x.with_data(t.reshape(moved.shape).movedim(dims, x.ragged_dims)),
+    )
+
+
+def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+    """The result, with one factor and one term for each channel."""
+    out = out if weight is None else out * weight.unsqueeze(-1)
+    return p.done(p.clean(out if bias is None else out + bias.unsqueeze(-1)))
+
+
+def group_norm(
+    input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Any:
+    """Groups of channels, each normalised over an example's positions."""
+    p = positions(input, "group_norm")
+    channels = p.data.shape[-2]
+    if channels % num_groups:
+        got = f"{channels} channels for {num_groups} groups"
+        raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
+    centered, var, _ = standardised(p, num_groups)
+    return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+
+
+def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Data less its mean `(*P, C, R)`, variance and mean `(B, C, 1)`: of each example and group of channels."""
+    *place, channels, rest = p.data.shape
+    each, size = channels // groups, channels // groups * rest
+    grouped = p.data.reshape(*place, groups, size)
+    count = (p.count * size).clamp(min=1).unsqueeze(1).to(p.data.dtype)
+    mean = p.add(grouped.sum(-1)) / count
+    centered = p.clean((grouped - p.put(mean).unsqueeze(-1)).reshape(*place, channels, rest))
+    var = p.add(centered.reshape(*place, groups, size).square().sum(-1)) / count
+    var, mean = [t.repeat_interleave(each, 1).unsqueeze(-1) for t in (var, mean)]
+    return centered, var, mean
+
+
+def instance_norm(
+    input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Each channel normalised over an example's positions; running statistics take the mean over examples."""
+    p = positions(input, "instance_norm")
+    if not use_input_stats:
+        assert running_mean is not None
+        assert running_var is not None
+        return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
+    centered, var, mean = standardised(p, p.data.shape[-2])
+    if running_mean is not None and running_var is not None:
+        n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
+        unbiased = var.squeeze(-1) * n / (n - 1)
+        update(running_mean, mean.squeeze(-1).mean(0), momentum)
+        update(running_var, unbiased.mean(0), momentum)
+    return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+
+
+def batch_norm(
+    input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Each channel normalised over the real positions of the whole batch."""
+    p = positions(input, "batch_norm")
+    if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
+        out = F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps)
+        return p.done(out)
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
+    n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)
+    mean = p.data.sum((0, 1, 3)) / n
+    centered = p.clean(p.data - mean.unsqueeze(-1))
+    var = centered.square().sum((0, 1, 3)) / n
+    if running_mean is not None and running_var is not None:
+        update(running_mean, mean, momentum)
+        update(running_var, var * n / (n - 1), momentum)
+    return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
+
+
+def fixed(p: Positions, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    """Data normalised by given statistics of each channel."""
+    return (p.data - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
+
+
+def update(running: Tensor, new: Tensor, momentum: float) -> None:
+    """Let a running statistic follow, as torch does: in place, outside autograd."""
+    running.copy_(running * (1 - momentum) + new.detach().to(running.dtype) * momentum)
+
+
+def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:
+    """Each position normalised over neighbouring channels."""
+    p = positions(input, "local_response_norm")
+    flat = p.data.flatten(0, -3)
+    return p.done(p.clean(F.local_response_norm(flat, size, alpha, beta, k).reshape(p.data.shape)))
+
+
+def prelu(input: Any, weight: Tensor) -> Any:
+    """One slope for all elements, or one for each channel."""
+    if weight.numel() == 1:
+        return torch.where(input > 0, input, input * weight.reshape(()))
+    p = positions(input, "prelu")
+    return p.done(p.clean(torch.where(p.data > 0, p.data, p.data * weight.unsqueeze(-1))))
+
+
+def rule(op: Op, impl: Op, source: str) -> None:
+    """Rows for both ragged containers."""
+    for kind in ("nested", "masked"):
+        add_rule(Rule(op, kind, "channel", impl, op, source=source), [getattr(torch, impl.__name__, op)])
+
+
+rule(F.batch_norm, batch_norm, "torch.nn.BatchNorm1d")
+rule(F.group_norm, group_norm, "torch.nn.GroupNorm")
+rule(F.instance_norm, instance_norm, "torch.nn.InstanceNorm1d")
+rule(F.prelu, prelu, "torch.nn.PReLU")
+rule(F.local_response_norm, local_response_norm, "torch.nn.LocalResponseNorm")

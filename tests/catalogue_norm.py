@@ -1,0 +1,101 @@
+"""Samples of normalisations whose statistics are over positions; channels are dim 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from batches import Layout, Ragged
+from harness import Sample, call, rowwise
+from torch import Tensor
+
+from tdc._rules import Rule
+
+LONG = ((3, 2, 5), (4, 4), (2, 7, 3))  # torch refuses a single position
+CHANNELS = Layout((4,), ())
+WIDE = Layout((4,), (3,))
+IMAGE = Layout((4,), (), 2)
+
+
+def alone(ref: Any, args: Any, kwargs: Any) -> Ragged:
+    """Expect each example as a batch of one."""
+    x, *rest = args
+    return x.with_rows([ref(row.unsqueeze(0), *rest, **kwargs).squeeze(0) for row in x.rows])
+
+
+def grouped(row: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    """One example, by the definition: torch refuses some examples without or with one position."""
+    x = row.reshape(groups, -1)
+    x = x - x.sum(1, keepdim=True) / max(x.shape[1], 1)
+    var = x.square().sum(1, keepdim=True) / max(x.shape[1], 1)
+    out = (x * (var + eps).rsqrt()).reshape(row.shape)
+    shape = (-1, *[1] * (row.ndim - 1))
+    out = out if weight is None else out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
+
+
+def by_definition(ref: Any, args: Any, kwargs: Any) -> Ragged:
+    x, *rest = args
+    return x.with_rows([grouped(row, *rest, **kwargs) for row in x.rows])
+
+
+def instances(ref: Any, args: Any, kwargs: Any) -> Ragged:
+    x, _, _, *rest = args
+    return x.with_rows([grouped(row, 4, *rest, **kwargs) for row in x.rows])
+
+
+def together(ref: Any, args: Any, kwargs: Any) -> Ragged:
+    """Expect all positions of the batch as one example."""
+    x, *rest = args
+    first, count = x.dims[0] - 1, len(x.dims)
+    flat = [row.flatten(first, first + count - 1) for row in x.rows]
+    rest = [t.clone() if isinstance(t, torch.Tensor) and not t.requires_grad else t for t in rest]
+    out = ref(torch.cat(flat, first).unsqueeze(0), *rest, **kwargs).squeeze(0)
+    parts = out.split([t.shape[first] for t in flat], first)
+    return x.with_rows([p.reshape(row.shape) for p, row in zip(parts, x.rows, strict=True)])
+
+
+def group_norm(rule: Rule) -> Iterator[Sample]:
+    for label, layout in (("channels", CHANNELS), ("wide", WIDE), ("image", IMAGE)):
+        draw = lambda d, n=layout: call(d.ragged(n), 2, d.tensor(4), d.tensor(4))  # noqa: E731
+        yield Sample(label, draw, by_definition)
+    yield Sample("plain", lambda d: call(d.ragged(WIDE), 4, eps=0.1), alone, ("eager", "grad"), batches=LONG)
+
+
+def instance_norm(rule: Rule) -> Iterator[Sample]:
+    affine = lambda d: call(d.ragged(CHANNELS), None, None, d.tensor(4), d.tensor(4))  # noqa: E731
+    yield Sample("affine", affine, instances)
+    yield Sample("wide", lambda d: call(d.ragged(WIDE)), alone, ("eager", "grad"), batches=LONG)
+    fixed = lambda d: call(d.ragged(WIDE), torch.zeros(4), torch.ones(4) * 2, use_input_stats=False)  # noqa: E731
+    yield Sample("fixed", fixed, alone, ("eager", "grad"), batches=LONG)
+
+
+def batch_norm(rule: Rule) -> Iterator[Sample]:
+    for label, layout in (("channels", CHANNELS), ("image", IMAGE)):
+        draw = lambda d, n=layout: call(d.ragged(n), None, None, d.tensor(4), d.tensor(4), True)  # noqa: E731
+        yield Sample(label, draw, together, batches=LONG)
+    fixed = lambda d: call(d.ragged(WIDE), torch.zeros(4), torch.ones(4) * 2, d.tensor(4))  # noqa: E731
+    yield Sample("fixed", fixed, together, ("eager", "grad"), batches=LONG)
+
+
+def local_response_norm(rule: Rule) -> Iterator[Sample]:
+    for label, layout in (("channels", CHANNELS), ("image", IMAGE)):
+        yield Sample(label, lambda d, n=layout: call(d.ragged(n), 3), alone, batches=LONG)
+
+
+def rms_norm(rule: Rule) -> Iterator[Sample]:
+    yield Sample("weight", lambda d: call(d.ragged(), (3,), d.tensor(3)), rowwise)
+    yield Sample("two dims", lambda d: call(d.ragged(Layout((), (2, 3))), (2, 3), eps=0.1), rowwise)
+
+
+def prelu(rule: Rule) -> Iterator[Sample]:
+    for label, layout in (("channels", CHANNELS), ("image", IMAGE)):
+        yield Sample(label, lambda d, n=layout: call(d.ragged(n), d.tensor(4)), alone)
+    yield Sample("one weight", lambda d: call(d.ragged(), d.tensor(1)), alone)
+
+
+RAGGED = {
+    "group_norm": group_norm, "instance_norm": instance_norm, "batch_norm": batch_norm, "prelu": prelu,
+    "local_response_norm": local_response_norm, "rms_norm": rms_norm,
+}  # fmt: skip

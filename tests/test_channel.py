@@ -1,0 +1,82 @@
+"""Stock normalisation modules on ragged batches: statistics are those of real positions, running ones too."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tdc
+from tdc import ShapeError
+
+LENGTHS = (3, 5, 2)
+
+
+def rows(*shape: int, seed: int = 0) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(4, n, *shape) * 3 + 1 for n in LENGTHS]
+
+
+def batches(parts: list[torch.Tensor]) -> list[Any]:
+    packed = tdc.pack(parts, ragged_dim=2)
+    return [packed, packed.to_padded(fill=float("nan"))]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_module(kind: int, momentum: float | None):
+    ours, theirs = [nn.BatchNorm1d(4, momentum=momentum) for _ in range(2)]
+    for seed in range(3):
+        parts = rows(seed=seed)
+        out = ours(batches(parts)[kind])
+        want = theirs(torch.cat(parts, 1).unsqueeze(0))[0].split(LENGTHS, 1)
+        torch.testing.assert_close(list(out.unbind()), list(want))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    parts = rows(seed=9)
+    out, want = ours.eval()(batches(parts)[kind]), theirs.eval()(torch.cat(parts, 1).unsqueeze(0))[0].split(LENGTHS, 1)
+    torch.testing.assert_close(list(out.unbind()), list(want))
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_instance_norm_module_with_running_statistics(kind: int):
+    norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    parts = rows()
+    out = norm(batches(parts)[kind])
+    alone = nn.InstanceNorm1d(4, affine=True)
+    torch.testing.assert_close(list(out.unbind()), [alone(row[None])[0] for row in parts])
+    means, variances = torch.stack([row.mean(1) for row in parts]), torch.stack([row.var(1) for row in parts])
+    torch.testing.assert_close(norm.running_mean, 0.1 * means.mean(0))
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * variances.mean(0))
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.LocalResponseNorm(3), nn.PReLU(4), nn.PReLU()])
+def test_other_modules(kind: int, module: nn.Module):
+    parts = rows()
+    out = copy.deepcopy(module)(batches(parts)[kind])
+    torch.testing.assert_close(list(out.unbind()), [module(row[None])[0] for row in parts])
+
+
+def test_rms_norm_module():
+    parts = [torch.randn(n, 6) for n in LENGTHS]
+    norm = nn.RMSNorm(6)
+    torch.testing.assert_close(list(norm(tdc.pack(parts)).unbind()), [norm(row) for row in parts])
+
+
+def test_channels_are_static():
+    with pytest.raises(ShapeError, match=r"tdc.batch_norm: expected the batch as dim 0 and channels as dim 1"):
+        nn.BatchNorm1d(6)(tdc.pack([torch.randn(n, 6) for n in LENGTHS]))
+    with pytest.raises(ShapeError, match=r"tdc.group_norm: expected channels that groups divide"):
+        torch.nn.functional.group_norm(batches(rows())[0], 3)
+
+
+def test_batch_norm_compiles_once():
+    norm = nn.BatchNorm1d(4)
+    step = tdc.compile.counted(lambda x: norm(x).sum(2), backend="aot_eager")
+    for lengths in ((3, 2, 4), (5, 1), (2, 2, 2, 6)):
+        out = step(tdc.pack([torch.randn(4, n) for n in lengths], ragged_dim=2))
+        assert out.shape == (len(lengths), 4)
+    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
