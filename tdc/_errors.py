@@ -146,7 +146,7 @@ def describe_index(index: Any) -> str:
         return ", ".join([describe_index(i) for i in index]) or "()"
     if isinstance(index, slice):
         parts = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
-        return ":".join(["" if n is None else f"{n}" for n in parts])
+        return ":".join(["" if n is None else f"{n}" if isinstance(n, (int, float)) else describe(n) for n in parts])
     if index is Ellipsis:
         return "..."
     return f"{index}" if index is None or isinstance(index, (int, float)) else describe(index)

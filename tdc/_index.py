@@ -1,20 +1,27 @@
-"""Indices of ragged batches in few forms: rows are an int, a slice or a vector; other dims an int or a slice.
+"""Indices of ragged batches in few forms: one entry for each dim, and the places of new dims.
 
     x[rows, step, ...]      rows pick examples, every step acts on one dim of each
 
+An entry is an int, a slice (whose ends may be tensors, one for each row), or a vector of places; a mask becomes the
+places where it is True. `cut` applies an entry to a dim of a tensor, `spans` to rows of different lengths.
+
 Invariants: an index is refused or means what it means for each row on its own; no vector of rows is read on the host,
-except a mask, whose number of rows is data.
+except a mask, whose number of rows is data; sizes may be symbolic.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc._errors import IndexingError, describe_index, message, show_sizes
+from tdc._errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
+from tdc._rules import Container
+
+FULL = slice(None)
 
 
 def as_rows(index: Any, count: int, device: Any) -> Any:
@@ -32,23 +39,25 @@ def as_rows(index: Any, count: int, device: Any) -> Any:
         if not -count <= index < count:
             hint = f"the batch has {count} rows"
             raise IndexingError(message("index", f"a row in [{-count}, {count - 1}]", f"{index}", hint=hint))
-        return index % count
-    try:
-        empty = isinstance(index, (list, tuple)) and len(index) == 0
-        rows = torch.as_tensor(index, dtype=torch.int64 if empty else None, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise not_rows(index, count) from None
-    if isinstance(index, bool) or rows.is_floating_point() or rows.is_complex():
+        return index if index >= 0 else index + count
+    rows = as_vector(index, device)
+    if rows is None or rows.ndim > 1 or (rows.dtype == torch.bool and tuple(rows.shape) != (count,)):
         raise not_rows(index, count)
     if rows.dtype == torch.bool:
-        if tuple(rows.shape) != (count,):
-            raise not_rows(rows, count)
         return rows.nonzero().squeeze(1)
-    if rows.ndim == 0:
-        return as_rows(int(rows), count, device)
-    if rows.ndim > 1:
-        raise not_rows(rows, count)
-    return rows.to(torch.int64)
+    return rows.to(torch.int64) if rows.ndim else as_rows(int(rows), count, device)
+
+
+def as_vector(index: Any, device: Any) -> Tensor | None:
+    """Whole numbers or a mask as a tensor; None where it is neither."""
+    if isinstance(index, (bool, Container)):
+        return None
+    try:
+        empty = isinstance(index, (list, tuple)) and len(index) == 0
+        found = torch.as_tensor(index, dtype=torch.int64 if empty else None, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return None if found.is_floating_point() or found.is_complex() else found
 
 
 def not_rows(index: Any, count: int) -> IndexingError:
@@ -58,42 +67,176 @@ def not_rows(index: Any, count: int) -> IndexingError:
     return IndexingError(message("index", expected, describe_index(index), hint=hint))
 
 
-def full_index(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
-    """One entry for each dim: the rows as they were given, behind them ints and slices.
+def full_index(index: Any, shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
+    """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it.
 
     Raises:
         IndexingError: more entries than dims, an entry of another form, or an int out of range.
     """
-    gaps = [i for i, part in enumerate(index) if part is Ellipsis]
-    fill = len(shape) - (len(index) - len(gaps))
+    given = index if isinstance(index, tuple) else (index,)
+    gaps = [i for i, part in enumerate(given) if part is Ellipsis]
+    real = [part for part in given if part is not None and part is not Ellipsis]
+    fill = len(shape) - len(real)
     if fill < 0 or len(gaps) > 1:
-        got = f"{len(index) - len(gaps)} of them" if fill < 0 else f"{len(gaps)} times `...`"
         hint = f"the logical shape is {show_sizes(shape)}"
+        got = f"{len(real)} of them" if fill < 0 else f"{len(gaps)} times `...`"
         raise IndexingError(message("index", f"at most {len(shape)} indices, `...` once", got, hint=hint))
-    at = gaps[0] if gaps else len(index)
-    parts = [*index[:at], *[slice(None)] * fill, *index[at + (len(gaps) > 0) :]]
-    for d, part in enumerate(parts[1:], 1):
-        size = shape[d]
-        parts[d] = part = as_step(part, d)
-        if not isinstance(part, slice) and size != -1 and not -size <= part < size:
-            hint = f"the logical shape is {show_sizes(shape)}"
-            raise IndexingError(message("index", f"an index in [{-size}, {size - 1}] at dim {d}", f"{part}", hint=hint))
-    return parts
+    parts: list[Any] = []
+    new: list[int] = []
+    for part in given if gaps else (*given, Ellipsis):
+        if part is None:
+            new.append(len(parts))
+        elif part is Ellipsis:
+            parts += [FULL] * fill
+        else:
+            d = len(parts)
+            parts.append(part if d == batch_dim else as_step(part, d, shape, device))
+    return parts, new
 
 
-def as_step(part: Any, dim: int) -> Any:
-    """An entry of an index behind the batch dim: an int or a slice.
+def as_step(part: Any, dim: int, shape: Any, device: Any) -> Any:
+    """An entry of an index behind the batch dim: an int, a slice, or whole numbers of any number of dims.
 
     Raises:
-        IndexingError: it is something else.
+        IndexingError: it is something else, an int out of range, or a mask of another size.
     """
-    if isinstance(part, slice) or (isinstance(part, int) and not isinstance(part, bool)):
+    if isinstance(part, slice):
         return part
-    if not isinstance(part, bool) and not (isinstance(part, Tensor) and (part.ndim or part.dtype == torch.bool)):
-        try:
-            return operator.index(part)
-        except TypeError:
-            pass
-    got = f"{describe_index(part)} at dim {dim}"
-    hint = "x.index_select(dim, rows) on a static dim; None, masks and lists have no meaning for rows that differ"
-    raise IndexingError(message("index", "an int or a slice behind the batch dim", got, hint=hint))
+    number = part.ndim == 0 and part.dtype != torch.bool if isinstance(part, Tensor) else not isinstance(part, bool)
+    if number:
+        with contextlib.suppress(TypeError):
+            part = operator.index(part)
+    size = shape[dim]
+    if isinstance(part, int) and not isinstance(part, bool):
+        if size != -1 and not -size <= part < size:
+            hint = f"the logical shape is {show_sizes(shape)}"
+            raise IndexingError(
+                message("index", f"an index in [{-size}, {size - 1}] at dim {dim}", f"{part}", hint=hint)
+            )
+        return part
+    found = as_vector(part, device)
+    masked = found is not None and found.dtype == torch.bool
+    if found is None or found.ndim == 0 or (masked and (found.ndim > 1 or size == -1)):
+        got, hint = f"{describe_index(part)} at dim {dim}", "x[mask] with a mask that is as ragged as x"
+        raise IndexingError(message("index", "an int, a slice, places, or a mask of a static dim", got, hint=hint))
+    if masked:
+        if found.shape[0] != size:
+            expected = f"a mask of [{size}] at dim {dim}"
+            raise IndexingError(message("index", expected, describe(found), hint="one entry for each place"))
+        return found.nonzero().squeeze(1)
+    return found.to(torch.int64)
+
+
+def whole(part: Any) -> bool:
+    """Whether an entry takes all of its dim as it is."""
+    return isinstance(part, slice) and part.start is None and part.stop is None and part.step in (None, 1)
+
+
+def kept(part: Any) -> int:
+    """The dims that the result has in place of the one that an entry acts on."""
+    return part.ndim if isinstance(part, Tensor) else int(isinstance(part, slice))
+
+
+def bounds(part: slice, size: int) -> tuple[int, int, int]:
+    """First place, the one behind the last, and step of a slice; `slice.indices` for sizes that may be symbolic."""
+    step = 1 if part.step is None else operator.index(part.step)
+    if step == 0:
+        raise no_step()
+    low, high = (0, size) if step > 0 else (-1, size - 1)
+
+    def end(at: Any, default: int) -> int:
+        if at is None:
+            return default
+        at = as_end(at)
+        at = at + size if at < 0 else at
+        return low if at < low else high if at > high else at
+
+    return end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low), step
+
+
+def as_end(at: Any) -> Any:
+    """An end of a slice as a whole number.
+
+    Raises:
+        IndexingError: it is none.
+    """
+    try:
+        return at if isinstance(at, torch.SymInt) else operator.index(at)
+    except TypeError:
+        hint = "n // 2 for half of them, a tensor of lengths for other ends in each row"
+        raise IndexingError(
+            message("index", "whole numbers as ends of a slice", describe_index(at), hint=hint)
+        ) from None
+
+
+def no_step() -> IndexingError:
+    """The error for a slice that does not move."""
+    return IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
+
+
+def cut(x: Tensor, dim: int, part: Any) -> Tensor:
+    """One entry of an index, applied to one dim of a tensor.
+
+    Raises:
+        IndexingError: a place that is not there.
+    """
+    if isinstance(part, slice) and part.step is not None and part.step < 0:
+        first, last, step = bounds(part, x.shape[dim])
+        return x.index_select(dim, torch.arange(first, min(last, first), step, device=x.device))
+    if isinstance(part, slice):
+        start, stop = [at if at is None or isinstance(at, Tensor) else as_end(at) for at in (part.start, part.stop)]
+        part = slice(start, stop, part.step)
+    try:
+        return x[(FULL,) * dim + (part,)]
+    except IndexError:
+        size = x.shape[dim]
+        got = f"{part}" if isinstance(part, int) else "one beyond"
+        raise IndexingError(
+            message("index", f"places in [{-size}, {size - 1}]", got, hint=f"the dim has {size} places")
+        ) from None
+
+
+def spans(part: slice, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
+    """A slice of every row: where it begins, how many places it has, and its step. Ends may be tensors.
+
+    Raises:
+        IndexingError, ShapeError: step 0, or a tensor that has not one end for each row.
+    """
+    step = 1 if part.step is None else operator.index(part.step)
+    if step == 0:
+        raise no_step()
+    zero = torch.zeros_like(lengths)
+    low, high = (zero, lengths) if step > 0 else (zero - 1, lengths - 1)
+
+    def end(at: Any, default: Tensor) -> Tensor:
+        if at is None:
+            return default
+        if isinstance(at, Tensor):
+            if at.ndim > 1 or (at.ndim == 1 and at.shape[0] != lengths.shape[0]) or at.is_floating_point():
+                hint = "x[:, :lengths] with whole numbers"
+                raise ShapeError(message("index", f"one end for each of {len(lengths)} rows", describe(at), hint=hint))
+            at = torch.where(at < 0, at + lengths, at.to(lengths.device))
+        else:
+            at = as_end(at)
+            at = lengths + at if at < 0 else torch.full_like(lengths, at)
+        return torch.minimum(torch.maximum(at, low), high)
+
+    first, last = end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low)
+    distance = last - first if step > 0 else first - last
+    return first, ((distance + abs(step) - 1) // abs(step)).clamp(min=0), step
+
+
+def longest_span(part: slice, size: Any) -> Any:
+    """The places that a slice takes of the longest row, which no other row exceeds; None where that is not known.
+
+    The sizes of a graph are symbolic: nothing is decided here that depends on them.
+    """
+    ends = (part.start, part.stop)
+    if any([not (at is None or isinstance(at, int)) for at in ends]) or part.step not in (None, 1):
+        return None
+    start, stop = 0 if part.start is None else part.start, part.stop
+    if start < 0 and stop is not None and stop >= 0:
+        return None  # a shorter row may have more of them
+    first = torch.sym_max(size + start, 0) if start < 0 else torch.sym_min(start, size)
+    last = size if stop is None else torch.sym_max(size + stop, 0) if stop < 0 else torch.sym_min(stop, size)
+    return torch.sym_max(last - first, 0)

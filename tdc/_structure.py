@@ -366,14 +366,22 @@ class Exchange(torch.autograd.Function):
         return flat.flatten(0, inverse.ndim - 1), None, None, None, None, None
 
 
-def take_spans(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def mirrored(s: Structure, total: int) -> Tensor:
+    """For each packed position, the one that takes its place where every row is reversed, (N,)."""
+    positions = torch.arange(total, device=s.offsets.device)
+    ids = torch.bucketize(positions, s.offsets[1:], right=True)
+    return s.offsets[ids] + s.offsets[ids + 1] - 1 - positions
+
+
+def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
     """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
 
     The total M is data: one host read in eager, an unbacked size in a graph.
     """
     offsets = offsets_of(lengths)
     rows = torch.repeat_interleave(lengths)
-    return offsets, torch.arange(rows.shape[0], device=rows.device) - offsets[rows] + starts[rows]
+    places = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
+    return offsets, (places if step == 1 else places * step) + starts[rows]
 
 
 def require_same(a: Structure, b: Structure, op: OpName) -> None:

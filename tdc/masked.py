@@ -17,13 +17,12 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
-from tdc._index import as_rows
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._structure import mark_dynamic, normal_dim, require, valid_mask
@@ -200,20 +199,8 @@ class MaskedBatch(Container):
     def __iter__(self) -> Any:
         return iter(self.unbind())
 
-    def __getitem__(self, index: Any) -> Any:
-        parts: Any = index if isinstance(index, tuple) else (index,)
-        if self.batch_dim != 0:
-            got = f"batch at dim {self.batch_dim}"
-            raise ShapeError(message("index", "the batch as dim 0", got, hint="transpose it back first"))
-        if not parts or parts == (Ellipsis,):
-            return self
-        if len(parts) > 1 and parts[1:] != (Ellipsis,):
-            hint = "x.data[...] for the rectangle, x.to_packed()[...] for the rows"
-            raise IndexingError(message("index", "an index of the batch only", describe_index(index), hint=hint))
-        rows = as_rows(parts[0], self.lengths.shape[0], self.device)
-        if isinstance(rows, (Tensor, slice)):
-            return take(self, rows)
-        return crop(self, self.data[rows], self.lengths[rows].tolist())
+    if TYPE_CHECKING:  # `_ragged_index` has it
+        __getitem__: Any
 
 
 def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:
@@ -225,21 +212,10 @@ def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], 
     return x
 
 
-def like(
-    data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0, fresh: bool = False
-) -> MaskedBatch:
+def like(data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0, fresh: bool = False) -> MaskedBatch:
     """A MaskedBatch without checks: what operations return. `fresh` marks lengths that compile has not seen."""
     data, lengths = mark_dynamic(data, batch_dim, *ragged_dims), mark_dynamic(lengths, 0) if fresh else lengths
     return fill(object.__new__(MaskedBatch), data, lengths, ragged_dims, batch_dim)
-
-
-def take(x: MaskedBatch, rows: Tensor | slice) -> MaskedBatch:
-    """Some rows of the rectangle."""
-    try:
-        return like(x.data[rows], x.lengths[rows], x.ragged_dims, fresh=True)
-    except IndexError:
-        hint = f"the batch has {len(x)} rows"
-        raise IndexingError(message("index", f"rows in [{-len(x)}, {len(x) - 1}]", "one beyond", hint=hint)) from None
 
 
 def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:

@@ -20,13 +20,12 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, IndexingError, ShapeError, StructureError, describe, describe_index, message
-from tdc._index import as_rows, full_index
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._structure import (
@@ -40,9 +39,7 @@ from tdc._structure import (
     mark_result,
     normal_dim,
     offsets_of,
-    require,
     sizes_of,
-    take_spans,
     validate_structure,
 )
 from tdc._typing import Dims
@@ -259,13 +256,8 @@ class NestedTensor(Container):
         """Gradient of the values, with this structure."""
         return None if self.values.grad is None else self.with_values(self.values.grad)
 
-    def __getitem__(self, index: Any) -> Any:
-        if index is None:
-            opened, axis = self._structure.opened(0, self.ndim, "index")
-            return like(opened, self._values.unsqueeze(axis))
-        if isinstance(index, tuple) or index is Ellipsis:
-            return index_dims(self, index if isinstance(index, tuple) else (index,))
-        return index_dims(self, (index,)) if self._structure.batch_dim else index_rows(self, index)
+    if TYPE_CHECKING:  # `_ragged_index` has it
+        __getitem__: Any
 
 
 def like(s: Structure, values: Tensor) -> NestedTensor:
@@ -374,93 +366,6 @@ def validate(x: NestedTensor) -> NestedTensor:
         got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
         raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))
     return x
-
-
-def index_rows(x: NestedTensor, index: Any) -> Any:
-    """`index` on the batch dim, wherever it is: an int gives a tensor; slices, masks and vectors of rows a batch."""
-    s, count = x.structure, x.structure.batch_size
-    rows = as_rows(index, count, x.device)
-    if isinstance(rows, slice):
-        begin, end, step = rows.indices(count)
-        if step == 1:
-            return slice_rows(x, begin, max(begin, end))
-        rows = torch.arange(begin, end, step, device=x.device)
-    if not isinstance(rows, Tensor):
-        begin, end = s.offsets[rows : rows + 2].tolist()
-        row = x.values.narrow(s.packed_dim, begin, end - begin)
-        return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[rows].tolist())
-    try:
-        starts = s.offsets[:-1][rows]
-    except IndexError:
-        hint = f"the batch has {count} rows"
-        raise IndexingError(message("index", f"rows in [{-count}, {count - 1}]", "one beyond", hint=hint)) from None
-    offsets, gather = take_spans(starts, lengths_of(s)[rows])
-    shapes = None if s.shapes is None else s.shapes[rows]
-    taken = x.values.index_select(s.packed_dim, gather)
-    return like(Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), taken)
-
-
-def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
-    """Neighbouring rows, as a view of the values."""
-    s = x.structure
-    offsets = s.offsets[begin : end + 1]
-    first, last = int(offsets[0]), int(offsets[-1])
-    shapes = None if s.shapes is None else s.shapes[begin:end]
-    cut = Structure(offsets - first, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim)
-    return like(cut.marked(), x.values.narrow(s.packed_dim, first, last - first))
-
-
-def index_dims(x: NestedTensor, index: tuple[Any, ...]) -> Any:
-    """`x[rows, a:b, ...]`: each entry acts on its logical dim. Rows are taken first; the ragged dim takes ints and
-    slices, row by row."""
-    b, parts = x.structure.batch_dim, full_index(index, x.shape)
-    if b > x.structure.packed_dim:
-        expected, got = "the batch in front of ragged dims", f"batch at dim {b}"
-        raise ShapeError(message("index", expected, got, hint="transpose it back first"))
-    if b:
-        parts[0] = as_rows(parts[0], x.shape[0], x.device)
-    y = x if isinstance(parts[b], slice) and parts[b] == slice(None) else index_rows(x, parts[b])
-    if isinstance(y, Tensor):
-        return y[tuple([part for d, part in enumerate(parts) if d != b])]
-    s: Any = y.structure
-    dims = s.ragged_dims
-    if len(dims) > 1 and any([parts[d] != slice(None) for d in dims]):
-        hint = "take one row first, x[i][...], or loop over x.unbind()"
-        raise ShapeError(
-            message("index", "whole ragged dims where there are several", describe_index(index), hint=hint)
-        )
-    static = [slice(None) if d in dims else part for d, part in enumerate(parts) if d != b]
-    static = [*static[: s.packed_dim], slice(None), *static[s.packed_dim + s.ragged_ndim :]]
-    lost, above = [sum([isinstance(i, int) for i in static[:n]]) for n in (s.packed_dim, b)]
-    z = like(s.moved(s.packed_dim - lost, b - above), y.values[tuple(static)])
-    ragged = parts[s.packed_dim + 1]
-    return z if ragged == slice(None) else index_ragged(z, ragged)
-
-
-def index_ragged(x: NestedTensor, part: int | slice) -> Any:
-    """An int or slice along the ragged dim: `x[:, 0]` gives (B, *D); `x[:, 1:]` cuts every row."""
-    s, e = x.structure, x.structure.packed_dim
-    lengths, begin = lengths_of(s), s.offsets[:-1]
-    if isinstance(part, int):
-        hint = "drop short rows first: x = x[x.lengths > k]"
-        text = message("index", f"rows with an element at {part}", "a shorter row", hint=hint)
-        require((lengths >= (part + 1 if part >= 0 else -part)).all(), text, IndexingError)
-        where = begin + part if part >= 0 else s.offsets[1:] + part
-        return x.values.index_select(e, where).movedim(e, s.batch_dim)
-    if part.step not in (None, 1):
-        hint = "slice each row of x.unbind() and tdc.pack them again"
-        raise IndexingError(message("index", "a slice of step 1 on the ragged dim", f"step {part.step}", hint=hint))
-    first, last = edge(part.start, lengths, 0), edge(part.stop, lengths, None)
-    offsets, gather = take_spans(begin + first, (last - first).clamp(min=0))
-    return like(Structure(offsets, None, None, e, s.batch_dim, 1).marked(), x.values.index_select(e, gather))
-
-
-def edge(at: int | None, lengths: Tensor, default: int | None) -> Tensor:
-    """One end of a slice for every row, as Python counts it, inside [0, length]."""
-    if at is None:
-        return lengths if default is None else torch.zeros_like(lengths)
-    shifted = torch.full_like(lengths, at) if at >= 0 else lengths + at
-    return torch.minimum(shifted.clamp(min=0), lengths)
 
 
 def flatten(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:

@@ -35,7 +35,7 @@ LAYERS = (
         *("_keyed", "_builder"),
     ),
     (
-        *("tensordict", "nested", "masked", "convert", "tensorclass", "memory"),
+        *("tensordict", "nested", "masked", "_ragged_index", "convert", "tensorclass", "memory"),
         *("trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
     ),
     ("ops",),

@@ -180,8 +180,26 @@ hint: drop short rows first: x = x[x.lengths > k]""")
     def test_a_list_behind_the_batch(self):
         self.says(lambda: ragged()[:, [0, 1]], """\
 IndexingError
-tdc.index: expected an int or a slice behind the batch dim, got list at dim 1
-hint: x.index_select(dim, rows) on a static dim; None, masks and lists have no meaning for rows that differ""")
+tdc.index: expected rows with an element at each place, got a shorter row
+hint: drop short rows first: x = x[x.lengths > k]""")
+
+    def test_several_vectors(self):
+        self.says(lambda: ragged()[[0, 1], :, [0, 1]], """\
+IndexingError
+tdc.index: expected at most one vector, got vectors at dims [0, 2]
+hint: one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim""")
+
+    def test_ends_that_are_not_one_for_each_row(self):
+        self.says(lambda: ragged()[:, : T([1, 2])], """\
+ShapeError
+tdc.index: expected one end for each of 3 rows, got Tensor int64[2]
+hint: x[:, :lengths] with whole numbers""")
+
+    def test_a_mask_of_numbers(self):
+        self.says(lambda: ragged()[ragged()], """\
+DtypeError
+tdc.index: expected a bool mask, got NestedTensor float32[3, -1, 4]
+hint: x[mask.bool()]""")
 
     def test_a_mask_of_another_size(self):
         self.says(lambda: ragged()[T([True, False])], """\
@@ -190,9 +208,9 @@ tdc.index: expected an int, a slice, a mask of [3] or a vector of rows, got Tens
 hint: rows of different lengths stay in one batch dim: index it with one dim""")
 
     def test_a_moved_batch_dim(self):
-        self.says(lambda: ragged().transpose(0, 1)[0], """\
+        self.says(lambda: ragged().transpose(0, 1).to_padded(), """\
 ShapeError
-tdc.index: expected the batch in front of ragged dims, got batch at dim 1
+tdc.to_padded: expected the batch as dim 0, got batch at dim 1
 hint: transpose it back first""")
 
     def test_a_dim_that_is_not_there(self):
@@ -248,8 +266,8 @@ hint: build both from one batch, e.g. x.with_data(y)""")
     def test_an_index_behind_the_batch(self):
         self.says(lambda: ragged().to_padded()[:, 0], """\
 IndexingError
-tdc.index: expected an index of the batch only, got :, 0
-hint: x.data[...] for the rectangle, x.to_packed()[...] for the rows""")
+tdc.index: expected rows with an element at 0, got a shorter row
+hint: drop short rows first: x = x[x.lengths > k]""")
 
     def test_an_op_without_a_rule(self):
         self.says(lambda: torch.fft.fft(ragged().to_padded()), """\

@@ -99,7 +99,7 @@ def test_one_row_is_dense(index: Any):
 
 
 @pytest.mark.parametrize(
-    "index", [3, -4, [3], T([0, -4]), 0.5, True, None, T([[0]]), T([True, False]), (0, 0), (S(None), 0), "x"], ids=str
+    "index", [3, -4, [3], T([0, -4]), 0.5, True, T([[0]]), T([True, False]), (1, 0), (S(None), 0), "x"], ids=str
 )
 def test_what_an_index_cannot_be(index: Any):
     with pytest.raises(IndexingError):
@@ -110,9 +110,9 @@ def test_a_moved_batch_dim():
     x, rows = padded(3)
     y = x.transpose(0, 1)
     assert all(torch.equal(a, b) for a, b in zip(y.unbind(1), rows, strict=True))
-    for wrong in (lambda: y[0], lambda: y.to_packed()):
-        with pytest.raises(ShapeError, match="transpose it back first"):
-            wrong()
+    assert torch.equal(y[:, 0], rows[0])
+    with pytest.raises(ShapeError, match="transpose it back first"):
+        y.to_packed()
     with pytest.raises(ShapeError, match="expected dim 0, the batch, got 1"):
         x.unbind(1)
 

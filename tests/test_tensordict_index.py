@@ -163,10 +163,18 @@ def test_one_example_is_dense(index: Any):
     assert td[index].batch_size == ()
 
 
-@pytest.mark.parametrize("index", [3, -4, [7], T([0, 3]), T([[0]]), None, True, 0.5, (0, 0)])
+@pytest.mark.parametrize("index", [3, -4, [7], T([0, 3]), T([[0]]), True, 0.5, (0, 0)])
 def test_ragged_leaves_refuse(index: Any):
     with pytest.raises(IndexingError):
         ragged()[0][index]
+
+
+def test_a_new_dim_in_front_of_ragged_leaves():
+    td, rows = ragged()
+    out = td[None]
+    assert out.batch_size == (1, 3)
+    assert out["x"].shape == (1, 3, -1, 3)
+    assert torch.equal(out[0, 2]["m"], rows[2])
 
 
 def test_ragged_leaves_join_and_combine():

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc._keys import missing_key, show, unravel_key
+from tdc._ragged_index import index_rows
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._typing import Frozen, KeyPath, Op
 from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor, index_rows
+from tdc.nested import NestedTensor
 from tdc.ops.batch import lift
 from tdc.tensordict import TensorDict, index, make
 

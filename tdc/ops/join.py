@@ -20,13 +20,14 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
 from tdc._keys import show
+from tdc._ragged_index import slice_rows
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, require_same, take_spans
 from tdc._tree import Leaves, same_size, together
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor, slice_rows
+from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.batch import PLAIN, first_line, lift
 from tdc.ops.shape import grown_to, reshape_tensordict

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._ragged_index import index_rows, slice_rows
 from tdc._structure import Structure, local_ids, normal_dim, row_ids
 from tdc._typing import Dims, Op
-from tdc.nested import NestedTensor, index_rows, slice_rows
+from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.join import cat_rows
 from tdc.ops.reduction import drop_static
