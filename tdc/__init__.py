@@ -3,6 +3,7 @@
 from . import compile as compile
 from . import ops as ops
 from . import optim as optim
+from . import testing as testing
 from ._errors import DtypeError as DtypeError
 from ._errors import FormatError as FormatError
 from ._errors import ImmutableError as ImmutableError

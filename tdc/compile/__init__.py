@@ -10,4 +10,6 @@ from tdc.compile.functional import functional_call as functional_call
 from tdc.compile.grad import grad as grad
 from tdc.compile.grad import value_and_grad as value_and_grad
 from tdc.compile.inductor import backend as backend
+from tdc.compile.report import Report as Report
+from tdc.compile.report import report as report
 from tdc.compile.vmap import vmap as vmap

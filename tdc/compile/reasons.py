@@ -1,0 +1,161 @@
+"""Guards, causes of recompiles and graph breaks in the words of whoever wrote the function.
+
+    tensor 'td._leaves[('x',)]._values' size mismatch at index 0. expected 5, actual 7
+    td['x'].values: size of dim 0 was 5, now 7
+
+Reads text that torch wrote (2.11-2.13). What it does not know it leaves as it is, with names put in the user's terms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+GUARD = re.compile(r"\+- ([A-Z_]+): (.+)")
+ID = re.compile(r"^(\d+)/(\d+): ")
+MISMATCH = re.compile(r"tensor '(.+)' (.+?) mismatch(?: at index (\d+))?\. expected (.+), actual (.+)")
+TYPE = re.compile(r"___check_type_id\((.+?), \d+\)(?:, type=<class '(.+?)'>)?")
+OBJECT = re.compile(r"___check_obj_id\((.+?), \d+\)")
+LENGTH = re.compile(r"(len\(.+\)) [!=]= (\d+)$")
+TENSOR = re.compile(r"check_tensor\((.+), (\w+), DispatchKeySet\(.*?\), torch\.(\w+), (.+)\)$")
+NAMES = (
+    (re.compile(r"\b[LG]\['(\w+)'\]"), r"\1"),
+    (re.compile(r"\._leaves\[\(([^)]*?),?\)\]"), r"[\1]"),
+    (re.compile(r"len\((.+?)\._leaves\)"), r"len(\1.keys())"),
+    (re.compile(r"\._(?:parameters|buffers|modules)\['([^\d]\w*)'\]"), r".\1"),
+    (re.compile(r"\._modules\['(\d+)'\]"), r"[\1]"),
+    (re.compile(r"\._structure\.extent\.size\(\)\[(\d+)\]"), r".max_length[\1]"),
+    (re.compile(r"\._structure\.extent\b"), ".max_length"),
+    (re.compile(r"\._structure\.(offsets|shapes)\b"), r".\1"),
+    (re.compile(r"\._(values|data|lengths)\b"), r".\1"),
+    (re.compile(r"\.(size|stride)\(\)\[(\d+)\]"), r".\1(\2)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Why a function was cut in two, and where: `reason`, the user's line, what to do."""
+
+    reason: str
+    where: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {self.where}" if self.where else self.reason
+
+
+def user_terms(text: str) -> str:
+    """Sources of guards as the user writes them.
+
+    Example:
+        >>> user_terms("2 <= L['td']._leaves[('x',)]._values.size()[0]")
+        "2 <= td['x'].values.size(0)"
+    """
+    for pattern, replacement in NAMES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def cause_of(text: str) -> str:
+    """The guard that failed, in one line.
+
+    Example:
+        >>> cause_of("tensor 'x' size mismatch at index 0. expected 2, actual 3")
+        'x: size of dim 0 was 2, now 3'
+    """
+    head = user_terms(ID.sub("", text).split("\n")[0].split("  # ")[0].strip())
+    if found := MISMATCH.match(head):
+        name, what, dim, was, now = found.groups()
+        return f"{name}: {what}{f' of dim {dim}' if dim else ''} was {was}, now {now}"
+    if found := TYPE.match(head):
+        return f"type of {found[1]} is not {found[2]} any more" if found[2] else f"type of {found[1]} is another"
+    if found := OBJECT.match(head):
+        return f"{found[1]} is another object"
+    if found := LENGTH.match(head):
+        return f"{found[1]} is not {found[2]} any more"
+    if "BACKEND_MATCH" in head:
+        return "compiled before with another backend"
+    apart = " (torch compiles sizes 0 and 1 apart)" if re.fullmatch(r"2 <= [^<>]+", head) else ""
+    return f"not {head} any more{apart}"
+
+
+def causes_of(payload: str, known: set[tuple[int, int]]) -> tuple[str, ...]:
+    """Causes of a recompile, one for each of the compiles it could not reuse, the newest first.
+
+    Args:
+        payload: the event `recompile_reasons`: one text, or a list of them as JSON.
+        known: the compiles that count; others were made before, with another backend.
+    """
+    try:
+        texts = json.loads(payload)
+    except ValueError:
+        texts = payload
+    own = []
+    for text in [texts] if isinstance(texts, str) else texts:
+        found = ID.match(text)
+        if found and (int(found[1]), int(found[2])) in known:
+            own.append(cause_of(text))
+    return tuple(dict.fromkeys(own))
+
+
+def guards_of(payload: str) -> tuple[str, ...]:
+    """The conditions that a call is checked for, from the event `dynamo_cpp_guards_str`; those of arguments first.
+
+    Example:
+        >>> guards_of("| +- GuardManager: source=L['k']\\n| | +- EQUALS_MATCH: L['k'] == 1  # return x*k")
+        ('k == 1',)
+    """
+    found = [match[2] for line in payload.split("\n") if (match := GUARD.search(line))]
+    return tuple([guard_of(text) for text in sorted(found, key=lambda text: "L['" not in text or "_dynamo_" in text)])
+
+
+def guard_of(text: str) -> str:
+    """One condition of a guard."""
+    head = user_terms(text.split("  # ")[0].strip())
+    if found := TENSOR.match(head):
+        return f"{found[1]} is a {found[2]} of {found[3]}, {found[4]}"
+    if found := TYPE.match(head):
+        return f"type of {found[1]} is {found[2] or 'the same'}"
+    if found := OBJECT.match(head):
+        return f"{found[1]} is the same object"
+    return head
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is part of torch or of this library."""
+    return file.startswith(LIBRARIES)
+
+
+def place(file: str, line: str, function: str) -> str:
+    """A line of a file, from the working directory where it is below it."""
+    short = os.path.relpath(file)
+    return f"{file if short.startswith('..') else short}:{line} in {function}"
+
+
+def user_line(stack: str) -> str:
+    """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are."""
+    frames = FRAME.findall(stack)
+    own = [frame for frame in frames if not is_library(frame[0])]
+    return place(*(own or frames)[-1]) if frames else ""
+
+
+def break_of(payload: str) -> Break:
+    """A graph break from the event `dynamo_graph_break_reason`."""
+    said, _, stack = payload.partition("User code traceback:")
+    stack = stack.partition("Traceback (most recent call last)")[0]
+    reason = said.partition("Graph Break Reason:")[2] or said
+    reason = re.sub(r"^\s*Encountered graph break when attempting to trace [^\n]*\n", "", reason)
+    lines = [line.strip() for line in reason.strip().split("\n")]
+    first = next((line for line in lines if line), "unknown")
+    explanation = next((line.partition(": ")[2] for line in lines if line.startswith("Explanation:")), "")
+    hint = next((line.partition(": ")[2] for line in lines if line.startswith("Hint:")), "")
+    at = re.search(r"Graph [Bb]reak.* in user code at (.+):(\d+)", said)
+    where = user_line(stack) or (f"{at[1]}:{at[2]}" if at else "")
+    return Break(f"{first}: {explanation}" if explanation else first, where, hint)

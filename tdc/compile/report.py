@@ -1,0 +1,273 @@
+"""What became of a function under torch.compile: the report that proves it is one graph, or says why not.
+
+    report = tdc.compile.report(step, (params, batch1), (params, batch2))
+    print(report)                     # text; in a notebook the same as HTML
+    report.breaks, report.recompiles  # what to mend: reasons with the user's lines, and what changed between calls
+
+The function runs over the examples in order, as a training loop would call it, with graph breaks allowed. Then, warm,
+it is timed against the callables the backend made, called with the flat tensors they take: the difference is what
+guards and containers cost. `Compile` is one compile of one graph; what the report calls *the* guards, kernels and bytes
+are those of the newest compile of each graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from tdc._errors import DtypeError, StructureError, describe, message
+from tdc.compile.counts import peak_bytes
+from tdc.compile.inductor import backend as inductor
+from tdc.compile.inductor import backend_of
+from tdc.compile.kernels import Kernel, kernels_of
+from tdc.compile.reasons import Break, break_of, causes_of, guards_of
+from tdc.compile.report_view import report_html, report_text
+from tdc.compile.trace import CompileId, Event, bytes_accessed, current_id, listening
+
+SECONDS = 2.0  # at most for timing
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """One compile of one graph.
+
+    Attributes:
+        graph: which of the pieces of the function, counted from 0.
+        ops: operations in the graph.
+        seconds: spent in the backend.
+        causes: why the compiles before it could not be used; none for the first.
+        guards: conditions that each call is checked for.
+        kernels: what the backend generated and what it calls; only Inductor tells.
+        bytes_moved: read and written by its kernels, estimated for the sizes it was compiled with; None if unknown.
+    """
+
+    graph: int
+    ops: int
+    seconds: float
+    causes: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    bytes_moved: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What compiling a function over some examples did. `str` is a table, `html()` a page, `save(path)` writes it.
+
+    Attributes:
+        name, backend: of the function and of what compiled it.
+        examples: how many there were.
+        breaks: each place where the function was cut, once.
+        compiles: all compiles, in order.
+        call_us, raw_us: microseconds of a warm call, and of the compiled graphs alone on flat tensors; medians.
+        peak_bytes: most bytes alive during a warm call beyond what was alive before; of the largest example.
+    """
+
+    name: str
+    backend: str
+    examples: int
+    breaks: tuple[Break, ...]
+    compiles: tuple[Compile, ...]
+    call_us: float | None = None
+    raw_us: float | None = None
+    peak_bytes: int | None = None
+
+    @property
+    def newest(self) -> tuple[Compile, ...]:
+        """The newest compile of each graph."""
+        return tuple({c.graph: c for c in self.compiles}.values())
+
+    @property
+    def graphs(self) -> int:
+        """Pieces the function was cut into; 1: it compiled whole."""
+        return len(self.newest)
+
+    @property
+    def recompiles(self) -> tuple[Compile, ...]:
+        """Compiles of a graph that had been compiled before."""
+        seen: set[int] = set()
+        return tuple([c for c in self.compiles if c.graph in seen or seen.add(c.graph)])
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """Conditions that a call is checked for."""
+        return tuple([guard for c in self.newest for guard in c.guards])
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Kernels generated for a call."""
+        return tuple([k for c in self.newest for k in c.kernels if k.generated])
+
+    @property
+    def externs(self) -> tuple[Kernel, ...]:
+        """Functions of libraries that a call uses, such as a matrix product."""
+        return tuple([k for c in self.newest for k in c.kernels if not k.generated])
+
+    @property
+    def bytes_moved(self) -> int | None:
+        """Bytes that the kernels of a call read and write, estimated; None where the backend does not tell."""
+        known = [c.bytes_moved for c in self.newest if c.bytes_moved is not None]
+        return sum(known) if known else None
+
+    @property
+    def overhead_us(self) -> float | None:
+        """Microseconds of a warm call beyond the compiled graphs: guards, taking containers apart, building results."""
+        return None if self.call_us is None or self.raw_us is None else self.call_us - self.raw_us
+
+    def __str__(self) -> str:
+        return report_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return report_html(self)
+
+    def html(self) -> str:
+        """A page of its own, without scripts; tables with headings, long lists open by mouse or keyboard."""
+        return report_html(self, page=True)
+
+    def save(self, path: Any) -> None:
+        """Write the page to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.html())
+
+
+def report(
+    fn: Callable[..., Any],
+    *examples: Any,
+    backend: Any = inductor,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    repeats: int = 20,
+) -> Report:
+    """Run a function over examples under `torch.compile`, and report what that did.
+
+    Args:
+        fn: any function; graph breaks are reported, not raised. Called once for each example, and then for measuring.
+        examples: a tuple of arguments each, or a single argument.
+        backend, dynamic, mode, options: as of `torch.compile`; `tdc.compile.backend` by default.
+        repeats: calls timed of the last example, 2 seconds at most; 0 measures neither time nor memory.
+
+    Returns:
+        A `Report`. Kernels and bytes moved are those of Inductor, and empty or None with another backend.
+
+    Raises:
+        StructureError: no examples.
+        DtypeError: `fn` cannot be called.
+        UnsupportedError: no such backend or mode.
+
+    Compile:
+        On CPU and CUDA. The code is generated anew, past Inductor's caches, so that it can be read; other compiled
+        functions and their graphs stay as they are.
+
+    Example:
+        >>> r = report(lambda x: x * 2, torch.ones(3), torch.ones(4), backend="eager")
+        >>> r.graphs, len(r.compiles), r.recompiles[0].causes
+        (1, 2, ('x: size of dim 0 was 3, now 4',))
+    """
+    if not callable(fn):
+        raise DtypeError(message("compile.report", "a function first", describe(fn), hint="report(fn, *examples)"))
+    if not examples:
+        hint = "report(fn, (a, b)) for fn(a, b); give several examples of different sizes"
+        raise StructureError(message("compile.report", "at least one example", "none", hint=hint))
+    calls = [x if type(x) is tuple else (x,) for x in examples]
+    recorder = Recorder(backend_of(backend, mode, options, "compile.report"))
+    compiled = torch.compile(fn, backend=recorder, dynamic=dynamic)
+    with listening() as events:
+        for args in calls:
+            run(compiled, args)
+        compiles, breaks = gather(recorder.made, events)
+    call = raw = peak = None
+    if repeats > 0:
+        call, raw = overhead(compiled, calls[-1], recorder, repeats)
+        peak = max([peak_bytes(run, compiled, args) for args in calls])
+    name = getattr(fn, "__name__", type(fn).__name__)
+    label = "tdc.compile.backend" if backend is inductor else getattr(backend, "__name__", f"{backend}")
+    return Report(name, label, len(calls), breaks, compiles, call, raw, peak)
+
+
+@dataclass(slots=True)
+class Made:
+    """One call of the backend: for which compile, and what it gave."""
+
+    id: CompileId
+    ops: int
+    seconds: float
+    moved: int
+
+
+@dataclass(slots=True, eq=False)
+class Recorder:
+    """A backend that notes what it is asked, and on demand the flat tensors that its graphs are called with."""
+
+    inner: Callable[..., Any]
+    made: list[Made] = field(default_factory=list)
+    flat: list[tuple[Callable[..., Any], tuple[Any, ...]]] | None = None
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        moved, begin = bytes_accessed(), time.perf_counter()
+        out = self.inner(graph, inputs)
+        seconds = time.perf_counter() - begin
+        ops = sum([node.op.startswith("call_") for node in graph.graph.nodes])
+        self.made.append(Made(current_id(), ops, seconds, bytes_accessed() - moved))
+
+        def call(*args: Any) -> Any:
+            if self.flat is not None:
+                self.flat.append((out, args))
+            return out(*args)
+
+        return call
+
+
+def gather(made: list[Made], events: list[Event]) -> tuple[tuple[Compile, ...], tuple[Break, ...]]:
+    """Compiles and breaks from what the backend was asked and what torch said meanwhile."""
+    frames = {frame: n for n, frame in enumerate(dict.fromkeys([m.id[0] for m in made]))}
+    known = {m.id for m in made}
+    compiles = []
+    for m in made:
+        own = [e for e in events if e.id == m.id]
+        kernels = kernels_of(own)
+        causes = [cause for e in own if e.name == "recompile_reasons" for cause in causes_of(e.text, known)]
+        guards = [e.text for e in own if e.name == "dynamo_cpp_guards_str"][-1:]
+        moved = m.moved if any([e.name == "inductor_output_code" for e in own]) else None
+        checks = guards_of(guards[0]) if guards else ()
+        compiles.append(Compile(frames[m.id[0]], m.ops, m.seconds, tuple(causes), checks, kernels, moved))
+    breaks = [break_of(e.text) for e in events if e.name == "dynamo_graph_break_reason"]
+    return tuple(compiles), tuple({(b.reason, b.where): b for b in breaks}.values())
+
+
+def run(compiled: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """One call, finished on the device. Results of a call before it may be overwritten, as CUDA graphs do."""
+    torch.compiler.cudagraph_mark_step_begin()
+    out = compiled(*args)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return out
+
+
+def overhead(
+    compiled: Callable[..., Any], args: tuple[Any, ...], recorder: Recorder, repeats: int
+) -> tuple[float, float]:
+    """Microseconds of a warm call, and of its graphs on the flat tensors; medians of calls taken in turns."""
+    recorder.flat = []
+    run(compiled, args)
+    graphs, recorder.flat = recorder.flat, None
+
+    def raw() -> None:
+        for graph, flat in graphs:
+            graph(*flat)
+
+    times: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + SECONDS
+    while len(times[0]) < repeats and (not times[0] or time.perf_counter() < end):
+        for kept, fn, inputs in ((times[0], compiled, args), (times[1], raw, ())):
+            begin = time.perf_counter()
+            run(fn, inputs)
+            kept.append(time.perf_counter() - begin)
+    return median(times[0]) * 1e6, median(times[1]) * 1e6

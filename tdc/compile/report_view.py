@@ -1,0 +1,173 @@
+"""A compile report as text and as HTML: the same sections, each a title, a table and a note.
+
+The page needs no script: tables have captions and headings, long lists are `<details>`, which a keyboard opens, and
+wide tables scroll when focused. Everything that came from code or from torch is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from tdc._bytes import bytes_text
+from tdc._repr import shortened
+
+if TYPE_CHECKING:
+    from tdc.compile.kernels import Kernel
+    from tdc.compile.report import Report
+
+SHOWN = 8  # guards in the text
+WIDE = 60  # characters of a kernel's name
+LONG = 160  # characters of what torch says
+STYLE = """\
+.tdc-report{font:1rem/1.5 system-ui,sans-serif;max-width:70rem;color-scheme:light dark}
+.tdc-report h1{font-size:1.5rem}.tdc-report table{border-collapse:collapse;margin:1rem 0}
+.tdc-report caption{text-align:left;font-weight:600}.tdc-report .wide{overflow-x:auto}
+.tdc-report th,.tdc-report td{text-align:left;vertical-align:top;padding:.2rem 1.25rem .2rem 0}
+.tdc-report th,.tdc-report td{border-bottom:1px solid #8884}.tdc-report summary{cursor:pointer}
+"""
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>body{{margin:2rem}}</style></head>
+<body><main>
+{body}
+</main></body>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled table; what is long is `folded` in HTML and cut in text."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    folded: bool = False
+
+
+def sections(r: Report) -> list[Section]:
+    """All that a report has, sections with nothing in them left out."""
+    compiles = []
+    for n, c in enumerate(r.compiles):
+        cause = "; ".join(c.causes) or ("unknown" if c in r.recompiles else "first")
+        counts = (n + 1, c.graph, c.ops, len(c.guards), sum([k.generated for k in c.kernels]))
+        compiles.append((*[f"{count}" for count in counts], f"{c.seconds:.1f}", cause))
+    head = ("kernel", "language", "stage", "calls", "fused operations", "lines")
+    found = [
+        Section("graph breaks", ("reason", "where", "hint"), [(b.reason, b.where, b.hint) for b in r.breaks]),
+        Section("compiles", ("compile", "graph", "ops", "guards", "kernels", "seconds", "cause"), compiles),
+        Section("generated kernels", head, [row_of(k) for k in r.kernels]),
+        Section("library calls", ("function", *head[1:4], "operations", "lines"), [row_of(k) for k in r.externs]),
+        Section("guards of a call", ("condition",), [(guard,) for guard in r.guards], folded=True),
+    ]
+    return [section for section in found if section.rows]
+
+
+def row_of(k: Kernel) -> tuple[str, ...]:
+    """A kernel as the texts of its columns."""
+    return k.name, k.language, k.stage, f"{k.calls}", ", ".join(k.ops), "\n".join(k.where)
+
+
+def figures(r: Report) -> list[tuple[str, str]]:
+    """The numbers of a report, each with its name."""
+    found = [
+        ("graphs", f"{r.graphs}"),
+        ("graph breaks", f"{len(r.breaks)}"),
+        ("compiles", f"{len(r.compiles)}"),
+        ("recompiles", f"{len(r.recompiles)}"),
+        ("guards", f"{len(r.guards)}"),
+        ("generated kernels", told(r, len(r.kernels))),
+        ("library calls", told(r, len(r.externs))),
+        ("bytes moved", "not told by this backend" if r.bytes_moved is None else f"about {bytes_text(r.bytes_moved)}"),
+    ]
+    if r.peak_bytes is not None:
+        found.append(("peak memory", bytes_text(r.peak_bytes)))
+    if r.call_us is not None and r.raw_us is not None:
+        parts = f"{r.call_us:.1f} µs, the graphs alone {r.raw_us:.1f} µs"
+        found.append(("warm call", f"{parts}: overhead {r.call_us - r.raw_us:.1f} µs"))
+    return found
+
+
+def told(r: Report, count: int) -> str:
+    """A count of what only Inductor tells."""
+    known = r.bytes_moved is not None or count or not r.compiles
+    return f"{count}" if known else "not told by this backend"
+
+
+def title(r: Report) -> str:
+    """One line: function, backend, examples."""
+    return f"{r.name}: {r.examples} example{'s' * (r.examples != 1)}, backend {r.backend}"
+
+
+def report_text(r: Report) -> str:
+    """A report as text: tables where columns are short, else one block for each row."""
+    names = max([len(name) for name, _ in figures(r)])
+    lines = [title(r), *[f"  {name.ljust(names)}  {value}" for name, value in figures(r)]]
+    for section in sections(r):
+        rows = section.rows[:SHOWN] if section.folded else section.rows
+        shown = BLOCKS.get(section.title, aligned)(section.head, rows)
+        lines += ["", section.title, *[f"  {line}" for line in shown]]
+        if len(rows) < len(section.rows):
+            lines.append(f"  ... and {len(section.rows) - len(rows)} more, in report.guards")
+    return "\n".join(lines)
+
+
+def break_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Graph breaks: reason, place, hint."""
+    lines = []
+    for reason, where, hint in rows:
+        lines += [shortened(reason, LONG), f"  at {where}", *([f"  hint: {shortened(hint, LONG)}"] if hint else [])]
+    return lines
+
+
+def kernel_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Kernels: name and kind, operations, place."""
+    lines = []
+    for name, language, stage, calls, ops, where in rows:
+        lines.append(f"{shortened(name, WIDE)} ({language}, {stage}{f', {calls} calls' if calls != '1' else ''})")
+        lines += [f"  {ops}"] * bool(ops) + [f"  at {place}" for place in where.split("\n") if place]
+    return lines
+
+
+def aligned(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """A table as lines of equal columns; one column goes without its heading."""
+    table = [*([head] if len(head) > 1 else []), *[tuple([shortened(text, LONG) for text in row]) for row in rows]]
+    widths = [max([len(line[i]) for line in table]) for i in range(len(head))]
+    return ["  ".join([text.ljust(width) for text, width in zip(line, widths, strict=True)]).rstrip() for line in table]
+
+
+BLOCKS = {"graph breaks": break_lines, "generated kernels": kernel_lines, "library calls": kernel_lines}
+
+
+def report_html(r: Report, page: bool = False) -> str:
+    """A report as HTML: a fragment for a notebook, or a page of its own."""
+    level = "h1" if page else "strong"
+    parts = [f"<{level}>{escape(title(r))}</{level}>", table_html("figures", (), figures(r))]
+    for section in sections(r):
+        table = table_html(section.title, section.head, section.rows)
+        if section.folded:
+            table = f"<details><summary>{escape(section.title)} ({len(section.rows)})</summary>{table}</details>"
+        parts.append(table)
+    body = f'<div class="tdc-report"><style>{STYLE}</style>\n' + "\n".join(parts) + "\n</div>"
+    return PAGE.format(title=escape(title(r)), body=body) if page else body
+
+
+def table_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a caption; the first column heads its row."""
+    columns = "".join([f'<th scope="col">{escape(name)}</th>' for name in head])
+    top = f"<thead><tr>{columns}</tr></thead>" if head else ""
+    body = "".join([row_html(row) for row in rows])
+    label = escape(caption)
+    frame = f'<div class="wide" role="region" aria-label="{label}" tabindex="0">'
+    return f"{frame}<table><caption>{label}</caption>{top}<tbody>{body}</tbody></table></div>"
+
+
+def row_html(row: Sequence[str]) -> str:
+    """A row of a table; lines within a cell stay lines."""
+    first, *rest = [escape(text).replace("\n", "<br>") for text in row]
+    return f'<tr><th scope="row">{first}</th>{"".join([f"<td>{text}</td>" for text in rest])}</tr>'

@@ -1,0 +1,89 @@
+"""What torch.compile says while it works: graph breaks, causes of recompiles, guards, generated code.
+
+Read from torch's structured trace, the stream that `TORCH_TRACE` writes to a file (torch 2.11-2.13). Nothing in torch
+is replaced: a handler listens on one logger while a function runs.
+
+    with listening() as events:
+        torch.compile(fn)(x)
+    [e.text for e in events if e.name == "recompile_reasons"]
+
+Each event carries the compile that it belongs to: (frame, number), the number counting the compiles of that frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+CompileId = tuple[int, int]
+LOGGER = "torch.__trace"
+METRICS = "torch._inductor.compile_fx.__inductor_metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One message of the trace: what it is, the compile it belongs to, and its text."""
+
+    name: str
+    id: CompileId
+    text: str
+
+
+class Listener(logging.Handler):
+    """Keeps the messages of the trace that belong to a compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one message."""
+        metadata: dict[str, Any] = getattr(record, "metadata", {})
+        payload = getattr(record, "payload", None)
+        if payload is None or metadata.get("frame_id") is None:
+            return
+        name = metadata["artifact"]["name"] if "artifact" in metadata else next(iter(metadata))
+        self.events.append(Event(name, (metadata["frame_id"], metadata["frame_compile_id"]), str(payload)))
+
+
+@contextmanager
+def listening() -> Iterator[list[Event]]:
+    """The events of what is compiled meanwhile, all of it compiled anew: a cache would not say what is in it."""
+    listener, inductor = Listener(), resolve_name("torch._inductor.config")
+    with ExitStack() as stack:
+        stack.enter_context(inductor.patch({"fx_graph_cache": False, "trace.provenance_tracking_level": 1}))
+        stack.enter_context(resolve_name("torch._functorch.config").patch(enable_autograd_cache=False))
+        stack.enter_context(handled(logging.getLogger(LOGGER), listener, logging.DEBUG))
+        # Inductor counts the bytes that kernels touch only for a log that somebody reads
+        stack.enter_context(handled(logging.getLogger(METRICS), logging.NullHandler(), logging.INFO))
+        yield listener.events
+
+
+@contextmanager
+def handled(logger: logging.Logger, handler: logging.Handler, level: int) -> Iterator[None]:
+    """A logger with one more handler, at a level, and kept from the handlers above it; afterwards as before."""
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def bytes_accessed() -> int:
+    """Bytes that all kernels of Inductor read and write, as it estimated them in this process so far."""
+    return int(resolve_name("torch._inductor.metrics").num_bytes_accessed)
+
+
+def current_id() -> CompileId:
+    """The compile that is under way."""
+    found = resolve_name("torch._guards").CompileContext.current_compile_id()
+    return (-1, 0) if found is None or found.frame_id is None else (found.frame_id, found.frame_compile_id)

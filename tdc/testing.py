@@ -1,0 +1,50 @@
+"""Assertions for tests of code that uses this library. Needs no test framework: a failure is an `AssertionError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tdc._errors import message
+from tdc._repr import shortened
+from tdc.compile.inductor import backend as inductor
+from tdc.compile.report import Report, report
+
+
+def assert_one_graph(
+    fn: Callable[..., Any], *examples: Any, compiles: int = 1, backend: Any = inductor, dynamic: bool | None = None
+) -> Report:
+    """Assert that a function compiles whole, and not anew for other examples.
+
+    Args:
+        fn: the function. It is called once for each example.
+        examples: a tuple of arguments each, or a single argument; give some of different sizes.
+        compiles: how often it may be compiled; 2 where torch finds out by the second example which sizes vary.
+        backend, dynamic: as of `torch.compile`. `backend="eager"` is fast and sees all but the guards of Inductor.
+
+    Returns:
+        The report, for further assertions. Time and memory are not measured.
+
+    Raises:
+        AssertionError: another number of graphs, or more compiles; names each break with the user's line and the cause
+            of each recompile.
+        StructureError, DtypeError, UnsupportedError: as `tdc.compile.report`.
+
+    Compile:
+        torch remembers which sizes a function has seen; `torch._dynamo.reset()` before a test makes it forget.
+
+    Example:
+        >>> import torch
+        >>> assert_one_graph(lambda x: x * 2, torch.ones(3), torch.zeros(3), backend="eager").graphs
+        1
+    """
+    r = report(fn, *examples, backend=backend, dynamic=dynamic, repeats=0)
+    if r.graphs == 1 and not r.breaks and len(r.compiles) <= compiles:
+        return r
+    places = [f"{b.where or 'unknown'}: graph break: {shortened(b.reason, 120)}" for b in r.breaks]
+    for c in r.recompiles:
+        places.append(f"graph {c.graph}: compiled again: {c.causes[0] if c.causes else 'unknown'}")
+    expected = f"1 graph, 0 breaks, at most {compiles} compile{'s' * (compiles != 1)} of {r.name}"
+    got = f"{r.graphs} graphs, {len(r.breaks)} breaks, {len(r.compiles)} compiles"
+    hint = "tdc.compile.report(fn, *examples) shows all of it"
+    raise AssertionError(message("testing.assert_one_graph", expected, got, places, hint))
