@@ -1,5 +1,8 @@
 """What turns functions on our types into one graph, and proves it."""
 
+from tdc.compile.buckets import buckets as buckets
+from tdc.compile.buckets import to_bucket as to_bucket
+from tdc.compile.buckets import unbucket as unbucket
 from tdc.compile.counts import Counts as Counts
 from tdc.compile.counts import counted as counted
 from tdc.compile.counts import peak_bytes as peak_bytes

@@ -1,36 +1,156 @@
 """Dynamic shapes: which sizes of our types vary from call to call.
 
 For `torch.compile` the containers mark their packed axis, offsets and longest length themselves; `dynamic` marks more,
-such as the batch dims of a TensorDict of plain tensors. For `torch.export` the same knowledge is a tree of `Dim`s.
+such as the batch dims of a TensorDict of plain tensors, and gives bounds. For `torch.export` the same knowledge is a
+tree of `Dim`s.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
+from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message
 from tdc._rules import Container
 from tdc._structure import mark_dynamic
+from tdc._tree import is_tensordict
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.tensordict import TensorDict
 
+T = TypeVar("T")
+Place = tuple[Tensor, int, int | None]
 
-def dynamic(x: TensorDict) -> TensorDict:
-    """Mark all batch dims of every leaf as varying, so that one graph serves all batch sizes. Returns `x`.
+
+def dynamic(x: T, dims: Any = "batch", *, min: int | None = None, max: int | None = None) -> T:
+    """Mark sizes as varying, so that one graph serves all of them from the first call on. Returns `x`.
+
+    Args:
+        x: a tensor, a container, or a tree of them.
+        dims: "batch" for all batch dims, "length" for ragged and padded dims, an int for a dim of `x` as it shows its
+            shape (of a TensorDict its batch dims), or several of these. A mapping gives dims for each key.
+        min, max: bounds of the sizes, which the compiler may rely on; with them a function that takes one size only is
+            an error. Those of "length" are for the longest row. Sizes 0 and 1 are compiled apart in any case.
+
+    Raises:
+        ShapeError: no such dim, or nothing in `x` has one of that name; bounds that hold no two sizes, or not this one.
+        DtypeError: dims of another type.
+        KeyPathError: another name, or a key that is not there.
+
+    Compile:
+        Call it before the compiled function, on each batch. Marks of the containers themselves stay.
 
     Example:
         >>> import torch
         >>> dynamic(TensorDict({"x": torch.zeros(3, 2)}, [3])).batch_size
         torch.Size([3])
+        >>> _ = dynamic({"image": torch.zeros(3, 32, 32)}, {"image": (1, 2)}, min=16, max=64)
     """
-    for leaf in x._leaves.values():
-        for dim in range(x.ndim if isinstance(leaf, Tensor) else 0):
-            mark_dynamic(leaf, dim)
+    if min is not None and max is not None and not 0 <= min < max:
+        got = f"min={min}, max={max}"
+        raise ShapeError(message("compile.dynamic", "0 <= min < max", got, hint="leave the size unmarked"))
+    if isinstance(dims, Mapping):
+        for key, own in dims.items():
+            dynamic(entry(x, key), own, min=min, max=max)
+        return x
+    leaves = pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
+    for dim in dims if isinstance(dims, (tuple, list)) else (dims,):
+        found = [place for leaf in leaves for place in places(leaf, dim)]
+        if not found and dim != "batch":
+            got = f"dim {dim!r} of {describe(x)}"
+            raise ShapeError(message("compile.dynamic", "a dim of x", got, hint="'batch', 'length', or an int"))
+        for tensor, axis, shift in found:
+            mark(tensor, axis, shift, min, max)
     return x
+
+
+def entry(x: Any, key: Any) -> Any:
+    """What a container or mapping holds at a key.
+
+    Raises:
+        KeyPathError: nothing.
+    """
+    try:
+        return x[key]
+    except (KeyError, TypeError, IndexError):
+        got = f"{key!r} for {describe(x)}"
+        raise KeyPathError(message("compile.dynamic", "an existing key", got, hint="dims={'key': 'length'}")) from None
+
+
+def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | None) -> None:
+    """Mark a size: weakly, or strongly with bounds, which are those of the size less `shift`; none if that is None.
+
+    Raises:
+        ShapeError: the size is not within the bounds.
+    """
+    if shift is None or (low is None and high is None):
+        mark_dynamic(x, axis)
+        return
+    size = x.shape[axis] - shift
+    if not (low or 0) <= size <= (size if high is None else high):
+        expected = f"a size in [{low or 0}, {'...' if high is None else high}]"
+        got = f"{size} at dim {axis} of {describe(x)}"
+        raise ShapeError(message("compile.dynamic", expected, got, hint="give the bounds of all batches to come"))
+    if size > 1:  # torch compiles 0 and 1 apart, and a strong mark would not let it
+        top = sys.maxsize if high is None else high + shift  # torch 2.11-2.13 wants both bounds or none
+        torch._dynamo.mark_dynamic(x, axis, min=max(2, low or 0) + shift, max=top)
+
+
+def places(x: Any, dim: Any) -> list[Place]:
+    """Where a dim of a leaf is: tensors, their axes, and by how much each is longer than what the user counts.
+
+    Raises:
+        DtypeError: neither a name nor an int.
+        KeyPathError: another name.
+    """
+    if not isinstance(dim, (str, int)):
+        hint = "dims='batch', 'length', 1, or (1, 2)"
+        raise DtypeError(message("compile.dynamic", "dims as names or ints", describe(dim), hint=hint))
+    if isinstance(dim, str) and dim not in ("batch", "length"):
+        hint = "an int for another dim"
+        raise KeyPathError(message("compile.dynamic", "'batch' or 'length'", repr(dim), hint=hint))
+    if is_tensordict(x):
+        if isinstance(dim, int):
+            inner = range(x.ndim)[dim : dim + 1 or None] if -x.ndim <= dim < x.ndim else ()
+        else:
+            inner = range(x.ndim) if dim == "batch" else ("length",)
+        return [place for leaf in x._leaves.values() for d in inner for place in places(leaf, d)]
+    if isinstance(x, NestedTensor):
+        return nested_places(x, dim)
+    if isinstance(x, MaskedBatch):
+        if dim == "length":
+            return [(x.data, d, 0) for d in x.ragged_dims]
+        if dim in ("batch", x.batch_dim, x.batch_dim - x.ndim):
+            return [(x.data, x.batch_dim, 0), (x.lengths, 0, 0)]
+        return tensor_places(x.data, dim)
+    return tensor_places(x, 0 if dim == "batch" else dim) if isinstance(x, Tensor) and dim != "length" else []
+
+
+def tensor_places(x: Tensor, dim: Any) -> list[Place]:
+    """A dim of a plain tensor, if it has it."""
+    return [(x, dim % x.ndim, 0)] if -x.ndim <= dim < x.ndim else []
+
+
+def nested_places(x: NestedTensor, dim: Any) -> list[Place]:
+    """A dim of a packed batch: offsets are one longer than the batch, bounds of rows are none of the packed axis."""
+    s = x.structure
+    if not isinstance(dim, str):
+        if not -x.ndim <= dim < x.ndim:
+            return []
+        axis = s.axis(dim, x.ndim, "compile.dynamic")
+        if axis is not None and axis != s.packed_dim:
+            return [(x.values, axis, 0)]
+        dim = "batch" if axis is None else "length"
+    if dim == "batch":
+        return [(s.offsets, 0, 1), *([] if s.shapes is None else [(s.shapes, 0, 0)])]
+    extent = [] if s.extent is None else [(s.extent, r, 0) for r in range(s.ragged_ndim)]
+    return [(x.values, s.packed_dim, None), *extent]
 
 
 def dynamic_shapes(tree: Any, *, batch_dim: int = 0) -> Any:
