@@ -127,6 +127,7 @@ stack(tensors, dim=0)
 stack_keys(td, keys, out, dim=-1)
 summary(td)
 tensorclass(cls)
+testing/
 to_dataclass(td, cls)
 to_namedtuple(td, cls=None)
 to_packed(x, *, total=None)
