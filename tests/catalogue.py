@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import catalogue_batch
+import catalogue_loss
 import catalogue_norm
 import catalogue_pointwise
 import catalogue_ragged_shape
@@ -28,6 +29,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_structure.RAGGED,
     **catalogue_ragged_shape.RAGGED,
     **catalogue_norm.RAGGED,
+    **catalogue_loss.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,

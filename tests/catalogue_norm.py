@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from batches import Layout, Ragged
-from harness import Sample, call, rowwise
+from batches import Draw, Layout, Ragged
+from harness import Call, Sample, call, rowwise
 from torch import Tensor
 
-from tdc._rules import Rule
+from tdc._rules import MODES, Rule
 
 LONG = ((3, 2, 5), (4, 4), (2, 7, 3))  # torch refuses a single position
 CHANNELS = Layout((4,), ())
@@ -95,7 +95,39 @@ def prelu(rule: Rule) -> Iterator[Sample]:
     yield Sample("one weight", lambda d: call(d.ragged(), d.tensor(1)), alone)
 
 
+def embedding_bag(rule: Rule) -> Iterator[Sample]:
+    """Each row is a bag."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Tensor:
+        x, weight = args
+        per = kwargs.pop("per_sample_weights", None)
+        weights = [None] * len(x.rows) if per is None else per.rows
+        bags = zip(x.rows, weights, strict=True)
+        return torch.stack([ref(row, weight, torch.tensor([0]), per_sample_weights=w, **kwargs)[0] for row, w in bags])
+
+    for mode in ("sum", "mean", "max"):
+        draw = lambda d, m=mode: call(d.ragged("flat", "class"), d.tensor(5, 3), mode=m)  # noqa: E731
+        yield Sample(mode, draw, want, MODES if mode == "sum" else ("eager", "grad"))
+    padded = lambda d: call(d.ragged("flat", "class"), d.tensor(5, 3), padding_idx=-4)  # noqa: E731
+    yield Sample("padding_idx", padded, want, ("eager", "grad"))
+
+    def weighted(d: Draw) -> Call:
+        x = d.ragged("flat", "class")
+        return call(x, d.tensor(5, 3), mode="sum", per_sample_weights=d.ragged("flat", like=x))
+
+    yield Sample("weights", weighted, want, ("eager", "grad"))
+
+
+def all_dropped(rule: Rule) -> Iterator[Sample]:
+    """The one result that is not random; `test_channel.py` has the others."""
+    zeros = lambda ref, args, kwargs: args[0].with_rows([row * 0 for row in args[0].rows])  # noqa: E731
+    for label, layout in (("channels", CHANNELS), ("image", IMAGE)):
+        yield Sample(label, lambda d, n=layout: call(d.ragged(n), 1.0, training=True), zeros)
+
+
 RAGGED = {
+    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"), all_dropped),
+    "embedding_bag": embedding_bag,
     "group_norm": group_norm, "instance_norm": instance_norm, "batch_norm": batch_norm, "prelu": prelu,
     "local_response_norm": local_response_norm, "rms_norm": rms_norm,
 }  # fmt: skip

@@ -33,6 +33,7 @@ GRAPHS = {"nested": 1, "masked": 1, "tensordict": 2}  # a TensorDict's batch siz
 GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
     "Cannot call numel() on tensor with symbolic",  # quantile, in torch 2.11
+    "aten._ctc_loss.Tensor",  # whose result depends on the lengths
     "Failed to convert args/kwargs to proxy",  # a function that Dynamo does not hand on to `__torch_function__`
 )  # fmt: skip
 TRACED = ((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2, 3))

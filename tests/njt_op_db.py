@@ -135,6 +135,8 @@ def reference(op: Any, args: Any, kwargs: dict[str, Any], count: int, ndim: int,
             out.append(run(a[0], k["mat2"]))
         elif op.full_name == "nn.functional.embedding_bag":
             out.append(run(*a, **k, offsets=torch.tensor([0]))[0])
+        elif op.full_name == "nn.functional.prelu":  # channels are dim 1 of a batch of one
+            out.append(run(a[0].unsqueeze(0), **k)[0])
         elif op.full_name == INDEX:
             out.append(put_one(run, a[0], k["indices"], k["values"], i))
         else:
@@ -324,7 +326,7 @@ def run_sample(op: Any, sample: Any, peer: str, backend: str | None) -> tuple[st
     text = differences(got, expected, "row")
     if text or not any([t.requires_grad for t in expected]):
         return text, False
-    cotangents = [torch.randn_like(t) for t in expected]
+    cotangents = [torch.randn_like(t) if t.requires_grad else t for t in expected]
     mine, theirs = gradients(got, cotangents, leaves), gradients(expected, cotangents, expected_leaves)
     return differences(mine, theirs, "gradient"), True
 

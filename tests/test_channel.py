@@ -80,3 +80,25 @@ def test_batch_norm_compiles_once():
         out = step(tdc.pack([torch.randn(4, n) for n in lengths], ragged_dim=2))
         assert out.shape == (len(lengths), 4)
     assert (step.counts.graphs, step.counts.compiles) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("drop", [nn.Dropout1d(0.25), nn.Dropout2d(0.25)])
+def test_dropout_of_channels(kind: int, drop: nn.Module):
+    torch.manual_seed(0)
+    ones = [torch.ones(400, n) for n in LENGTHS]
+    out = drop(batches(ones)[kind]).unbind()
+    for row in out:
+        assert set(row.unique().tolist()) == {0.0, row.max().item()}
+        assert (row == row[:, :1]).all()
+        torch.testing.assert_close(row.max(), torch.tensor(1 / 0.75))
+        assert abs(row.mean().item() - 1) < 0.1
+    assert not torch.equal(out[0][:, 0], out[1][:, 0])
+
+
+def test_feature_alpha_dropout_keeps_mean_and_variance():
+    torch.manual_seed(0)
+    x = tdc.pack([torch.randn(3000, n) for n in LENGTHS], ragged_dim=2)
+    values = nn.FeatureAlphaDropout(0.3)(x).values
+    assert abs(values.mean().item()) < 0.05
+    assert abs(values.var().item() - 1) < 0.1

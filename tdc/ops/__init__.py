@@ -12,6 +12,7 @@ from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
 from tdc.ops import channel as channel
+from tdc.ops import embedding_bag as embedding_bag
 from tdc.ops import factory as factory
 from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing
@@ -22,6 +23,7 @@ from tdc.ops import loss as loss
 from tdc.ops import multi_head as multi_head
 from tdc.ops import norm as norm
 from tdc.ops import pointwise as pointwise
+from tdc.ops import ragged_loss as ragged_loss
 from tdc.ops import ragged_shape as ragged_shape
 from tdc.ops import random as random
 from tdc.ops import reduction as reduction

@@ -1,7 +1,7 @@
-"""Operations with channels as dim 1: batch_norm, group_norm, instance_norm, local_response_norm, prelu.
+"""Operations with channels as dim 1: batch, group, instance and local response norm, prelu, dropout of whole channels.
 
-Statistics are those of real positions: of each example for group_norm and
-instance_norm, of the whole batch for batch_norm, whose running statistics see no padding either.
+Statistics are those of real positions: of each example for group_norm and instance_norm, of the whole batch for
+batch_norm, whose running statistics see no padding either.
 
     channels first    (B, C, -1, *S)    `Positions` sees it as (*P, C, R): packed P = (N,), padded P = (B, positions)
 
@@ -188,14 +188,37 @@ def prelu(input: Any, weight: Tensor) -> Any:
     return p.done(p.clean(torch.where(p.data > 0, p.data, p.data * weight.unsqueeze(-1))))
 
 
-def rule(op: Op, impl: Op, source: str) -> None:
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Whole channels of an example become 0, the others grow so that the mean stays."""
+    if not training or p == 0:
+        return input
+    at = positions(input, "dropout1d")
+    kept = torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p))
+    return at.done(at.clean(at.data * at.put(kept / (1 - p) if p < 1 else kept)))
+
+
+def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    """Whole channels of an example become SELU's limit; mean and variance of standard normal numbers stay."""
+    if not training or p == 0:
+        return input
+    at = positions(input, "feature_alpha_dropout")
+    limit = -1.7580993408473766  # -scale * alpha of SELU
+    scale = (1 - p + (1 - p) * p * limit**2) ** -0.5 if p < 1 else 0.0
+    kept = at.put(torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p)))
+    return at.done(at.clean((at.data * kept + limit * (1 - kept)) * scale - scale * limit * p))
+
+
+def rule(op: Op, impl: Op, source: str, family: str = "channel") -> None:
     """Rows for both ragged containers."""
     for kind in ("nested", "masked"):
-        add_rule(Rule(op, kind, "channel", impl, op, source=source), [getattr(torch, impl.__name__, op)])
+        add_rule(Rule(op, kind, family, impl, op, source=source), [getattr(torch, impl.__name__, op)])
 
 
 rule(F.batch_norm, batch_norm, "torch.nn.BatchNorm1d")
 rule(F.group_norm, group_norm, "torch.nn.GroupNorm")
 rule(F.instance_norm, instance_norm, "torch.nn.InstanceNorm1d")
 rule(F.prelu, prelu, "torch.nn.PReLU")
+for _op in (F.dropout1d, F.dropout2d, F.dropout3d):
+    rule(_op, dropout, "torch.nn.Dropout1d", "random")
+rule(F.feature_alpha_dropout, feature_alpha_dropout, "torch.nn.FeatureAlphaDropout", "random")
 rule(F.local_response_norm, local_response_norm, "torch.nn.LocalResponseNorm")

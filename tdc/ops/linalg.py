@@ -13,11 +13,12 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, message
 from tdc._rules import Rule, add_rule
+from tdc._typing import OpName
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 
 
-def last_is_static(x: NestedTensor | MaskedBatch, op: str, count: int) -> None:
+def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> None:
     """The last `count` dims are features, neither ragged nor the batch.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Losses: cross_entropy of ragged batches; losses of a TensorDict, leaf by leaf.
+"""Losses: cross_entropy and nll_loss of ragged batches; losses of a TensorDict, leaf by leaf.
 
 A loss of two TensorDicts is a TensorDict: with reduction="none" of the same batch size; with "mean", the default, or
 "sum" of batch_size [], one number for each leaf. One number for all leaves takes weights, which the caller chooses.
@@ -35,40 +35,36 @@ def class_dim(x: NestedTensor | MaskedBatch) -> int:
 
 
 def cross_entropy_nested(
-    input: NestedTensor, target: NestedTensor, *args: Any, reduction: str = "mean", **kwargs: Any
+    op: Op, input: NestedTensor, target: NestedTensor, *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:
     """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes -> scalar, or losses (B, -1) for reduction="none"."""
     s = input.structure
     if not isinstance(input, NestedTensor) or not isinstance(target, NestedTensor):
         got = f"{describe(input)} and {describe(target)}"
         hint = "target = logits.with_values(labels)"
-        raise StructureError(message("cross_entropy", "logits and targets that are both NestedTensor", got, hint=hint))
-    axis = s.axis(class_dim(input), input.ndim, "cross_entropy")
+        raise StructureError(message(op, "logits and targets that are both NestedTensor", got, hint=hint))
+    axis = s.axis(class_dim(input), input.ndim, op)
     logits = input.values.movedim(axis or 0, -1)
     logits = logits.movedim(-1, 1) if logits.ndim > 2 else logits
-    require_same(s.moved(target.structure.packed_dim, 0), target.structure, "cross_entropy")
-    loss: Any = F.cross_entropy(logits, target.values, *args, reduction=reduction, **kwargs)
+    require_same(s.moved(target.structure.packed_dim, 0), target.structure, op)
+    loss: Any = op(logits, target.values, *args, reduction=reduction, **kwargs)
     return target.with_values(loss) if reduction == "none" else loss
 
 
 def cross_entropy_masked(
-    input: MaskedBatch, target: MaskedBatch, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
-    *args: Any, reduction: str = "mean", **kwargs: Any,
+    op: Op, input: MaskedBatch, target: MaskedBatch, weight: Any = None, size_average: Any = None,
+    ignore_index: int = -100, *args: Any, reduction: str = "mean", **kwargs: Any,
 ) -> Any:  # fmt: skip
     """Padding becomes `ignore_index`, so that it neither counts nor gets a gradient."""
     if not isinstance(input, MaskedBatch) or not isinstance(target, MaskedBatch) or target.dtype.is_floating_point:
         got = f"{describe(input)} and {describe(target)}"
-        raise UnsupportedError(
-            message("cross_entropy", "MaskedBatch logits and class targets", got, hint="to_packed() both")
-        )
+        raise UnsupportedError(message(op, "MaskedBatch logits and class targets", got, hint="to_packed() both"))
     axis = class_dim(input)
     ragged = tuple([d - (d > axis) for d in input.ragged_dims])
-    require_same_lengths(MaskedBatch(target.data, input.lengths, ragged_dims=ragged), target, "cross_entropy")
+    require_same_lengths(MaskedBatch(target.data, input.lengths, ragged_dims=ragged), target, op)
     logits = input.filled(0).movedim(axis, 1)
     labels: Tensor = target.filled(ignore_index)
-    loss: Any = F.cross_entropy(
-        logits, labels, weight, size_average, ignore_index, *args, reduction=reduction, **kwargs
-    )
+    loss: Any = op(logits, labels, weight, size_average, ignore_index, *args, reduction=reduction, **kwargs)
     return target.with_data(loss) if reduction == "none" else loss
 
 
@@ -97,12 +93,9 @@ def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
     return make(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
 
 
-add_rule(
-    Rule(F.cross_entropy, "nested", "loss", cross_entropy_nested, F.cross_entropy, source="torch.nn.CrossEntropyLoss")
-)
-add_rule(
-    Rule(F.cross_entropy, "masked", "loss", cross_entropy_masked, F.cross_entropy, source="torch.nn.CrossEntropyLoss")
-)
+for _op, _source in ((F.cross_entropy, "torch.nn.CrossEntropyLoss"), (F.nll_loss, "torch.nn.NLLLoss")):
+    for _kind, _impl in (("nested", cross_entropy_nested), ("masked", cross_entropy_masked)):
+        add_rule(Rule(_op, _kind, "loss", partial(_impl, _op), _op, source=_source))
 for _op in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
     F.poisson_nll_loss,

@@ -1,0 +1,60 @@
+"""embedding_bag of a ragged batch: each row is a bag, so no offsets are needed.
+
+    F.embedding_bag(rows (B, -1) of indices, weight (V, D))   ->   (B, D)
+
+Sum, mean or maximum of the embeddings of a row; an empty row gives zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import lengths_of, reduce_rows, require_same
+from tdc.nested import NestedTensor
+
+
+def embedding_bag_nested(
+    input: Any, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:  # fmt: skip
+    """
+    Raises:
+        ShapeError: offsets are given, or rows are no lists of indices.
+        UnsupportedError: weights per sample for another mode than "sum".
+    """
+    if not isinstance(input, NestedTensor) or offsets is not None:
+        got, hint = f"{describe(input)} and offsets", "F.embedding_bag(rows, weight): rows are bags"
+        raise ShapeError(message("embedding_bag", "a NestedTensor of indices and no offsets", got, hint=hint))
+    s = input.structure
+    if input.values.ndim != 1:
+        hint = "embed and reduce: F.embedding(rows, weight).sum(1)"
+        raise ShapeError(message("embedding_bag", "rows of shape (-1,)", describe(input), hint=hint))
+    if per_sample_weights is not None and mode != "sum":
+        got = f"per_sample_weights with mode={mode!r}"
+        raise UnsupportedError(message("embedding_bag", "weights with mode='sum'", got, hint="mode='sum'"))
+    found = F.embedding(input.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if per_sample_weights is not None:
+        require_same(s, per_sample_weights.structure, "embedding_bag")
+        found = found * per_sample_weights.values.unsqueeze(-1)
+    real = None if padding_idx is None else input.values != padding_idx % weight.shape[0]
+    count = lengths_of(s) if real is None else reduce_rows(real.long(), s, "sum", 0)
+    if mode == "max":
+        found = found if real is None else found.masked_fill(~real.unsqueeze(-1), -math.inf)
+        return reduce_rows(found, s, "amax", -math.inf).masked_fill((count == 0).unsqueeze(-1), 0)
+    found = found if real is None else found.masked_fill(~real.unsqueeze(-1), 0)
+    total = reduce_rows(found, s, "sum", 0)
+    return total if mode == "sum" else total / count.clamp(min=1).unsqueeze(-1)
+
+
+add_rule(
+    Rule(F.embedding_bag, "nested", "embedding", embedding_bag_nested, F.embedding_bag, source="torch.nn.EmbeddingBag"),
+    [torch.embedding_bag],
+)
