@@ -26,8 +26,10 @@ from .combine import merge as merge
 from .combine import partition as partition
 from .combine import ravel as ravel
 from .combine import stack_keys as stack_keys
+from .compile.ensemble import ensemble as ensemble
 from .compile.functional import from_module as from_module
 from .compile.functional import functional_call as functional_call
+from .compile.functional import stack_modules as stack_modules
 from .compile.grad import grad as grad
 from .compile.grad import value_and_grad as value_and_grad
 from .compile.vmap import vmap as vmap

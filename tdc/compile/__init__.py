@@ -8,8 +8,10 @@ from tdc.compile.counts import counted as counted
 from tdc.compile.counts import peak_bytes as peak_bytes
 from tdc.compile.dynamic import dynamic as dynamic
 from tdc.compile.dynamic import dynamic_shapes as dynamic_shapes
+from tdc.compile.ensemble import ensemble as ensemble
 from tdc.compile.functional import from_module as from_module
 from tdc.compile.functional import functional_call as functional_call
+from tdc.compile.functional import stack_modules as stack_modules
 from tdc.compile.grad import grad as grad
 from tdc.compile.grad import value_and_grad as value_and_grad
 from tdc.compile.inductor import backend as backend

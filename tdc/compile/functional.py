@@ -1,71 +1,358 @@
 """Modules as functions of their parameters.
 
-    params = from_module(net)                       TensorDict, nested as the module tree
-    y = functional_call(net, params, (x,))          the same net with these parameters instead
+    params = from_module(net)                                     TensorDict, nested as the module tree
+    y = functional_call(net, params, (x,))                        the same net with these parameters instead
+    y, buffers = functional_call(net, params, (x,), return_buffers=True)      and what it made of its buffers
+    members = stack_modules([net, other])                         several as one TensorDict of batch size [K]
 
-The module itself is a template: nothing of it is changed. So a training step is a function `(params, state, batch) ->
-(params, state, loss)` that compiles as one graph, and an ensemble is that function under `vmap`.
+The module itself is a template. So a training step is a function `(params, state, batch) -> (params, state, loss)`
+that compiles as one graph, and an ensemble is that function under `vmap`; see `ensemble`.
 
-Invariant: a tied parameter, registered under two names, is the same tensor object under both.
+Invariants:
+  - neither the module nor the TensorDict is changed by a call, nor by one that fails: buffers are copied before the
+    module may write into them (compiled, the copies of those it only reads vanish);
+  - a tied tensor, registered under two names, is the same tensor object under both;
+  - the storage of a TensorDict is known to `tree_of` and `leaves_of` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc._keys import show
 from tdc._typing import KeyPath
-from tdc.tensordict import TensorDict
+from tdc.tensordict import TensorDict, make
+
+Tensors = dict[KeyPath, Any]
+Nodes = dict[KeyPath, int]
+EMPTY = torch.Size(())
+KINDS = {  # what a module calls its stores, by whether parameters and buffers are wanted
+    (True, True): ("_parameters", "_buffers"),
+    (True, False): ("_parameters",),
+    (False, True): ("_buffers",),
+    (False, False): (),
+}
 
 
-def from_module(module: nn.Module, *, params: bool = True, buffers: bool = True) -> TensorDict:
+def from_module(
+    module: nn.Module, *, params: bool = True, buffers: bool = True, remove_duplicate: bool = False
+) -> TensorDict:
     """Parameters and buffers of a module as a TensorDict, nested as the module tree.
 
     Shapes:
-        batch_size `[]`; stack several for an ensemble.
+        batch_size `[]`; `stack_modules` stacks several for an ensemble.
 
     Args:
         params, buffers: which of the two to take.
+        remove_duplicate: of a tied tensor, registered under several names, only the first name. Otherwise one and the
+            same tensor is under each. What changes tensors one by one, as an optimiser does, would untie them.
 
     Returns:
         The tensors themselves, detached from autograd but sharing memory with the module.
+
+    Raises:
+        DtypeError: no module.
+
+    Compile:
+        Traceable.
 
     Example:
         >>> td = from_module(nn.Sequential(nn.Linear(3, 4)))
         >>> td["0", "weight"].shape, td.keys(include_nested=True, leaves_only=True)
         (torch.Size([4, 3]), (('0', 'weight'), ('0', 'bias')))
+
+    Source:
+        `nn.Module.named_parameters`, RFC torch.dict.TensorDict.
     """
-    seen: dict[int, torch.Tensor] = {}
-    leaves: dict[KeyPath, torch.Tensor] = {}
-    named = [*module.named_parameters(remove_duplicate=False)] if params else []
-    named += [*module.named_buffers(remove_duplicate=False)] if buffers else []
-    for name, tensor in named:
-        leaves[tuple(name.split("."))] = seen.setdefault(id(tensor), tensor.detach())
-    return TensorDict(leaves)
+    if not isinstance(module, nn.Module):
+        raise DtypeError(message("from_module", "a module", describe(module), hint="tdc.from_state_dict(dict)"))
+    leaves: Tensors = {}
+    nodes: Nodes = {}
+    collect(module, (), KINDS[params, buffers], remove_duplicate, {}, leaves, nodes)
+    return tree_of(leaves, nodes)
 
 
 def functional_call(
-    module: nn.Module, params: TensorDict, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    params: TensorDict,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
+    return_buffers: bool = False,
 ) -> Any:
     """Call a module with the parameters and buffers of `params` instead of its own.
 
     Args:
-        params: as from `from_module`; names that are missing are taken from the module.
+        params: as from `from_module`, with the shapes of the module.
         args: positional arguments of the module, a tuple; anything else is the one argument.
+        tie_weights: a tensor that the module has under several names need be given under one of them only, and must
+            not be given two values.
+        strict: names that are missing are an error; otherwise they are taken from the module. Names that the module
+            does not have are an error always, since nobody would read them.
+        return_buffers: also return the buffers as the call leaves them, for the next one: `params.update(buffers)`.
+
+    Returns:
+        The output, or with `return_buffers` the pair of it and a TensorDict of all buffers, nested as the module tree.
+
+    Raises:
+        KeyPathError: names that the module does not have, or with `strict` lacks; all are named, with the nearest.
+        ShapeError: tensors of other shapes than the module's; all are named.
+        StructureError: several values for tied tensors.
 
     Compile:
-        fullgraph, and under `torch.func.grad` and `torch.vmap`.
+        fullgraph, and under `grad` and `vmap`, which gives each member its own buffers. As long as it runs the module
+        holds other tensors, so one module is not called from two threads at once.
 
     Example:
-        >>> net = nn.Linear(2, 1)
-        >>> functional_call(net, from_module(net) * 0, (torch.ones(3, 2),)).tolist()
-        [[0.0], [0.0], [0.0]]
+        >>> net = nn.BatchNorm1d(2, affine=False)
+        >>> y, buffers = functional_call(net, from_module(net), (torch.ones(3, 2),), return_buffers=True)
+        >>> buffers["running_mean"], net.running_mean
+        (tensor([0.1000, 0.1000]), tensor([0., 0.]))
 
     Source:
-        `torch.func.functional_call`.
+        `torch.func.functional_call`, which writes into the buffers it is given.
     """
-    named = {".".join(path): leaf for path, leaf in params._leaves.items()}
-    return torch.func.functional_call(module, named, args, dict(kwargs or {}))
+    if not isinstance(module, nn.Module) or not isinstance(params, TensorDict):
+        got = f"{describe(module)} and {describe(params)}"
+        hint = "functional_call(module, tdc.from_module(module), args); tdc.from_state_dict(dict) for a dict"
+        raise DtypeError(message("functional_call", "a module and a TensorDict", got, hint=hint))
+    stores: list[Store] = []
+    find_stores(module, (), stores)
+    before = [dict(s.tensors) for s in stores]
+    fresh = fitted(module, stores, params, tie_weights, strict)
+    args = args if isinstance(args, tuple) else () if args is None else (args,)
+    try:
+        for s, values in zip(stores, fresh, strict=True):
+            s.tensors.update(values)
+        out = module(*args, **(kwargs or {}))
+        return (out, from_buffers(stores)) if return_buffers else out
+    finally:
+        for s, own in zip(stores, before, strict=True):
+            s.tensors.clear()
+            s.tensors.update(own)
+
+
+def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers: bool = True) -> TensorDict:
+    """Parameters and buffers of several modules of one architecture, stacked.
+
+    Shapes:
+        K modules with leaves `S` -> batch_size `[K]`, leaves `(K, *S)`.
+
+    Args:
+        modules: of one class and structure, in the same training mode; a list or `nn.ModuleList`.
+        params, buffers: which of the two to take.
+
+    Returns:
+        New tensors, detached; of tied ones only the first name. `tdc.grad` takes them as they are;
+        `TensorDictParams` makes them parameters for `torch.optim`.
+
+    Raises:
+        StructureError: no modules, or modules that differ; the first that does is named, with all its differences.
+
+    Example:
+        >>> members = stack_modules([nn.Linear(3, 2), nn.Linear(3, 2)])
+        >>> members.batch_size, members["weight"].shape, members[1]["weight"].shape
+        (torch.Size([2]), torch.Size([2, 2, 3]), torch.Size([2, 3]))
+
+    Source:
+        `torch.func.stack_module_state`.
+    """
+    modules = list(modules)
+    wrong = {f"module {i}": describe(m) for i, m in enumerate(modules) if not isinstance(m, nn.Module)}
+    if wrong or not modules:
+        got, hint = f"{len(wrong)} that are none" if wrong else "no module", "stack_modules([net_a, net_b])"
+        raise StructureError(message("stack_modules", "modules", got, wrong, hint))
+    parts = [from_module(m, params=params, buffers=buffers, remove_duplicate=True) for m in modules]
+    for i in range(1, len(modules)):
+        wrong = {f"module {i}, {where}": text for where, text in differences(modules, parts, i).items()}
+        if wrong:
+            hint = "build all of them with one function and arguments, and call .train() or .eval() on each"
+            got = f"{len(wrong)} differences from module 0"
+            raise StructureError(message("stack_modules", "modules of one structure", got, wrong, hint))
+    return parts[0].apply(lambda *xs: torch.stack(xs), *parts[1:], batch_size=[len(parts)])
+
+
+# -- the storage of a TensorDict
+
+
+def tree_of(leaves: Tensors, nodes: Nodes) -> TensorDict:
+    """A TensorDict of batch size [] of tensors by path, and its inner nodes."""
+    return make(leaves, nodes, EMPTY)
+
+
+def leaves_of(td: TensorDict) -> Tensors:
+    """Leaves by path; not to be changed."""
+    return td._leaves
+
+
+# -- the module tree
+
+
+def collect(
+    module: nn.Module, prefix: KeyPath, kinds: tuple[str, ...], remove_duplicate: bool, seen: dict[int, Tensor],
+    leaves: Tensors, nodes: Nodes,
+) -> None:  # fmt: skip
+    """Add the detached tensors of a module and all below it, and the paths of the modules that have some."""
+    for kind in kinds:
+        store = getattr(module, kind)
+        if store:
+            for name, x in store.items():
+                if x is not None:
+                    leaf = seen.get(id(x))
+                    if leaf is None:
+                        leaf = seen[id(x)] = x.detach()
+                    elif remove_duplicate:
+                        continue
+                    leaves[(*prefix, name)] = leaf
+    if module._modules:
+        for name, child in module._modules.items():
+            if child is not None:
+                path, count = (*prefix, name), len(leaves)
+                collect(child, path, kinds, remove_duplicate, seen, leaves, nodes)
+                if len(leaves) > count:
+                    nodes[path] = 0
+
+
+class Store(NamedTuple):
+    """Where a module keeps its parameters, or its buffers."""
+
+    prefix: KeyPath
+    tensors: dict[str, Any]
+    is_buffer: bool
+
+
+def find_stores(module: nn.Module, prefix: KeyPath, found: list[Store]) -> None:
+    """Add the stores of a module and all below it."""
+    found.append(Store(prefix, module._parameters, False))
+    found.append(Store(prefix, module._buffers, True))
+    for name, child in module._modules.items():
+        if child is not None:
+            find_stores(child, (*prefix, name), found)
+
+
+# -- what goes into the module for a call
+
+Values = list[dict[str, Any]]  # for each store the tensors by name
+
+
+def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weights: bool, strict: bool) -> Values:
+    """For each store the tensors that are given; buffers, also those that are not given, as copies."""
+    leaves = leaves_of(params)
+    values: Values = []
+    absent: list[tuple[int, str, Tensor]] = []
+    tied: dict[int, Any] = {}  # by the tensor of the module, what is given for it
+    found, odd = 0, False
+    for prefix, store, _ in stores:
+        here: dict[str, Any] = {}
+        for name, own in store.items():
+            x = leaves.get((*prefix, name))
+            if x is not None:
+                found += 1
+                here[name] = x
+                if own is not None:
+                    odd = odd or x.shape != own.shape or (tied.setdefault(id(own), x) is not x and tie_weights)
+            elif own is not None:
+                absent.append((len(values), name, own))
+        values.append(here)
+    if odd or found < len(leaves) or (absent and strict):
+        check(module, stores, leaves, tie_weights, strict)
+    for i, name, own in absent:
+        values[i][name] = tied.get(id(own), own) if tie_weights else own
+    copies: dict[int, Any] = {}  # by the tensor of the module: tied buffers stay one
+    for (_, store, is_buffer), here in zip(stores, values, strict=True):
+        for name, x in here.items() if is_buffer else ():
+            own = store[name]
+            if own is None or not tie_weights:
+                here[name] = x.clone()
+            elif id(own) not in copies:
+                here[name] = copies[id(own)] = x.clone()
+            else:
+                here[name] = copies[id(own)]
+    return values
+
+
+def from_buffers(stores: list[Store]) -> TensorDict:
+    """The buffers that modules have now."""
+    leaves: Tensors = {}
+    for prefix, store, is_buffer in stores:
+        leaves |= {(*prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
+    return tree_of(leaves, {path[:n]: 0 for path in leaves for n in range(1, len(path))})
+
+
+# -- checks
+
+
+def check(module: nn.Module, stores: list[Store], leaves: Tensors, tie_weights: bool, strict: bool) -> None:
+    """Names, shapes and ties are those of the module.
+
+    Raises:
+        KeyPathError, ShapeError, StructureError: they are not; every one is named.
+    """
+    own = {(*s.prefix, name): x for s in stores for name, x in s.tensors.items()}
+    op, kind = "functional_call", type(module).__name__
+    strays = [path for path in leaves if path not in own]
+    if strays:
+        at = {show(path): f"not in the module; {nearest(path, own)}" for path in strays}
+        flat = any(["." in key for path in strays for key in path])
+        hint = "params.unflatten_keys('.')" if flat else "params nested and named as tdc.from_module(module)"
+        raise KeyPathError(message(op, f"names that {kind} has", f"{len(strays)} others", at, hint))
+    group: dict[int, list[KeyPath]] = {}
+    for path, x in own.items():
+        if x is not None:
+            group.setdefault(id(x), []).append(path)
+    names = {path: group[id(x)] if tie_weights else [path] for path, x in own.items() if x is not None}
+    missing = [path for path, ties in names.items() if not any([tie in leaves for tie in ties])] if strict else []
+    if missing:
+        at = {show(path): f"missing; {nearest(path, leaves)}" for path in missing}
+        hint = "strict=False takes them from the module"
+        raise KeyPathError(message(op, f"all names of {kind}", f"{len(missing)} missing", at, hint))
+    wrong = {p: x for p, x in own.items() if x is not None and p in leaves and leaves[p].shape != x.shape}
+    if wrong:
+        at = {show(p): f"{describe(leaves[p])}, in the module {describe(x)}" for p, x in wrong.items()}
+        hint = "call members of stacked params with tdc.ensemble(module, params), or one with params[k]"
+        raise ShapeError(message(op, f"the shapes of {kind}", f"{len(wrong)} others", at, hint))
+    first = {path: next((tie for tie in ties if tie in leaves), path) for path, ties in names.items()}
+    untied = [path for path, tie in first.items() if path in leaves and leaves[path] is not leaves[tie]]
+    if untied:
+        at = {show(path): f"tied to {show(first[path])!r}" for path in untied}
+        hint = "from_module(module, remove_duplicate=True) has one name for each; or tie_weights=False"
+        raise StructureError(message(op, "one value for tied tensors", "several", at, hint))
+
+
+def nearest(path: KeyPath, known: Tensors) -> str:
+    """The names that look most like a path."""
+    names = [show(p) for p in known]
+    near = get_close_matches(show(path), names, n=2, cutoff=0.5) or sorted(names)[:3]
+    return f"nearest: {', '.join(near)}" if near else "there are none"
+
+
+def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> dict[str, str]:
+    """Where module i differs from the first, `{where: how}`."""
+    first, other = [dict(m.named_modules(remove_duplicate=False)) for m in (modules[0], modules[i])]
+    found: dict[str, str] = {}
+    for name in [*first, *[n for n in other if n not in first]]:
+        a, b = first.get(name), other.get(name)
+        if a is None or b is None or type(a) is not type(b):
+            texts = ["nothing" if m is None else describe(m) for m in (b, a)]
+            found[name or "itself"] = f"{texts[0]}, in module 0 {texts[1]}"
+        elif a.training != b.training:
+            found[name or "itself"] = f"{mode(b)}, in module 0 {mode(a)}"
+    here, there = leaves_of(parts[0]), leaves_of(parts[i])
+    for path in [*here, *[p for p in there if p not in here]]:
+        texts = [describe(x[path]) if path in x else "nothing" for x in (there, here)]
+        if texts[0] != texts[1]:
+            found[show(path)] = f"{texts[0]}, in module 0 {texts[1]}"
+    return found
+
+
+def mode(module: nn.Module) -> str:
+    """The training mode in words."""
+    return "training" if module.training else "evaluating"

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, describe, message
 from tdc._keys import unravel_key
-from tdc.compile.vmap import is_batch, is_whole
+from tdc._typing import KeyPath
+from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.tensordict import TensorDict
@@ -98,14 +99,14 @@ def value_and_grad(
 class Part:
     """One argument, taken apart into the tensors to differentiate and the rest."""
 
-    def __init__(self, arg: Any) -> None:
+    def __init__(self, arg: Any, op: str = "grad") -> None:
         self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
         self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
         self.others = [x for x in self.leaves if not differentiable(x)]
         self.arg = arg
         if not self.tensors:
             got, hint = describe(arg), "convert it with .float(), or choose other argnums"
-            raise DtypeError(message("grad", "an argument with floating-point tensors", got, hint=hint))
+            raise DtypeError(message(op, "an argument with floating-point tensors", got, hint=hint))
 
     def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
         """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
@@ -123,25 +124,18 @@ def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
     """The gradient of one leaf or TensorDict, from tensors in the order of the pytree; None for what has none."""
     if not isinstance(x, TensorDict):
         return with_data(x, next(tensors)) if differentiable(x) else None
-    found = {p: next(tensors) for p in sorted(x._leaves) if differentiable(x._leaves[p])}
+    found = by_path(x, tensors)
 
     def of(key: Any, leaf: Any) -> Any:
-        tensor = found.get(unravel_key(key))
-        return None if tensor is None else with_data(leaf, tensor)
+        path = unravel_key(key)
+        return with_data(leaf, found[path][1]) if path in found else None
 
     return x.apply_with_path(of)
 
 
-def data_of(x: Any) -> Tensor:
-    """The tensor of a leaf that may have a gradient."""
-    return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
-
-
-def with_data(x: Any, tensor: Tensor) -> Any:
-    """A leaf with another tensor of data."""
-    if isinstance(x, NestedTensor):
-        return x.with_values(tensor)
-    return x.with_data(tensor) if isinstance(x, MaskedBatch) else tensor
+def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, Any]]:
+    """The leaves of a TensorDict that may have a gradient, each with the next of what is given, in pytree order."""
+    return {p: (td._leaves[p], next(given)) for p in sorted(td._leaves) if differentiable(td._leaves[p])}
 
 
 def differentiable(x: Any) -> bool:

@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
@@ -74,12 +76,31 @@ def vmap(
 
         def inner(*parts: Any) -> Any:
             positional, named = pytree.tree_unflatten(list(parts), spec)
-            return fn(*positional, **named)
+            if randomness == "error" or not torch.compiler.is_compiling():
+                return fn(*positional, **named)
+            with AnySizeDropout():
+                return fn(*positional, **named)
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), first(out_dims), randomness, chunk_size=chunk_size)
         return outside(run(*[x for x, _ in pairs]), out_dims)
 
     return mapped
+
+
+class AnySizeDropout(TorchFunctionMode):
+    """Dropout that traces under vmap with sizes that vary; torch's reads the number of elements (torch 2.11-2.13)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """`torch.native_dropout` in place of `F.dropout`, of the same numbers; all else as it is."""
+        named = kwargs or {}
+        return dropout(*args, **named) if func is F.dropout else func(*args, **named)
+
+
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """`F.dropout` of a tensor or ragged batch."""
+    if inplace or not training or not 0 < p < 1 or not (is_batch(input) or isinstance(input, Tensor)):
+        return F.dropout(input, p, training, inplace)
+    return with_data(input, torch.native_dropout(data_of(input), p, True)[0])
 
 
 def first(out_dims: Any) -> Any:
@@ -97,6 +118,18 @@ def is_batch(x: Any) -> bool:
 def is_whole(x: Any) -> bool:
     """Containers that one dim is for."""
     return is_batch(x) or isinstance(x, TensorDict)
+
+
+def data_of(x: Any) -> Tensor:
+    """The tensor of a leaf that may have a gradient."""
+    return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
+
+
+def with_data(x: Any, tensor: Tensor) -> Any:
+    """A leaf with another tensor of data."""
+    if isinstance(x, NestedTensor):
+        return x.with_values(tensor)
+    return x.with_data(tensor) if isinstance(x, MaskedBatch) else tensor
 
 
 def dims_of(arg: Any, dim: Any) -> list[Any]:

@@ -1,0 +1,100 @@
+"""Several models of one architecture, called as one.
+
+    members = stack_modules([make_net() for _ in range(8)])       batch_size [8]
+    y = ensemble(net, members)(x)                                 (8, B, D): every member on the same batch
+    y = ensemble(net, members, in_dims=0)(xs)                     every member on its own batch xs[k]
+
+It is `vmap` of `functional_call`, and so is what comes with it: the members are one batched computation, compile as one
+graph, and are differentiated together. A member is `members[k]`, a view. To train them, `vmap` the training step of
+one. To stop some of them, keep what they had, `torch.where(alive, new, members)` with a bool mask of shape (K,): the
+mask is data, so nothing is compiled anew.
+
+Invariant: no member sees another: output k is that of the module with `members[k]` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from tdc._errors import DtypeError, ShapeError, describe, message
+from tdc.compile.functional import functional_call
+from tdc.compile.vmap import vmap
+from tdc.tensordict import TensorDict
+
+
+def ensemble(
+    module: nn.Module,
+    params: TensorDict,
+    in_dims: Any = None,
+    randomness: str = "error",
+    *,
+    return_buffers: bool = False,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """A function of the module's arguments that calls all members.
+
+    Shapes:
+        params of batch_size `[K, ...]`; an output `(B, D)` of one member -> `(K, B, D)`. A NestedTensor `(B, -1, D)` ->
+        `(K, B, -1, D)`, with one structure for all.
+
+    Args:
+        module: the template; its own parameters are used only for names that `params` lacks.
+        params: stacked, as from `stack_modules`.
+        in_dims: for each positional argument the dim along which members are, None for data that all share; one for
+            all or a tuple, as in `tdc.vmap`. Keyword arguments are shared.
+        randomness: "different" for a dropout of its own in each member, "same", or "error".
+        return_buffers: also return the buffers of each member as the call leaves them, stacked.
+        chunk_size: as in `torch.vmap`: so many members at a time, to save memory.
+
+    Returns:
+        A function `(*args, **kwargs) -> outputs`, or with `return_buffers` `-> (outputs, buffers)`.
+
+    Raises:
+        DtypeError: params is no TensorDict.
+        ShapeError: params without a batch dim, or in_dims that do not fit the arguments.
+
+    Compile:
+        fullgraph, one graph for all members.
+
+    Example:
+        >>> import torch
+        >>> from tdc.compile import stack_modules
+        >>> nets = [nn.Linear(3, 1) for _ in range(4)]
+        >>> y = ensemble(nets[0], stack_modules(nets))(torch.ones(5, 3))
+        >>> y.shape, torch.allclose(y[2], nets[2](torch.ones(5, 3)))
+        (torch.Size([4, 5, 1]), True)
+
+    Source:
+        torch's tutorial on model ensembling; `torch.func.stack_module_state`.
+    """
+    check(params)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dims = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)
+        if len(dims) != len(args):
+            got, hint = f"{len(dims)} for {len(args)} arguments", "None for an argument that all members share"
+            raise ShapeError(message("ensemble", "one entry of in_dims for each argument", got, hint=hint))
+
+        def one(member: TensorDict, *parts: Any) -> Any:
+            return functional_call(module, member, parts, kwargs, return_buffers=return_buffers)
+
+        return vmap(one, (0, *dims), 0, randomness, chunk_size=chunk_size)(params, *args)
+
+    return call
+
+
+def check(params: TensorDict) -> None:
+    """Params are those of several members.
+
+    Raises:
+        DtypeError, ShapeError: they are not.
+    """
+    if not isinstance(params, TensorDict):
+        hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
+        raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))
+    if not params.batch_size:
+        hint = "tdc.stack_modules([net, other]), or torch.stack of such TensorDicts"
+        raise ShapeError(message("ensemble", "params with a batch dim of members", "batch_size=[]", hint=hint))
