@@ -32,6 +32,9 @@ from .compile.functional import functional_call as functional_call
 from .compile.functional import stack_modules as stack_modules
 from .compile.grad import grad as grad
 from .compile.grad import value_and_grad as value_and_grad
+from .compile.jacobian import hessian as hessian
+from .compile.jacobian import jacfwd as jacfwd
+from .compile.jacobian import jacrev as jacrev
 from .compile.vmap import vmap as vmap
 from .convert import from_padded as from_padded
 from .convert import from_torch as from_torch

@@ -15,6 +15,9 @@ from tdc.compile.functional import stack_modules as stack_modules
 from tdc.compile.grad import grad as grad
 from tdc.compile.grad import value_and_grad as value_and_grad
 from tdc.compile.inductor import backend as backend
+from tdc.compile.jacobian import hessian as hessian
+from tdc.compile.jacobian import jacfwd as jacfwd
+from tdc.compile.jacobian import jacrev as jacrev
 from tdc.compile.report import Report as Report
 from tdc.compile.report import report as report
 from tdc.compile.vmap import vmap as vmap

@@ -1,0 +1,201 @@
+"""Jacobians of functions of containers.
+
+    jac = tdc.jacrev(predict)(params)               predict: TensorDict -> Tensor y
+    jac["0", "weight"]                              (*y.shape, *weight.shape)
+
+A Jacobian is nested as torch's: first as the result, then as the argument. Where both are TensorDicts, `jac["y"]["w"]`
+is that of leaf y with respect to leaf w, also `jac["y", "w"]`. Its last dims are those of the argument:
+
+    result              argument            Jacobian
+    Tensor              TensorDict [B]      TensorDict of batch size (*y.shape, *B)
+    TensorDict [R]      Tensor              TensorDict [R], leaves (*y.shape, *x.shape)
+    TensorDict [R]      TensorDict [B]      TensorDict [R] of TensorDicts (*y.shape, *B)
+    Tensor              NestedTensor        NestedTensor (*y.shape, *x.shape), of the structure of x
+    NestedTensor        Tensor              NestedTensor (*y.shape, *x.shape), of the structure of y
+    NestedTensor        TensorDict          TensorDict of these, of the batch size of the rows
+
+MaskedBatch as NestedTensor. As in `grad`, what is no floating-point tensor is left out of a TensorDict.
+
+Invariant: entry by entry the Jacobian that `torch.func` gives for the tensors inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tdc._errors import DtypeError, UnsupportedError, describe, message
+from tdc._typing import MISSING
+from tdc.compile.grad import Part, by_path, differentiable
+from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.tensordict import TensorDict
+
+
+def jacrev(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """Jacobian in reverse mode: one backward pass for each element of the result, all at once.
+
+    Shapes:
+        result `y`, argument `x` -> `(*y.shape, *x.shape)`; for containers see the table in `tdc.compile.jacobian`.
+
+    Args:
+        fn: returns tensors or containers, or with `has_aux` a pair of them and anything.
+        argnums: which arguments; several give a tuple in the place of each result.
+        chunk_size: so many elements of the result at a time, to save memory.
+
+    Returns:
+        A function of the same arguments that returns the Jacobian, or `(jacobian, aux)`.
+
+    Raises:
+        DtypeError: an argument or a result without anything to differentiate.
+        UnsupportedError: both the result and the argument are ragged.
+
+    Compile:
+        fullgraph (jacfwd from torch 2.13 on); under `vmap` one for each member.
+
+    Example:
+        >>> params = TensorDict({"w": torch.tensor([1.0, 2.0]), "step": torch.tensor(1)})
+        >>> jacrev(lambda p: p["w"] ** 2)(params)["w"]
+        tensor([[2., 0.],
+                [0., 4.]])
+
+    Source:
+        `torch.func.jacrev`.
+    """
+    return jacobian("jacrev", partial(torch.func.jacrev, has_aux=True, chunk_size=chunk_size), fn, argnums, has_aux)
+
+
+def jacfwd(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """Jacobian in forward mode: one pass for each element of the argument; otherwise as `jacrev`.
+
+    Example:
+        >>> jacfwd(lambda x: {"y": x.sum()})(torch.ones(2))
+        {'y': tensor([1., 1.])}
+
+    Source:
+        `torch.func.jacfwd`.
+    """
+    return jacobian("jacfwd", partial(torch.func.jacfwd, has_aux=True, randomness=randomness), fn, argnums, has_aux)
+
+
+def hessian(fn: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
+    """Hessian of a function: `jacfwd` of `jacrev`. Of a TensorDict, `h["v", "w"]` is `(*v.shape, *w.shape)`.
+
+    Example:
+        >>> h = hessian(lambda p: p["v"] * p["w"].sum())(TensorDict({"v": torch.tensor(1.0), "w": torch.ones(2)}))
+        >>> h["v", "w"], h["w", "w"].tolist()
+        (tensor([1., 1.]), [[0.0, 0.0], [0.0, 0.0]])
+
+    Source:
+        `torch.func.hessian`.
+    """
+    return jacfwd(jacrev(fn, argnums), argnums)
+
+
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def jacobian(
+    op: str, transform: Transform, fn: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
+) -> Callable[..., Any]:
+    """`transform` of a function of lists of tensors, put together as result and arguments are."""
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        parts = [Part(args[i], op) for i in chosen]
+        form: list[Any] = []  # of the result: everything but its tensors, which alone come out of a transform
+
+        def inner(values: list[list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+            full = list(args)
+            for i, part, tensors in zip(chosen, parts, values, strict=True):
+                full[i] = part.filled(tensors, part.others)
+            out = fn(*full, **kwargs)
+            found = [data_of(x) for x in results(out[0] if has_aux else out) if differentiable(x)]
+            if not found:
+                got, hint = describe(out), "return floating-point tensors; has_aux=True for (result, anything else)"
+                raise DtypeError(message(op, "a result with floating-point tensors", got, hint=hint))
+            leaves, spec = pytree.tree_flatten(out)
+            form[:] = [MISSING if isinstance(x, Tensor) else x for x in leaves], spec
+            return found, [x for x in leaves if isinstance(x, Tensor)]
+
+        found, tensors = transform(inner)([part.tensors for part in parts])
+        it, (others, spec) = iter(tensors), form
+        out = pytree.tree_unflatten([next(it) if x is MISSING else x for x in others], spec)
+        out, aux = out if has_aux else (out, None)
+        rows = iter(found)
+        jac = pytree.tree_map(lambda y: of_result(op, y, parts, rows, argnums), out, is_leaf=is_whole)
+        return (jac, aux) if has_aux else jac
+
+    return call
+
+
+def results(out: Any) -> list[Any]:
+    """Leaves of a result, ragged ones whole."""
+    return pytree.tree_leaves(out, is_leaf=is_batch)
+
+
+Rows = Iterator[list[list[Tensor]]]  # for each leaf of the result, for each argument, the Jacobian of each tensor
+
+
+def of_result(op: str, y: Any, parts: list[Part], rows: Rows, argnums: int | tuple[int, ...]) -> Any:
+    """The Jacobian of one leaf or TensorDict of the result; a tuple with one for each of several arguments."""
+    if isinstance(y, TensorDict):
+        cells = by_path(y, rows)
+        columns: list[Any] = [
+            TensorDict({p: wrt(op, leaf, part, row[j]) for p, (leaf, row) in cells.items()}, y.batch_size)
+            for j, part in enumerate(parts)
+        ]
+    elif differentiable(y):
+        columns = [wrt(op, y, part, tensors) for part, tensors in zip(parts, next(rows), strict=True)]
+    else:
+        return None
+    return columns[0] if isinstance(argnums, int) else tuple(columns)
+
+
+def wrt(op: str, y: Any, part: Part, tensors: list[Tensor]) -> Any:
+    """The Jacobian of a leaf of the result with respect to an argument, in the form of the argument."""
+    it = iter(tensors)
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, TensorDict):
+            return cell(op, y, x, next(it)) if differentiable(x) else None
+        size = y.shape[: min(y.ragged_dims)] if is_batch(y) else (*y.shape, *x.batch_size)
+        return TensorDict({p: cell(op, y, leaf, tensor) for p, (leaf, tensor) in by_path(x, it).items()}, size)
+
+    return pytree.tree_map(one, part.arg, is_leaf=is_whole)
+
+
+def cell(op: str, y: Any, x: Any, tensor: Tensor) -> Any:
+    """The Jacobian of one leaf with respect to one leaf: of the ragged structure that one of them has."""
+    if is_batch(y) and is_batch(x):
+        got, hint = (
+            f"{describe(y)} with respect to {describe(x)}",
+            "differentiate a sum over rows, or with respect to x.values",
+        )
+        raise UnsupportedError(message(op, "a ragged result or a ragged argument, not both", got, hint=hint))
+    k = len(y.shape)
+    if isinstance(x, NestedTensor):
+        return nested_like(x.structure.moved(x.structure.packed_dim + k, x.structure.batch_dim + k), tensor)
+    if isinstance(x, MaskedBatch):
+        return masked_like(tensor, x.lengths, tuple([r + k for r in x.ragged_dims]), x.batch_dim + k)
+    return with_data(y, tensor)
