@@ -1,6 +1,7 @@
 """tdc: batches of structured and variable-length data that go through torch.compile in one piece."""
 
 from . import compile as compile
+from . import nn as nn
 from . import ops as ops
 from . import optim as optim
 from . import testing as testing
@@ -54,6 +55,7 @@ from .nested import NestedTensor as NestedTensor
 from .nested import pack as pack
 from .nested import unpack as unpack
 from .nested import validate as validate
+from .nn.params import TensorDictParams as TensorDictParams
 from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack

@@ -88,6 +88,7 @@ class Summary(rows, leaves, elements, nbytes)
 class TdcError
 class TensorClass(source=None, batch_size=(), *, device=None, **entries)
 class TensorDict(source=None, batch_size=(), *, device=None, **entries)
+class TensorDictParams(td, *, buffers=())
 class UnsupportedError
 as_tensordict(obj, batch_size=None)
 cat(tensors, dim=0)
@@ -115,6 +116,7 @@ jacfwd(fn, argnums=0, has_aux=False, *, randomness='error')
 jacrev(fn, argnums=0, has_aux=False, *, chunk_size=None)
 merge(*tds, on_conflict='error')
 nbytes(td)
+nn/
 offsets_of(lengths)
 ops/
 optim/

@@ -1,0 +1,3 @@
+"""Modules made of containers."""
+
+from tdc.nn.params import TensorDictParams as TensorDictParams

@@ -1,0 +1,133 @@
+"""TensorDictParams: a TensorDict of parameters as an `nn.Module`.
+
+    params = TensorDictParams(td)       named_parameters, state_dict, .to, optimisers, DDP: as of any module
+    params.td                           the TensorDict, with the Parameters themselves as leaves
+
+A TensorDict never changes and is no module; a module is what torch's optimisers, checkpoints and wrappers take. This is
+the bridge. Each inner node is a submodule that holds nothing but tensors, so names have dots where paths have keys, and
+`.to()`, `deepcopy`, `pickle` and `load_state_dict` are torch's own. No tensor is kept outside the modules: `td` is put
+together from what they hold when it is asked for.
+
+Invariants:
+  - `params.td` has the keys, in their order, the batch size and the classes of nodes of the TensorDict it was made of;
+  - a leaf under two keys is one Parameter under both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from tdc._errors import DtypeError, KeyPathError, UnsupportedError, describe, message
+from tdc._keys import missing_key, show, unravel_key
+from tdc._typing import KeyPath, NestedKey
+from tdc.tensordict import TensorDict, make
+
+
+class TensorDictParams(nn.Module):
+    """A module that holds the leaves of a TensorDict: floating-point ones as parameters, others as buffers.
+
+    Args:
+        td: leaves are tensors. Memory is shared with it; leaves that are Parameters stay these very objects.
+        buffers: keys of leaves or inner nodes that are no parameters, such as running statistics:
+            `tdc.from_module(net, params=False).keys(True, True)`.
+
+    Raises:
+        DtypeError: td is no TensorDict.
+        UnsupportedError: leaves that are no tensors.
+        KeyPathError: keys with a dot, which separates keys in the names of parameters; a key of `buffers` that is not
+            there.
+
+    Compile:
+        fullgraph; `params.td` in a compiled function costs no more than the parameters of a module.
+
+    Example:
+        >>> import torch
+        >>> params = TensorDictParams(TensorDict({"fc": {"weight": torch.ones(1, 2)}, "step": torch.tensor(0)}))
+        >>> [name for name, _ in params.named_parameters()], list(params.state_dict())
+        (['fc.weight'], ['step', 'fc.weight'])
+        >>> params.td["fc", "weight"]
+        Parameter containing:
+        tensor([[1., 1.]], requires_grad=True)
+
+    Source:
+        RFC torch.dict.TensorDict; `nn.ParameterDict`.
+    """
+
+    def __init__(self, td: TensorDict, *, buffers: Iterable[NestedKey] = ()) -> None:
+        super().__init__()
+        if not isinstance(td, TensorDict):
+            hint = "TensorDictParams(tdc.from_module(module)), TensorDictParams(TensorDict(dict))"
+            raise DtypeError(message("TensorDictParams", "a TensorDict", describe(td), hint=hint))
+        leaves = td._leaves
+        check(leaves)
+        kept = [unravel_key(key) for key in ([buffers] if isinstance(buffers, str) else buffers)]
+        for path in kept:
+            if path not in td:
+                raise missing_key("TensorDictParams", path, leaves)
+        self._paths = tuple(leaves)
+        self._nodes, self._size = td._nodes, td._size
+        held: dict[int, Any] = {}
+        for path, leaf in leaves.items():
+            is_buffer = any([path[: len(p)] == p for p in kept]) or not (leaf.is_floating_point() or leaf.is_complex())
+            owner = owner_of(self, path[:-1])
+            if is_buffer:
+                owner._buffers[path[-1]] = held.setdefault(id(leaf), leaf.detach())
+            elif isinstance(leaf, nn.Parameter):
+                owner._parameters[path[-1]] = leaf
+            else:
+                new = held[id(leaf)] if id(leaf) in held else nn.Parameter(leaf.detach())
+                owner._parameters[path[-1]] = held[id(leaf)] = new
+
+    @property
+    def td(self) -> TensorDict:
+        """The TensorDict as it is now: its leaves are the Parameters and buffers themselves."""
+        found: dict[KeyPath, Any] = {}
+        gather(self, (), found)
+        return make({path: found[path] for path in self._paths}, self._nodes, self._size)
+
+    def forward(self) -> TensorDict:
+        """`td`; so that a wrapper around the module, such as DistributedDataParallel, sees the call."""
+        return self.td
+
+    def __getitem__(self, key: Any) -> Any:
+        """The Parameter, buffer or inner TensorDict at a key; or with an index on the batch dims a TensorDict."""
+        return self.td[key]
+
+    def __repr__(self) -> str:
+        return f"TensorDictParams({self.td!r})"
+
+
+def check(leaves: dict[KeyPath, Any]) -> None:
+    """Leaves are tensors, keys have no dots.
+
+    Raises:
+        UnsupportedError, KeyPathError: they are not; all are named.
+    """
+    odd = {show(p): describe(x) for p, x in leaves.items() if not isinstance(x, Tensor)}
+    if odd:
+        hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
+        raise UnsupportedError(message("TensorDictParams", "leaves that are tensors", f"{len(odd)} others", odd, hint))
+    dotted = [repr(p) for p in leaves if any(["." in key or not key for key in p])]
+    if dotted:
+        got, hint = f"{len(dotted)} others", "td.unflatten_keys('.') makes inner nodes of them"
+        raise KeyPathError(message("TensorDictParams", "keys without dots", got, dotted, hint))
+
+
+def owner_of(module: nn.Module, path: KeyPath) -> nn.Module:
+    """The module of an inner node, made where it is not there. Put there by hand: torch refuses names like "to"."""
+    for key in path:
+        children: dict[str, Any] = module._modules
+        module = children.setdefault(key, nn.Module())
+    return module
+
+
+def gather(module: Any, prefix: KeyPath, found: dict[KeyPath, Any]) -> None:
+    """Add the tensors of a module and all below it, by path."""
+    for store in (module._parameters, module._buffers):
+        for name, x in store.items():
+            found[(*prefix, name)] = x
+    for name, child in module._modules.items():
+        gather(child, (*prefix, name), found)
