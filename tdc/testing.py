@@ -41,7 +41,7 @@ def assert_one_graph(
     r = report(fn, *examples, backend=backend, dynamic=dynamic, repeats=0)
     if r.graphs == 1 and not r.breaks and len(r.compiles) <= compiles:
         return r
-    places = [f"{b.where or 'unknown'}: graph break: {shortened(b.reason, 120)}" for b in r.breaks]
+    places = [f"{b.where or 'calls'}: graph break: {shortened(b.reason, 120)}" for b in r.breaks]
     for c in r.recompiles:
         places.append(f"graph {c.graph}: compiled again: {c.causes[0] if c.causes else 'unknown'}")
     expected = f"1 graph, 0 breaks, at most {compiles} compile{'s' * (compiles != 1)} of {r.name}"

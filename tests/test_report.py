@@ -157,6 +157,29 @@ def test_static_shapes():
     assert len(r.compiles) == 3
 
 
+def test_calls_beyond_the_limit_of_recompiles_are_told():
+    sizes = range(2, 4 + torch._dynamo.config.recompile_limit)
+    r = report(lambda x: x * 2, *[torch.ones(n) for n in sizes], backend="eager", dynamic=False, repeats=0)
+    assert len(r.compiles) == torch._dynamo.config.recompile_limit
+    assert [b.reason for b in r.breaks] == ["torch compiles a function only so often: some calls ran without compiling"]
+    assert "at \n" not in str(r)
+
+
+def test_functions_that_are_compiled_already():
+    def fn(x):
+        return x * 3
+
+    for compiled in (torch.compile(fn, backend="eager"), tdc.compile.counted(fn, backend="eager")):
+        compiled(torch.ones(2))
+        r = report(compiled, torch.ones(3), backend="eager", repeats=0)
+        assert (r.name, r.graphs, r.breaks, r.recompiles) == ("fn", 1, (), ())
+
+
+def test_modules():
+    r = report(nn.Linear(2, 3), torch.ones(4, 2), torch.ones(5, 2), backend="eager", repeats=0)
+    assert (r.name, r.graphs, r.recompiles[0].causes) == ("Linear", 1, ("args[0]: size of dim 0 was 4, now 5",))
+
+
 def test_time_and_memory():
     r = report(whole, batch(3, 2), backend="aot_eager", repeats=5)
     assert r.call_us > r.raw_us > 0

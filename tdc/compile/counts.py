@@ -68,6 +68,7 @@ class counted:
         options: dict[str, Any] | None = None,
     ) -> None:
         self.name = name or getattr(fn, "__name__", "function")
+        self.fn = fn
         self._inner = backend_of(backend, mode, options, "compile.counted")
         self._frames: list[Any] = []
         self._kernels = self._breaks = 0

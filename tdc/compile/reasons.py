@@ -44,7 +44,7 @@ class Break:
     """Why a function was cut in two, and where: `reason`, the user's line, what to do."""
 
     reason: str
-    where: str
+    where: str = ""
     hint: str = ""
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from tdc._errors import DtypeError, StructureError, describe, message
-from tdc.compile.counts import peak_bytes
+from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.compile.kernels import Kernel, kernels_of
@@ -30,6 +30,10 @@ from tdc.compile.report_view import report_html, report_text
 from tdc.compile.trace import CompileId, Event, bytes_accessed, current_id, listening
 
 SECONDS = 2.0  # at most for timing
+LIMIT = Break(
+    "torch compiles a function only so often: some calls ran without compiling",
+    hint="mend what the recompiles name, or raise torch._dynamo.config.recompile_limit",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,8 @@ def report(
     """Run a function over examples under `torch.compile`, and report what that did.
 
     Args:
-        fn: any function; graph breaks are reported, not raised. Called once for each example, and then for measuring.
+        fn: any function or module, compiled before or not; graph breaks are reported, not raised. It is called once for
+            each example, and then for measuring.
         examples: a tuple of arguments each, or a single argument.
         backend, dynamic, mode, options: as of `torch.compile`; `tdc.compile.backend` by default.
         repeats: calls timed of the last example, 2 seconds at most; 0 measures neither time nor memory.
@@ -176,6 +181,7 @@ def report(
     if not examples:
         hint = "report(fn, (a, b)) for fn(a, b); give several examples of different sizes"
         raise StructureError(message("compile.report", "at least one example", "none", hint=hint))
+    fn = fn.fn if isinstance(fn, counted) else fn
     calls = [x if type(x) is tuple else (x,) for x in examples]
     recorder = Recorder(backend_of(backend, mode, options, "compile.report"))
     compiled = torch.compile(fn, backend=recorder, dynamic=dynamic)
@@ -239,6 +245,9 @@ def gather(made: list[Made], events: list[Event]) -> tuple[tuple[Compile, ...], 
         checks = guards_of(guards[0]) if guards else ()
         compiles.append(Compile(frames[m.id[0]], m.ops, m.seconds, tuple(causes), checks, kernels, moved))
     breaks = [break_of(e.text) for e in events if e.name == "dynamo_graph_break_reason"]
+    started = {e.id for e in events if e.name == "dynamo_start"}
+    if any([e.name == "recompile_reasons" and e.id not in started for e in events]):
+        breaks.append(LIMIT)
     return tuple(compiles), tuple({(b.reason, b.where): b for b in breaks}.values())
 
 

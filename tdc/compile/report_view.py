@@ -121,7 +121,8 @@ def break_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[
     """Graph breaks: reason, place, hint."""
     lines = []
     for reason, where, hint in rows:
-        lines += [shortened(reason, LONG), f"  at {where}", *([f"  hint: {shortened(hint, LONG)}"] if hint else [])]
+        lines.append(shortened(reason, LONG))
+        lines += [f"  at {where}"] * bool(where) + [f"  hint: {shortened(hint, LONG)}"] * bool(hint)
     return lines
 
 
@@ -129,7 +130,8 @@ def kernel_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list
     """Kernels: name and kind, operations, place."""
     lines = []
     for name, language, stage, calls, ops, where in rows:
-        lines.append(f"{shortened(name, WIDE)} ({language}, {stage}{f', {calls} calls' if calls != '1' else ''})")
+        kind = [language] * (language != "library") + [stage] + [f"{calls} calls"] * (calls != "1")
+        lines.append(f"{shortened(name, WIDE)} ({', '.join(kind)})")
         lines += [f"  {ops}"] * bool(ops) + [f"  at {place}" for place in where.split("\n") if place]
     return lines
 

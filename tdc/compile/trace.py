@@ -44,10 +44,10 @@ class Listener(logging.Handler):
         """Keep one message."""
         metadata: dict[str, Any] = getattr(record, "metadata", {})
         payload = getattr(record, "payload", None)
-        if payload is None or metadata.get("frame_id") is None:
+        if metadata.get("frame_id") is None:
             return
         name = metadata["artifact"]["name"] if "artifact" in metadata else next(iter(metadata))
-        self.events.append(Event(name, (metadata["frame_id"], metadata["frame_compile_id"]), str(payload)))
+        self.events.append(Event(name, (metadata["frame_id"], metadata["frame_compile_id"]), str(payload or "")))
 
 
 @contextmanager
