@@ -82,8 +82,20 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = ()) -> Rule:
         if op is not None:
             table.setdefault(op, row)
     IMPLS[row] = rule.impl
+    if rule.op in TENSOR_REFLECTED:  # Dynamo traces `x - tensor` as `Tensor.__rsub__(tensor, x)` (torch 2.11-2.13)
+        IMPLS[row + ".reflected"] = swapped(rule.impl)
+        table.setdefault(TENSOR_REFLECTED[rule.op], row + ".reflected")
     RULES.append(rule)
     return rule
+
+
+def swapped(impl: Op) -> Op:
+    """An implementation that takes its two operands the other way round."""
+
+    def reflected(a: Any, b: Any) -> Any:
+        return impl(b, a)
+
+    return reflected
 
 
 def unsupported(
@@ -249,6 +261,10 @@ UNARY_OPERATORS: dict[str, Op] = {
     "neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not,
 }  # fmt: skip
 TENSOR_OPERATORS = {op: getattr(torch.Tensor, f"__{name}__") for name, op in (OPERATORS | UNARY_OPERATORS).items()}
+SWAPPED = [name for name in REFLECTED if name not in ("add", "mul", "matmul", "and", "or", "xor")]
+TENSOR_REFLECTED: dict[Op, Op] = {
+    OPERATORS[name]: getattr(torch.Tensor, f"__r{name}__") for name in (*SWAPPED, "lshift", "rshift")
+}  # fmt: skip
 
 for _name, _op in OPERATORS.items():
     setattr(Container, f"__{_name}__", as_operator(_op, f"__{_name}__"))

@@ -183,9 +183,21 @@ def traced() -> bool:
     return False
 
 
+def is_zero(n: int) -> bool:
+    """Whether a size is 0; no for a size that a graph does not know, as that of `x @ x.transpose(1, 2)`."""
+    return n == 0 if isinstance(n, int) else is_zero_symbol(n)
+
+
+def is_zero_symbol(n: int) -> bool:
+    """`is_zero` of a size in a graph; the module is loaded by whoever traces."""
+    fx: Any = torch.fx
+    return fx.experimental.symbolic_shapes.guard_or_false(n == 0)
+
+
 for _mark in (mark_dynamic, mark_result):
     _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 eager._torchdynamo_inline = traced  # type: ignore[attr-defined]  # the same
+is_zero._torchdynamo_inline = is_zero_symbol  # type: ignore[attr-defined]  # the same
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
@@ -348,7 +360,7 @@ class Exchange(torch.autograd.Function):
         x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
     ) -> Tensor:
         features = x.shape[1:]
-        if x.shape[0] == 0:
+        if is_zero(x.shape[0]):
             return x.new_full((*index.shape, *features), fill)
         out = x.index_select(0, index.reshape(-1)).view(*index.shape, *features)
         return out if valid is None else torch.where(valid.view(*valid.shape, *[1] * len(features)), out, fill)

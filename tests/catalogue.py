@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import catalogue_batch
 import catalogue_loss
+import catalogue_matmul
 import catalogue_norm
 import catalogue_pointwise
 import catalogue_ragged_shape
@@ -30,6 +31,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_ragged_shape.RAGGED,
     **catalogue_norm.RAGGED,
     **catalogue_loss.RAGGED,
+    **catalogue_matmul.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
@@ -42,7 +44,7 @@ REPRESENTATIVES = {
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
     "channel": ("group_norm",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
-    "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
+    "matmul": ("matmul",), "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
 }  # fmt: skip
 
 

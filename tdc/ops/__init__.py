@@ -12,6 +12,7 @@ from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
 from tdc.ops import channel as channel
+from tdc.ops import einsum as einsum
 from tdc.ops import embedding_bag as embedding_bag
 from tdc.ops import factory as factory
 from tdc.ops import higher as higher
@@ -20,6 +21,7 @@ from tdc.ops import join as join
 from tdc.ops import linalg as linalg
 from tdc.ops import lookup as lookup
 from tdc.ops import loss as loss
+from tdc.ops import matmul as matmul
 from tdc.ops import multi_head as multi_head
 from tdc.ops import norm as norm
 from tdc.ops import pointwise as pointwise

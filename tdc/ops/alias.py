@@ -31,6 +31,7 @@ ALIASES: dict[Op, Op] = {
     torch.special.gammaln: torch.lgamma, torch.special.gammainc: torch.igamma, torch.special.gammaincc: torch.igammac,
     torch.special.psi: torch.digamma, torch.special.multigammaln: torch.mvlgamma,
     torch.celu: F.celu, torch.selu: F.selu, torch.threshold: F.threshold, torch.rrelu: F.rrelu,
+    torch.linalg.matmul: torch.matmul, torch.ger: torch.outer,
     **{getattr(torch, f"arc{name[1:]}"): getattr(torch, name) for name in ARC.split()},
     **{getattr(torch.special, name): getattr(torch, name) for name in SPECIAL.split()},
 }  # fmt: skip

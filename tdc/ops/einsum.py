@@ -1,0 +1,377 @@
+"""Sums of products over named dims: `torch.einsum` of ragged batches, and what every matrix product runs on.
+
+    "bld,de->ble"   weights of all examples       on packed values
+    "bld,bld->bd"   over the ragged dim           on packed values, then row by row
+    "bld,bde->ble"  weights of each example       in a rectangle
+    "bld,bmd->blm"  ragged by ragged              in a rectangle, two ragged dims come back
+    "bld,ble->bde"  outer products, summed        in a rectangle
+
+A letter names a dim of the logical shape. The one at the batch dim is the batch letter, those at ragged dims are
+ragged letters; they are the same kind of letter in every operand. Packed values are used where the product of one
+position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again.
+
+Invariants: padding is 0 and meets 0 only, so NaN and infinities of one row stay there; a ragged letter keeps its
+batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, StructureError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import (
+    Structure,
+    extent_of,
+    longest,
+    offsets_of,
+    pack_rows,
+    pad_rows,
+    reduce_rows,
+    require,
+    require_same,
+    sizes_of,
+    spread,
+)
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.ops.pointwise import mixed
+
+
+class Term(NamedTuple):
+    """An operand with one letter for each dim of its logical shape."""
+
+    dims: str
+    x: Any
+
+
+def einsum(equation: str, *operands: Any) -> Any:
+    """`torch.einsum`, operands taken from left to right, two at a time."""
+    given = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    terms, out = parse(equation, given)
+    while len(terms) > 2:
+        first, second, *rest = terms
+        needed = "".join([out, *[t.dims for t in rest]])
+        terms = [join(first, second, needed), *rest]
+    return contract(torch.einsum, terms, out)
+
+
+def parse(equation: str, operands: tuple[Any, ...]) -> tuple[list[Term], str]:
+    """Operands with their letters, and the letters of the result.
+
+    Raises:
+        ShapeError: an equation of another number of operands or dims, or with other characters.
+    """
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(operands):
+        got = f"{len(inputs)} in {equation!r} for {len(operands)} operands"
+        raise ShapeError(message("einsum", "one group of letters for each operand", got, hint="part them with commas"))
+    free = [c for c in string.ascii_letters if c not in equation]
+    widths = [x.ndim - len(dims.replace("...", "")) for dims, x in zip(inputs, operands, strict=True)]
+    most = max([n for n, dims in zip(widths, inputs, strict=True) if "..." in dims], default=0)
+    dots = "".join(free[:most])
+    wrong = {}
+    for i, (dims, n) in enumerate(zip(inputs, widths, strict=True)):
+        if n < 0 or (n > 0 and "..." not in dims):
+            wrong[f"operand {i}, {dims!r}"] = describe(operands[i])
+    if wrong:
+        hint = "letters speak of the logical shape: the batch and ragged dims count"
+        raise ShapeError(message("einsum", "one letter for each dim", f"{equation!r}", wrong, hint))
+    named = [dims.replace("...", dots[most - n :]) for dims, n in zip(inputs, widths, strict=True)]
+    if not arrow:
+        joined = "".join(named)
+        out = dots + "".join([c for c in sorted(set(joined)) if c not in dots and joined.count(c) == 1])
+    out = out.replace("...", dots)
+    odd = [c for c in [*"".join(named), *out] if c not in string.ascii_letters]
+    if odd or len(set(out)) < len(out) or not set(out) <= set("".join(named)):
+        hint = "letters of the result are letters of operands, each once"
+        raise ShapeError(message("einsum", "an equation such as 'bld,de->ble'", f"{equation!r}", hint=hint))
+    return [Term(dims, x) for dims, x in zip(named, operands, strict=True)], out
+
+
+def join(a: Term, b: Term, needed: str) -> Term:
+    """Two operands as one, with the letters that are needed later: batch, ragged, then the others."""
+    ragged, batch = kinds_of(torch.einsum, [t for t in (a, b) if is_ragged(t.x)])
+    found = [c for c in dict.fromkeys(a.dims + b.dims) if c in needed]
+    kept = [c for c in found if c in ragged]
+    head = [batch] if kept or batch in found else []
+    dims = "".join([*head, *kept, *[c for c in found if c not in kept and c != batch]])
+    return Term(dims, contract(torch.einsum, [a, b], dims))
+
+
+# -- the engine
+
+
+def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Any:
+    """The sum over all letters that `out` lacks of the product of one or two operands.
+
+    Args:
+        exact: letters of which size 1 does not broadcast.
+
+    Returns:
+        A batch where a ragged letter is in `out`, else a dense tensor; dims in the order of `out`.
+
+    Raises:
+        ShapeError: sizes of one letter differ; a ragged letter is lost from its batch letter, or from its neighbour.
+        StructureError: one letter is ragged here and static there, or rows differ in length.
+        UnsupportedError: a NestedTensor meets a MaskedBatch.
+    """
+    batches = [t for t in terms if is_ragged(t.x)]
+    ragged, batch = kinds_of(op, batches)
+    terms = [t if is_ragged(t.x) else without_ones(t, ragged + batch, exact) for t in terms]
+    check_letters(op, terms, ragged, batch, exact)
+    if len(terms) > 1:
+        terms = summed_alone(op, terms, out, ragged)
+        batches = [t for t in terms if is_ragged(t.x)]
+    if not batches:
+        return torch.einsum(equation(terms, out), *[t.x for t in terms])
+    check_result(op, out, ragged, batch)
+    if isinstance(batches[0].x, MaskedBatch):
+        return of_masked(op, terms, out, batch)
+    return of_nested(op, terms, out, batch)
+
+
+def is_ragged(x: Any) -> bool:
+    return isinstance(x, (NestedTensor, MaskedBatch))
+
+
+def equation(terms: list[Term], out: str) -> str:
+    return ",".join([t.dims for t in terms]) + "->" + out
+
+
+def ragged_of(t: Term) -> str:
+    """The ragged letters of a batch."""
+    return "".join([t.dims[d] for d in t.x.ragged_dims])
+
+
+def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
+    """All ragged letters, and the batch letter.
+
+    Raises:
+        UnsupportedError: batches of two kinds.
+        StructureError: two batch letters, or a letter that is used twice within a batch and is not static.
+    """
+    if not batches:
+        return "", ""
+    first = batches[0].x
+    for t in batches[1:]:
+        if type(t.x) is not type(first):
+            raise mixed(op, first, t.x)
+    letters = [t.dims[t.x._structure.batch_dim if isinstance(t.x, NestedTensor) else t.x.batch_dim] for t in batches]
+    ragged = "".join(dict.fromkeys("".join([ragged_of(t) for t in batches])))
+    if len(set(letters)) > 1 or letters[0] in ragged:
+        got = " and ".join([repr(letter) for letter in dict.fromkeys(letters)])
+        places = {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(batches)}
+        hint = "name the batch dims by one letter, as in 'bld,bmd->blm'"
+        raise StructureError(message(op, "one letter for the batch", got, places, hint))
+    return ragged, letters[0]
+
+
+def without_ones(t: Term, letters: str, exact: str) -> Term:
+    """A dense operand without those of its dims that only broadcast over rows and their positions."""
+    x, dims = t.x, t.dims
+    for c in [c for c in letters if c not in exact]:
+        while c in dims and x.shape[dims.index(c)] == 1:
+            x, dims = x.select(dims.index(c), 0), dims.replace(c, "", 1)
+    return Term(dims, x)
+
+
+def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str) -> None:
+    """Every letter has one kind and one size."""
+    sizes: dict[str, Any] = {}
+    for t in terms:
+        own = ragged_of(t) if is_ragged(t.x) else ""
+        wrong = [c for c in ragged if c in t.dims and c not in own]
+        if wrong or any([t.dims.count(c) > 1 for c in own + batch]):
+            got = f"{t.dims!r} for {describe(t.x)}"
+            hint = "pack that operand along the same dim, or pad the batch with x.to_padded()"
+            raise StructureError(message(op, f"letter {(wrong or [own])[0]!r} on ragged dims only", got, hint=hint))
+        for c, n in zip(t.dims, t.x.shape, strict=True):
+            if c in own and isinstance(t.x, NestedTensor):
+                continue
+            known = sizes.setdefault(c, n)
+            if known != n and (c in exact or (known != 1 and n != 1)):
+                places = {f"operand {i}, {d.dims!r}": describe(d.x) for i, d in enumerate(terms)}
+                hint = "a dim that two operands share, as summed and batch dims are, has one size"
+                raise ShapeError(message(op, f"one size for dim {c!r}", f"{known} and {n}", places, hint))
+            sizes[c] = n if known == 1 else known
+
+
+def check_result(op: Op, out: str, ragged: str, batch: str) -> None:
+    """A result has its ragged dims side by side, and the batch they belong to."""
+    at = [i for i, c in enumerate(out) if c in ragged]
+    if at and batch not in out:
+        hint = "sum over the ragged dim as well, or keep the batch dim"
+        raise ShapeError(message(op, f"ragged dims with the batch, {batch!r}", f"a result {out!r}", hint=hint))
+    if at and [c for c in out[at[0] : at[-1] + 1] if c != batch] != [out[i] for i in at]:
+        got, hint = f"a result {out!r}", "name ragged dims next to each other"
+        raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
+
+
+def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]:
+    """Ragged letters that one operand has alone, and the result lacks, are summed there: padding would meet values."""
+    done = []
+    for i, t in enumerate(terms):
+        needed = out + "".join([other.dims for j, other in enumerate(terms) if j != i])
+        if is_ragged(t.x) and any([c not in needed for c in ragged_of(t)]):
+            left = [c for c in ragged_of(t) if c in needed]
+            kept = "".join([c for c in t.dims if (c not in ragged_of(t) if left else False) or c in needed])
+            t = Term(kept, contract(op, [t], kept))
+        done.append(t)
+    return done
+
+
+# -- packed values
+
+
+def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Any:
+    """On packed values where that is no larger than its parts, else padded."""
+    batches = [t for t in terms if is_ragged(t.x)]
+    letters = ragged_of(batches[0])
+    if any([ragged_of(t) != letters for t in batches]) or len([c for c in out if c in letters]) not in (
+        0,
+        len(letters),
+    ):
+        return by_padding(op, terms, out, batch)
+    packed = next(c for c in string.ascii_letters if c not in out + "".join([t.dims for t in terms]))
+    s, total = structure_of(batches[0]), batches[0].x._values.shape[structure_of(batches[0]).packed_dim]
+    new_out, kept = in_packed(out, letters, batch, packed), letters in out.replace(batch, "")
+    factors = [set(t.dims) - {batch} for t in batches] + [set(out) - {batch}] * kept
+    dense = [t for t in terms if not is_ragged(t.x)]
+    small = all([any([set(t.dims) - {batch} <= f for f in factors]) for t in dense if batch in t.dims])
+    summed = batch in out and not kept
+    if summed and small:
+        small = any([set(out) - {batch} <= set(t.dims) for t in terms])
+    if not small or (not kept and any([c in letters for c in out])):
+        return by_padding(op, terms, out, batch)
+    for t in batches[1:]:
+        same_rows(op, s, structure_of(t))
+    ready = [as_packed(t, s, total, batch, letters, packed) for t in terms]
+    if summed:
+        rest = out.replace(batch, "")
+        y = reduce_rows(torch.einsum(equation(ready, packed + rest), *[t.x for t in ready]), s, "sum", 0)
+        return y.movedim(0, out.index(batch))
+    y = torch.einsum(equation(ready, new_out), *[t.x for t in ready])
+    return nested_like(s.moved(new_out.index(packed), out.index(batch)), y) if kept else y
+
+
+def structure_of(t: Term) -> Structure:
+    return t.x._structure
+
+
+def in_packed(dims: str, letters: str, batch: str, packed: str) -> str:
+    """Letters of the logical shape as letters of packed values."""
+    return dims.replace(batch, "").replace(letters, packed)
+
+
+def as_packed(t: Term, s: Structure, total: int, batch: str, letters: str, packed: str) -> Term:
+    """An operand beside packed values: a batch its own, a dense one as it is or, row by row, spread over positions."""
+    if is_ragged(t.x):
+        return Term(in_packed(t.dims, letters, batch, packed), t.x._values)
+    if batch not in t.dims:
+        return t
+    return Term(packed + t.dims.replace(batch, ""), spread(t.x.movedim(t.dims.index(batch), 0), s, total))
+
+
+def same_rows(op: Op, s: Structure, other: Structure) -> None:
+    """Rows of equal lengths, wherever their axes lie."""
+    if s is not other:
+        require_same(s, other.moved(s.packed_dim, s.batch_dim), op)
+
+
+# -- padded
+
+
+class Bound(NamedTuple):
+    """The longest size along a ragged letter, and the structure that says so."""
+
+    size: int
+    extent: Tensor | None
+    column: int
+
+
+def by_padding(op: Op, terms: list[Term], out: str, batch: str) -> Any:
+    """Operands padded with 0, multiplied as rectangles, and packed again."""
+    batches = [t for t in terms if is_ragged(t.x)]
+    sizes = sizes_by_letter(op, [(ragged_of(t), sizes_of(structure_of(t)), t) for t in batches])
+    bounds: dict[str, Bound] = {}
+    for t in batches:
+        s = structure_of(t)
+        for r, (c, n) in enumerate(zip(ragged_of(t), longest(s), strict=True)):
+            bounds.setdefault(c, Bound(n, s.extent, r))
+    longs = {c: bound.size for c, bound in bounds.items()}
+    ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
+    kept = "".join([c for c in out if c in longs])
+    if not kept:
+        return torch.einsum(equation(ready, out), *[t.x for t in ready])
+    rest = "".join([c for c in out if c not in longs and c != batch])
+    y = torch.einsum(equation(ready, batch + kept + rest), *[t.x for t in ready])
+    owner = next((t for t in batches if ragged_of(t) == kept), None)
+    if owner is None:
+        s = fresh(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept]))
+        total = torch.repeat_interleave(s.offsets.diff()).shape[0]  # an unbacked size in a graph
+    else:
+        s = structure_of(owner)
+        total = owner.x._values.shape[s.packed_dim]
+    at = out.index(kept[0]) - (out.index(batch) < out.index(kept[0]))
+    return nested_like(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
+
+
+def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
+    """A batch as a rectangle (batch, ragged dims, others), 0 where there is nothing.
+
+    Operands that share a letter get the rectangle of the first; their rows are as long, their bounds may differ.
+    """
+    s, letters = structure_of(t), ragged_of(t)
+    found = [bounds[c] for c in letters]
+    foreign = any([b.extent is not s.extent or b.column != r for r, b in enumerate(found)])
+    data = pad_rows(t.x._values.movedim(s.packed_dim, 0), s, tuple([b.size for b in found]), cut=foreign)
+    return Term(batch + letters + "".join([c for c in t.dims if c not in letters and c != batch]), data)
+
+
+def sizes_by_letter(op: Op, batches: list[tuple[str, Tensor, Term]]) -> dict[str, Tensor]:
+    """The sizes that rows have along each ragged letter, (B,); equal in all operands that have it."""
+    found: dict[str, tuple[Tensor, Any]] = {}
+    text = message(op, "rows of equal lengths", "others", hint="build both from one structure, e.g. x.with_values(y)")
+    for letters, sizes, t in batches:
+        source = t.x._structure.offsets if isinstance(t.x, NestedTensor) else t.x._lengths
+        for r, c in enumerate(letters):
+            known = found.setdefault(c, (sizes[:, r], (source, r)))
+            if known[1][0] is not source or known[1][1] != r:
+                require((known[0] == sizes[:, r]).all(), text)
+    return {c: column for c, (column, _) in found.items()}
+
+
+def fresh(sizes: Tensor, longs: tuple[int, ...]) -> Structure:
+    """The structure of new rows: sizes (B, R) and the longest of them."""
+    count = len(longs)
+    offsets = offsets_of(sizes.prod(1))
+    shapes = sizes if count > 1 else None
+    return Structure(offsets, shapes, extent_of(longs, sizes.device), 0, 0, count).marked()
+
+
+def of_masked(op: Op, terms: list[Term], out: str, batch: str) -> Any:
+    """Rectangles filled with 0; padding of the result is cut off, so that no gradient comes from there."""
+    batches = [t for t in terms if is_ragged(t.x)]
+    sizes = sizes_by_letter(op, [(ragged_of(t), t.x.lengths, t) for t in batches])
+    filled = [t.x.filled(0) if is_ragged(t.x) else t.x for t in terms]
+    y = torch.einsum(equation(terms, out), *filled)
+    kept = "".join([c for c in out if c in sizes])
+    if not kept:
+        return y
+    owner = next((t.x for t in batches if ragged_of(t) == kept), None)
+    lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
+    like = masked_like(y, lengths, tuple([out.index(c) for c in kept]), out.index(batch), fresh=owner is None)
+    return like.with_data(y.masked_fill(~like.mask, 0))
+
+
+for _kind in ("nested", "masked"):
+    add_rule(Rule(torch.einsum, _kind, "matmul", einsum, torch.einsum, source="torch.einsum"))

@@ -1,0 +1,317 @@
+"""Matrix products by name: `x @ w`, `torch.bmm`, `torch.addmm`, `torch.outer` and their kin, as sums over named dims.
+
+    (B, -1, D) @ (D, E)          (B, -1, E)       the same weights for all examples
+    (B, -1, D) @ (B, D, E)       (B, -1, E)       weights of each example
+    (B, D, -1) @ (B, -1, E)      (B, D, E)        dense, sums over the ragged dim
+    (B, -1, D) @ (B, D, -1)      (B, -1, -1)      two ragged dims
+    (B, -1, -1) @ (B, -1, D)     (B, -1, D)       attention weights and values
+
+`matmul` and `bmm` broadcast over the logical shape, as torch does. Operations that torch has for matrices and vectors
+only (`mm`, `mv`, `dot`, `outer`, ...) run on every example; a dense operand has the rank that torch wants and is the
+same for all examples, or one dim more in front, the batch.
+
+Invariants: those of `einsum`, which computes them all.
+"""
+
+from __future__ import annotations
+
+import string
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._rules import DISPATCH, IMPLS, TENSOR_OPERATORS, Rule, add_rule, unsupported
+from tdc._structure import Structure, extent_of, normal_dim
+from tdc._typing import Op
+from tdc.masked import like as masked_like
+from tdc.masked import require_same_lengths
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.ops.einsum import Term, contract, is_ragged
+from tdc.ops.linalg import last_is_static
+from tdc.ops.pointwise import mixed, packed
+
+BATCH = "b"
+RAW: Any = torch  # what functions of `F` call below; the stubs lack it
+SCALED: Any = F  # the same
+
+
+def product_rule(op: Op, impl: Op, ref: Op | None = None) -> None:
+    """Rows for a product, which is one function for both kinds of batches."""
+    for kind in ("nested", "masked"):
+        add_rule(Rule(op, kind, "matmul", impl, ref or op, source=f"torch.{getattr(op, '__name__', '')}"))
+
+
+def batch_dim(x: Any) -> int:
+    return x._structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
+
+
+# -- broadcast over the logical shape
+
+
+def matmul(input: Any, other: Any) -> Any:
+    if isinstance(input, NestedTensor) and isinstance(other, Tensor) and 1 <= other.ndim <= 2:
+        s, values = input._structure, input._values
+        last = values.ndim - 1
+        if s.packed_dim < last and s.batch_dim < last + s.ragged_ndim and other.shape[0] == values.shape[last]:
+            return nested_like(s, torch.matmul(values, other))
+    left, right, out = letters_of(input, other)
+    return contract(torch.matmul, [Term(left, input), Term(right, other)], out, exact="j")
+
+
+def by_operator(a: Any, b: Any) -> Any:
+    """`tensor @ x` and `tensor.matmul(x)`."""
+    return matmul(a, b)
+
+
+def by_operator_traced(a: Any, b: Any) -> Any:
+    """What Dynamo traces for `tensor @ x` and, operands swapped, for `x @ tensor`: the order that fits.
+
+    It has no reflected function for `@` (torch 2.11-2.13).
+
+    Raises:
+        UnsupportedError: both orders do.
+    """
+    if isinstance(a, Tensor) and meets(b, a):
+        if meets(a, b):
+            got, hint = f"{describe(a)} and {describe(b)}", "torch.matmul(x, y) in place of x @ y"
+            raise UnsupportedError(
+                message("matmul", "operands that fit in one order, where @ is traced", got, hint=hint)
+            )
+        return matmul(b, a)
+    return matmul(a, b)
+
+
+def meets(a: Any, b: Any) -> bool:
+    """Whether the last dim of one and the first dim of another's matrices are static and of one size."""
+    last, first = a.ndim - 1, max(b.ndim - 2, int(is_ragged(b) and b.ndim == 2))
+    ragged = [last in a.ragged_dims if is_ragged(a) else False, first in b.ragged_dims if is_ragged(b) else False]
+    return not any(ragged) and a.shape[last] == b.shape[first]
+
+
+def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
+    """Letters of two operands of `matmul` and of its result: matrices "ij" and "jk" behind dims that broadcast.
+
+    Raises:
+        ShapeError: a number instead of a matrix or vector.
+    """
+    ranks = [min(x.ndim - 1 if is_ragged(x) else x.ndim, 2) for x in (a, b)]
+    if min(ranks) < 1:
+        got = f"{describe(a)} and {describe(b)}"
+        raise ShapeError(message("matmul", "matrices or vectors", got, hint="x * y for a number of each example"))
+    counts = [x.ndim - n for x, n in zip((a, b), ranks, strict=True)]
+    lead = string.ascii_uppercase[: max(counts)]
+    left, right = [lead[len(lead) - n :] for n in counts]
+    left, right = left + "ij"[2 - ranks[0] :], right + "jk"[: ranks[1]]
+    if is_ragged(a) and is_ragged(b):  # a vector of each example has the batch of the matrices
+        left = right[batch_dim(b)] + "j" if ranks[0] == 1 else left
+        right = left[batch_dim(a)] + "j" if ranks[1] == 1 else right
+    both = left + right
+    out = [c for c in lead if c in both] + ["i"] * (ranks[0] > 1) + ["k"] * (ranks[1] > 1)
+    return left, right, "".join(out)
+
+
+# -- matrices and vectors of every example
+
+
+def on_examples(op: Op, dims: str, a: Any, b: Any) -> Any:
+    """A product that torch has for operands of a fixed rank, for every example.
+
+    Args:
+        dims: letters of one example, such as "ij,jk->ik".
+    """
+    left, right, out = dims.replace("->", ",").split(",")
+    return contract(op, [example(op, a, left), example(op, b, right)], BATCH + out, exact=left + right + BATCH)
+
+
+def example(op: Op, x: Any, dims: str) -> Term:
+    """An operand with letters: the batch among them for a batch, in front for a dense operand with one more dim.
+
+    Raises:
+        ShapeError: another number of dims.
+    """
+    if is_ragged(x) and x.ndim == len(dims) + 1:
+        return Term(dims[: batch_dim(x)] + BATCH + dims[batch_dim(x) :], x)
+    if not is_ragged(x) and x.ndim in (len(dims), len(dims) + 1):
+        return Term(dims if x.ndim == len(dims) else BATCH + dims, x)
+    kind = {1: "vectors", 2: "matrices"}[len(dims)]
+    hint = "x @ y broadcasts over further dims"
+    raise ShapeError(message(op, f"{kind}, one for each example", describe(x), hint=hint))
+
+
+def vdot(input: Any, other: Any) -> Any:
+    return on_examples(torch.vdot, "i,i->", torch.conj(input), other)
+
+
+def inner(input: Any, other: Any) -> Any:
+    """Over the last dims of both; the other dims of the second stand behind those of the first."""
+    pool = iter(string.ascii_lowercase.replace(BATCH, ""))
+    last, terms = next(pool), []
+    for x in (input, other):
+        dims = [next(pool) for _ in range(x.ndim - 1 - is_ragged(x))] + [last]
+        if is_ragged(x):
+            dims.insert(batch_dim(x), BATCH)
+        terms.append(Term("".join(dims), x))
+    out = BATCH + "".join([c for t in terms for c in t.dims if c not in (last, BATCH)])
+    return contract(torch.inner, terms, out, exact=last + BATCH)
+
+
+def bmm(input: Any, mat2: Any) -> Any:
+    """Logical shapes of three dims, the first of them the batch.
+
+    Raises:
+        ShapeError: other dims.
+    """
+    if input.ndim != 3 or mat2.ndim != 3:
+        got = f"{describe(input)} and {describe(mat2)}"
+        raise ShapeError(message("bmm", "two operands of three dims", got, hint="x @ y broadcasts"))
+    return contract(torch.bmm, [Term("bij", input), Term("bjk", mat2)], "bik", exact="bjk")
+
+
+def added(op: Op, product: Op, input: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """`beta * input + alpha * product`; an input with beta 0 is not read."""
+    out = product(first, second)
+    out = out if alpha == 1 else out * alpha
+    return out if beta == 0 else torch.add(out, input if beta == 1 else input * beta)
+
+
+def summed_bmm(batch1: Any, batch2: Any) -> Any:
+    """The sum of all examples' products."""
+    return contract(torch.addbmm, [Term("bij", batch1), Term("bjk", batch2)], "ik", exact="bj")
+
+
+def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+    """Over pairs of logical dims; the batch dims of two batches are one such pair."""
+    if out is not None:
+        raise UnsupportedError(message("tensordot", "no out=", "out=", hint="use the returned object"))
+    pairs = (list(range(-dims, 0)), list(range(dims))) if isinstance(dims, int) else dims
+    if isinstance(pairs, Tensor):
+        hint = "tensordot(a, b, dims=([2], [0]))"
+        raise UnsupportedError(message("tensordot", "dims as lists", describe(pairs), hint=hint))
+    first, second = [[d] if isinstance(d, int) else list(d) for d in pairs]
+    if len(first) != len(second):
+        got = f"{len(first)} and {len(second)}"
+        raise ShapeError(message("tensordot", "as many dims of one as of the other", got, hint="they go in pairs"))
+    left = list(string.ascii_lowercase[: a.ndim])
+    right = list(string.ascii_uppercase[: b.ndim])
+    for d, e in zip(first, second, strict=True):
+        right[normal_dim(e, b.ndim, "tensordot")] = left[normal_dim(d, a.ndim, "tensordot")]
+    rest = [c for c in left if c not in right] + [c for c in right if c not in left]
+    shared = "".join([c for c in left if c in right])
+    return contract(torch.tensordot, [Term("".join(left), a), Term("".join(right), b)], "".join(rest), exact=shared)
+
+
+def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """`bmm`: the groups are the rows, whose offsets the batch carries.
+
+    Raises:
+        UnsupportedError: other groups.
+    """
+    if offs is not None or not is_ragged(mat_a):
+        hint = "F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)"
+        raise UnsupportedError(message("grouped_mm", "groups that are the rows of a batch", "offs=", hint=hint))
+    out = bmm(mat_a, mat_b)
+    out = out if bias is None else out + bias[:, None]
+    return out if out_dtype is None else out.to(out_dtype)
+
+
+def chain(op: Op, *matrices: Any) -> Any:
+    """Matrices multiplied from left to right.
+
+    Raises:
+        ShapeError: fewer than two.
+    """
+    given = matrices[0] if len(matrices) == 1 and isinstance(matrices[0], (list, tuple)) else matrices
+    if len(given) < 2:
+        raise ShapeError(message(op, "at least two matrices", f"{len(given)}", hint="x itself is the product of one"))
+    return reduce(matmul, given)
+
+
+def bilinear(input1: Any, input2: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
+    """Every pair of positions of two batches of one structure: (B, -1, I), (B, -1, J) -> (B, -1, O)."""
+    like = input1 if is_ragged(input1) else input2
+    last_is_static(like, "bilinear", 1)
+    if type(input1) is not type(input2):
+        raise mixed(F.bilinear, input1, input2)
+    if isinstance(like, NestedTensor):
+        return like.with_values(F.bilinear(like._values, packed(input2, like, F.bilinear), weight, bias))
+    require_same_lengths(like, input2, F.bilinear)
+    out = F.bilinear(like.filled(0), input2.filled(0), weight, bias)
+    return like.with_data(out.masked_fill(~like.mask, 0))
+
+
+def kron(input: Any, other: Any) -> Any:
+    """Every element of a batch times a dense matrix: rows grow by its size along the ragged dim.
+
+    Raises:
+        UnsupportedError: the batch is the second operand, both are batches, or it has several ragged dims.
+        ShapeError: the dense operand has more dims than an example.
+    """
+    if not is_ragged(input) or is_ragged(other) or len(input.ragged_dims) > 1:
+        places = {"input": describe(input), "other": describe(other)}
+        hint = "torch.einsum, or loop over x.unbind()"
+        raise UnsupportedError(
+            message("kron", "a batch with one ragged dim and a dense tensor behind it", "others", places, hint)
+        )
+    if other.ndim >= input.ndim:
+        got = f"{describe(other)} for {describe(input)}"
+        raise ShapeError(message("kron", "as many dims as an example at most", got, hint="the batch is no dim of it"))
+    (d,) = input.ragged_dims
+    at = d - (d > batch_dim(input))  # the ragged dim of an example
+    dense = other.reshape([1] * (input.ndim - 1 - other.ndim) + list(other.shape))
+    times = dense.shape[at]
+    if isinstance(input, NestedTensor):
+        s = input._structure
+        out = products(input._values, dense)
+        if times == 1:
+            return nested_like(s, out)
+        extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), out.device)
+        return nested_like(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
+    out = products(input.filled(0), dense.unsqueeze(batch_dim(input)))
+    like = masked_like(out, input.lengths * times, input.ragged_dims, batch_dim(input), fresh=True)
+    return like.with_data(out.masked_fill(~like.mask, 0))
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """`torch.kron` of operands with equally many dims; torch's own makes a graph for each size (2.13)."""
+    left = a.reshape([n for size in a.shape for n in (size, 1)])
+    right = b.reshape([n for size in b.shape for n in (1, size)])
+    return (left * right).reshape([n * m for n, m in zip(a.shape, b.shape, strict=True)])
+
+
+EXAMPLES = {
+    torch.mm: "ij,jk->ik", torch.mv: "ij,j->i", torch.dot: "i,i->", torch.outer: "i,j->ij",
+}  # fmt: skip
+PRODUCTS: dict[Op, Op] = {op: partial(on_examples, op, dims) for op, dims in EXAMPLES.items()}
+ADDED: dict[Op, Op] = {
+    torch.addmm: PRODUCTS[torch.mm], torch.addmv: PRODUCTS[torch.mv], torch.addr: PRODUCTS[torch.outer],
+    torch.baddbmm: bmm, torch.addbmm: summed_bmm,
+}  # fmt: skip
+NAMED: dict[Op, Op] = {
+    torch.matmul: matmul, torch.bmm: bmm, torch.vdot: vdot, torch.inner: inner, torch.tensordot: tensordot,
+    F.bilinear: bilinear, torch.kron: kron,
+}  # fmt: skip
+
+for _op, _impl in (PRODUCTS | NAMED).items():
+    product_rule(_op, _impl, torch.matmul if _op is torch.bmm else None)
+for _op, _product in ADDED.items():
+    product_rule(_op, partial(added, _op, _product))
+for _op in (torch.chain_matmul, torch.linalg.multi_dot):
+    product_rule(_op, partial(chain, _op))
+for _kind in ("nested", "masked"):
+    _rule = Rule(F.grouped_mm, _kind, "matmul", grouped_mm, torch.matmul, source="torch.nn.functional.grouped_mm")
+    add_rule(_rule, [RAW._grouped_mm])
+for _op, _called in ((F.scaled_mm, RAW._scaled_mm_v2), (SCALED.scaled_grouped_mm, RAW._scaled_grouped_mm_v2)):
+    unsupported(
+        _op, ["nested", "masked"], "values whose scales lie in blocks of a layout of the device", family="matmul",
+        hint="call it on x.values and wrap the result with x.with_values", aliases=[_called],
+    )  # fmt: skip
+by_operator._torchdynamo_inline = by_operator_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+for _kind in ("nested", "masked"):
+    IMPLS[f"{_kind}.matmul.operator"] = by_operator
+    for _called in (TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul):
+        DISPATCH[_kind][_called] = f"{_kind}.matmul.operator"

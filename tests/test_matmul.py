@@ -1,0 +1,228 @@
+"""Products of ragged batches: what they hold on to, what they cost, and what they say to operands that do not fit."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+from texts import T, Texts
+from texts import ragged as packed_rows
+
+import tdc
+from tdc import NestedTensor
+
+NAN = float("nan")
+
+
+def ragged() -> Any:
+    return packed_rows()
+
+
+def batch(*lengths: int, features: int = 4) -> Any:
+    torch.manual_seed(0)
+    return tdc.pack([torch.randn(n, features) for n in lengths])
+
+
+def test_structure_is_passed_on():
+    x = batch(2, 0, 3)
+    products: Any = (x @ torch.ones(4, 2), x @ torch.ones(3, 4, 2), torch.einsum("bld,bd->bl", x, torch.ones(3, 4)))
+    for y in products:
+        assert y.offsets is x.offsets
+
+
+def test_attention_by_hand_comes_back_to_its_rows():
+    x = batch(2, 0, 3)
+    weights = x @ x.transpose(1, 2)
+    assert weights.shape == (3, -1, -1)
+    assert weights.sizes.tolist() == [[2, 2], [0, 0], [3, 3]]
+    out = weights @ x + x
+    for row, r in zip(out.unbind(), x.unbind(), strict=True):
+        torch.testing.assert_close(row, r @ r.T @ r + r)
+
+
+def test_bounds_of_the_longest_row_may_differ():
+    x = batch(2, 0, 3)
+    wide = NestedTensor(x.values, x.offsets, max_length=9)
+    for a, b in ((x, wide), (wide, x)):
+        torch.testing.assert_close(a.transpose(1, 2) @ b, x.transpose(1, 2) @ x)
+        torch.testing.assert_close((a @ b.transpose(1, 2)).values, (x @ x.transpose(1, 2)).values)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_nan_of_one_row_stays_there(masked: bool):
+    rows = [torch.ones(2, 4), torch.full((1, 4), NAN), torch.ones(3, 4)]
+    x: Any = tdc.pack(rows).to_padded() if masked else tdc.pack(rows)
+    w = torch.ones(3, 4, 2, requires_grad=True)
+    y = x @ w
+    assert [bool(row.isnan().any()) for row in y.unbind()] == [False, True, False]
+    (y.unbind()[0].sum() + y.unbind()[2].sum()).backward()
+    assert w.grad is not None
+    assert w.grad[[0, 2]].isfinite().all()
+    assert [bool(m.isnan().any()) for m in x.transpose(1, 2) @ x] == [False, True, False]
+
+
+def test_products_of_empty_batches():
+    x = batch(0, 0)
+    assert torch.equal(x.transpose(1, 2) @ x, torch.zeros(2, 4, 4))
+    assert (x @ x.transpose(1, 2)).values.shape == (0,)
+    assert (x @ torch.ones(2, 4, 3)).shape == (2, -1, 3)
+
+
+def test_rows_of_other_lengths_are_noticed():
+    x, y = batch(2, 3), batch(3, 2)
+    for call in (lambda: x.transpose(1, 2) @ y, lambda: torch.einsum("bld,bld->bl", x, y)):
+        with pytest.raises(tdc.StructureError, match="lengths"):
+            call()
+
+
+@pytest.mark.slow
+def test_a_compiled_product_makes_one_graph():
+    graphs = 0
+
+    def count(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    @torch.compile(fullgraph=True, backend=count)
+    def attend(x: Any, w: torch.Tensor) -> Any:
+        return torch.matmul(torch.matmul(x @ w, (x @ w).transpose(1, 2)), x)
+
+    for lengths in ((2, 0, 3), (5, 1), (1, 1, 4, 2)):
+        x, w = batch(*lengths), torch.ones(4, 4)
+        for row, r in zip(attend(x, w).unbind(), x.unbind(), strict=True):
+            torch.testing.assert_close(row, (r @ w) @ (r @ w).T @ r)
+    assert graphs == 1
+
+
+@pytest.mark.parametrize("name", ["sub", "truediv", "matmul"])
+@pytest.mark.parametrize("order", ["left", "right"])
+def test_operators_with_a_tensor_are_traced(name: str, order: str):
+    x: Any = batch(2, 0, 3).abs() + 1 if name != "matmul" or order == "left" else batch(2, 0, 3).transpose(1, 2)
+    w = torch.rand(4, 4)[: 4 if name == "matmul" else 1] + 1
+    pair = (x, w) if order == "left" else (w, x)
+    call = getattr(operator, name)
+    got, want = torch.compile(call, fullgraph=True, backend="eager")(*pair), call(*pair)
+    for a, b in zip(got.unbind(), want.unbind(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_traced_operator_never_guesses_the_order():
+    x: Any = tdc.pack([torch.rand(2, 4, 4)])
+    w = torch.rand(4, 4)
+    with pytest.raises(Exception, match="operands that fit in one order"):
+        torch.compile(operator.matmul, fullgraph=True, backend="eager")(x, w)
+    assert torch.equal((x @ w).values, x.values @ w)
+    assert torch.equal((w @ x).values, w @ x.values)
+
+
+class TestTexts(Texts):
+    def test_inner_sizes(self):
+        self.says(
+            lambda: ragged() @ torch.ones(3, 4),
+            """\
+ShapeError
+tdc.matmul: expected one size for dim 'j', got 4 and 3
+at operand 0, 'Aij': NestedTensor float32[3, -1, 4]
+at operand 1, 'jk': Tensor float32[3, 4]
+hint: a dim that two operands share, as summed and batch dims are, has one size""",
+        )
+
+    def test_weights_of_another_batch(self):
+        self.says(
+            lambda: ragged() @ torch.ones(5, 4, 2),
+            """\
+ShapeError
+tdc.matmul: expected one size for dim 'A', got 3 and 5
+at operand 0, 'Aij': NestedTensor float32[3, -1, 4]
+at operand 1, 'Ajk': Tensor float32[5, 4, 2]
+hint: a dim that two operands share, as summed and batch dims are, has one size""",
+        )
+
+    def test_weights_along_the_ragged_dim(self):
+        self.says(
+            lambda: torch.ones(2, 5) @ ragged(),
+            """\
+StructureError
+tdc.matmul: expected letter 'j' on ragged dims only, got 'ij' for Tensor float32[2, 5]
+hint: pack that operand along the same dim, or pad the batch with x.to_padded()""",
+        )
+
+    def test_a_ragged_dim_without_its_batch(self):
+        self.says(
+            lambda: torch.einsum("bld,bde->le", ragged(), torch.ones(3, 4, 2)),
+            """\
+ShapeError
+tdc.einsum: expected ragged dims with the batch, 'b', got a result 'le'
+hint: sum over the ragged dim as well, or keep the batch dim""",
+        )
+
+    def test_ragged_dims_apart(self):
+        self.says(
+            lambda: torch.einsum("bld,bme->bldme", ragged(), ragged()),
+            """\
+ShapeError
+tdc.einsum: expected ragged dims side by side, got a result 'bldme'
+hint: name ragged dims next to each other""",
+        )
+
+    def test_two_batch_letters(self):
+        self.says(
+            lambda: torch.einsum("bld,cmd->bclm", ragged(), ragged()),
+            """\
+StructureError
+tdc.einsum: expected one letter for the batch, got 'b' and 'c'
+at operand 0, 'bld': NestedTensor float32[3, -1, 4]
+at operand 1, 'cmd': NestedTensor float32[3, -1, 4]
+hint: name the batch dims by one letter, as in 'bld,bmd->blm'""",
+        )
+
+    def test_too_few_letters(self):
+        self.says(
+            lambda: torch.einsum("ld,de->le", ragged(), torch.ones(4, 2)),
+            """\
+ShapeError
+tdc.einsum: expected one letter for each dim, got 'ld,de->le'
+at operand 0, 'ld': NestedTensor float32[3, -1, 4]
+hint: letters speak of the logical shape: the batch and ragged dims count""",
+        )
+
+    def test_two_kinds(self):
+        self.says(
+            lambda: ragged().transpose(1, 2) @ ragged().to_padded(),
+            """\
+UnsupportedError
+tdc.matmul: expected operands of one kind, got NestedTensor and MaskedBatch
+hint: convert with to_packed() or to_padded()""",
+        )
+
+    def test_vectors_that_are_matrices(self):
+        self.says(
+            lambda: torch.dot(ragged(), ragged()),
+            """\
+ShapeError
+tdc.dot: expected vectors, one for each example, got NestedTensor float32[3, -1, 4]
+hint: x @ y broadcasts over further dims""",
+        )
+
+    def test_kron_the_other_way_round(self):
+        self.says(
+            lambda: torch.kron(torch.ones(2), ragged()),
+            """\
+UnsupportedError
+tdc.kron: expected a batch with one ragged dim and a dense tensor behind it, got others
+at input: Tensor float32[2]
+at other: NestedTensor float32[3, -1, 4]
+hint: torch.einsum, or loop over x.unbind()""",
+        )
+
+    def test_grouped(self):
+        self.says(
+            lambda: torch.nn.functional.grouped_mm(ragged(), torch.ones(3, 4, 3), offs=T([1])),
+            """\
+UnsupportedError
+tdc.grouped_mm: expected groups that are the rows of a batch, got offs=
+hint: F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)""",
+        )
