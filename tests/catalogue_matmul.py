@@ -188,7 +188,7 @@ RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
     "grouped_mm": simple(
         of("weights of each example", lambda d: call(d.ragged(), each(d, 3, 4))),
     ),
-    **dict.fromkeys(("scaled_mm", "scaled_grouped_mm"), simple(of("weights", scaled))),
+    **dict.fromkeys(("scaled_mm", "scaled_grouped_mm"), simple(Sample("weights", scaled, lambda *given: None))),
     "multi_dot": simple(of("weights", lambda d: call([d.ragged(), d.tensor(3, 4), d.tensor(4, 2)]),
                            row=lambda xs: xs[0] @ xs[1] @ xs[2])),
     "chain_matmul": simple(of("weights", lambda d: call(d.ragged(), d.tensor(3, 4), d.tensor(4, 2)),

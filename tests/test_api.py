@@ -252,20 +252,21 @@ with_values(self, values)""")
 
     def test_nested_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.NestedTensor)), """\
-abs absolute acos acosh add addcdiv addcmul all allclose amax amin angle any arccos arccosh arcsin
-arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bfloat16 bitwise_and
-bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble ceil
-cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign
-cos cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expand
-expm1 fix flatten flip float float_power floor floor_divide fmax fmin fmod frac frexp gcd ge greater
-greater_equal gt half hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite
-isinf isnan isneginf isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2
-log_softmax logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt
-masked_fill maximum mean minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter
-not_equal permute polygamma positive pow prelu prod rad2deg reciprocal relu remainder repeat reshape
-resolve_conj resolve_neg roll round rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split
-sqrt square squeeze sub subtract sum swapaxes swapdims tan tanh to transpose true_divide trunc
-type_as unflatten unsqueeze view where xlogy""")
+abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin angle any
+arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh baddbmm bernoulli
+bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm
+bool byte cdouble ceil cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj
+conj_physical contiguous copysign cos cosh cpu cuda deg2rad detach digamma div divide dot double eq
+equal erf erfc erfinv exp exp2 expand expm1 fix flatten flip float float_power floor floor_divide
+fmax fmin fmod frac frexp gcd ge ger greater greater_equal gt half hardshrink heaviside hypot i0
+igamma igammac index_select inner int isclose isfinite isinf isnan isneginf isposinf isreal kron lcm
+ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2
+logical_and logical_not logical_or logical_xor logit long lt masked_fill matmul maximum mean minimum
+mm mul multiply mv mvlgamma nan_to_num ne neg negative nextafter not_equal outer permute polygamma
+positive pow prelu prod rad2deg reciprocal relu remainder repeat reshape resolve_conj resolve_neg
+roll round rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split sqrt square squeeze sub
+subtract sum swapaxes swapdims tan tanh to transpose true_divide trunc type_as unflatten unsqueeze
+vdot view where xlogy""")
 
     def test_masked(self):
         self.assertExpectedInline(own(tdc.MaskedBatch), """\
@@ -293,19 +294,20 @@ with_data(self, data)""")
 
     def test_masked_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.MaskedBatch)), """\
-abs absolute acos acosh add addcdiv addcmul all allclose amax amin angle any arccos arccosh arcsin
-arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh bernoulli bfloat16 bitwise_and
-bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble ceil
-cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj conj_physical contiguous copysign
-cos cosh cpu cuda deg2rad detach digamma div divide double eq equal erf erfc erfinv exp exp2 expm1
-fix float float_power floor floor_divide fmax fmin fmod frac frexp gcd ge greater greater_equal gt
-half hardshrink heaviside hypot i0 igamma igammac index_select int isclose isfinite isinf isnan
-isneginf isposinf isreal lcm ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax
-logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt masked_fill
-maximum mean minimum mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal permute
-polygamma positive pow prelu prod rad2deg reciprocal relu remainder resolve_conj resolve_neg round
-rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split sqrt square sub subtract sum
-swapaxes swapdims tan tanh to transpose true_divide trunc type_as where xlogy""")
+abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin angle any
+arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh baddbmm bernoulli
+bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm
+bool byte cdouble ceil cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj
+conj_physical contiguous copysign cos cosh cpu cuda deg2rad detach digamma div divide dot double eq
+equal erf erfc erfinv exp exp2 expm1 fix float float_power floor floor_divide fmax fmin fmod frac
+frexp gcd ge ger greater greater_equal gt half hardshrink heaviside hypot i0 igamma igammac
+index_select inner int isclose isfinite isinf isnan isneginf isposinf isreal kron lcm ldexp le lerp
+less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logical_and logical_not
+logical_or logical_xor logit long lt masked_fill matmul maximum mean minimum mm mul multiply mv
+mvlgamma nan_to_num ne neg negative nextafter not_equal outer permute polygamma positive pow prelu
+prod rad2deg reciprocal relu remainder resolve_conj resolve_neg round rsqrt sgn short sigmoid sign
+signbit sin sinc sinh softmax split sqrt square sub subtract sum swapaxes swapdims tan tanh to
+transpose true_divide trunc type_as vdot where xlogy""")
 
 
 def facade() -> set[str]:

@@ -17,6 +17,7 @@ batch letter; nothing is read on the host but the number of elements of a result
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,9 @@ class Term(NamedTuple):
 
     dims: str
     x: Any
+
+
+Run = Callable[[list[Term], str], Tensor]
 
 
 def einsum(equation: str, *operands: Any) -> Any:
@@ -132,7 +136,7 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Any:
         terms = summed_alone(op, terms, out, ragged)
         batches = [t for t in terms if is_ragged(t.x)]
     if not batches:
-        return torch.einsum(equation(terms, out), *[t.x for t in terms])
+        return multiply(terms, out)
     check_result(op, out, ragged, batch)
     if isinstance(batches[0].x, MaskedBatch):
         return of_masked(op, terms, out, batch)
@@ -298,8 +302,12 @@ class Bound(NamedTuple):
     column: int
 
 
-def by_padding(op: Op, terms: list[Term], out: str, batch: str) -> Any:
-    """Operands padded with 0, multiplied as rectangles, and packed again."""
+def multiply(terms: list[Term], out: str) -> Tensor:
+    return torch.einsum(equation(terms, out), *[t.x for t in terms])
+
+
+def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Any:
+    """Operands padded with 0, multiplied as rectangles (by `run`, where that is another function), and packed again."""
     batches = [t for t in terms if is_ragged(t.x)]
     sizes = sizes_by_letter(op, [(ragged_of(t), sizes_of(structure_of(t)), t) for t in batches])
     bounds: dict[str, Bound] = {}
@@ -311,9 +319,9 @@ def by_padding(op: Op, terms: list[Term], out: str, batch: str) -> Any:
     ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
     kept = "".join([c for c in out if c in longs])
     if not kept:
-        return torch.einsum(equation(ready, out), *[t.x for t in ready])
+        return run(ready, out)
     rest = "".join([c for c in out if c not in longs and c != batch])
-    y = torch.einsum(equation(ready, batch + kept + rest), *[t.x for t in ready])
+    y = run(ready, batch + kept + rest)
     owner = next((t for t in batches if ragged_of(t) == kept), None)
     if owner is None:
         s = fresh(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept]))
@@ -358,12 +366,11 @@ def fresh(sizes: Tensor, longs: tuple[int, ...]) -> Structure:
     return Structure(offsets, shapes, extent_of(longs, sizes.device), 0, 0, count).marked()
 
 
-def of_masked(op: Op, terms: list[Term], out: str, batch: str) -> Any:
+def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Any:
     """Rectangles filled with 0; padding of the result is cut off, so that no gradient comes from there."""
     batches = [t for t in terms if is_ragged(t.x)]
     sizes = sizes_by_letter(op, [(ragged_of(t), t.x.lengths, t) for t in batches])
-    filled = [t.x.filled(0) if is_ragged(t.x) else t.x for t in terms]
-    y = torch.einsum(equation(terms, out), *filled)
+    y = run([Term(t.dims, t.x.filled(0)) if is_ragged(t.x) else t for t in terms], out)
     kept = "".join([c for c in out if c in sizes])
     if not kept:
         return y
