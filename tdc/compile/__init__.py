@@ -9,6 +9,9 @@ from tdc.compile.counts import peak_bytes as peak_bytes
 from tdc.compile.dynamic import dynamic as dynamic
 from tdc.compile.dynamic import dynamic_shapes as dynamic_shapes
 from tdc.compile.ensemble import ensemble as ensemble
+from tdc.compile.export import Exported as Exported
+from tdc.compile.export import export as export
+from tdc.compile.export import load as load
 from tdc.compile.functional import from_module as from_module
 from tdc.compile.functional import functional_call as functional_call
 from tdc.compile.functional import stack_modules as stack_modules
@@ -20,4 +23,5 @@ from tdc.compile.jacobian import jacfwd as jacfwd
 from tdc.compile.jacobian import jacrev as jacrev
 from tdc.compile.report import Report as Report
 from tdc.compile.report import report as report
+from tdc.compile.signature import Signature as Signature
 from tdc.compile.vmap import vmap as vmap

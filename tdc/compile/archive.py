@@ -1,0 +1,185 @@
+"""The file of an exported function: torch's `.pt2` archive with one more entry that says what is in it.
+
+    model/models/model.json, model/data/...     what torch.export or AOTInductor wrote
+    model/extra/tdc.json                        format, versions, checksum, signature
+
+The checksum is the SHA-256 of the names and contents of all other entries: it finds a damaged file, not a forged one.
+An AOTInductor package is machine code and runs when it is loaded; load only what you trust.
+
+Invariant: the archive stays one that torch itself loads, from Python and from C++.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import FormatError, StructureError, describe, message
+from tdc._keys import show
+from tdc._tree import is_tensordict
+from tdc.compile.flat import dtype_name
+
+FORMAT = 1
+ENTRY = "extra/tdc.json"
+AGAIN = "export the function again with this version"
+
+
+def seal(path: Path, data: Mapping[str, Any]) -> None:
+    """Add the entry that says what a file is."""
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        versions = {"format": FORMAT, "tdc": resolve_name("tdc:__version__"), "torch": torch.__version__}
+        text = json.dumps({**versions, "sha256": checksum(archive), **data}, indent=1)
+        archive.writestr(f"{root}/{ENTRY}", text)
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    """What a file says it is, once its checksum is found right.
+
+    Raises:
+        FormatError: no such file, no archive, damaged, not of this library, of a newer format, or made for another
+            version of torch and not portable.
+    """
+    if not path.is_file():
+        raise FormatError(message("load", "a file", f"nothing at {path.name}", hint="exported.save(path) writes one"))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            own = [name for name in archive.namelist() if name.endswith(f"/{ENTRY}")]
+            data = json.loads(archive.read(own[0])) if own else None
+            found = checksum(archive)
+    except (zipfile.BadZipFile, json.JSONDecodeError, EOFError, OSError) as error:
+        got = f"{path.name}, which is damaged: {type(error).__name__}"
+        raise FormatError(message("load", "a .pt2 file", got, hint="copy or save it again")) from None
+    if data is None:
+        got, hint = (
+            f"{path.name}, which has no {ENTRY}",
+            "torch.export.load or torch._inductor.aoti_load_package reads it",
+        )
+        raise FormatError(message("load", "a file that tdc wrote", got, hint=hint))
+    if data["format"] > FORMAT:
+        got = f"format {data['format']}, written by tdc {data['tdc']}"
+        raise FormatError(message("load", f"format {FORMAT} or older", got, hint="install that version of tdc"))
+    if data["sha256"] != found:
+        got = f"{path.name}, whose contents changed since"
+        raise FormatError(message("load", "the contents that were saved", got, hint="copy or save it again"))
+    check_torch(data)
+    return data
+
+
+def check_torch(data: Mapping[str, Any]) -> None:
+    """Machine code is for one version of torch; a graph is likely to be understood by others.
+
+    Raises:
+        FormatError: an AOTInductor package of another version.
+    """
+    made, here = [".".join(v.split("+")[0].split(".")[:2]) for v in (data["torch"], torch.__version__)]
+    if made == here:
+        return
+    if data["kind"] == "aoti":
+        raise FormatError(message("load", f"a package compiled for torch {here}", f"one for torch {made}", hint=AGAIN))
+    text = message("load", f"a program exported by torch {here}", f"one by torch {made}", hint=AGAIN)
+    warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def checksum(archive: zipfile.ZipFile) -> str:
+    """SHA-256 of names and contents of all entries but our own.
+
+    Raises:
+        zipfile.BadZipFile: an entry that does not match its own checksum.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(archive.namelist()):
+        if not name.endswith(f"/{ENTRY}"):
+            digest.update(f"{name}\0{archive.getinfo(name).file_size}\0".encode())
+            with archive.open(name) as entry:
+                while block := entry.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+# -- weights in a file of their own
+
+
+def weights_file(path: Path) -> Path:
+    """The file of the weights of a package that is without them."""
+    return path.with_name(f"{path.stem}.weights.pt")
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], fixed: Collection[str]) -> dict[str, Any]:
+    """Write weights by name, and say what they are. `fixed` are constants of the function, which stay."""
+    torch.save({n: x.detach() for n, x in weights.items()}, path)
+    forms = {n: [dtype_name(x.dtype), list(x.shape)] for n, x in weights.items()}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {"file": path.name, "sha256": digest, "forms": forms, "fixed": [n for n in forms if n in fixed]}
+
+
+def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Weights by name.
+
+    Args:
+        source: a TensorDict or mapping, the path of a `.pt` or `.safetensors` file, or None for the file that was
+            written with the package.
+        data: what `save_weights` said, and the folder of the package.
+
+    Raises:
+        FormatError: the file written with the package is not there, or has changed.
+        StructureError: weights of other names, dtypes or shapes than the package takes; every difference is named.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        source = tensors_in(Path(source))
+    if is_tensordict(source):
+        source = {show(p): x for p, x in source._leaves.items()}
+    given = dict(source or {})
+    if source is None or any([n not in given for n in data["fixed"]]):
+        path = Path(data["folder"], data["file"])
+        changed = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != data["sha256"]
+        if changed or not path.is_file():
+            got, hint = f"{data['file']}, which {'changed' if changed else 'is missing'}", "load(path, weights=...)"
+            raise FormatError(message("load", "the weights saved with the package", got, hint=hint))
+        own = torch.load(path, weights_only=True)
+        given = own if source is None else {n: own[n] for n in data["fixed"]} | given
+    check_weights(given, data["forms"])
+    return {n: given[n].detach() for n in data["forms"]}
+
+
+def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
+    """Weights are those a package takes.
+
+    Raises:
+        StructureError: they are not.
+    """
+    wrong = {n: "missing" for n in forms if n not in weights}
+    wrong |= {n: "unknown" for n in weights if n not in forms}
+    for name, (dtype, shape) in forms.items():
+        x = weights.get(name)
+        if x is not None and (not isinstance(x, Tensor) or [dtype_name(x.dtype), list(x.shape)] != [dtype, shape]):
+            wrong[name] = f"{describe(x)} instead of {dtype}{shape}"
+    if wrong:
+        hint = "tdc.from_module(module) of the module that was exported"
+        expected, got = (
+            "weights as the function was exported with",
+            f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}",
+        )
+        raise StructureError(message("load_weights", expected, got, wrong, hint))
+
+
+def tensors_in(path: Path) -> dict[str, Tensor]:
+    """Tensors by name in a `.safetensors` file, or in one of `torch.save`, nested or flat."""
+    if not path.is_file():
+        raise FormatError(message("load_weights", "a file", f"nothing at {path.name}", hint="give its path"))
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    found = torch.load(path, weights_only=True)
+    return {show(p): x for p, x in found._leaves.items()} if is_tensordict(found) else found

@@ -1,0 +1,333 @@
+"""Dims declared on our types: which sizes of the arguments of an exported function vary, and how they are called.
+
+    dynamic={"batch": {"batch": "B", "tokens": {"length": ("L", 1, 512)}, "image": {1: "H"}}}
+             argument  TensorDict     key                              tensor: dims by number
+
+Words of a container: `batch` (a list where there are several batch dims), `length` (a list where several dims are
+ragged), `total` (of the packed axis, which follows from the lengths). What a dim may be:
+
+    "B"                     a name; one name in two places is one size
+    (1, 64), ("B", 1, 64)   bounds, either of them None; with a name
+    torch.export.Dim        its name and bounds
+    True, "auto"            varies; "auto" only where the function lets it
+    False, None             as in the example
+
+A dim in place of a mapping is that of the batch; False fixes all dims. What is not said is "auto" for batch dims, for
+ragged dims and for dim 0 of plain tensors, and False for other dims of tensors.
+
+Invariant: entries come in the order in which `torch.utils._pytree` flattens the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.export import Dim
+
+from tdc._errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
+from tdc._keys import show
+from tdc._leaf import unwrap
+from tdc._rules import Container
+from tdc._tree import is_tensordict
+from tdc._typing import KeyPath
+from tdc.compile.flat import range_text
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.tensordict import TensorDict
+
+SHOWN = "'B', (1, 64), ('B', 1, 64), torch.export.Dim('B'), True, 'auto' or False"
+CONSTANTS = (bool, int, float, str, type(None))
+
+
+class Vary(NamedTuple):
+    """A size that varies.
+
+    Attributes:
+        key: what makes two of them the same: the name, or where it is.
+        word: what it is: "batch", "length", "total", "dim 1".
+        at: the argument and key it belongs to.
+        asked: declared, so that it is an error when the function fixes it.
+        plus: how much larger the size of this tensor is: 1 for offsets.
+    """
+
+    key: str
+    word: str
+    at: str
+    named: bool = False
+    asked: bool = False
+    low: int = 0
+    high: int | None = None
+    plus: int = 0
+
+
+class Entry(NamedTuple):
+    """One tensor among the flattened arguments, or a constant.
+
+    Attributes:
+        name: as in `batch.tokens.values`.
+        at: the argument and key it belongs to, `batch.tokens`.
+        sizes: for each dim the size in the example, or how it varies.
+        longest: for the offsets of a batch that does not carry its longest length: how that varies.
+    """
+
+    name: str
+    at: str
+    value: Any
+    sizes: tuple[int | Vary, ...] = ()
+    longest: Vary | None = None
+
+
+def declared(arguments: Mapping[str, Any], dynamic: Any) -> list[Entry]:
+    """Entries of all arguments, in order.
+
+    Args:
+        arguments: by name, in the order of the flattened arguments.
+        dynamic: as `tdc.compile.export` takes it.
+
+    Raises:
+        KeyPathError: names in `dynamic` that are no argument, key or word; all are named.
+        DtypeError: what stands for a dim is none; all are named.
+        UnsupportedError: arguments that are neither tensors, containers nor constants; all are named.
+
+    Example:
+        >>> import torch
+        >>> [e] = declared({"x": torch.zeros(3, 2)}, {"x": ("B", 1, 8)})
+        >>> e.name, e.sizes[0].key, e.sizes[0].high, e.sizes[1]
+        ('x', 'B', 8, 2)
+    """
+    reader = Reader()
+    if not isinstance(dynamic, Mapping):
+        dynamic = dict.fromkeys(arguments, "auto" if dynamic is None else dynamic)
+    reader.unknown({str(name): name for name in dynamic}, arguments, "arguments")
+    entries = [e for name, x in arguments.items() for e in reader.argument(x, dynamic.get(name, "auto"), (name,))]
+    reader.report()
+    return entries
+
+
+class Reader:
+    """Reads declarations, and keeps what is wrong with them until all are read."""
+
+    def __init__(self) -> None:
+        self.strangers: dict[str, str] = {}
+        self.misfits: dict[str, str] = {}
+        self.foreign: dict[str, str] = {}
+        self.bounds: dict[str, str] = {}
+
+    def report(self) -> None:
+        """Raise what was wrong, if anything was."""
+        if self.strangers:
+            got, hint = f"{len(self.strangers)} others", "what is not said varies if it can"
+            expected = "names of arguments, keys and dims in dynamic="
+            raise KeyPathError(message("export", expected, got, self.strangers, hint))
+        if self.misfits:
+            raise DtypeError(message("export", "dims", f"{len(self.misfits)} others", self.misfits, f"one of {SHOWN}"))
+        if self.foreign:
+            expected, got = "tensors, containers of them, numbers or strings", f"{len(self.foreign)} others"
+            raise UnsupportedError(
+                message("export", expected, got, self.foreign, "exclude the key, or pass its tensors")
+            )
+        if self.bounds:
+            expected, got = "an example within the bounds", f"{len(self.bounds)} sizes beyond"
+            raise ShapeError(message("export", expected, got, self.bounds, "widen the bounds, or take another example"))
+
+    def unknown(self, given: Mapping[str, Any], known: Any, kind: str) -> None:
+        """Note names that are none of the known ones."""
+        for text, name in given.items():
+            if name not in known:
+                self.strangers[text] = f"{kind} are {', '.join([repr(k) for k in known]) or 'none'}"
+
+    def argument(self, x: Any, spec: Any, path: KeyPath) -> list[Entry]:
+        """Entries of one argument: a container, a tensor, a constant, or a dict, list or tuple of these."""
+        if isinstance(x, (Container, Tensor)):
+            return self.container(x, spec, path)
+        children = dict(x) if isinstance(x, dict) else dict(enumerate(x)) if isinstance(x, (list, tuple)) else None
+        if children is None:
+            if not isinstance(x, CONSTANTS):
+                self.foreign[show(path)] = describe(x)
+            return [Entry(show(path), show(path), x)]
+        if isinstance(spec, list):
+            spec = dict(enumerate(spec))
+        if isinstance(spec, Mapping):
+            self.unknown({show((*path, str(k))): k for k in spec}, children, "keys")
+        each = spec if isinstance(spec, Mapping) else dict.fromkeys(children, spec)
+        return [e for k, v in children.items() for e in self.argument(v, each.get(k, "auto"), (*path, str(k)))]
+
+    def container(self, x: Any, spec: Any, path: KeyPath, batch: Any = None) -> list[Entry]:
+        """Entries of one tensor or container. `batch` are the batch dims of the TensorDict it lies in."""
+        x = unwrap(x)
+        if isinstance(spec, (bool, type(None))) or spec == "auto" or is_hint(spec):
+            spec, rest = {}, spec
+        else:
+            spec, rest = spec if isinstance(spec, Mapping) else {"batch": spec}, "auto"
+        if is_tensordict(x):
+            return self.tensordict(x, spec, rest, path, batch)
+        if isinstance(x, NestedTensor):
+            return self.nested(x, spec, rest, path, batch)
+        if isinstance(x, MaskedBatch):
+            return self.masked(x, spec, rest, path, batch)
+        if isinstance(x, Tensor):
+            return self.tensor(x, spec, rest, path, batch)
+        self.foreign[show(path)] = describe(x)
+        return []
+
+    def tensordict(self, td: TensorDict, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+        keys = {p[: n + 1] for p in td._leaves for n in range(len(p))}
+        is_dim = "batch" in spec and not isinstance(spec["batch"], Mapping)
+        specs: dict[KeyPath, Any] = {}
+        for key, value in spec.items():
+            if not (is_dim and key == "batch"):
+                self.below(value, (key,) if isinstance(key, str) else key, keys, path, specs)
+        batch = self.batch(spec["batch"] if is_dim else rest, td.batch_size, path, outer)
+        found = [self.container(x, specs.get(p, rest), (*path, *p), batch) for p, x in sorted(td._leaves.items())]
+        return [entry for entries in found for entry in entries]
+
+    def below(self, spec: Any, key: Any, keys: set[KeyPath], path: KeyPath, specs: dict[KeyPath, Any]) -> None:
+        """Spread a declaration over the leaves at and below a key; a mapping at an inner node goes one key down."""
+        if not isinstance(key, tuple) or key not in keys:
+            known = sorted({k[len(key) - 1] for k in keys if len(k) == len(key)}) if isinstance(key, tuple) else []
+            at = [str(k) for k in key] if isinstance(key, tuple) else [str(key)]
+            self.strangers[show((*path, *at))] = f"keys are {', '.join([repr(k) for k in known])}"
+        elif isinstance(spec, Mapping) and any([k[: len(key)] == key and len(k) > len(key) for k in keys]):
+            for k, v in spec.items():
+                self.below(v, (*key, k) if isinstance(k, str) else (*key, *k), keys, path, specs)
+        else:
+            specs |= {p: spec for p in keys if p[: len(key)] == key}
+
+    def batch(self, spec: Any, sizes: Any, path: KeyPath, outer: Any) -> list[Any]:
+        """How the batch dims vary: those of the TensorDict around come first."""
+        several = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
+        if len(several) != len(sizes) and (len(sizes) or isinstance(spec, list)):
+            self.misfits[show((*path, "batch"))] = f"{len(several)} dims for batch_size {list(sizes)}"
+            several = ["auto"] * len(sizes)
+        words = ["batch" if i == 0 else f"batch dim {i}" for i in range(len(sizes))]
+        found: list[Any] = [self.dim(s, n, w, path) for s, n, w in zip(several, sizes, words, strict=False)]
+        return [*outer, *found[len(outer) :]] if outer and is_rest(spec) else found
+
+    def nested(self, x: NestedTensor, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+        s, name = x.structure, show(path)
+        self.unknown({show((*path, str(k))): k for k in spec}, ("batch", "length", "total"), "words")
+        (rows,) = self.batch(spec.get("batch", rest), [s.batch_size], path, outer and outer[:1])
+        total = self.dim(spec.get("total", rest), x.values.shape[s.packed_dim], "total", path)
+        sizes: list[Any] = [*x.values.shape]
+        sizes[s.packed_dim] = total
+        extent: Any = s.extent
+        longest = [None] * s.ragged_ndim if extent is None else list(extent.shape[:-1])
+        wishes = self.lengths(spec.get("length", rest), longest, path)
+        bound: Any = wishes[0]
+        if extent is not None or not isinstance(bound, Vary) or not has_bounds(bound):
+            bound = None
+        entries = [
+            Entry(f"{name}.values", name, x.values, tuple(sizes)),
+            Entry(f"{name}.offsets", name, s.offsets, (shifted(rows, 1),), bound if s.shapes is None else None),
+        ]
+        if s.shapes is not None:
+            entries.append(Entry(f"{name}.shapes", name, s.shapes, (rows, s.ragged_ndim), bound))
+        if extent is not None:
+            entries.append(Entry(f"{name}.extent", name, extent, (*wishes, 0)))
+        return entries
+
+    def masked(self, x: MaskedBatch, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+        name = show(path)
+        self.unknown({show((*path, str(k))): k for k in spec}, ("batch", "length"), "words")
+        (rows,) = self.batch(spec.get("batch", rest), [len(x)], path, outer and outer[:1])
+        wishes = self.lengths(spec.get("length", rest), [x.data.shape[d] for d in x.ragged_dims], path)
+        sizes: list[Any] = [*x.data.shape]
+        for dim, wish in zip((x.batch_dim, *x.ragged_dims), (rows, *wishes), strict=True):
+            sizes[dim] = wish
+        lengths = Entry(f"{name}.lengths", name, x.lengths, (rows, len(x.ragged_dims)))
+        return [Entry(f"{name}.data", name, x.data, tuple(sizes)), lengths]
+
+    def lengths(self, spec: Any, sizes: list[Any], path: KeyPath) -> list[Any]:
+        """How the ragged dims vary."""
+        several = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
+        if len(several) != len(sizes):
+            self.misfits[show((*path, "length"))] = f"{len(several)} dims for {len(sizes)} ragged ones"
+            several = ["auto"] * len(sizes)
+        words = ["length" if i == 0 else f"length {i}" for i in range(len(sizes))]
+        return [self.dim(s, n, w, path) for s, n, w in zip(several, sizes, words, strict=True)]
+
+    def tensor(self, x: Tensor, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+        known = ("batch", *range(x.ndim)) if x.ndim else ()
+        self.unknown({show((*path, str(d))): d for d in spec}, known, "dims")
+        given = {0 if d == "batch" else d: v for d, v in spec.items() if d in known}
+        shared = [] if outer is None else outer
+        sizes: list[Any] = [*shared, *x.shape[len(shared) :]]
+        for dim in sorted(given.keys() | ({0} if outer is None and x.ndim else set())):
+            word = "batch" if dim == 0 else f"dim {dim}"
+            sizes[dim] = self.dim(given.get(dim, rest), x.shape[dim], word, path)
+        return [Entry(show(path), show(path), x, tuple(sizes))]
+
+    def dim(self, spec: Any, size: int | None, word: str, path: KeyPath) -> Any:
+        """One dim: how it varies, or its size where it does not."""
+        at, where = show(path), show((*path, word))
+        here = Vary(where, word, at)
+        if spec is False or spec is None or spec is Dim.STATIC:
+            return 0 if size is None else size
+        if spec == "auto" or spec is Dim.AUTO:
+            return here
+        if spec is True or spec is Dim.DYNAMIC:
+            return here._replace(asked=True)
+        if is_hint(spec):
+            spec = (spec.min, spec.max)
+        elif isinstance(spec, Dim):
+            spec = (spec.__name__, spec.min, bound_of(spec.max))
+        parts: Any = (spec,) if isinstance(spec, str) else spec
+        if not is_declaration(parts):
+            self.misfits[where] = f"{spec!r}"
+            return here
+        name = parts[0] if isinstance(parts[0], str) else None
+        low, high = parts[-2:] if len(parts) > 1 else (0, None)
+        low = low or 0
+        if size is not None and (size < low or (high is not None and size > high)):
+            self.bounds[where] = f"{size}, not in {range_text(low, high)}"
+        return Vary(name or where, word, at, name is not None, True, low, high)
+
+
+def is_hint(spec: Any) -> bool:
+    """Whether a dim is one of torch's hints, such as `Dim.AUTO(max=64)`."""
+    return type(spec).__name__ == "_DimHint"
+
+
+def is_rest(spec: Any) -> bool:
+    """Whether a dim says no more than whether it varies."""
+    return spec is None or isinstance(spec, bool) or spec == "auto"
+
+
+def is_declaration(parts: Any) -> bool:
+    """Whether a value is `(name,)`, `(low, high)` or `(name, low, high)`."""
+    if not isinstance(parts, tuple) or not parts:
+        return False
+    ends = parts[1:] if isinstance(parts[0], str) else parts
+    known = [n for n in ends if n is not None]
+    whole = all([isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in known])
+    return whole and len(ends) in ((0, 2) if len(ends) < len(parts) else (2,)) and known == sorted(known)
+
+
+def has_bounds(v: Vary) -> bool:
+    return v.low > 0 or v.high is not None
+
+
+def bound_of(x: Any) -> int | None:
+    """The upper bound of a torch Dim, which writes infinity as a symbol."""
+    return x if isinstance(x, int) else None
+
+
+def shifted(size: Any, plus: int) -> Any:
+    """A size one has, larger by so much."""
+    return size._replace(plus=plus) if isinstance(size, Vary) else size + plus
+
+
+def distinct(tree: Any) -> Any:
+    """The same arguments with no tensor in two places: torch.export would take these for always one and the same."""
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:
+        if isinstance(x, Tensor) and id(x) in seen:
+            return x.detach().clone().requires_grad_(x.requires_grad)
+        seen.add(id(x))
+        return x
+
+    return pytree.tree_map(own, tree)

@@ -1,0 +1,354 @@
+"""Functions of our types as files: exported, compiled ahead of time, loaded anywhere.
+
+    exported = tdc.compile.export(model, (batch,), dynamic={"batch": {"batch": ("B", 1, 64)}})
+    exported(other_batch)                       any batch size and lengths within the bounds
+    exported.save("model.pt2")                  the graph: portable
+    exported.save("fast.pt2", format="aoti")    machine code by AOTInductor: for Python and C++
+    tdc.compile.load("fast.pt2")(batch)         our types in and out
+
+Where torch.export would take sizes 0 and 1, or two arguments that share a tensor in the example, for constants, this
+does not: a batch of one row and one without elements run through the same graph.
+
+Invariants: arguments are checked before anything runs; a size that is declared to vary does; weights stay outside of a
+package in full or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, final
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.export import Dim, ShapesCollection
+
+from tdc._errors import DtypeError, FormatError, UnsupportedError, message
+from tdc.compile.archive import read_weights, save_weights, seal, unseal, weights_file
+from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
+from tdc.compile.flat import Size
+from tdc.compile.signature import Signature
+from tdc.compile.symbols import Names, outputs
+
+FORMATS = ("export", "aoti")
+WEIGHTS = ("inside", "separate")
+
+
+class Function(nn.Module):
+    """A function as the module that torch.export wants, with positional arguments only.
+
+    torch 2.13 cannot tell which dims vary in arguments that a function takes as `**kwargs`.
+    """
+
+    def __init__(self, fn: Callable[..., Any], keywords: Sequence[str]) -> None:
+        super().__init__()
+        self.fn = fn
+        self.keywords = tuple(keywords)
+
+    def forward(self, *args: Any) -> Any:
+        count = len(args) - len(self.keywords)
+        return self.fn(*args[:count], **dict(zip(self.keywords, args[count:], strict=True)))
+
+
+def export(
+    fn: Callable[..., Any],
+    example_args: Any = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic: Any = None,
+) -> Exported:
+    """Export a function or module of containers and tensors, for all the sizes that vary.
+
+    Args:
+        fn: a function or an `nn.Module`, traced as it is: call `module.eval()` first. Without gradients.
+        example_args: positional arguments, a tuple; anything else is the one argument. Sizes that vary are best 2 or
+            more in it.
+        example_kwargs: keyword arguments.
+        dynamic: what varies, by argument and key: `{"batch": {"batch": ("B", 1, 64), "tokens": {"length": "L"}}}`. Dims
+            of containers are called `batch`, `length` and `total`, those of tensors have numbers. A dim is a name,
+            `(min, max)`, `(name, min, max)`, a `torch.export.Dim`, True, "auto" or False (as in the example). What is
+            not said varies if it can. One name in two places is one size.
+
+    Returns:
+        What can be called with other batches, saved, and asked for its `signature()`.
+
+    Raises:
+        KeyPathError, DtypeError: `dynamic` names what is not there, or something that is no dim; all are named.
+        ShapeError: the function fixes a size, or narrows bounds, that were declared; all are named.
+        UnsupportedError: arguments or results that no file can hold.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> rows = [pack([torch.ones(n, 2) for n in lengths]) for lengths in ((2, 3), (4, 0, 1))]
+        >>> exported = export(lambda x: x.sum(1), rows[0], dynamic={"x": {"batch": ("B", 1, 8)}})
+        >>> exported(rows[1]).tolist()
+        [[4.0, 4.0], [0.0, 0.0], [1.0, 1.0]]
+        >>> exported
+        Exported <lambda>(x)
+          inputs
+            0  x.values   float32[N, 2]
+            1  x.offsets  int64[B + 1]
+            2  x.extent   uint8[L, 0]
+          outputs
+            0  float32[B, 2]
+          dims
+            N  0 or more  total of x
+            B  1 to 8     batch of x
+            L  0 or more  length of x
+
+    Source:
+        `torch.export.export`.
+    """
+    args = example_args if isinstance(example_args, tuple) else (example_args,)
+    args, kwargs, names = named(fn, args, example_kwargs or {})
+    args, kwargs = distinct((args, kwargs))
+    entries = declared(dict(zip((*names, *kwargs), (*args, *kwargs.values()), strict=True)), dynamic)
+    module = fn
+    if not isinstance(module, nn.Module):
+        module, args, kwargs, names = Function(fn, tuple(kwargs)), (*args, *kwargs.values()), {}, (*names, *kwargs)
+    program = traced(module, args, kwargs, entries)
+    name, in_spec = getattr(fn, "__name__", type(fn).__name__), pytree.tree_flatten((args, kwargs))[1]
+    return Exported(signature_of(program, entries, name, (names, tuple(kwargs)), in_spec), program)
+
+
+@final
+class Exported:
+    """An exported function: call it, save it, ask what it takes. Made by `tdc.compile.export` and `tdc.compile.load`.
+
+    Calls take and return the types of the example, on other sizes, without gradients.
+
+    Raises:
+        StructureError: arguments other than exported: containers, keys, dtypes, dims, feature sizes, sizes out of
+            bounds or different for one name; every difference is named, and nothing has run.
+    """
+
+    __slots__ = ("_module", "_package", "_program", "_separate", "_signature")
+
+    def __init__(self, signature: Signature, program: Any = None, package: Any = None, separate: Any = None) -> None:
+        self._signature = signature
+        self._program = program
+        self._package = package
+        self._separate = separate  # what the file says of weights that are not in it
+        self._module: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self._signature.flat(args, kwargs)
+        if self._package is not None:
+            return self._signature.result(self._package.loader.boxed_run([x for x in leaves if isinstance(x, Tensor)]))
+        args, kwargs = pytree.tree_unflatten(leaves, self._signature.in_spec)
+        with torch.no_grad():
+            return self.module(*args, **kwargs)
+
+    @property
+    def program(self) -> torch.export.ExportedProgram:
+        """torch's program.
+
+        Raises:
+            UnsupportedError: an AOTInductor package holds none.
+        """
+        if self._program is None:
+            hint = "keep the file of exported.save(path), format 'export'"
+            raise UnsupportedError(message("exported", "a program", "a compiled package, which has none", hint=hint))
+        return self._program
+
+    @property
+    def module(self) -> Any:
+        """The program as a module of torch, without our checks."""
+        if self._module is None:
+            self._module = self.program.module()
+        return self._module
+
+    def signature(self) -> Signature:
+        """Flat inputs and outputs in order, with dtypes, sizes by name, and bounds: what a caller from C++ passes."""
+        return self._signature
+
+    def __repr__(self) -> str:
+        return f"Exported {self._signature!r}"
+
+    def save(self, path: str | os.PathLike[str], *, format: str = "export", weights: str = "inside") -> Path:
+        """Write a `.pt2` file.
+
+        Args:
+            format: "export", a graph for any machine; or "aoti", compiled by AOTInductor for this kind of machine and
+                this version of torch, which C++ can load, too.
+            weights: "inside", or "separate": parameters, buffers and constants in `<name>.weights.pt` beside the file,
+                replaceable by `load(path, weights=...)` and `load_weights`.
+
+        Returns:
+            The path.
+
+        Raises:
+            FormatError: a path that does not end in `.pt2`, another format, or another word for weights.
+            UnsupportedError: a compiled package is saved again.
+        """
+        path = Path(path)
+        known = path.suffix == ".pt2" and format in FORMATS and weights in WEIGHTS
+        if not known:
+            got = f"{path.name}, {format!r}, {weights!r}"
+            hint = "exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')"
+            raise FormatError(message("save", "a .pt2 path, a format and a place for weights", got, hint=hint))
+        program, separate = self.program, weights == "separate"
+        (save_aoti if format == "aoti" else save_program)(program, path, separate)
+        forms = save_weights(weights_file(path), state_of(program), program.constants) if separate else None
+        seal(path, {"kind": format, "signature": self._signature.to_data(), "weights": forms})
+        return path
+
+    def load_weights(self, weights: Any) -> Exported:
+        """Run with other weights from now on.
+
+        Args:
+            weights: a TensorDict as from `tdc.from_module`, a mapping of names to tensors, or the path of a `.pt` or
+                `.safetensors` file.
+
+        Returns:
+            This object.
+
+        Raises:
+            StructureError: other names, dtypes or shapes; every difference is named.
+            UnsupportedError: a package that was not saved with `weights="separate"`.
+        """
+        if self._separate is None:
+            hint = "exported.save(path, weights='separate')"
+            raise UnsupportedError(message("load_weights", "a file without weights", "one with its own", hint=hint))
+        found = read_weights(weights, self._separate)
+        if self._package is not None:
+            used = set(self._package.get_constant_fqns())
+            self._package.load_constants({n: x for n, x in found.items() if n in used}, check_full_update=True)
+        else:
+            self.module.load_state_dict({n: x for n, x in found.items() if n in self.program.state_dict}, assign=True)
+        return self
+
+
+def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
+    """Load what `Exported.save` wrote. An AOTInductor package is machine code: load only what you trust.
+
+    Args:
+        weights: for a file without weights: a TensorDict, a mapping of names to tensors, or the path of a `.pt` or
+            `.safetensors` file. None for the file that was saved beside it.
+
+    Raises:
+        FormatError: no such file, damaged, of a newer format, compiled for another version of torch, or with arguments
+            of classes that are not defined here.
+        StructureError: weights of other names, dtypes or shapes.
+        UnsupportedError: weights for a file that has its own.
+
+    Warns:
+        UserWarning: a graph exported by another version of torch.
+    """
+    path = Path(path)
+    data = unseal(path)
+    signature = Signature.from_data(data["signature"])
+    separate = data["weights"] and {**data["weights"], "folder": str(path.parent)}
+    if data["kind"] == "aoti":
+        exported = Exported(signature, package=torch._inductor.aoti_load_package(str(path)), separate=separate)
+    else:
+        exported = Exported(signature, torch.export.load(str(path)), separate=separate)
+    return exported if separate is None and weights is None else exported.load_weights(weights)
+
+
+# -- helpers
+
+
+def named(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
+    """Arguments as the function declares them, positional where they can be, and names of the positional ones.
+
+    Raises:
+        DtypeError: arguments that the function does not take.
+        UnsupportedError: a module that takes some of them as `**kwargs`.
+    """
+    try:
+        declared_as = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    except (ValueError, TypeError):  # a builtin, such as torch.relu
+        return args, dict(kwargs), tuple([f"arg{i}" for i in range(len(args))])
+    try:
+        bound = declared_as.bind(*args, **kwargs)
+    except TypeError as error:
+        hint = "export(fn, (first, second), {'name': value})"
+        raise DtypeError(message("export", f"example arguments for {declared_as}", f"{error}", hint=hint)) from None
+    names: list[str] = []
+    loose = [n for n in bound.kwargs if n not in declared_as.parameters]
+    if loose and isinstance(fn, nn.Module):
+        got, hint = f"{', '.join(loose)} as **kwargs", "export a function that calls it, or name them in forward"
+        raise UnsupportedError(message("export", "arguments that forward() names", got, hint=hint))
+    for name, parameter in declared_as.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{name}[{i}]" for i in range(len(bound.args) - len(names))]
+        elif len(names) < len(bound.args):
+            names.append(name)
+    return bound.args, bound.kwargs, tuple(names)
+
+
+def traced(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Sequence[Entry]) -> Any:
+    """torch's program of a module, for all sizes that vary."""
+    shapes: Any = ShapesCollection()
+    for entry in entries:
+        varying = {d: dim_hint(v) for d, v in enumerate(entry.sizes) if isinstance(v, Vary)}
+        if varying:
+            shapes[entry.value] = varying
+    with torch.no_grad(), any_size():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
+
+
+def dim_hint(v: Vary) -> Any:
+    """A dim as torch.export takes it: relations between dims are found out there, and checked here."""
+    if not has_bounds(v):
+        return Dim.AUTO
+    return Dim.AUTO(min=v.low + v.plus, max=None if v.high is None else v.high + v.plus)  # type: ignore[operator]  # a hint
+
+
+def any_size() -> Any:
+    """Sizes 0 and 1 are sizes as others: no guard, no code for them alone."""
+    return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]  # torch's own
+
+
+def signature_of(
+    program: Any, entries: Sequence[Entry], name: str, arguments: tuple[Sequence[str], Sequence[str]], in_spec: Any
+) -> Signature:
+    """What a program takes and gives, in the words of the declaration."""
+    names = Names(program, entries)
+    inputs = names.inputs(entries)
+    order = [s.name for e in inputs for s in e.sizes if isinstance(s, Size)]
+    dims = {n: names.bounds[n] for n in dict.fromkeys([*order, *names.bounds])}
+    read = [(i, names.names[e.longest.key]) for i, e in enumerate(entries) if e.longest is not None]
+    parts = tuple(inputs), tuple(outputs(program, names)), dims, tuple(read)
+    return Signature(name, tuple(arguments[0]), tuple(arguments[1]), *parts, in_spec, program.call_spec.out_spec)
+
+
+def state_of(program: Any) -> dict[str, Tensor]:
+    """Parameters, buffers and constants by name."""
+    return {n: x for n, x in {**program.state_dict, **program.constants}.items() if isinstance(x, Tensor)}
+
+
+def save_program(program: Any, path: Path, separate: bool) -> None:
+    """Write the graph; without weights each of them is one number."""
+    if separate:
+        program = copy.copy(program)
+        program._state_dict = {n: hollow(x) for n, x in program.state_dict.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No complete tensor found")  # of the hollow ones
+        torch.export.save(program, str(path))
+
+
+def hollow(x: Tensor) -> Tensor:
+    """A tensor of the same form that takes no memory."""
+    empty = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
+    return nn.Parameter(empty, x.requires_grad) if isinstance(x, nn.Parameter) else empty
+
+
+def save_aoti(program: Any, path: Path, separate: bool) -> None:
+    """Compile with AOTInductor, and write the package."""
+    options = {"aot_inductor.package": True}
+    if separate:  # small ones would be written into the code
+        options |= {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
+    args, kwargs = program.example_inputs
+    with torch.no_grad(), any_size():
+        files: Any = torch._inductor.aot_compile(program.module(), args, kwargs, options=options)
+    resolve_name("torch.export.pt2_archive._package").package_pt2(str(path), aoti_files=files)

@@ -1,0 +1,112 @@
+"""Flat inputs and outputs of an exported function, as data: dtypes, and sizes by name.
+
+Sizes that vary have names: `B`, or `B + 1` for the offsets of B rows. What a name may stand for is in its Bounds.
+
+Invariants: all of this is immutable, holds no tensors, and goes through JSON unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tdc._errors import show_sizes
+
+
+class Size(NamedTuple):
+    """A size that varies: the dim it is, by name, how much larger it is, and what it is called in a container."""
+
+    name: str
+    plus: int = 0
+    word: str = ""
+
+    def __str__(self) -> str:
+        return self.name if not self.plus else f"{self.name} {'+' if self.plus > 0 else '-'} {abs(self.plus)}"
+
+
+class Bounds(NamedTuple):
+    """What a dim may be: a multiple of `step` in a range; `where` says which dims have this name."""
+
+    low: int = 0
+    high: int | None = None
+    step: int = 1
+    where: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return range_text(self.low, self.high) + (f", a multiple of {self.step}" if self.step > 1 else "")
+
+    def allow(self, size: int) -> bool:
+        """Whether a size is within."""
+        return size >= self.low and (self.high is None or size <= self.high) and size % self.step == 0
+
+
+class Input(NamedTuple):
+    """One flat argument: a tensor, or a constant, which has no dtype.
+
+    Attributes:
+        name: as in `batch.tokens.offsets`.
+        at: the container it belongs to, `batch.tokens`.
+    """
+
+    name: str
+    at: str
+    dtype: torch.dtype | None
+    device: str = ""
+    sizes: tuple[int | Size, ...] = ()
+    value: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.value!r}" if self.dtype is None else f"{dtype_name(self.dtype)}{show_sizes(self.sizes)}"
+
+
+class Output(NamedTuple):
+    """One flat result: a tensor with sizes as texts, or a constant, which has no dtype."""
+
+    dtype: torch.dtype | None
+    sizes: tuple[str, ...] = ()
+    value: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.value!r}" if self.dtype is None else f"{dtype_name(self.dtype)}{show_sizes(self.sizes)}"
+
+
+def range_text(low: int, high: int | None) -> str:
+    """A range as messages show it.
+
+    Example:
+        >>> range_text(0, None), range_text(1, 8)
+        ('0 or more', '1 to 8')
+    """
+    return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def to_json(x: Any) -> Any:
+    """As JSON data: tuples as lists, dtypes by name, the classes above as one-key dicts."""
+    if isinstance(x, torch.dtype):
+        return {"dtype": dtype_name(x)}
+    if type(x) in KINDS.values():
+        return {type(x).__name__: [to_json(v) for v in x]}
+    return [to_json(v) for v in x] if isinstance(x, (list, tuple)) else x
+
+
+def from_json(data: Any) -> Any:
+    """The inverse of `to_json`; lists become tuples.
+
+    Example:
+        >>> e = Input("x", "x", torch.float32, "cpu", (Size("B", 0, "batch"), 3))
+        >>> from_json(to_json(e)) == e
+        True
+    """
+    if isinstance(data, dict):
+        [(kind, value)] = data.items()
+        return getattr(torch, value) if kind == "dtype" else KINDS[kind](*[from_json(v) for v in value])
+    return tuple([from_json(v) for v in data]) if isinstance(data, list) else data
+
+
+KINDS: dict[str, Any] = {c.__name__: c for c in (Size, Bounds, Input, Output)}
