@@ -33,6 +33,7 @@ from tdc._errors import DtypeError, FormatError, UnsupportedError, message
 from tdc.compile.archive import read_weights, save_weights, seal, unseal, weights_file
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
 from tdc.compile.flat import Size
+from tdc.compile.inductor import OBLIVIOUS
 from tdc.compile.signature import Signature
 from tdc.compile.symbols import Names, outputs
 
@@ -248,7 +249,7 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
     if data["kind"] == "aoti":
         exported = Exported(signature, package=torch._inductor.aoti_load_package(str(path)), separate=separate)
     else:
-        exported = Exported(signature, torch.export.load(str(path)), separate=separate)
+        exported = Exported(signature, load_program(path), separate=separate)
     return exported if separate is None and weights is None else exported.load_weights(weights)
 
 
@@ -304,9 +305,9 @@ def dim_hint(v: Vary) -> Any:
     return Dim.AUTO(min=v.low + v.plus, max=None if v.high is None else v.high + v.plus)  # type: ignore[operator]  # a hint
 
 
-def any_size() -> Any:
+def any_size(flag: bool = True) -> Any:
     """Sizes 0 and 1 are sizes as others: no guard, no code for them alone."""
-    return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]  # torch's own
+    return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
 
 
 def signature_of(
@@ -337,6 +338,26 @@ def save_program(program: Any, path: Path, separate: bool) -> None:
         torch.export.save(program, str(path))
 
 
+def tensors_only(module: Any) -> Any:
+    """A traced module without the constants among its results, which AOTInductor cannot return; calls put them back."""
+    graph = module.graph
+    node = graph.output_node()
+    kept = [x for x in node.args[0] if isinstance(x, torch.fx.Node)]
+    if len(kept) < len(node.args[0]):
+        node.args = (kept,)
+        info = graph._codegen.pytree_info
+        graph._codegen.pytree_info = info._replace(out_spec=pytree.tree_flatten(kept)[1])
+        module.recompile()
+    return module
+
+
+def load_program(path: Path) -> Any:
+    """The graph of a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11 reads weights from bytes
+        return torch.export.load(str(path))
+
+
 def hollow(x: Tensor) -> Tensor:
     """A tensor of the same form that takes no memory."""
     empty = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
@@ -349,6 +370,6 @@ def save_aoti(program: Any, path: Path, separate: bool) -> None:
     if separate:  # small ones would be written into the code
         options |= {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
     args, kwargs = program.example_inputs
-    with torch.no_grad(), any_size():
-        files: Any = torch._inductor.aot_compile(program.module(), args, kwargs, options=options)
+    with torch.no_grad(), any_size(OBLIVIOUS):
+        files: Any = torch._inductor.aot_compile(tensors_only(program.module()), args, kwargs, options=options)
     resolve_name("torch.export.pt2_archive._package").package_pt2(str(path), aoti_files=files)

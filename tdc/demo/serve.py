@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.compile.dynamic import dynamic_shapes
+from tdc.compile.export import Exported, load
+from tdc.compile.export import export as export_model
 from tdc.demo.data import Corpus
 from tdc.demo.facts import ExportRecord
 from tdc.demo.model import Classifier, ragged_batch
@@ -28,17 +28,14 @@ def trained(model: Classifier, params: TensorDict) -> Classifier:
     return model.cpu().eval()
 
 
-def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Path) -> Any:
+def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Path) -> Exported:
     """Write the model as a `.pt2` package with dynamic batch and lengths, and load it back.
 
     Returns:
         The loaded package: a function of a batch.
     """
     (example,) = loader(corpus, [indices], ragged_batch, "cpu")
-    with torch.no_grad():
-        program = torch.export.export(model, (example,), dynamic_shapes=dynamic_shapes((example,)))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    return torch._inductor.aoti_load_package(str(path))
+    return load(export_model(model, (example,)).save(path, format="aoti"))
 
 
 def compare(model: Classifier, corpus: Corpus, test: tuple[int, ...], path: Path) -> tuple[ExportRecord, Tensor]:
