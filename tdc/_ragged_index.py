@@ -81,11 +81,12 @@ def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
     s = x.structure
     offsets = s.offsets[begin : end + 1]
     shapes = None if s.shapes is None else s.shapes[begin:end]
-    part = Structure(offsets - offsets[:1], shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
-    ends: list[Any] = [offsets[0].item(), offsets[-1].item()] if eager() else []
+    first, last = offsets[0], offsets[-1]  # as scalars: an export cannot tell that a slice has one entry
+    part = Structure(offsets - first, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    ends: list[Any] = [first.item(), last.item()] if eager() else []
     if ends and isinstance(ends[0], int):
         return nested_like(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))
-    gather = take_spans(offsets[:1], offsets[-1:] - offsets[:1])[1]
+    gather = take_spans(first[None], (last - first)[None])[1]
     return nested_like(part, x.values.index_select(s.packed_dim, gather))
 
 
