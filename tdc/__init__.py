@@ -27,6 +27,10 @@ from .combine import merge as merge
 from .combine import partition as partition
 from .combine import ravel as ravel
 from .combine import stack_keys as stack_keys
+from .compile.control_flow import associative_scan as associative_scan
+from .compile.control_flow import cond as cond
+from .compile.control_flow import scan as scan
+from .compile.control_flow import while_loop as while_loop
 from .compile.ensemble import ensemble as ensemble
 from .compile.functional import from_module as from_module
 from .compile.functional import functional_call as functional_call

@@ -3,6 +3,11 @@
 from tdc.compile.buckets import buckets as buckets
 from tdc.compile.buckets import to_bucket as to_bucket
 from tdc.compile.buckets import unbucket as unbucket
+from tdc.compile.control_flow import associative_scan as associative_scan
+from tdc.compile.control_flow import cond as cond
+from tdc.compile.control_flow import map as map
+from tdc.compile.control_flow import scan as scan
+from tdc.compile.control_flow import while_loop as while_loop
 from tdc.compile.counts import Counts as Counts
 from tdc.compile.counts import counted as counted
 from tdc.compile.counts import peak_bytes as peak_bytes

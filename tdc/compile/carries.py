@@ -1,0 +1,144 @@
+"""Trees of containers as the tuples of tensors that torch's control flow takes, and back.
+
+torch's operators reject every user class as operand, carry or result. So a tree is split into its tensors and a `Form`,
+the tensors go through the operator, and the form joins what comes out. What is no tensor (None, a str, a number) is a
+constant of the form: it does not go through the operator, and must be the same on both sides.
+
+Invariants:
+  - `split(...)[1].join(split(...)[0])` is the tree again;
+  - two trees agree when they have one treedef, equal constants, and leaf for leaf one dtype and shape; where they do
+    not, the error shows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tdc._errors import DtypeError, StructureError, UnsupportedError, describe, message
+from tdc._rules import Container
+
+CONSTANTS = (str, type(None))
+NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Form:
+    """What a tree is apart from its tensors: treedef, constants, and where the tensors stood."""
+
+    __slots__ = ("constants", "places", "spec")
+
+    def __init__(self, spec: Any, constants: list[Any], places: list[int]) -> None:
+        self.spec = spec
+        self.constants = constants
+        self.places = places
+
+    def join(self, tensors: Sequence[Any]) -> Any:
+        """The tree with these tensors."""
+        leaves = list(self.constants)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def split(op: str, what: str, tree: Any, *, numbers: bool = True) -> tuple[list[Tensor], Form]:
+    """The tensors of a tree, and its form.
+
+    Args:
+        what: what the tree is to the user, for messages: "the carry".
+        numbers: whether Python numbers may be constants; in a loop they would be values that never change.
+
+    Raises:
+        DtypeError: leaves that are neither tensors nor constants; all are named.
+    """
+    leaves, spec = pytree.tree_flatten(tree)
+    takes = CONSTANTS + NUMBERS if numbers else CONSTANTS
+    if not all([isinstance(x, (Tensor, *takes)) for x in leaves]):
+        wrong = [line for line, x in zip(lines(tree), leaves, strict=True) if not isinstance(x, (Tensor, *takes))]
+        hint = "numbers as tensors: torch.tensor(0); other objects from outside, by closure"
+        raise DtypeError(message(op, f"tensors and containers in {what}", "leaves of other types", wrong, hint))
+    places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    return [leaves[i] for i in places], Form(spec, [None if isinstance(x, Tensor) else x for x in leaves], places)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors of a tree whose form is known."""
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def agree(op: str, before: tuple[str, Any], after: tuple[str, Any], hint: str) -> None:
+    """Two trees have one treedef, equal constants, and tensors of equal dtypes and shapes.
+
+    Args:
+        before, after: what each tree is, and the tree.
+
+    Raises:
+        StructureError: they do not. Both are shown, in full where their keys differ, else the leaves that differ.
+    """
+    (name_a, a), (name_b, b) = before, after
+    leaves_a, spec_a = pytree.tree_flatten(a)
+    leaves_b, spec_b = pytree.tree_flatten(b)
+    expected = f"{name_b} in the form of {name_a}"
+    if spec_a != spec_b:
+        at = [f"{name_a}: {kind(a)} of {', '.join(lines(a))}", f"{name_b}: {kind(b)} of {', '.join(lines(b))}"]
+        raise StructureError(message(op, expected, "another treedef", at, hint))
+    wrong = [i for i, (x, y) in enumerate(zip(leaves_a, leaves_b, strict=True)) if not same_leaf(x, y)]
+    if wrong:
+        ours, theirs = lines(a), lines(b)
+        at = [f"{ours[i]} in {name_a}, {theirs[i].rpartition(': ')[2]} in {name_b}" for i in wrong]
+        raise StructureError(message(op, expected, "leaves that differ", at, hint))
+
+
+def same_leaf(x: Any, y: Any) -> bool:
+    """Whether one leaf may stand for the other: equal dtype, shape and device, or an equal constant."""
+    if isinstance(x, Tensor):
+        return isinstance(y, Tensor) and x.dtype == y.dtype and x.shape == y.shape and x.device == y.device
+    return not isinstance(y, Tensor) and type(x) is type(y) and x == y
+
+
+def kind(tree: Any) -> str:
+    """The class of a tree."""
+    return getattr(tree, "_label", type(tree).__name__)
+
+
+def lines(tree: Any) -> list[str]:
+    """One line for each leaf: its key path and what it is."""
+    return [
+        f"{pytree.keystr(path) or 'value'}: {describe(leaf)}" for path, leaf in pytree.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
+    """Which tensors of a carry a body changes; the others it hands back as they are, object for object.
+
+    What does not move (offsets of a ragged batch, a table that is looked up) is left out of the carry: it is neither
+    copied at each step, nor kept for the backward pass, and it stays the same object as outside. A tensor that stands
+    in the carry twice stays out only if all its places do, since bodies may exchange them.
+    """
+    still = [a is b for a, b in zip(before, after, strict=True)]
+    twin = [[j for j, y in enumerate(before) if y is x] for x in before]
+    return [i for i, places in enumerate(twin) if not all([still[j] and after[j] is before[i] for j in places])]
+
+
+def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
+    """Refuse ragged and padded batches where tensors are sliced or stacked step by step.
+
+    Raises:
+        UnsupportedError: the tree holds at least one; all are named.
+    """
+    is_batch: Callable[[Any], bool] = lambda x: isinstance(x, Container) and x._kind in ("nested", "masked")  # noqa: E731
+    found = pytree.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, Container))[0]
+    wrong: list[str] = []
+    for path, x in found:
+        inner = x._leaves.items() if isinstance(x, Container) and hasattr(x, "_leaves") else [((), x)]
+        wrong += [
+            f"{pytree.keystr(path) + ''.join([f'[{k!r}]' for k in key]) or 'value'}: {describe(leaf)}"
+            for key, leaf in inner
+            if is_batch(leaf)
+        ]
+    if wrong:
+        got = "ragged or padded batches"
+        raise UnsupportedError(message(op, f"tensors and TensorDicts of tensors in {what}", got, wrong, hint))

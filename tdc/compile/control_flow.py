@@ -1,0 +1,298 @@
+"""Control flow whose operands, carry and results are any pytree of TensorDict, NestedTensor, MaskedBatch, tensorclass.
+
+    tdc.cond(pred, true_fn, false_fn, operands)
+    tdc.while_loop(cond_fn, body_fn, carried_inputs)
+    tdc.scan(combine_fn, init, xs, dim=0, reverse=False)
+    tdc.associative_scan(combine_fn, xs, dim, reverse=False, combine_mode="pointwise")
+    tdc.compile.map(f, xs, *args)
+
+Called without compiling they are a Python `if` and Python loops: exact, and one can step through them. Compiled they
+are torch's operators of these names, one node in one graph whatever the data says. Signatures and meaning are torch's.
+
+Functions that are handed over must be pure: they are traced once more outside the operator, so that a change of form
+is found and shown, and nothing of that trace is left in the compiled program.
+
+Invariants:
+  - eager and compiled give the same values and gradients;
+  - no gradient is wrong: `upstream` has what torch needs for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.compile import steps
+from tdc.compile.carries import agree, moving, split, tensors_of
+from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, ran, traced
+
+Fn = Callable[..., Any]
+
+
+def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any] = ()) -> Any:
+    """`true_fn(*operands)` where `pred` is True, else `false_fn(*operands)`.
+
+    Shapes:
+        pred one element; the result has whatever form the branches give it, which need not be that of operands.
+
+    Dtypes:
+        pred bool.
+
+    Args:
+        pred: a tensor, or a Python bool, on which a compiled function specialises.
+        true_fn, false_fn: pure functions whose results agree in keys, dtypes and shapes. They may close over anything.
+        operands: their arguments.
+
+    Raises:
+        DtypeError: `pred` is no bool; a leaf of a result is neither a tensor nor a constant.
+        ShapeError: `pred` has several elements.
+        StructureError: the branches differ in form (when traced; eager runs one of them).
+
+    Compile:
+        fullgraph, one graph for both outcomes; differentiable. Under `vmap` use `torch.where`.
+
+    Example:
+        >>> from tdc import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2)}, [2])
+        >>> out = cond(td["a"].sum() > 0, lambda td: td.set("b", td["a"] * 2), lambda td: td.set("b", -td["a"]), (td,))
+        >>> out["b"]
+        tensor([2., 2.])
+
+    Source:
+        `torch.cond`.
+    """
+    flag = checked("cond", pred)
+    given = arguments("cond", "operands", operands)
+    if not traced():
+        return true_fn(*given) if flag else false_fn(*given)
+    entered("cond")
+    tensors, form = split("cond", "operands", given)
+    yes, no = probe(true_fn, *given), probe(false_fn, *given)
+    outs, result = split("cond", "the result of true_fn", yes)
+    agree("cond", ("the result of true_fn", yes), ("the result of false_fn", no), "return the same keys from both")
+    others = tensors_of(no)
+    places = [i for i, (a, b) in enumerate(zip(outs, others, strict=True)) if a is not b]  # else from outside
+    code = Code(needs_grad(tensors, outs, others), [outs[i] for i in places])
+    if places:
+
+        def branch(fn: Fn) -> Fn:
+            def run(*flat: Tensor) -> tuple[Tensor, ...]:
+                found = tensors_of(fn(*form.join(flat)))
+                return tuple(code.encode([found[i] for i in places]))
+
+            return run
+
+        found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple(tensors))
+        for place, x in zip(places, code.decode(found), strict=True):
+            outs[place] = x
+    return result.join(outs)
+
+
+def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Repeat `carry = body_fn(*carry)` while `cond_fn(*carry)` is True.
+
+    Dtypes:
+        `cond_fn` returns a bool of one element.
+
+    Args:
+        cond_fn, body_fn: pure functions of the carry; they may close over anything. `body_fn` returns a tuple that
+            agrees with the carry in keys, dtypes and shapes.
+        carried_inputs: the tuple of values to begin with; count with a tensor, `torch.tensor(0)`.
+
+    Returns:
+        The last carry, a tuple.
+
+    Raises:
+        DtypeError: a Python number in the carry, or a condition that is no bool.
+        ShapeError: a condition of several elements.
+        StructureError: `body_fn` changes the number, the keys, the dtypes or the shapes of the carry; both are shown.
+
+    Compile:
+        fullgraph, one graph for any number of steps. Differentiable; the backward pass keeps the carry of each step,
+        and only what the body changes counts as carry. A loop inside a loop has no gradient: unroll the inner one.
+
+    Example:
+        >>> body = lambda n, x: (n + 1, x / 2)
+        >>> while_loop(lambda n, x: x.norm() > 1, body, (torch.tensor(0), torch.tensor([8.0])))
+        (tensor(3), tensor([1.]))
+
+    Source:
+        `torch.while_loop`.
+    """
+    carry = arguments("while_loop", "carried_inputs", carried_inputs)
+    tensors, form = split("while_loop", "the carry", carry, numbers=False)
+    if not traced():
+        while checked("while_loop", cond_fn(*carry)):
+            carry = after_body(carry, body_fn(*carry))
+        return carry
+    entered("while_loop")
+    after, _ = split("while_loop", "the carry", after_body(carry, probe(body_fn, *carry)), numbers=False)
+    places = moving(tensors, after)
+    first = checked("while_loop", cond_fn(*carry))
+    if not places:
+        return carry
+    ref = needs_grad(tensors, after)
+    nested("while_loop", ref)
+
+    def whole(flat: Sequence[Tensor]) -> Any:
+        leaves = list(tensors)
+        for place, x in zip(places, flat, strict=True):
+            leaves[place] = x
+        return form.join(leaves)
+
+    def body(*flat: Tensor) -> tuple[Tensor, ...]:
+        out = tensors_of(body_fn(*whole(flat)))
+        return tuple([fresh(out[place]) for place in places])
+
+    start = tuple([anchored(tensors[place], ref) for place in places])
+    loop = internals._higher_order_ops.while_loop
+    end = loop(lambda *flat: checked("while_loop", cond_fn(*whole(flat))), body, start)
+    return whole(end if ref is None else [ran(first, x, tensors[i]) for i, x in zip(places, end, strict=True)])
+
+
+def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> tuple[Any, Any]:
+    """Walk along a dim of `xs`: `carry, y = combine_fn(carry, x)`, and all `y` stacked.
+
+    Shapes:
+        xs: every tensor and TensorDict has T steps at `dim`; of a TensorDict `dim` counts batch dims. Results are
+        stacked along `dim`; a TensorDict `y` of batch size `[B]` comes out as `[T, B]`.
+
+    Args:
+        combine_fn: a pure function of carry and slice; it may close over anything, ragged batches too.
+        init: the carry to begin with, any pytree.
+        xs: what to walk along, a pytree of tensors and TensorDicts.
+        dim: the dim of the steps.
+        reverse: from the last step to the first; results lie where their step does.
+
+    Returns:
+        The last carry, and the stacked results.
+
+    Raises:
+        DtypeError: a leaf that is no tensor.
+        ShapeError: no steps, different numbers of them, or a dim that is not there.
+        StructureError: `combine_fn` does not return a pair, or changes the form of the carry; both forms are shown.
+        UnsupportedError: a ragged or padded batch in `xs` or among the results; the hint has the alternative.
+
+    Compile:
+        fullgraph, one graph for any number of steps; differentiable, integers in the carry included.
+
+    Example:
+        >>> from tdc import TensorDict
+        >>> xs = TensorDict({"r": torch.tensor([1.0, 2.0, 3.0])}, [3])
+        >>> total, ys = scan(lambda c, x: (c + x["r"], x * 10), torch.tensor(0.0), xs)
+        >>> total, ys["r"]
+        (tensor(6.), tensor([10., 20., 30.]))
+
+    Source:
+        `torch._higher_order_ops.scan`.
+    """
+    return steps.scan(combine_fn, init, xs, dim, reverse)
+
+
+def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
+    """All partial results of an associative function along a dim: `x0, f(x0, x1), f(f(x0, x1), x2), …`.
+
+    Shapes:
+        xs as for `scan`; the result has the form and the shapes of xs.
+
+    Args:
+        combine_fn: `(x, x) -> x`, pure and associative, on slices without `dim`.
+        combine_mode: "generic" for any function on any device; "pointwise" for pointwise functions on CUDA.
+
+    Raises:
+        DtypeError: a leaf that is no tensor.
+        ShapeError: no steps, different numbers of them, or a dim that is not there.
+        StructureError: `combine_fn` changes the form; both are shown.
+        UnsupportedError: "pointwise" elsewhere than on CUDA; a ragged or padded batch.
+
+    Compile:
+        fullgraph, O(log T) rounds; "generic" is differentiable.
+
+    Example:
+        >>> associative_scan(torch.add, torch.tensor([1, 2, 3]), 0, combine_mode="generic")
+        tensor([1, 3, 6])
+
+    Source:
+        `torch._higher_order_ops.associative_scan`.
+    """
+    return steps.associative_scan(combine_fn, xs, dim, reverse, combine_mode)
+
+
+def map(f: Fn, xs: Any, *args: Any) -> Any:
+    """`f(x, *args)` for each step along the first dim of `xs`, stacked: a loop, where `vmap` would need more memory.
+
+    Shapes:
+        xs as for `scan` with `dim=0`.
+
+    Args:
+        f: a pure function of a slice; it may close over anything.
+        args: passed to each call as they are.
+
+    Raises:
+        As `scan`.
+
+    Compile:
+        fullgraph; differentiable.
+
+    Example:
+        >>> map(lambda x, k: x * k, torch.arange(3), 2)
+        tensor([0, 2, 4])
+
+    Source:
+        `torch._higher_order_ops.map`. (`tdc.map` is another function.)
+    """
+    return steps.map_(f, xs, args)
+
+
+def checked(op: str, pred: Any) -> Any:
+    """A predicate: a Python bool, or a 0-d bool tensor.
+
+    Raises:
+        DtypeError: it is no bool.
+        ShapeError: it has several elements.
+        UnsupportedError: it differs from example to example under vmap.
+    """
+    hint = "x > 0, x.any() or x.bool()"
+    if isinstance(pred, Tensor):
+        if pred.dtype != torch.bool:
+            raise DtypeError(message(op, "a bool predicate", describe(pred), hint=hint))
+        if pred.numel() != 1:
+            raise ShapeError(
+                message(op, "a predicate of one element", describe(pred), hint="pred.any(), pred.all(), or torch.where")
+            )
+        if internals._C._functorch.is_batchedtensor(pred):
+            hint = "torch.where(pred, a, b)"
+            raise UnsupportedError(message(op, "one predicate", "one for each example of a vmap", hint=hint))
+        return pred.reshape(())
+    if not isinstance(pred, (bool, torch.SymBool)):
+        raise DtypeError(message(op, "a bool predicate", describe(pred), hint=hint))
+    return pred
+
+
+def arguments(op: str, what: str, given: Any) -> tuple[Any, ...]:
+    """A tuple or list of arguments, as a tuple.
+
+    Raises:
+        StructureError: it is something else.
+    """
+    if not isinstance(given, (tuple, list)):
+        raise StructureError(message(op, f"a tuple of {what}", describe(given), hint="(x,) is a tuple of one"))
+    return tuple(given)
+
+
+def after_body(carry: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    """What a body returned, held against the carry it was given.
+
+    Raises:
+        StructureError: another number of values, or another form.
+    """
+    if not isinstance(out, (tuple, list)) or len(out) != len(carry):
+        got = f"{len(out)}" if isinstance(out, (tuple, list)) else describe(out)
+        hint = "return a tuple, (x,) for one value"
+        raise StructureError(message("while_loop", f"{len(carry)} values from body_fn", got, hint=hint))
+    agree("while_loop", ("the carry", carry), ("the result of body_fn", tuple(out)), "keep keys, dtypes and shapes")
+    return tuple(out)

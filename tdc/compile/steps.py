@@ -1,0 +1,201 @@
+"""Loops along a dim: scan, associative_scan and map behind their public functions.
+
+`Steps` takes `xs` apart once: the tensors with the steps in front, and how a slice is put together. Eager code indexes
+them in a Python loop; compiled code hands them to torch's operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._rules import Container
+from tdc._structure import normal_dim
+from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
+from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, traced
+
+Fn = Callable[..., Any]
+
+RAGGED = "scan x.to_padded().data.movedim(1, 0) with its mask as another of xs, or keep the batch in the carry"
+STACK = "return x.values, and rebuild with x.with_values(values) behind the loop"
+
+
+class Steps:
+    """What a loop walks along: tensors with their T steps in front, and the form of a slice."""
+
+    def __init__(self, op: str, xs: Any, dim: int, reverse: bool = False) -> None:
+        rowwise(op, "xs", xs, RAGGED)
+        tensors, form = split(op, "xs", xs)
+        if not tensors:
+            hint = "a loop without xs is tdc.while_loop"
+            raise ShapeError(message(op, "at least one tensor in xs", "none", hint=hint))
+        dims = axes(op, xs, dim)
+        self.dim = dims[0]
+        self.tensors = [x.movedim(d, 0) for x, d in zip(tensors, dims, strict=True)]
+        self.form: Form = form
+        self.length = self.tensors[0].shape[0]
+        self.reverse = reverse
+        if any([x.shape[0] != self.length for x in self.tensors]):
+            hint = "cut them to one length; pad with x.to_padded() where rows end early"
+            raise ShapeError(message(op, f"xs of one length at dim {dim}", "different lengths", lines(xs), hint))
+        if self.length == 0:
+            raise ShapeError(message(op, f"at least one step at dim {dim} of xs", "0", hint="skip the loop"))
+
+    def at(self, i: int) -> Any:
+        """Slice i."""
+        return self.form.join([x.select(0, i) for x in self.tensors])
+
+    def order(self) -> Sequence[int]:
+        """Steps in the order of the walk."""
+        steps = range(self.length)
+        return steps[::-1] if self.reverse else steps
+
+
+def axes(op: str, xs: Any, dim: int) -> list[int]:
+    """For each tensor leaf the dim of the steps; of a TensorDict it counts batch dims.
+
+    Raises:
+        ShapeError: a tensor or TensorDict without that dim.
+    """
+    out: list[int] = []
+    for x in pytree.tree_leaves(xs, is_leaf=lambda x: isinstance(x, Container)):
+        if isinstance(x, (Container, Tensor)):
+            count = len([t for t in pytree.tree_leaves(x) if isinstance(t, Tensor)])
+            out += [normal_dim(dim, x.ndim, op)] * count
+    return out
+
+
+def stacked(ys: Sequence[Any], form: Form, dim: int) -> Any:
+    """Results with their steps at `dim`; the form of one step makes a batch of them, since it holds no sizes."""
+    tree = form.join(ys)
+    return pytree.tree_map(lambda y: placed(y, dim), tree, is_leaf=lambda y: isinstance(y, Container))
+
+
+def placed(y: Any, dim: int) -> Any:
+    """One stacked result with its steps at `dim`, where it has so many dims."""
+    return y.movedim(0, dim) if dim and isinstance(y, (Tensor, Container)) and dim < y.ndim else y
+
+
+def scan(combine_fn: Fn, init: Any, xs: Any, dim: int, reverse: bool) -> tuple[Any, Any]:
+    """See `tdc.scan`."""
+    steps = Steps("scan", xs, dim, reverse)
+    tensors, form = split("scan", "init", init, numbers=False)
+    if not traced():
+        return walk(combine_fn, init, steps)
+    entered("scan")
+    carry, y = pair(init, probe(combine_fn, init, steps.at(0)))
+    after, _ = split("scan", "the carry", carry, numbers=False)
+    outs, out_form = split("scan", "the results", y)
+    places = moving(tensors, after)
+    ref = needs_grad(tensors, after, outs, steps.tensors)
+    nested("scan", ref)
+    code, code_y = Code(ref, [tensors[i] for i in places]), Code(ref, outs)
+
+    def whole(flat: Sequence[Tensor]) -> Any:
+        leaves = list(tensors)
+        for place, x in zip(places, code.decode(flat), strict=True):
+            leaves[place] = x
+        return form.join(leaves)
+
+    def step(flat: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        carry, y = combine_fn(whole(flat[: len(places)]), steps.form.join(slices))
+        now = tensors_of(carry)
+        moved = code.encode([now[i] for i in places])
+        return [*moved, *[x + 1 for x in flat[len(places) :]]], code_y.encode(tensors_of(y))
+
+    start = [anchored(x, ref) for x in code.encode([tensors[i] for i in places])]
+    start += [] if places else [torch.zeros(())]  # torch wants a carry
+    operator = internals._higher_order_ops.scan
+    end, ys = operator(step, start, steps.tensors, dim=0, reverse=reverse)
+    return whole(end[: len(places)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
+
+
+def walk(combine_fn: Fn, init: Any, steps: Steps) -> tuple[Any, Any]:
+    """The loop in Python."""
+    carry, ys = init, []
+    for i in steps.order():
+        carry, y = pair(carry, combine_fn(carry, steps.at(i)))
+        ys.append(y)
+    return carry, together("scan", ys[::-1] if steps.reverse else ys, steps.dim)
+
+
+def together(op: str, ys: Sequence[Any], dim: int) -> Any:
+    """Results of the steps of a Python loop, stacked."""
+    for y in ys[1:]:
+        agree(op, ("the first result", ys[0]), ("a later one", y), "return the same keys and shapes at each step")
+    parts = [split(op, "the results", y) for y in ys]
+    return stacked([torch.stack(leaves) for leaves in zip(*[p[0] for p in parts], strict=True)], parts[0][1], dim)
+
+
+def pair(carry: Any, out: Any) -> tuple[Any, Any]:
+    """What a step returned: a carry like the one it was given, and a result.
+
+    Raises:
+        StructureError: no pair, or a carry of another form.
+        UnsupportedError: a ragged or padded batch as result.
+    """
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        got = f"{len(out)} values" if isinstance(out, (tuple, list)) else describe(out)
+        raise StructureError(message("scan", "a pair (carry, y) from combine_fn", got, hint="return carry, None"))
+    agree("scan", ("the carry", carry), ("the carry of combine_fn", out[0]), "keep keys, dtypes and shapes")
+    rowwise("scan", "the results", out[1], STACK)
+    return out[0], out[1]
+
+
+def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool, combine_mode: str) -> Any:
+    """See `tdc.associative_scan`."""
+    op = "associative_scan"
+    steps = Steps(op, xs, dim, reverse)
+    if combine_mode not in ("pointwise", "generic"):
+        raise StructureError(message(op, "combine_mode 'pointwise' or 'generic'", repr(combine_mode)))
+    if combine_mode == "pointwise" and not all([x.is_cuda for x in steps.tensors]):
+        hint = 'combine_mode="generic"'
+        raise UnsupportedError(message(op, "tensors on CUDA for combine_mode='pointwise'", "others", hint=hint))
+    if not traced():
+        found: list[Any] = []
+        for i in steps.order():
+            found.append(combined(combine_fn, found[-1], steps.at(i)) if found else steps.at(i))
+        return together(op, found[::-1] if reverse else found, steps.dim)
+    if combine_mode == "pointwise":
+        entered(op)
+    probe(combined, combine_fn, steps.at(0), steps.at(0))
+
+    def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+        return [fresh(x) for x in tensors_of(combine_fn(steps.form.join(a), steps.form.join(b)))]
+
+    operator = internals._higher_order_ops.associative_scan
+    out = operator(combine, steps.tensors, 0, reverse=reverse, combine_mode=combine_mode)
+    return stacked(out, steps.form, steps.dim)
+
+
+def combined(combine_fn: Fn, a: Any, b: Any) -> Any:
+    """`combine_fn(a, b)`, held against the form of its arguments."""
+    out = combine_fn(a, b)
+    agree("associative_scan", ("a slice of xs", a), ("the result of combine_fn", out), "keep keys, dtypes and shapes")
+    return out
+
+
+def map_(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
+    """See `tdc.compile.map`."""
+    op = "compile.map"
+    steps = Steps(op, xs, 0)
+    if not traced():
+        ys = [f(steps.at(i), *args) for i in steps.order()]
+        rowwise(op, "the results", ys[0], STACK)
+        return together(op, ys, 0)
+    entered(op)
+    y = probe(f, steps.at(0), *args)
+    rowwise(op, "the results", y, STACK)
+    outs, form = split(op, "the results", y)
+    code = Code(needs_grad(outs), outs)
+
+    def step(slices: list[Tensor]) -> list[Tensor]:
+        return code.encode(tensors_of(f(steps.form.join(slices), *args)))
+
+    operator = internals._higher_order_ops.map
+    return stacked(code.decode(operator(step, steps.tensors), 1), form, 0)

@@ -1,0 +1,242 @@
+"""What torch's loop operators get wrong, each beside ours that gets it right; see `tdc/compile/upstream.py`.
+
+A test of torch fails on the day torch is mended, and says what may then be removed. Random programs look for more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tdc
+
+NEW = torch.__version__ >= "2.13"
+pytestmark = pytest.mark.skipif(not NEW, reason="states of torch 2.13; 2.11 has other defects in these operators")
+Fn = Callable[..., Any]
+internals: Any = torch
+RAW = internals._higher_order_ops
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+def unrolled(cond_fn: Fn, body_fn: Fn, carry: Sequence[Any]) -> Any:
+    """What a while_loop is."""
+    while cond_fn(*carry):
+        carry = body_fn(*carry)
+    return carry
+
+
+def gradients(fn: Fn, loop: Fn, *args: Tensor, backend: Any = None) -> list[Tensor]:
+    """Of `fn(loop, *args)`; compiled where a backend is given."""
+    call = lambda *args: fn(loop, *args)  # noqa: E731
+    run = torch.compile(call, fullgraph=True, backend=backend) if backend is not None else call
+    with (  # kernels of another test are no answer
+        resolve_name("torch._functorch.config").patch(enable_autograd_cache=False),
+        resolve_name("torch._inductor.config").patch(fx_graph_cache=False),
+    ):
+        return list(torch.autograd.grad(run(*args), args))
+
+
+def right(got: Sequence[Tensor], want: Sequence[Tensor]) -> bool:
+    return all([torch.allclose(a, b, rtol=1e-6, atol=1e-9) for a, b in zip(got, want, strict=True)])
+
+
+def inputs(*sizes: Sequence[int]) -> list[Tensor]:
+    return [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in sizes]
+
+
+def count() -> Tensor:
+    return torch.zeros((), dtype=torch.int64)
+
+
+def recurrent(loop: Fn, w: Tensor) -> Tensor:
+    """A carry that begins without gradient."""
+    h = torch.zeros(3, 4, dtype=torch.float64)
+    return loop(lambda n, h: n < 4, lambda n, h: (n + 1, torch.tanh(h @ w + 1)), (count(), h))[1].sum()
+
+
+def not_run(loop: Fn, x: Tensor) -> Tensor:
+    """A loop whose condition is False from the start."""
+    return loop(lambda n, h: n < 0, lambda n, h: (n + 1, h * 1.5), (count(), x * 1.0))[1].sum()
+
+
+def reused(loop: Fn, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """In the backward pass the start of one carry is needed once more behind the loop."""
+    body = lambda n, h, k: (n + 1, h.sin() * 1.1, k.sin() * 1.3)  # noqa: E731
+    _, p, q = loop(lambda n, h, k: n < 3, body, (count(), x.exp(), y.cos()))
+    return ((q.clone() + y * x) @ w.detach()).sin().sum() + p.clone().sin().sum() + w.sum()
+
+
+def chained(loop: Fn, x: Tensor) -> Tensor:
+    """One loop closes over what another gives."""
+    _, h = loop(lambda n, h: n < 3, lambda n, h: (n + 1, h.sin()), (count(), x * 1.0))
+    return loop(lambda n, k: n < 2, lambda n, k: (n + 1, k * h), (count(), x.cos()))[1].sum()
+
+
+class TestWhileLoop:
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_a_start_without_gradient(self, backend: str):
+        args = inputs((4, 4))
+        want = gradients(recurrent, unrolled, *args)
+        assert right(gradients(recurrent, tdc.while_loop, *args, backend=backend), want)
+
+    def test_torch_loses_the_gradient(self):
+        args = inputs((4, 4))
+        got, want = (
+            gradients(recurrent, RAW.while_loop, *args, backend="aot_eager"),
+            gradients(recurrent, unrolled, *args),
+        )
+        assert not right(got, want), "torch mended it: remove Anchor in tdc/compile/upstream.py"
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_a_loop_that_does_not_run(self, backend: str):
+        args = inputs((3,))
+        assert right(gradients(not_run, tdc.while_loop, *args, backend=backend), [torch.ones(3, dtype=torch.float64)])
+
+    def test_torch_differentiates_a_loop_that_did_not_run(self):
+        args = inputs((3,))
+        (got,) = gradients(not_run, RAW.while_loop, *args, backend="aot_eager")
+        assert not right([got], [torch.ones_like(got)]), "torch mended it: remove `ran` in tdc/compile/upstream.py"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
+    def test_memory_of_the_caller(self, backend: Any):
+        args = inputs((7, 5), (7, 5), (5, 5))
+        want = gradients(reused, unrolled, *args)
+        assert right(gradients(reused, tdc.while_loop, *args, backend=backend), want)
+
+    @pytest.mark.slow
+    def test_torch_overwrites_memory_of_the_caller(self):
+        args = inputs((7, 5), (7, 5), (5, 5))
+        got, want = gradients(reused, RAW.while_loop, *args, backend="inductor"), gradients(reused, unrolled, *args)
+        assert not right(got, want), "torch mended it: remove `undonated` in tdc/compile/upstream.py"
+
+    @pytest.mark.slow
+    def test_donation_is_the_cause(self):
+        args = inputs((7, 5), (7, 5), (5, 5))
+        with resolve_name("torch._functorch.config").patch(donated_buffer=False):
+            got = gradients(reused, RAW.while_loop, *args, backend="inductor")
+        assert right(got, gradients(reused, unrolled, *args))
+
+    def test_the_settings_end_with_the_compile(self):
+        seen: list[tuple[bool, str]] = []
+
+        def spy(graph: Any, inputs: Any) -> Any:
+            seen.append((internals._functorch.config.donated_buffer, internals.compiler.config.cache_key_tag))
+            return graph
+
+        torch.compile(lambda x: tdc.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend=spy)(torch.rand(3))
+        torch.compile(torch.sin, backend=spy)(torch.rand(3))
+        assert seen == [(False, "undonated"), (True, "")]
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_one_loop_behind_another(self, backend: str):
+        args = inputs((3,))
+        assert right(gradients(chained, tdc.while_loop, *args, backend=backend), gradients(chained, unrolled, *args))
+
+
+class TestScanAndCond:
+    def test_torch_has_no_gradient_beside_an_integer_carry(self):
+        def fn(scan: Fn, w: Tensor) -> Tensor:
+            return scan(lambda c, x: ((c[0] + 1, c[1] * x.cos()), c[1] + 0), (count(), w.sum()), w)[0][1]
+
+        args = inputs((3,))
+        want = gradients(fn, tdc.scan, *args)
+        assert right(gradients(fn, tdc.scan, *args, backend="aot_eager"), want)
+        with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from scan
+            gradients(fn, RAW.scan, *args, backend="aot_eager")
+
+    def test_torch_has_no_gradient_beside_an_integer_result(self):
+        def fn(cond: Fn, x: Tensor) -> Tensor:
+            n, y = cond(x.sum() > 0, lambda x: (count() + 1, x.sin()), lambda x: (count() - 1, x.cos()), (x,))
+            return (n * y).sum()
+
+        args = inputs((3,))
+        assert right(gradients(fn, tdc.cond, *args, backend="aot_eager"), gradients(fn, tdc.cond, *args))
+        with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from cond
+            gradients(fn, torch.cond, *args, backend="aot_eager")
+
+    @pytest.mark.slow
+    def test_torch_has_no_gradient_of_a_scan_in_a_scan(self):
+        def fn(scan: Fn, w: Tensor) -> Tensor:
+            inner = lambda c, x: scan(lambda c, x: (torch.tanh(c * w[0] + x), c + 0), c, x)  # noqa: E731
+            xs = torch.ones(5, 3, 4, dtype=torch.float64)
+            return scan(lambda c, x: (inner(c, x)[0] + 0, c + 0), xs[0, 0], xs)[0].sum()
+
+        with pytest.raises(Exception, match="detach_copy"):  # if this fails torch mended it: remove `nested`
+            gradients(fn, RAW.scan, *inputs((4, 4)), backend="aot_eager")
+
+    @pytest.mark.parametrize("op", ["cond", "scan"])
+    def test_torch_takes_no_gradient_inside_a_compiled_function(self, op: str):
+        fn = {
+            "cond": lambda w: torch.cond(w.sum() > 0, torch.sin, torch.cos, (w,)).sum(),
+            "scan": lambda w: RAW.scan(lambda c, x: (c * x, c + 0), w.sum(), w)[0],
+        }[op]
+        with pytest.raises(Exception, match="FakeTensor"):  # if this fails torch mended it: remove `refuse_transform`
+            torch.compile(torch.func.grad(fn), fullgraph=True, backend="eager")(torch.rand(3))
+
+
+def program(seed: int) -> Fn:
+    """A random loop: one to three carries, each a chain of pointwise functions and products, some read again behind."""
+    r = random.Random(seed)
+    acts = [torch.tanh, torch.sin, torch.sigmoid, torch.cos, lambda x: x * 0.9]
+    width, length = r.randint(1, 3), r.randint(0, 4)
+    plan = [
+        [(r.choice(acts), r.randrange(width), r.random() < 0.5) for _ in range(r.randint(1, 3))] for _ in range(width)
+    ]
+    starts = [r.choice(["zero", "x", "deep"]) for _ in range(width)]
+    again = r.random() < 0.6
+
+    def body(w: Tensor, carry: Sequence[Tensor]) -> list[Tensor]:
+        out = []
+        for i, chain in enumerate(plan):
+            h = carry[i]
+            for act, j, product in chain:
+                h = act(h) * 0.7 + carry[j] * 0.2
+                h = h @ w if product else h
+            out.append(torch.where(h > 0, h * 0.5, h.sin()))
+        return out
+
+    def fn(loop: Fn, x: Tensor, w: Tensor) -> Tensor:
+        kinds = {
+            "zero": lambda k: torch.zeros_like(x).detach(),
+            "x": lambda k: x * k,
+            "deep": lambda k: (x * k).exp().sin(),
+        }
+        carry = [kinds[s](k + 1) for k, s in enumerate(starts)]
+        ends = loop(lambda c: body(w, c), carry, length)
+        total = sum([(c.cos() * (k + 1)).sum() for k, c in enumerate(ends)], w.sum() + x.sum())
+        return total + (sum([(a * b).sum() for a, b in zip(carry, ends, strict=True)]) if again else 0)
+
+    return fn
+
+
+def by_python(body: Fn, carry: Sequence[Tensor], length: int) -> Sequence[Tensor]:
+    for _ in range(length):
+        carry = body(carry)
+    return carry
+
+
+def by_while(body: Fn, carry: Sequence[Tensor], length: int) -> Sequence[Tensor]:
+    return tdc.while_loop(lambda n, *c: n < length, lambda n, *c: (n + 1, *body(c)), (count(), *carry))[1:]
+
+
+def by_scan(body: Fn, carry: Sequence[Tensor], length: int) -> Sequence[Tensor]:
+    steps = torch.zeros(length + 1)[1:]
+    return tdc.scan(lambda c, x: (body(c), c[0]), list(carry), steps)[0] if length else carry
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [by_while, by_scan])
+@pytest.mark.parametrize(("backend", "seeds"), [("aot_eager", range(12)), ("inductor", range(4))])
+def test_random_programs(loop: Fn, backend: str, seeds: range):
+    for seed in seeds:
+        torch._dynamo.reset()
+        args = inputs((3, 4), (4, 4))
+        want = gradients(program(seed), by_python, *args)
+        assert right(gradients(program(seed), loop, *args, backend=backend), want), f"program {seed}"
