@@ -3,6 +3,7 @@
 from tdc.compile.buckets import buckets as buckets
 from tdc.compile.buckets import to_bucket as to_bucket
 from tdc.compile.buckets import unbucket as unbucket
+from tdc.compile.checkpoint import checkpoint as checkpoint
 from tdc.compile.control_flow import associative_scan as associative_scan
 from tdc.compile.control_flow import cond as cond
 from tdc.compile.control_flow import map as map
@@ -29,4 +30,6 @@ from tdc.compile.jacobian import jacrev as jacrev
 from tdc.compile.report import Report as Report
 from tdc.compile.report import report as report
 from tdc.compile.signature import Signature as Signature
+from tdc.compile.train import TrainStep as TrainStep
+from tdc.compile.train import train_step as train_step
 from tdc.compile.vmap import vmap as vmap

@@ -51,14 +51,26 @@ def backend(
     """
     inductor = resolve_name("torch._inductor.compile_fx")  # heavy: loaded by the first compile, not by `import tdc`
 
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+    def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        keep_alpha(module.graph)
         with torch.fx.experimental._config.patch(backed_size_oblivious=OBLIVIOUS):  # type: ignore[attr-defined]  # torch's own
-            return inductor.compile_fx_inner(*args, **kwargs)
+            return inductor.compile_fx_inner(module, *args, **kwargs)
 
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
-    with torch.compiler.config.patch(cache_key_tag="tdc"):  # type: ignore[attr-defined]  # made by install_config_module
+    with torch.compiler.config.patch(cache_key_tag="tdc-2"):  # type: ignore[attr-defined]  # made by install_config_module
         patches = patches_of(mode, options, "compile.backend")
         return inductor.compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=patches)
+
+
+def keep_alpha(graph: torch.fx.Graph) -> None:
+    """Make `x + alpha * y` the difference `x - (-alpha) * y`.
+
+    Inductor makes `addmm` of a sum with a matrix product, and loses the alpha (torch 2.11-2.13, `post_grad.addmm`).
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+        if "alpha" in node.kwargs and node.meta["val"].dtype is not torch.bool:
+            node.target = torch.ops.aten.sub.Tensor
+            node.kwargs = {"alpha": -node.kwargs["alpha"]}
 
 
 def patches_of(mode: str | None, options: dict[str, Any] | None, op: str) -> dict[str, Any]:

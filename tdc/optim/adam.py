@@ -10,7 +10,18 @@ import math
 import torch
 from torch import Tensor
 
-from tdc.optim.base import Optimizer, Rate, Scalar, begin, check_numbers, counted_from_one, descend, rate_of, updated
+from tdc.optim.base import (
+    Optimizer,
+    Rate,
+    Scalar,
+    begin,
+    check_numbers,
+    counted_from_one,
+    descend,
+    plus,
+    rate_of,
+    updated,
+)
 from tdc.tensordict import TensorDict
 
 NAMES = ("mean", "square")
@@ -98,7 +109,7 @@ def of_kind(
         if weight_decay and decoupled:
             p = p * keep
         elif weight_decay:
-            g = torch.add(g, p, alpha=weight_decay)
+            g = plus(g, p, weight_decay)
         m = torch.lerp(m, g, 1 - beta1)
         s = torch.addcmul(s * beta2, g, g, value=1 - beta2)
         return descend(p, m / (s.sqrt() / root + eps), rate), m, s

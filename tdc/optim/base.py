@@ -97,7 +97,16 @@ def descend(p: Tensor, direction: Tensor, rate: Scalar) -> Tensor:
     """`p - rate * direction`, in one graph node."""
     if isinstance(rate, Tensor):
         return torch.addcmul(p, direction, rate, value=-1)
-    return torch.add(p, direction, alpha=-rate)
+    return plus(p, direction, -rate)
+
+
+def plus(x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """`x + alpha * y`, in one graph node.
+
+    Not `torch.add`: Inductor makes `addmm` of the sum of anything and a matrix product, which a gradient is, and loses
+    the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
+    """
+    return torch.sub(x, y, alpha=-alpha)
 
 
 def updated(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import StructureError, message
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, counted_from_one, descend, rate_of, updated
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, counted_from_one, descend, plus, rate_of, updated
 from tdc.tensordict import TensorDict
 
 
@@ -55,12 +55,12 @@ def sgd(
     def one(p: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *buffer, rate, weight = rest
         if weight_decay:
-            g = torch.add(g, p, alpha=weight_decay)
+            g = plus(g, p, weight_decay)
         if not buffer:
             return (descend(p, g, rate),)
         old = buffer[0] * momentum
         new = torch.addcmul(old, g, weight) if dampening else old + g
-        return descend(p, torch.add(g, new, alpha=momentum) if nesterov else new, rate), new
+        return descend(p, plus(g, new, momentum) if nesterov else new, rate), new
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         n = counted_from_one(state, params)

@@ -1,0 +1,286 @@
+"""Whole training steps: forward, loss, backward and update as one function `(state, batch) -> (state, metrics)`.
+
+    step = train_step(loss_fn, adamw(1e-3))
+    state = step.init(net, seed=0)
+    for batch in batches:
+        state, metrics = step(state, batch)
+
+    state     "params"      what is trained                          "optimizer"   what `optimizer.init` made of it
+              "step"        steps taken, int64                       "buffers"     where loss_fn takes them
+              "rng"         where the next step's random numbers begin, where a seed was given
+
+    batch --split--> micro-batches --loss_fn, grad--> mean of gradients --optimizer--> state, {"loss": ..., **aux}
+
+`step.update` is this function, pure and not compiled, to vmap or differentiate. Calling `step` compiles it, seeds it,
+and with `donate` writes the new state into the memory of the old one.
+
+Invariants:
+  - the state is all that one step hands to the next: saved, loaded or copied, training goes on with the same numbers;
+  - with a seed, the step reads and changes no random state of the process.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._keys import show
+from tdc.compile.counts import Counts, counted
+from tdc.compile.inductor import backend as inductor
+from tdc.compile.step import BITS, OP, Step, Updates, in_order, mixed
+from tdc.compile.vmap import vmap
+from tdc.memory import copy_
+from tdc.tensordict import TensorDict
+from tdc.trees import from_state_dict
+def train_step(
+    loss_fn: Callable[..., Any],
+    optimizer: Updates,
+    *,
+    has_aux: bool = False,
+    accumulate: int = 1,
+    dtype: torch.dtype | None = None,
+    donate: bool = False,
+    compile: bool = True,
+    backend: Any = inductor,
+) -> TrainStep:
+    """A function `(state, batch) -> (state, metrics)` that takes one step of training.
+
+    Args:
+        loss_fn: `(params, batch) -> loss`, or `(params, buffers, batch) -> (loss, buffers)`; with `has_aux` one more
+            result, a dict or TensorDict of metrics.
+        optimizer: of `tdc.optim`, or anything with `init(params) -> state` and
+            `update(grads, state, params) -> (params, state)`.
+        has_aux: whether `loss_fn` returns metrics.
+        accumulate: number of micro-batches that a batch is split into along its first dim, one after the other.
+        dtype: `torch.bfloat16` computes the loss under autocast. Parameters keep their dtype.
+        donate: write the new state into the memory of the old one, which is returned. Keep a copy with
+            `state.clone()`.
+        compile, backend: whether to compile, and with what.
+
+    Returns:
+        A `TrainStep`; its `init` makes the first state.
+
+    Raises:
+        DtypeError: an optimizer without `init` and `update`; a loss_fn of other arguments; another dtype.
+        ShapeError: `accumulate` below 1.
+
+    Compile:
+        One graph. `step.update` goes through `vmap` and `grad`.
+
+    Example:
+        >>> from tdc.optim import sgd
+        >>> step = train_step(lambda params, x: (params["w"] * x).sum(), sgd(0.1), compile=False)
+        >>> state, metrics = step(step.init(TensorDict({"w": torch.ones(2)})), torch.tensor([1.0, 2.0]))
+        >>> state["params", "w"], state["step"], metrics["loss"]
+        (tensor([0.9000, 0.8000]), tensor(1), tensor(3.))
+    """
+    missing = [name for name in ("init", "update") if not callable(getattr(optimizer, name, None))]
+    if missing:
+        got, hint = f"{type(optimizer).__name__} without {' and '.join(missing)}", "tdc.optim.adamw(1e-3)"
+        raise DtypeError(message(OP, "an optimizer with init and update", got, hint=hint))
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ShapeError(message(OP, "accumulate of at least 1", f"{accumulate!r}", hint="1 takes the batch as it is"))
+    if dtype not in (None, torch.bfloat16):
+        hint = "torch.bfloat16, or None; float16 needs scaled losses"
+        raise DtypeError(message(OP, "dtype=torch.bfloat16", f"{dtype}", hint=hint))
+    run = Step(loss_fn, optimizer, takes_buffers(loss_fn), has_aux, accumulate, dtype)
+    return TrainStep(run, run, donate, compile, backend)
+
+
+def takes_buffers(loss_fn: Any) -> bool:
+    """Whether a loss has three arguments.
+
+    Raises:
+        DtypeError: it is no function of two or three.
+    """
+    if callable(loss_fn):
+        kinds = inspect.signature(loss_fn).parameters.values()
+        if any([p.kind is p.VAR_POSITIONAL for p in kinds]):
+            return False
+        places = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = sum([p.default is p.empty for p in places])
+        if needed <= 3 and len(places) >= 2:
+            return needed == 3
+    hint = "def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ..."
+    got = f"{len(places)} arguments" if callable(loss_fn) else describe(loss_fn)
+    raise DtypeError(message(OP, "a loss_fn of two or three arguments", got, hint=hint))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainStep:
+    """What `train_step` returns: call it as `(state, batch) -> (state, metrics)`.
+
+    Attributes:
+        update: the same function, pure and not compiled. It leaves "rng" to the caller.
+    """
+
+    update: Callable[[TensorDict, Any], tuple[TensorDict, TensorDict]]
+    _step: Step
+    _donate: bool
+    _compile: bool
+    _backend: Any
+
+    def init(self, module: nn.Module | TensorDict, *, buffers: TensorDict | None = None, seed: int | None = None) -> Any:
+        """The state before the first step. Nothing in it shares memory with the module.
+
+        Args:
+            module: a module, whose parameters that require grad are trained, a tied one as one; or a TensorDict of
+                parameters, stacked for an ensemble.
+            buffers: beside a TensorDict of parameters, for a loss_fn of three arguments; a module has its own.
+            seed: makes random numbers in the step, such as dropout, those of this seed.
+
+        Returns:
+            A TensorDict with the batch size of the parameters.
+
+        Raises:
+            DtypeError: neither a module nor a TensorDict.
+
+        Example:
+            >>> from tdc.optim import sgd
+            >>> step = train_step(lambda params, x: (params["weight"] @ x).sum(), sgd(0.1))
+            >>> sorted(step.init(nn.Linear(2, 1), seed=0).keys())
+            ['optimizer', 'params', 'rng', 'step']
+        """
+        if isinstance(module, nn.Module):
+            trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+            params, own = from_state_dict(trained), from_state_dict(dict(module.named_buffers()))
+        elif isinstance(module, TensorDict):
+            params, own = module, TensorDict({}, module.batch_size)
+        else:
+            hint = "step.init(net), or step.init(tdc.from_module(net, buffers=False))"
+            raise DtypeError(message(f"{OP}.init", "a module or a TensorDict of parameters", describe(module), hint=hint))
+        size = params.batch_size
+        params = params.apply(torch.clone)
+        place = next((x.device for x in params._leaves.values()), None)
+        entries: dict[str, Any] = {"params": params, "optimizer": self._step.optimizer.init(params)}
+        entries["step"] = torch.zeros(size, dtype=torch.int64, device=place)
+        if self._step.buffers:
+            entries["buffers"] = (own if buffers is None else buffers).apply(torch.clone)
+        if seed is not None:
+            entries["rng"] = torch.full(size, mixed(seed & BITS), dtype=torch.int64)
+        return TensorDict(entries, size)
+
+    def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
+        """Take one step.
+
+        Returns:
+            The new state, which with `donate` is the given one, and the metrics `{"loss": ..., **aux}`.
+
+        Raises:
+            StructureError: a state of another step.
+            DtypeError: no batch; a loss_fn that returns something else than it should.
+            ShapeError: a loss of more than one number; a batch of fewer rows than micro-batches.
+        """
+        self._step.check(state, batch)
+        keys = state._leaves.get(("rng",))
+        with torch.no_grad(), nullcontext() if keys is None else seeded(keys, state._leaves[("step",)].device):
+            out = self._run(state, batch)
+        return (state, out) if self._donate else out
+
+    @cached_property
+    def _run(self) -> Callable[[TensorDict, Any], Any]:
+        """What a call runs: compiled, unless not."""
+        update = self.update
+
+        def pure(state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
+            new, metrics = update(state, batch)
+            return in_order(new, state), metrics  # again: vmap sorts keys
+
+        def donating(state: TensorDict, batch: Any) -> TensorDict:
+            new, metrics = pure(state, batch)
+            for path, leaf in new._leaves.items():
+                if leaf is not state._leaves[path]:
+                    copy_(state._leaves[path], leaf)
+            return metrics
+
+        run = donating if self._donate else pure
+        # torch.compile keeps its graphs, and their limit, on the code object: each step has its own.
+        run = type(run)(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+        return counted(run, name=OP, backend=self._backend) if self._compile else run
+
+    @property
+    def counts(self) -> Counts:
+        """What compiling did; see `counted`."""
+        if not isinstance(self._run, counted):
+            raise StructureError(message(f"{OP}.counts", "a compiled step", "compile=False", hint="leave compile out"))
+        return self._run.counts
+
+    def vmap(self, in_dims: Any = None, *, randomness: str = "different") -> TrainStep:
+        """The step for an ensemble: members stacked in the state, all trained in one graph.
+
+        Args:
+            in_dims: the dim of the batch that has each member's own data; None shares one batch.
+            randomness: whether members draw "different" random numbers or the "same".
+
+        Returns:
+            A `TrainStep` whose metrics have one entry for each member.
+
+        Example:
+            >>> from tdc.optim import sgd
+            >>> step = train_step(lambda params, x: (params["w"] * x).sum(), sgd(0.1), compile=False).vmap()
+            >>> state, metrics = step(step.init(TensorDict({"w": torch.ones(3, 2)}, [3])), torch.tensor([1.0, 2.0]))
+            >>> metrics["loss"], state["step"]
+            (tensor([3., 3., 3.]), tensor([1, 1, 1]))
+        """
+        return replace(self, update=vmap(self.update, (0, in_dims), randomness=randomness))
+
+    def load_state_dict(self, state: TensorDict, state_dict: Mapping[str, Tensor]) -> TensorDict:
+        """A state with the values of a state dict: training goes on where it was saved.
+
+        Args:
+            state: of the same step and parameters, such as `step.init(net)`; it says what keys, shapes, dtypes and
+                devices are wanted.
+            state_dict: `tdc.to_state_dict(saved)`, a flat dict of tensors.
+
+        Raises:
+            StructureError: other keys, shapes or dtypes; every difference is named.
+
+        Example:
+            >>> import tdc
+            >>> from tdc.optim import adamw
+            >>> step = train_step(lambda params, x: (params["weight"] @ x).sum(), adamw())
+            >>> state = step.init(nn.Linear(2, 1))
+            >>> step.load_state_dict(step.init(nn.Linear(2, 1)), tdc.to_state_dict(state))["params"] == state["params"]
+
+        Source:
+            `torch.nn.Module.load_state_dict`.
+        """
+        given = dict(from_state_dict(state_dict)._leaves)
+        wrong = {
+            show(p): f"{describe(given[p]) if p in given else 'missing'}, wanted {describe(x)}"
+            for p, x in state._leaves.items()
+            if p not in given or given[p].shape != x.shape or given[p].dtype != x.dtype
+        }
+        wrong |= {show(p): f"{describe(x)}, not wanted" for p, x in given.items() if p not in state._leaves}
+        if wrong:
+            got, hint = f"{len(wrong)} entries that differ", "load it into a state of the same step and module"
+            raise StructureError(message(f"{OP}.load_state_dict", "entries of this state", got, wrong, hint))
+        return state.update({p: given[p].to(x.device, copy=True) for p, x in state._leaves.items()})
+
+
+@contextmanager
+def seeded(keys: Tensor, device: torch.device) -> Iterator[None]:
+    """Random numbers of these keys, on the CPU and on the device; afterwards they are as they were before."""
+    generators = [torch.default_generator]
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        generators.append(module.default_generators[module.current_device() if device.index is None else device.index])
+    before = [g.get_state() for g in generators]
+    seed = 0
+    for key in keys.flatten().tolist():
+        seed = mixed(seed ^ key)
+    try:
+        for g in generators:
+            g.manual_seed(seed)
+        yield
+    finally:
+        for g, state in zip(generators, before, strict=True):
+            g.set_state(state)
