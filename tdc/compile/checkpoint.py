@@ -39,8 +39,8 @@ def checkpoint(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
         DtypeError: a module; an argument or a result that is no tensor.
 
     Compile:
-        fullgraph under `grad`, so in `train_step`; under `vmap` eagerly only. Eagerly `torch.func.grad` keeps what it computes the
-        second time, and nothing is saved.
+        fullgraph under `grad`, so in `train_step`; under `vmap` eagerly only. Eagerly nothing is saved, since
+        `torch.func.grad` keeps what it computes the second time.
 
     Example:
         >>> block = checkpoint(lambda x, w: torch.tanh(x @ w))
@@ -60,7 +60,10 @@ def checkpoint(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*args: Any) -> Tensor:
         wrong = [describe(x) for x in args if not isinstance(x, Tensor)]
         if wrong or not args:
-            got, hint = ", ".join(wrong) or "none", "give x.values and x.offsets of a NestedTensor x, and make it inside"
+            got, hint = (
+                ", ".join(wrong) or "none",
+                "give x.values and x.offsets of a NestedTensor x, and make it inside",
+            )
             raise DtypeError(message(OP, "tensors as arguments", got, hint=hint))
         device = args[0].device.type
         return kinds[torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None].apply(*args)
@@ -79,7 +82,9 @@ def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
             # Dynamo (torch 2.11-2.13) hands a context to this signature, too.
             out = fn(*[x for x in given if isinstance(x, Tensor)])
             if not isinstance(out, Tensor):
-                raise DtypeError(message(OP, "one tensor as result", describe(out), hint="return x.values of a NestedTensor x"))
+                raise DtypeError(
+                    message(OP, "one tensor as result", describe(out), hint="return x.values of a NestedTensor x")
+                )
             return out
 
         @staticmethod
@@ -96,7 +101,7 @@ def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
                 with nullcontext() if dtype is None else torch.autocast(floats[0].device.type, dtype):
                     return fn(*[next(it) if x.is_floating_point() else x for x in saved])
 
-            _, pull = torch.func.vjp(of_floats, *[x for x in saved if x.is_floating_point()])
+            pull: Any = torch.func.vjp(of_floats, *[x for x in saved if x.is_floating_point()])[1]
             found = iter(pull(grads[0]))
             return tuple([next(found) if x.is_floating_point() else None for x in saved])
 

@@ -99,7 +99,7 @@ class Step:
             StructureError: buffers of other keys, or a metric called loss.
         """
         names = ["loss", *["buffers"] * (buffers is not None), *["aux"] * self.has_aux]
-        parts = out if isinstance(out, tuple) else (out,)
+        parts: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
         if len(parts) != len(names):
             got = f"{len(parts)} results" if isinstance(out, tuple) else describe(out)
             hint = "has_aux=True for metrics beside the loss" if len(parts) > len(names) else "return all of them"
@@ -114,7 +114,9 @@ class Step:
         if "loss" in aux:
             raise StructureError(message(OP, "metrics beside the loss", "one called 'loss'", hint="rename it"))
         given = {} if buffers is None else parts[1]
-        if buffers is not None and (not isinstance(given, TensorDict) or given._leaves.keys() != buffers._leaves.keys()):
+        if buffers is not None and (
+            not isinstance(given, TensorDict) or given._leaves.keys() != buffers._leaves.keys()
+        ):
             got, hint = describe(given), "return the buffers that the module left behind"
             raise StructureError(message(OP, "buffers of the keys that went in", got, hint=hint))
         return loss, (given, TensorDict(aux))
@@ -167,14 +169,16 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
     if rows < count:
         hint = "accumulate=1, or larger batches"
         raise ShapeError(message(OP, f"a batch of at least {count} rows", f"{rows}", hint=hint))
+    td: Any = batch
     spec = None
     if isinstance(batch, TensorDict):  # with the size that its leaves have, which a compiled graph knows to vary
         td = make(batch._leaves, batch._nodes, torch.Size([rows, *batch._size[1:]]), batch._device)
     else:
         td, spec = from_pytree(batch, [rows])
     ends = [i * rows // count for i in range(count + 1)]  # arithmetic alone, so that all sizes are one graph
-    lengths = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    for part, length in zip(torch.split(td, lengths), lengths, strict=True):
+    lengths = [ends[i + 1] - ends[i] for i in range(count)]
+    parts: tuple[Any, ...] = torch.split(td, lengths)
+    for part, length in zip(parts, lengths, strict=True):
         yield (part if spec is None else to_pytree(part, spec)), length
 
 
@@ -184,7 +188,9 @@ def first_size(batch: Any) -> Any:
     Raises:
         ShapeError: it has no first dim.
     """
-    leaves = list(batch._leaves.values()) if isinstance(batch, TensorDict) else pytree.tree_leaves(batch, is_leaf=is_whole)
+    leaves = (
+        list(batch._leaves.values()) if isinstance(batch, TensorDict) else pytree.tree_leaves(batch, is_leaf=is_whole)
+    )
     sizes = [x.shape for x in leaves if isinstance(x, (Tensor, TensorDict)) or is_batch(x)]
     if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not batch.ndim):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"

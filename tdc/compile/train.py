@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ from tdc.compile.vmap import vmap
 from tdc.memory import copy_
 from tdc.tensordict import TensorDict
 from tdc.trees import from_state_dict
+
+
 def train_step(
     loss_fn: Callable[..., Any],
     optimizer: Updates,
@@ -101,6 +104,7 @@ def takes_buffers(loss_fn: Any) -> bool:
     Raises:
         DtypeError: it is no function of two or three.
     """
+    got = describe(loss_fn)
     if callable(loss_fn):
         kinds = inspect.signature(loss_fn).parameters.values()
         if any([p.kind is p.VAR_POSITIONAL for p in kinds]):
@@ -109,8 +113,8 @@ def takes_buffers(loss_fn: Any) -> bool:
         needed = sum([p.default is p.empty for p in places])
         if needed <= 3 and len(places) >= 2:
             return needed == 3
+        got = f"one of {len(places)}"
     hint = "def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ..."
-    got = f"{len(places)} arguments" if callable(loss_fn) else describe(loss_fn)
     raise DtypeError(message(OP, "a loss_fn of two or three arguments", got, hint=hint))
 
 
@@ -128,7 +132,9 @@ class TrainStep:
     _compile: bool
     _backend: Any
 
-    def init(self, module: nn.Module | TensorDict, *, buffers: TensorDict | None = None, seed: int | None = None) -> Any:
+    def init(
+        self, module: nn.Module | TensorDict, *, buffers: TensorDict | None = None, seed: int | None = None
+    ) -> Any:
         """The state before the first step. Nothing in it shares memory with the module.
 
         Args:
@@ -156,7 +162,9 @@ class TrainStep:
             params, own = module, TensorDict({}, module.batch_size)
         else:
             hint = "step.init(net), or step.init(tdc.from_module(net, buffers=False))"
-            raise DtypeError(message(f"{OP}.init", "a module or a TensorDict of parameters", describe(module), hint=hint))
+            raise DtypeError(
+                message(f"{OP}.init", "a module or a TensorDict of parameters", describe(module), hint=hint)
+            )
         size = params.batch_size
         params = params.apply(torch.clone)
         place = next((x.device for x in params._leaves.values()), None)
@@ -201,9 +209,9 @@ class TrainStep:
                     copy_(state._leaves[path], leaf)
             return metrics
 
-        run = donating if self._donate else pure
+        run: Any = donating if self._donate else pure
         # torch.compile keeps its graphs, and their limit, on the code object: each step has its own.
-        run = type(run)(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+        run = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
         return counted(run, name=OP, backend=self._backend) if self._compile else run
 
     @property
@@ -248,7 +256,9 @@ class TrainStep:
             >>> from tdc.optim import adamw
             >>> step = train_step(lambda params, x: (params["weight"] @ x).sum(), adamw())
             >>> state = step.init(nn.Linear(2, 1))
-            >>> step.load_state_dict(step.init(nn.Linear(2, 1)), tdc.to_state_dict(state))["params"] == state["params"]
+            >>> loaded = step.load_state_dict(step.init(nn.Linear(2, 1)), tdc.to_state_dict(state))
+            >>> torch.equal(loaded["params", "weight"], state["params", "weight"])
+            True
 
         Source:
             `torch.nn.Module.load_state_dict`.
