@@ -419,9 +419,12 @@ def require_same(a: Structure, b: Structure, op: OpName) -> None:
 
 
 def require(condition: Tensor, text: str, error: type[Exception] = StructureError) -> None:
-    """Assert a condition on data: `error` at once on CPU, asynchronously on CUDA, a node of the graph when traced."""
+    """Assert a condition on data: `error` at once on CPU, asynchronously on CUDA, a node of the graph when traced.
+
+    The node's text is one line without double quotes: Inductor puts it as it is into C++ (torch 2.11-2.13).
+    """
     try:
-        torch.ops.aten._assert_async.msg(condition, text)
+        torch.ops.aten._assert_async.msg(condition, text.replace("\n", "; ").replace('"', "'"))
     except RuntimeError:
         raise error(text) from None
 

@@ -487,3 +487,16 @@ def test_immutable():
         x.structure.packed_dim = 1
     with pytest.raises(tdc.ImmutableError, match=r"torch\.where\(mask, new, x\)"):
         x[0] = 1  # type: ignore[index]  # the mistake under test
+
+
+@pytest.mark.slow
+def test_two_structures_in_generated_code():
+    """The text of the assertion that they are equal is part of the C++ that Inductor writes."""
+    step = torch.compile(lambda x, y: (x + y).sum(1), backend=tdc.compile.backend, fullgraph=True)
+
+    def rows(*lengths: int) -> tdc.NestedTensor:
+        return tdc.pack([torch.ones(n, 2) for n in lengths])
+
+    assert torch.equal(step(rows(2, 3), rows(2, 3)), torch.tensor([[4.0, 4.0], [6.0, 6.0]]))
+    with pytest.raises(RuntimeError, match=r"tdc\.add: expected operands of one ragged structure.*; hint: build both"):
+        step(rows(2, 3), rows(3, 2))
