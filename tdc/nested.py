@@ -187,6 +187,11 @@ class NestedTensor(Container):
         return self.values.device
 
     @property
+    def layout(self) -> torch.layout:
+        """Layout of the values."""
+        return self.values.layout
+
+    @property
     def is_cuda(self) -> bool:
         """Whether values are on a CUDA device."""
         return self.values.is_cuda

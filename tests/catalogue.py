@@ -12,9 +12,11 @@ import catalogue_batch
 import catalogue_loss
 import catalogue_matmul
 import catalogue_norm
+import catalogue_order
 import catalogue_pointwise
 import catalogue_ragged_shape
 import catalogue_reduction
+import catalogue_statistics
 import catalogue_structure
 import catalogue_tensordict
 import torch
@@ -32,6 +34,8 @@ RAGGED: dict[str, Maker] = {
     **catalogue_norm.RAGGED,
     **catalogue_loss.RAGGED,
     **catalogue_matmul.RAGGED,
+    **catalogue_statistics.RAGGED,
+    **catalogue_order.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,

@@ -153,7 +153,7 @@ def softmax(rule: Rule) -> Iterator[Sample]:
         d = dim % (x.rows[0].ndim + 1)
         return x.with_rows([ref(row, d - (d > x.batch_dim), **kwargs) for row in x.rows])
 
-    dims = {"features": (1, 2, -1), "flat": (1,), "second": (1, 2, 3), "last": (1, 2), "two": (3,)}
+    dims = {"features": (1, 2, -1), "flat": (1,), "second": (1, 2, 3), "last": (1, 2), "two": (3, 1)}
     for layout, each in dims.items():
         for dim in each:
             draw = lambda d, n=layout, k=dim: call(d.ragged(n), k)  # noqa: E731
@@ -244,6 +244,6 @@ def multi_head(rule: Rule) -> Iterator[Sample]:
 RAGGED = {
     "permute": permute, "transpose": permute, "index_select": index_select, "embedding": embedding, "stack": stack,
     "cat": cat, "split": split, "chunk": split, "linear": linear, "layer_norm": layer_norm, "softmax": softmax,
-    "log_softmax": softmax,
+    "log_softmax": softmax, "softmin": softmax,
     "cross_entropy": cross_entropy, "attention": attention, "multi_head": multi_head,
 }  # fmt: skip

@@ -234,6 +234,7 @@ grad
 imag
 is_cuda
 is_nested
+layout
 lengths
 max_length
 ndim
@@ -256,21 +257,24 @@ with_values(self, values)""")
 
     def test_nested_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.NestedTensor)), """\
-abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin angle any
-arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh baddbmm bernoulli
-bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm
-bool byte cdouble ceil cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj
-conj_physical contiguous copysign cos cosh cpu cuda deg2rad detach digamma div divide dot double eq
-equal erf erfc erfinv exp exp2 expand expm1 fix flatten flip float float_power floor floor_divide
-fmax fmin fmod frac frexp gcd ge ger greater greater_equal gt half hardshrink heaviside hypot i0
-igamma igammac index_select inner int isclose isfinite isinf isnan isneginf isposinf isreal kron lcm
-ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2
-logical_and logical_not logical_or logical_xor logit long lt masked_fill matmul maximum mean minimum
-mm mul multiply mv mvlgamma nan_to_num ne neg negative nextafter not_equal outer permute polygamma
-positive pow prelu prod rad2deg reciprocal relu remainder repeat reshape resolve_conj resolve_neg
-roll round rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax split sqrt square squeeze sub
-subtract sum swapaxes swapdims tan tanh to transpose true_divide trunc type_as unflatten unsqueeze
-vdot view where xlogy""")
+abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin aminmax
+angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort asin asinh atan
+atan2 atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or
+bitwise_right_shift bitwise_xor bmm bool byte cdouble ceil cfloat chalf char chunk clamp clamp_max
+clamp_min clip clone conj conj_physical contiguous copysign cos cosh count_nonzero cpu cuda cummax
+cummin cumprod cumsum deg2rad detach diff digamma dist div divide dot double eq equal erf erfc
+erfinv exp exp2 expand expm1 fix flatten flip float float_power floor floor_divide fmax fmin fmod
+frac frexp gcd ge ger greater greater_equal gt half hardshrink hash_tensor heaviside histc hypot i0
+igamma igammac index_select inner int is_complex is_floating_point is_signed isclose isfinite isinf
+isnan isneginf isposinf isreal kron kthvalue lcm ldexp le lerp less less_equal lgamma log log10
+log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
+logical_xor logit logsumexp long lt masked_fill matmul max maximum mean median min minimum mm mode
+msort mul multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum ne neg negative
+nextafter norm not_equal outer permute polygamma positive pow prelu prod quantile rad2deg reciprocal
+relu remainder repeat reshape resolve_conj resolve_neg roll round rsqrt sgn short sigmoid sign
+signbit sin sinc sinh softmax sort split sqrt square squeeze std sub subtract sum swapaxes swapdims
+tan tanh to topk transpose true_divide trunc type_as unflatten unique unique_consecutive unsqueeze
+var vdot view where xlogy""")
 
     def test_masked(self):
         self.assertExpectedInline(own(tdc.MaskedBatch), """\
@@ -298,20 +302,23 @@ with_data(self, data)""")
 
     def test_masked_operations(self):
         self.assertExpectedInline(wrapped(operations(tdc.MaskedBatch)), """\
-abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin angle any
-arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh baddbmm bernoulli
-bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm
-bool byte cdouble ceil cfloat chalf char chunk clamp clamp_max clamp_min clip clone conj
-conj_physical contiguous copysign cos cosh cpu cuda deg2rad detach digamma div divide dot double eq
-equal erf erfc erfinv exp exp2 expm1 fix float float_power floor floor_divide fmax fmin fmod frac
-frexp gcd ge ger greater greater_equal gt half hardshrink heaviside hypot i0 igamma igammac
-index_select inner int isclose isfinite isinf isnan isneginf isposinf isreal kron lcm ldexp le lerp
-less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logical_and logical_not
-logical_or logical_xor logit long lt masked_fill matmul maximum mean minimum mm mul multiply mv
-mvlgamma nan_to_num ne neg negative nextafter not_equal outer permute polygamma positive pow prelu
-prod rad2deg reciprocal relu remainder resolve_conj resolve_neg round rsqrt sgn short sigmoid sign
-signbit sin sinc sinh softmax split sqrt square sub subtract sum swapaxes swapdims tan tanh to
-transpose true_divide trunc type_as vdot where xlogy""")
+abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin aminmax
+angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort asin asinh atan
+atan2 atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or
+bitwise_right_shift bitwise_xor bmm bool byte cdouble ceil cfloat chalf char chunk clamp clamp_max
+clamp_min clip clone conj conj_physical contiguous copysign cos cosh count_nonzero cpu cuda cummax
+cummin cumprod cumsum deg2rad detach diff digamma dist div divide dot double eq equal erf erfc
+erfinv exp exp2 expm1 fix float float_power floor floor_divide fmax fmin fmod frac frexp gcd ge ger
+greater greater_equal gt half hardshrink hash_tensor heaviside histc hypot i0 igamma igammac
+index_select inner int is_complex is_floating_point is_signed isclose isfinite isinf isnan isneginf
+isposinf isreal kron kthvalue lcm ldexp le lerp less less_equal lgamma log log10 log1p log2
+log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit
+logsumexp long lt masked_fill matmul max maximum mean median min minimum mm mode msort mul multiply
+mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum ne neg negative nextafter norm not_equal
+outer permute polygamma positive pow prelu prod quantile rad2deg reciprocal relu remainder
+resolve_conj resolve_neg round rsqrt sgn short sigmoid sign signbit sin sinc sinh softmax sort split
+sqrt square std sub subtract sum swapaxes swapdims tan tanh to topk transpose true_divide trunc
+type_as unique unique_consecutive var vdot where xlogy""")
 
 
 def facade() -> set[str]:

@@ -14,6 +14,7 @@ from tdc.ops import batch as batch
 from tdc.ops import channel as channel
 from tdc.ops import einsum as einsum
 from tdc.ops import embedding_bag as embedding_bag
+from tdc.ops import extremes as extremes
 from tdc.ops import factory as factory
 from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing
@@ -22,13 +23,16 @@ from tdc.ops import linalg as linalg
 from tdc.ops import lookup as lookup
 from tdc.ops import loss as loss
 from tdc.ops import matmul as matmul
+from tdc.ops import moments as moments
 from tdc.ops import multi_head as multi_head
 from tdc.ops import norm as norm
+from tdc.ops import order as order
 from tdc.ops import pointwise as pointwise
 from tdc.ops import ragged_loss as ragged_loss
 from tdc.ops import ragged_shape as ragged_shape
 from tdc.ops import random as random
 from tdc.ops import reduction as reduction
+from tdc.ops import rowwise_norm as rowwise_norm
 from tdc.ops import scan as scan
 from tdc.ops import shape as shape
 from tdc.ops import sort as sort

@@ -21,6 +21,7 @@ from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.linalg import last_is_static
+from tdc.ops.rectangle import repacked
 
 
 def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:
@@ -56,11 +57,12 @@ def softmax_nested(
     """Also `log_softmax`."""
     s = x.structure
     axis = s.axis(given(dim, x.ndim, op), x.ndim, op)
-    if axis is None or (axis == s.packed_dim and s.ragged_ndim > 1):
-        got = "the batch" if axis is None else f"one of {s.ragged_ndim} ragged dims"
-        raise UnsupportedError(message(op, "a static dim or the only ragged dim", got, hint="x.to_padded(), which can"))
+    if axis is None:
+        raise UnsupportedError(message(op, "a static or ragged dim", "the batch", hint="x.to_padded().filled(-inf)"))
     if axis != s.packed_dim:
         return x.with_values(op(x.values, axis, dtype=dtype))
+    if s.ragged_ndim > 1:  # rows of rows: as a rectangle
+        return repacked(softmax_masked(op, x.to_padded(), dim, dtype=dtype).data, x)
     v = (x.values if dtype is None else x.values.to(dtype)).movedim(s.packed_dim, 0)
     total = v.shape[0]
     top = reduce_rows(v.detach(), s, "amax", -math.inf)
@@ -84,6 +86,10 @@ def softmax_masked(
     return x.with_data(op(filled, d, dtype=dtype).masked_fill(~x.mask, 0))
 
 
+def softmin_ragged(input: Any, dim: int | None = None, **kwargs: Any) -> Any:
+    return F.softmax(input.neg(), given(dim, input.ndim, F.softmin), dtype=kwargs.get("dtype"))
+
+
 def given(dim: int | None, ndim: int, op: Op) -> int:
     """The dim, which torch lets one leave out with a warning and we do not.
 
@@ -105,6 +111,8 @@ for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softma
             Rule(_op, _kind, "norm", partial(_impl, _op), _op, identity=-math.inf, source="torch.nn.Softmax"), [_alias]
         )
     along(_op, "dim dtype", "norm", default=NEEDED, aliases=[_alias])
+for _kind in ("nested", "masked"):
+    add_rule(Rule(F.softmin, _kind, "norm", softmin_ragged, F.softmin, identity=math.inf, source="torch.nn.Softmin"))
 along(F.softmin, "dim dtype", "norm", default=NEEDED)
 along(F.normalize, "p dim eps", "norm", default=1, several=True)
 along(F.cosine_similarity, "x2 dim eps", "norm", default=1)

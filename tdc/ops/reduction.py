@@ -14,22 +14,22 @@ Invariants: a reduced ragged dim gives a dense tensor, a kept one the same conta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import MODES, Container, Rule, add_rule
+from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
-from tdc._typing import Dims, Op
+from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
-from tdc.ops.batch import Along, along, along_tensordict
+from tdc.ops.batch import along
 
 Rows = Callable[[Tensor, Structure], Tensor]
 
@@ -51,33 +51,91 @@ def reduction(op: Op, rows: Rows, *, identity: float, masked: Op | None = None, 
     along(op, "dim keepdim", "reduction", several=op is not torch.prod, identity=identity)
 
 
-def reduce_nested(
-    op: Op, rows: Rows, x: NestedTensor, dim: Dims | None = None, keepdim: bool = False, **kwargs: Any
-) -> Any:
-    """Static dims first (they are the short ones), then the packed axis."""
-    if dim is None:
-        return op(x.values, **kwargs)
-    s = x.structure
-    axes = [s.axis(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)]
-    over_batch, over_ragged = None in axes, s.packed_dim in axes
-    if over_ragged and s.ragged_ndim > 1:
+class Plan(NamedTuple):
+    """What the dims of a reduction are for a NestedTensor.
+
+    Attributes:
+        dims: logical dims, counted from the front.
+        static: the axes of `values` among them that are not the packed one.
+        ragged: whether the ragged dims are among them.
+        batch: whether the batch is.
+    """
+
+    dims: tuple[int, ...]
+    static: tuple[int, ...]
+    ragged: bool
+    batch: bool
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether each row gives a result of its own, so that the result is dense."""
+        return self.ragged and not self.batch
+
+
+def reduced_dims(op: Op, dim: Any, ndim: int, ragged_dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims that a reduction is over, counted from the front; all of them for None and for ().
+
+    Raises:
+        ShapeError: a dim out of range, or named twice.
+        UnsupportedError: some of several ragged dims.
+    """
+    given = (dim,) if isinstance(dim, int) else tuple(range(ndim)) if dim is None or len(dim) == 0 else tuple(dim)
+    dims = tuple([normal_dim(d, ndim, op) for d in given])
+    if len(set(dims)) < len(dims):
+        raise ShapeError(message(op, "each dim once", f"dim {dim}", hint=f"the batch has {ndim} dims"))
+    ragged = [d for d in ragged_dims if d in dims]
+    if ragged and len(ragged) < len(ragged_dims):
         raise UnsupportedError(
-            message(op, "one ragged dim", f"{s.ragged_ndim}", hint="x.to_padded(), or loop over x.unbind()")
+            message(op, "all ragged dims reduced, or none", f"dim {dim}", hint="reduce them together")
         )
-    if over_batch and not over_ragged:
+    return dims
+
+
+def plan(op: Op, x: NestedTensor, dim: Any) -> Plan:
+    """The dims of a reduction of a NestedTensor.
+
+    Raises:
+        ShapeError: a dim out of range, or the batch without the ragged dims.
+        UnsupportedError: some of several ragged dims.
+    """
+    s = x.structure
+    dims = reduced_dims(op, dim, x.ndim, s.ragged_dims)
+    ragged, batch = s.ragged_dims[0] in dims, s.batch_dim in dims
+    if batch and not ragged:
         got = f"dim {dim} of {describe(x)}"
         hint = f"rows differ in length: reduce dim ({s.batch_dim}, {s.ragged_dims[0]}), or x.to_padded() first"
         raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
-    static = [a for a in axes if a is not None and a != s.packed_dim]
-    values = x.values
-    for axis in static:
+    axes = [s.axis(d, x.ndim, op) for d in dims if d not in s.ragged_dims]
+    return Plan(dims, tuple([a for a in axes if a is not None]), ragged, batch)
+
+
+def reduce_nested(op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """Static dims first (they are the short ones), then the packed axis, row by row or whole."""
+    if dim is None and not keepdim:
+        return op(x.values, **kwargs)
+    p, s, values = plan(op, x, dim), x.structure, x.values
+    for axis in p.static:
         values = op(values, axis, True, **kwargs)
-    if not over_ragged:
-        return nested_like(s, values) if keepdim else drop_static(values, s, static)
-    return reduce_packed(op, rows, values, s, static, over_batch, keepdim, kwargs)
+    if not p.ragged:
+        return nested_like(s, values) if keepdim else drop_static(values, s, p.static)
+    if p.batch:
+        return settle(op(values, s.packed_dim, True, **kwargs).movedim(s.packed_dim, 0), s, p.dims, keepdim)
+    dtype = kwargs.get("dtype")
+    out = rows((values if dtype is None else values.to(dtype)).movedim(s.packed_dim, 0), s)
+    return settle(out, s, p.dims, keepdim)
 
 
-def drop_static(values: Tensor, s: Structure, static: list[int]) -> NestedTensor:
+def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any) -> Any:
+    """A reduction that needs no rows, of the packed values: over static dims, or over everything of the batch."""
+    s = x.structure
+    if not p.ragged:
+        out = op(x.values, p.static, keepdim=True, **kwargs)
+        return nested_like(s, out) if keepdim else drop_static(out, s, p.static)
+    out = op(x.values, (s.packed_dim, *p.static), keepdim=True, **kwargs)
+    return settle(out.movedim(s.packed_dim, 0), s, p.dims, keepdim)
+
+
+def drop_static(values: Tensor, s: Structure, static: Sequence[int]) -> NestedTensor:
     """Squeeze reduced static axes out of packed values."""
     before = sum([a < s.packed_dim for a in static])
     logical = [a if a < s.packed_dim else a + s.ragged_ndim - 1 for a in static]
@@ -85,43 +143,72 @@ def drop_static(values: Tensor, s: Structure, static: list[int]) -> NestedTensor
     return nested_like(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(tuple(static)))
 
 
-def reduce_packed(
-    op: Op, rows: Rows, values: Tensor, s: Structure, static: list[int], over_batch: bool, keepdim: bool, kwargs: Any
-) -> Tensor:
-    """The packed axis, row by row or whole; the result is dense, the batch at its place."""
-    e = s.packed_dim
-    if over_batch:
-        out = op(values, e, True, **kwargs)
-        return out.unsqueeze(s.batch_dim) if keepdim else out.squeeze((*static, e))
-    dtype = kwargs.get("dtype")
-    out = rows((values if dtype is None else values.to(dtype)).movedim(e, 0), s)
-    if keepdim:
-        return out.unsqueeze(e + 1).movedim(0, s.batch_dim)
-    kept = [a - (a > e) for a in static]
-    out = out.squeeze(tuple([a + 1 for a in kept]))
-    removed = {e, *static}
-    at = s.batch_dim - sum([a + (a >= s.batch_dim) < s.batch_dim for a in removed])
-    return out.movedim(0, at)
+def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """One result for each row, `(B, *others)` with reduced static dims of size 1, as a dense tensor of logical dims."""
+    for _ in range(s.ragged_ndim):
+        out = out.unsqueeze(s.packed_dim + 1)
+    out = out.movedim(0, s.batch_dim)
+    return out if keepdim else out.squeeze(dims)
 
 
-def reduce_masked(
-    op: Op, rule: Op, x: MaskedBatch, dim: Dims | None = None, keepdim: bool = False, **kwargs: Any
-) -> Any:
+def reduce_masked(op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """A result that has all its ragged dims stays a MaskedBatch; one without them, or the batch, is dense."""
-    given = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    dims = tuple([normal_dim(d, x.ndim, op) for d in given])
-    ragged = [d for d in x.ragged_dims if d in dims]
-    if ragged and len(ragged) < len(x.ragged_dims):
-        raise UnsupportedError(
-            message(op, "all ragged dims reduced, or none", f"dim {dim}", hint="reduce them together")
-        )
+    dims = reduced_dims(op, dim, x.ndim, x.ragged_dims)
     out = rule(x, dims, keepdim, **kwargs)
-    if ragged or x.batch_dim in dims:
+    if x.batch_dim in dims or x.ragged_dims[0] in dims:
         return out
     if keepdim:
         return x.with_data(out)
     kept = [d for d in range(x.ndim) if d not in dims]
     return masked_like(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
+
+
+def composed(op: Op, impl: Op, names: str = "dim keepdim", identity: float | None = None) -> None:
+    """Rows for a reduction that is made of others: the same function for both ragged containers.
+
+    Args:
+        names: the arguments of `op`, as a TensorDict takes them.
+    """
+    for kind in ("nested", "masked"):
+        add_rule(Rule(op, kind, "reduction", impl, op, identity=identity))
+    along(op, names, "reduction", several=True)
+
+
+def reduce_composed(
+    op: Op, rule: Op, x: Any, dim: Any = None, keepdim: bool = False, *, dense: Op | None = None, **kwargs: Any
+) -> Any:
+    """A reduction by `rule(x, dims, keepdim, **kwargs)` where rows or padding matter, by torch itself where not.
+
+    Args:
+        dense: what runs on tensors, `(values, axes, keepdim=..., **kwargs)`, where it is not `op`.
+    """
+    run = dense or op
+    if isinstance(x, NestedTensor):
+        p = plan(op, x, dim)
+        return rule(x, p.dims, keepdim, **kwargs) if p.by_rows else reduce_values(run, x, p, keepdim, **kwargs)
+    dims = reduced_dims(op, dim, x.ndim, x.ragged_dims)
+    if x.batch_dim in dims or x.ragged_dims[0] in dims:
+        return rule(x, dims, keepdim, **kwargs)
+    return reduce_masked(op, partial(reduce_data, run), x, dims, keepdim, **kwargs)
+
+
+def reduce_data(op: Op, x: MaskedBatch, dims: tuple[int, ...], keepdim: bool, **kwargs: Any) -> Tensor:
+    """Static dims of a rectangle, whose padding stays padding."""
+    return op(x.data, dims, keepdim=keepdim, **kwargs)
+
+
+def filled(x: Any, value: float) -> Any:
+    """A batch whose padding, if it has any, holds `value`, so that positions may meet."""
+    return x if isinstance(x, NestedTensor) else x.with_data(x.filled(finite(value, x.dtype)))
+
+
+def count(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """How many real elements a reduction over dims with a ragged one among them is of."""
+    if not isinstance(x, NestedTensor):
+        return x.mask.expand(x.data.shape).sum(dims, keepdim)
+    s = x.structure
+    each = math.prod([x.shape[d] for d in dims if d not in s.ragged_dims])
+    return settle((lengths_of(s) * each).view(-1, *[1] * (x.values.ndim - 1)), s, dims, keepdim)
 
 
 def masked_by_fill(
@@ -174,18 +261,6 @@ def all_rows(values: Tensor, s: Structure) -> Tensor:
     return reduce_rows((values != 0).to(torch.uint8), s, "amin", 1).bool()
 
 
-def values_of(op: Op, x: Tensor, **given: Any) -> Tensor:
-    """What torch gives for a whole tensor, where it gives values and indices for a dim."""
-    return op(x, **given).values
-
-
-def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: Any) -> Any:
-    """`torch.max(td, 0)` along a batch dim, `torch.max(td, other)` element by element."""
-    if "other" in kwargs or len([a for a in args if isinstance(a, (Tensor, Container))]) > 1:
-        return pointwise(*args, **kwargs)
-    return along_tensordict(op, how, *args, **kwargs)
-
-
 reduction(torch.sum, sum_rows, identity=0)
 reduction(torch.mean, mean_rows, identity=0, masked=masked_mean)
 reduction(torch.prod, prod_rows, identity=1)
@@ -193,23 +268,3 @@ reduction(torch.amax, partial(extreme_rows, "amax", -1), identity=-math.inf)
 reduction(torch.amin, partial(extreme_rows, "amin", 1), identity=math.inf)
 reduction(torch.any, any_rows, identity=0)
 reduction(torch.all, all_rows, identity=1)
-
-for _op in (torch.nansum, torch.nanmean, torch.logsumexp):
-    along(_op, "dim keepdim", "reduction", several=True)
-for _op in (torch.std, torch.var, torch.std_mean, torch.var_mean):
-    along(_op, "dim unbiased keepdim", "reduction", several=True)
-along(torch.count_nonzero, "dim", "reduction", several=True)
-along(torch.norm, "p dim keepdim dtype", "reduction", several=True)
-along(torch.linalg.vector_norm, "ord dim keepdim", "reduction", several=True)
-for _op in (torch.argmax, torch.argmin):
-    along(_op, "dim keepdim", "reduction")
-for _op in (torch.quantile, torch.nanquantile):  # torch 2.11 cannot trace them
-    _modes = MODES if torch.__version__ >= "2.12" else ("eager", "vmap", "grad")
-    along(_op, "q dim keepdim", "reduction", modes=_modes)
-along(torch.aminmax, "dim keepdim", "reduction")
-for _op in (torch.median, torch.nanmedian):
-    along(_op, "dim keepdim", "reduction", whole=partial(values_of, _op))
-along(torch.mode, "dim keepdim", "reduction", default=-1)
-for _op, _pointwise in ((torch.max, torch.maximum), (torch.min, torch.minimum)):
-    _how = Along(("dim", "keepdim"), whole=partial(values_of, _op))
-    add_rule(Rule(_op, "tensordict", "reduction", partial(extreme_tensordict, _op, _pointwise, _how), _op))

@@ -1,14 +1,129 @@
-"""Scans of a TensorDict along a batch dim: cumulative sums and products, running extremes, differences.
+"""Scans along one dim: cumulative sums, products and extremes, differences, the trapezoidal rule.
 
-Invariant: the batch size stays, except that `diff` makes its dim shorter.
+    cumsum(x, 1)      each row for itself            diff(x, dim=1)      rows become one shorter, empty ones stay so
+
+A scan along a ragged dim runs on a rectangle: padding lies behind the real elements, and a scan never looks ahead, so
+that it is exact whatever padding holds. Differences and trapezoids look at neighbours on packed values.
+
+Invariant: the batch size stays, except that `diff` of a TensorDict makes its dim shorter.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import Structure, lengths_of, normal_dim, take_spans
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
 from tdc.ops.batch import NEEDED, along
+from tdc.ops.lanes import along_static, data_of, is_static, with_data
+from tdc.ops.rectangle import rectangle, repacked
+
+
+def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Any:
+    """A scan of each row, or of each place along a static dim."""
+    d = ragged_dim(op, x, dim)
+    if d is None:
+        return along_static(op, x, dim, lambda v, axis: op(v, axis, **kwargs))
+    out = op(rectangle(x, fill), d, **kwargs)
+    return repacked(out, x) if isinstance(out, Tensor) else type(out)([repacked(t, x) for t in out])
+
+
+def ragged_dim(op: Op, x: Any, dim: int) -> int | None:
+    """A ragged dim counted from the front, None for a static one.
+
+    Raises:
+        ShapeError: it is the batch.
+    """
+    if is_static(op, x, dim):
+        return None
+    d = normal_dim(dim, x.ndim, op)
+    if d not in x.ragged_dims:
+        got, hint = f"the batch, dim {dim}", "x.filled(value) is the rectangle"
+        raise ShapeError(message(op, "a ragged or static dim", got, hint=hint))
+    return d
+
+
+def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """`fn(later, former)` of all neighbours along a dim, which becomes one shorter."""
+    d = ragged_dim(op, x, dim)
+    if d is None:
+        return along_static(op, x, dim, partial(along_axis, fn))
+    if len(x.ragged_dims) > 1:
+        got = f"dim {dim}, one of {len(x.ragged_dims)}"
+        raise UnsupportedError(message(op, "the only ragged dim", got, hint="loop over x.unbind()"))
+    if isinstance(x, MaskedBatch):  # what lies behind a row is 0 before and after: no gradient comes out of it
+        out = masked_like(along_axis(fn, x.filled(0), d), (x.lengths - 1).clamp(min=0), x.ragged_dims, x.batch_dim)
+        return out.with_data(out.data.masked_fill(~out.mask, 0))
+    s = x.structure
+    offsets, first = take_spans(s.offsets[:-1], (lengths_of(s) - 1).clamp(min=0))
+    shorter = Structure(offsets, None, s.extent, s.packed_dim, s.batch_dim, 1).marked()
+    former, later = [x.values.index_select(s.packed_dim, index) for index in (first, first + 1)]
+    return nested_like(shorter, fn(later, former))
+
+
+def along_axis(fn: Callable[[Tensor, Tensor], Tensor], values: Tensor, axis: int) -> Tensor:
+    size = max(values.shape[axis] - 1, 0)
+    return fn(values.narrow(axis, values.shape[axis] - size, size), values.narrow(axis, 0, size))
+
+
+def less(later: Tensor, former: Tensor) -> Tensor:
+    """Their difference; of truth values whether they differ, as torch has it."""
+    return later ^ former if later.dtype == torch.bool else later - former
+
+
+def middle(later: Tensor, former: Tensor) -> Tensor:
+    return (later + former) / 2
+
+
+def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """Differences of neighbours, n times over; `prepend` and `append` are batches of as many rows."""
+    parts = [y for y in (prepend, x, append) if y is not None]
+    x = torch.cat(parts, dim) if len(parts) > 1 else x
+    for _ in range(n):
+        x = neighbours(torch.diff, x, dim, less)
+    return x
+
+
+def strips(op: Op, y: Any, x: Any, dx: float, dim: int) -> Any:
+    """The areas between neighbours, `dx` apart or at the places `x`: a batch like y, or a tensor along a static dim."""
+    heights = neighbours(op, y, dim, middle)
+    if isinstance(x, Tensor):
+        if ragged_dim(op, y, dim) is not None or x.ndim != 1:
+            hint = "y.with_values(places), or dx= for equal distances"
+            raise ShapeError(message(op, "places x like y, or (n,) along a static dim", describe(x), hint=hint))
+        size = data_of(heights)
+        axis = y.structure.axis(dim, y.ndim, op) if isinstance(y, NestedTensor) else normal_dim(dim, y.ndim, op)
+        out = size * x.diff().view([-1 if i == axis else 1 for i in range(size.ndim)])
+        return with_data(heights, out)
+    return heights * (dx if x is None else diff_ragged(x, dim=dim))
+
+
+def trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+    return strips(torch.trapezoid, y, x, dx, dim).sum(dim)
+
+
+def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+    return strips(torch.cumulative_trapezoid, y, x, dx, dim).cumsum(dim)
+
 
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
+    for _kind in ("nested", "masked"):
+        _impl = partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0)
+        add_rule(Rule(_op, _kind, "scan", _impl, _op))
     along(_op, "dim", "scan", default=NEEDED)
+for _kind in ("nested", "masked"):
+    add_rule(Rule(torch.diff, _kind, "scan", diff_ragged, torch.diff))
+    add_rule(Rule(torch.trapezoid, _kind, "scan", trapezoid_ragged, torch.trapezoid), [torch.trapz])
+    add_rule(Rule(torch.cumulative_trapezoid, _kind, "scan", cumulative_trapezoid_ragged, torch.cumulative_trapezoid))
 along(torch.diff, "n dim prepend append", "scan", default=-1, spread=("prepend", "append"))

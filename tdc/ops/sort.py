@@ -1,34 +1,134 @@
-"""Order of a TensorDict along a batch dim, for each leaf and feature by itself.
+"""Orders along one dim: sort, argsort, topk; and where values lie among sorted boundaries.
 
-Indices have the shape of the values, features among them: `torch.take_along_dim(td, td.argsort(0), 0)` sorts each
-feature on its own. To order whole examples by one key: `td[td["key"].argsort()]`.
+    NestedTensor, MaskedBatch    the elements of each row along a ragged dim, of each place along a static one
+    TensorDict                   along a batch dim, for each leaf and feature by itself
 
-Invariant: what would give leaves of different sizes (`unique`) is refused, since a TensorDict has one batch size.
+Indices are places within the row. For a TensorDict they have the shape of the values, features among them:
+`torch.take_along_dim(td, td.argsort(0), 0)` sorts each feature on its own. To order whole examples by one key:
+`td[td["key"].argsort()]`.
+
+Invariants: rows keep their lengths; equal elements keep their order along a ragged dim; what would give results of
+other sizes (`unique`) is refused.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, describe, message
 from tdc._rules import Rule, add_rule, unsupported
+from tdc._structure import normal_dim
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
 from tdc.ops.batch import along, lift
+from tdc.ops.lanes import Lanes, along_static, is_static, lanes_of, like_lanes, named, order_of
+from tdc.ops.order import enough
 from tdc.tensordict import TensorDict
+
+
+def sort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    if is_static(torch.sort, x, dim):
+        return along_static(torch.sort, x, dim, lambda v, d: torch.sort(v, dim=d, descending=descending, stable=stable))
+    d, lanes, order = ordered(torch.sort, x, dim, descending)
+    values = lanes.values.gather(0, order)
+    return named(torch.sort, like_lanes(x, d, values), like_lanes(x, d, within(lanes, order)))
+
+
+def argsort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    if is_static(torch.argsort, x, dim):
+        return along_static(
+            torch.argsort, x, dim, lambda v, d: torch.argsort(v, dim=d, descending=descending, stable=stable)
+        )
+    d, lanes, order = ordered(torch.argsort, x, dim, descending)
+    return like_lanes(x, d, within(lanes, order))
+
+
+def ordered(op: Op, x: Any, dim: int, descending: bool) -> tuple[int, Lanes, Tensor]:
+    """A ragged dim counted from the front, its lanes, and the order of their elements.
+
+    Raises:
+        ShapeError: it is the batch of a MaskedBatch: sorted columns would have other lengths.
+    """
+    d = normal_dim(dim, x.ndim, op)
+    if isinstance(x, MaskedBatch) and d == x.batch_dim:
+        raise ShapeError(message(op, "a ragged or static dim", f"the batch, dim {dim}", hint="x.filled(value) first"))
+    lanes = lanes_of(op, x, d)
+    return d, lanes, order_of(lanes, descending)
+
+
+def within(lanes: Lanes, order: Tensor) -> Tensor:
+    """Places in the whole of dim 0 as places within the lane; each lane keeps its span."""
+    here = lanes.per_row(torch.arange(order.shape[0], device=order.device))
+    return order - (here - lanes.local)
+
+
+def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Along a ragged dim every row has k elements, so that the result is dense, k in place of the ragged dim.
+
+    Raises:
+        ShapeError: a row is shorter: at once on CPU, asynchronously on CUDA.
+    """
+    if is_static(torch.topk, x, dim):
+        return along_static(torch.topk, x, dim, lambda v, d: torch.topk(v, k, d, largest, sorted))
+    d, lanes, order = ordered(torch.topk, x, dim, largest)
+    enough(torch.topk, k, lanes)
+    start = lanes.start if lanes.rows is None else lanes.start.unsqueeze(1)
+    ranks = start + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
+    shape = (ranks.shape[0], k, *order.shape[1:])
+    index = order.gather(0, ranks.expand(shape).flatten(0, 1))
+    values, places = lanes.values.gather(0, index).view(shape), index.view(shape) - start
+    found = [torch.stack([lanes.back(t, False) for t in each.unbind(1)], d) for each in (values, places)]
+    return named(torch.topk, *found)
 
 
 def msort_tensordict(x: TensorDict) -> TensorDict:
     return lift(x, torch.msort, size=x.batch_size, op="msort")
 
 
+def searchsorted_ragged(
+    sorted_sequence: Any, input: Any, *, side: str | None = None, right: bool = False, **kwargs: Any
+) -> Any:
+    """Where each element lies in a sorted sequence `(n,)` that all rows share.
+
+    Raises:
+        DtypeError: the sequence is ragged.
+        ShapeError: it has several dims.
+    """
+    if not isinstance(sorted_sequence, Tensor):
+        hint = "loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])"
+        raise DtypeError(message("searchsorted", "a tensor (n,) to search", describe(sorted_sequence), hint=hint))
+    if sorted_sequence.ndim != 1:
+        hint = "one sequence for all rows"
+        raise ShapeError(message("searchsorted", "a tensor (n,) to search", describe(sorted_sequence), hint=hint))
+    return torch.bucketize(input, sorted_sequence, right=right or side == "right", **kwargs)
+
+
+for _kind in ("nested", "masked"):
+    add_rule(Rule(torch.sort, _kind, "sort", sort_ragged, torch.sort))
+    add_rule(Rule(torch.argsort, _kind, "sort", argsort_ragged, torch.argsort))
+    add_rule(Rule(torch.topk, _kind, "sort", topk_ragged, torch.topk))
+    add_rule(Rule(torch.searchsorted, _kind, "sort", searchsorted_ragged, torch.searchsorted))
 along(torch.sort, "dim descending stable", "sort", default=-1)
 along(torch.argsort, "dim descending stable", "sort", default=-1)
 along(torch.topk, "k dim largest sorted", "sort", default=-1)
 along(torch.kthvalue, "k dim keepdim", "sort", default=-1)
 add_rule(Rule(torch.msort, "tensordict", "sort", msort_tensordict, torch.msort))
 
+unsupported(
+    torch.msort, ["nested", "masked"], "the batch, along which msort orders elements, while rows differ in length",
+    family="sort", hint="x.sort(1).values sorts each row",
+)  # fmt: skip
 for _op in (torch.unique, torch.unique_consecutive):
     unsupported(
         _op, ["tensordict"], "results of other sizes from leaf to leaf", family="sort",
         hint="of one leaf: td['key'].unique()",
+    )  # fmt: skip
+    unsupported(
+        _op, ["nested", "masked"], "values of each row or of all rows: it could be both", family="sort",
+        hint="torch.unique(x.values) of a NestedTensor, or tdc.pack([row.unique() for row in x])",
     )  # fmt: skip
 unsupported(
     torch.searchsorted, ["tensordict"], "sorted sequences that lie along the last dim, which are features",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, TdcError, UnsupportedError, describe, message
+from tdc._errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
 from tdc._leaf import unwrap
 from tdc._nodes import statics
 from tdc._objects import ObjectArray
@@ -87,6 +87,14 @@ def is_same_size_tensordict(a: Any, b: Any) -> bool:
     return all([x.shape == b._leaves[p].shape for p, x in a._leaves.items()])
 
 
+def dtype_is(name: str, x: Any) -> bool:
+    return getattr(x.dtype, name)
+
+
+TOLD = ("eager", "compile", "grad", "export")  # vmap returns tensors only
+for _op in (torch.is_floating_point, torch.is_complex, torch.is_signed):
+    for _kind in ("nested", "masked"):
+        add_rule(Rule(_op, _kind, "whole", partial(dtype_is, op_name(_op)), _op, modes=TOLD))
 for _op in (torch.equal, torch.allclose):
     for _kind in ("tensordict", "nested", "masked"):
         add_rule(Rule(_op, _kind, "whole", partial(agree, _op), _op, modes=EAGER))

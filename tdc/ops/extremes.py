@@ -1,0 +1,107 @@
+"""The largest and smallest elements, and where they are: argmax, argmin, max, min, aminmax.
+
+    max(x)           the largest real element            max(x, y)      element by element
+    max(x, 1)        (values, indices), as torch         argmax(x, 1)   places within each row
+
+Along a ragged dim an index counts the places of one row. Without a dim `argmax` counts in `x.values.flatten()`, or in
+`x.data.flatten()` of a MaskedBatch. Of several equal elements the first is meant, and NaN is both largest and smallest,
+as in torch. A row without elements has no place: its index is -1, its value the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._rules import Container, Rule, add_rule
+from tdc._structure import reduce_rows, spread
+from tdc._typing import Op
+from tdc.nested import NestedTensor
+from tdc.ops.batch import Along, along, along_tensordict
+from tdc.ops.lanes import Lanes, along_static, at, is_static, lanes_of, named
+from tdc.ops.reduction import finite
+
+NONE = torch.iinfo(torch.int64).max
+REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing
+PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}
+IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf}
+
+
+def place_of(lanes: Lanes, identity: float) -> Tensor:
+    """The first place of the extreme of each lane, (K, *D); -1 where there are no elements."""
+    values, (how, reduce), none = lanes.values.detach(), REDUCE[identity], finite(identity, lanes.values.dtype)
+    if lanes.rows is not None:
+        total = values.shape[0]
+        extreme = spread(reduce_rows(values, lanes.rows, how, none), lanes.rows, total)
+        place = torch.where(is_extreme(values, extreme), lanes.local, NONE)
+        place = reduce_rows(place, lanes.rows, "amin", NONE)
+        return place.masked_fill(place == NONE, -1)
+    real: Any = lanes.real
+    hit = real & is_extreme(values, reduce(values.masked_fill(~real, none), 0, True))
+    return hit.to(torch.uint8).argmax(0, True).masked_fill(~real.any(0, True), -1)
+
+
+def is_extreme(values: Tensor, extreme: Tensor) -> Tensor:
+    """Where values are their extreme; every NaN is."""
+    return (values == extreme) | (values != values)
+
+
+def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """`argmax` and `argmin`."""
+    if dim is None and isinstance(x, NestedTensor):
+        out = op(x.values)
+        return out.view([1] * x.ndim) if keepdim else out
+    if dim is not None and is_static(op, x, dim):
+        return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
+    lanes = lanes_of(op, x, dim)
+    return lanes.back(place_of(lanes, identity), keepdim)
+
+
+def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """`max` and `min` in all forms that torch has."""
+    if other is not None or isinstance(dim, (Tensor, Container)) or not isinstance(x, Container):
+        return PAIRED[op](x, dim if other is None else other)
+    if dim is None:
+        return op(x.values) if isinstance(x, NestedTensor) else (x.amax() if op is torch.max else x.amin())
+    if is_static(op, x, dim):
+        return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
+    lanes = lanes_of(op, x, dim)
+    place = place_of(lanes, IDENTITY[op])
+    found = at(lanes, place, finite(IDENTITY[op], x.dtype))
+    return named(op, lanes.back(found, keepdim), lanes.back(place, keepdim))
+
+
+def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Both as `amin` and `amax` give them, with their derivatives."""
+    return named(torch.aminmax, x.amin(dim, keepdim), x.amax(dim, keepdim))
+
+
+def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: Any) -> Any:
+    """`torch.max(td, 0)` along a batch dim, `torch.max(td, other)` element by element."""
+    if "other" in kwargs or len([a for a in args if isinstance(a, (Tensor, Container))]) > 1:
+        return pointwise(*args, **kwargs)
+    return along_tensordict(op, how, *args, **kwargs)
+
+
+def values_of(op: Op, x: Tensor, **given: Any) -> Tensor:
+    """What torch gives for a whole tensor, where it gives values and indices for a dim."""
+    return op(x, **given).values
+
+
+for _op, _identity in ((torch.argmax, -math.inf), (torch.argmin, math.inf)):
+    for _kind in ("nested", "masked"):
+        _impl = partial(arg_ragged, _op, _identity)
+        add_rule(Rule(_op, _kind, "reduction", _impl, _op, identity=_identity))
+    along(_op, "dim keepdim", "reduction")
+for _op, _pointwise in PAIRED.items():
+    for _kind in ("nested", "masked"):
+        add_rule(Rule(_op, _kind, "reduction", partial(extreme_ragged, _op), _op, identity=IDENTITY[_op]))
+    _how = Along(("dim", "keepdim"), whole=partial(values_of, _op))
+    add_rule(Rule(_op, "tensordict", "reduction", partial(extreme_tensordict, _op, _pointwise, _how), _op))
+for _kind in ("nested", "masked"):
+    add_rule(Rule(torch.aminmax, _kind, "reduction", aminmax_ragged, torch.aminmax))
+along(torch.aminmax, "dim keepdim", "reduction")

@@ -1,0 +1,108 @@
+"""Reductions that are made of others: counts, sums without NaN, variances, logsumexp.
+
+    count_nonzero(x, d) = sum(x != 0, d)        nanmean(x, d) = sum(x, NaN as 0, d) / sum(not NaN, d)
+    var(x, d) = sum(|x - mean(x, d)|^2, d) / (n - correction)       n real elements, of each row
+
+They are written once, on the containers themselves, for NestedTensor and MaskedBatch. Where the dims are static, or
+take in the whole batch, torch's own function runs on packed values.
+
+Invariants: half precision is summed in float32, as torch does it; what torch gives for an example without elements
+(NaN for a variance or mean, -inf for logsumexp) an empty row gives, too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, message
+from tdc._rules import Rule, add_rule, unsupported
+from tdc._typing import Op
+from tdc.nested import NestedTensor
+from tdc.ops.reduction import composed, count, filled, reduce_composed
+
+
+def count_nonzero_ragged(x: Any, dim: Any = None) -> Any:
+    return x.ne(0).sum(dim)
+
+
+def nansum_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    return x.masked_fill(x.isnan(), 0).sum(dim, keepdim, **kwargs)
+
+
+def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """Where all elements are NaN, or none is there, 0 / 0 is NaN."""
+    total, real = nansum_ragged(x, dim, keepdim, **kwargs), x.isnan().logical_not().sum(dim, keepdim)
+    return total / real.to(total.dtype)
+
+
+def logsumexp_ragged(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Of what lies below the largest element, so that nothing overflows; -inf where there is nothing."""
+    x = filled(x if x.dtype.is_floating_point else x.to(torch.get_default_dtype()), -math.inf)
+    top = x.detach().amax(dims, True)
+    top = top.masked_fill(top.isinf(), 0)
+    total = torch.sub(x, top).exp().sum(dims, keepdim)
+    none = total == 0
+    top = top if keepdim else top.squeeze(dims)
+    return (total.masked_fill(none, 1).log() + top).masked_fill(none, -math.inf)
+
+
+def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False) -> Tensor:
+    """The variance or its root, in two passes."""
+    dtype, double = x.dtype, x.dtype in (torch.float64, torch.complex128)
+    wide = x.to(torch.float32) if dtype in (torch.float16, torch.bfloat16) else x
+    number = count(x, dims, True).to(torch.float64 if double else torch.float32)
+    apart = filled(torch.sub(wide, wide.sum(dims, True) / number), 0)
+    out = apart.abs().square().sum(dims, True) / (number - correction).clamp(min=0)
+    if root:  # whose derivative at 0 is 0 here, as in torch
+        none = out == 0
+        out = out.masked_fill(none, 1).sqrt().masked_fill(none, 0)
+    out = out if dtype.is_complex else out.to(dtype)
+    return out if keepdim else out.squeeze(dims)
+
+
+def moment_ragged(
+    op: Op, x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
+    correction: float | None = None,
+) -> Any:  # fmt: skip
+    """`std` and `var` in all forms that torch has: `(dim, correction=)`, `(dim, unbiased, keepdim)`, `(unbiased)`."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None and correction is not None:
+        raise ShapeError(message(op, "unbiased or correction", "both", hint="correction=1 is unbiased=True"))
+    correction = float(unbiased is not False) if correction is None else correction
+    rule = partial(spread_of, root=op is torch.std)
+    return reduce_composed(op, rule, x, dim, keepdim, correction=correction)
+
+
+def with_mean_ragged(
+    op: Op, x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, **kwargs: Any
+) -> tuple[Any, Any]:
+    """`std_mean` and `var_mean`: what `op` gives, and the mean."""
+    return moment_ragged(op, x, dim, unbiased, keepdim, **kwargs), x.mean(
+        None if isinstance(dim, bool) else dim, keepdim
+    )
+
+
+def histc_nested(input: NestedTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Of all real elements."""
+    return torch.histc(input.values, *args, **kwargs)
+
+
+composed(torch.count_nonzero, count_nonzero_ragged, "dim", identity=0)
+composed(torch.nansum, nansum_ragged, identity=0)
+composed(torch.nanmean, nanmean_ragged)
+composed(torch.logsumexp, partial(reduce_composed, torch.logsumexp, logsumexp_ragged), identity=-math.inf)
+for _op in (torch.std, torch.var):
+    composed(_op, partial(moment_ragged, _op), "dim unbiased keepdim")
+for _op, _moment in ((torch.std_mean, torch.std), (torch.var_mean, torch.var)):
+    composed(_op, partial(with_mean_ragged, _moment), "dim unbiased keepdim")
+add_rule(Rule(torch.histc, "nested", "reduction", histc_nested, torch.histc))
+unsupported(
+    torch.histc, ["masked"], "bins, into which padding would be counted", family="reduction",
+    hint="x.to_packed().histc()",
+)  # fmt: skip

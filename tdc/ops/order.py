@@ -1,0 +1,180 @@
+"""Order statistics along one dim, or of all elements: median, kthvalue, mode, quantile, and those that leave NaN out.
+
+    median(x, 1)         (values, indices) of the elements of each row         median(x)      of all real elements
+    quantile(x, q, 1)    q a number -> (B, *D); q (Q,) -> (Q, B, *D), as torch puts it
+
+Along a ragged dim the elements of all rows are sorted at once and looked up by rank. An index counts places within the
+row; of equal elements it may be any, as in torch. A row without elements has no place (-1) and no value: NaN, or 0 for
+integers.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, message
+from tdc._rules import MODES, Rule, add_rule
+from tdc._structure import require
+from tdc._typing import Op
+from tdc.nested import NestedTensor
+from tdc.ops.batch import along
+from tdc.ops.extremes import place_of, values_of
+from tdc.ops.lanes import Lanes, along_static, at, in_front, is_static, lanes_of, named, order_of, place_at
+
+ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
+
+
+def counts(lanes: Lanes) -> tuple[Tensor, Tensor]:
+    """Elements of each lane, and those that are not NaN, (K, *D)."""
+    real = lanes.number(lanes.values == lanes.values)
+    return lanes.lengths.expand(real.shape), real
+
+
+def median_rank(skip: bool, lanes: Lanes, order: Tensor) -> Tensor:
+    """The lower of two middle elements; NaN, which is sorted last, where there is one and it is not skipped."""
+    every, real = counts(lanes)
+    if skip:
+        return torch.where(real > 0, (real - 1) >> 1, every.clamp(max=1) - 1)
+    return torch.where(real < every, real, (every - 1) >> 1)
+
+
+def mode_rank(lanes: Lanes, order: Tensor) -> Tensor:
+    """The last of the longest run of equal elements, the smallest of several such values."""
+    if order.shape[0] == 0:
+        return lanes.lengths.expand(-1, *order.shape[1:]) - 1
+    values, owner = lanes.values.detach().gather(0, order), lanes.owner.gather(0, order)
+    same = (values[1:] == values[:-1]) & (owner[1:] == owner[:-1])
+    here = lanes.per_row(torch.arange(values.shape[0], device=values.device))
+    begins = torch.cat([torch.zeros_like(order[:1]), here[1:].masked_fill(same, 0)])
+    run = here - begins.cummax(0).values
+    return place_of(lanes._replace(values=run, real=None if lanes.real is None else owner == 0), -math.inf)
+
+
+def kth_rank(op: Op, k: int, lanes: Lanes, order: Tensor) -> Tensor:
+    enough(op, k, lanes)
+    return torch.full_like(lanes.lengths, k - 1).expand(-1, *order.shape[1:])
+
+
+def enough(op: Op, k: int, lanes: Lanes) -> None:
+    """Every row has `k` elements.
+
+    Raises:
+        ShapeError: it has not: at once on CPU, asynchronously on CUDA.
+    """
+    text = message(
+        op, f"at least {k} elements in each row", "a shorter row", hint=f"x[x.lengths >= {k}] has the others"
+    )
+    require((lanes.lengths >= k).all(), text, ShapeError)
+
+
+def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
+    """Values and indices at a rank of each lane; values alone without a dim, as torch has it."""
+    if dim is None and isinstance(x, NestedTensor):
+        return op(x.values)
+    lanes = lanes_of(op, x, dim)
+    order = order_of(lanes)
+    place = place_at(lanes, order, rank(lanes, order))
+    values = lanes.back(at(lanes, place, nothing(lanes.values)), keepdim)
+    if dim is None:
+        return values
+    return named(op, values, lanes.back(place, keepdim))
+
+
+def nothing(values: Tensor) -> float:
+    """What stands for the value of a row without elements."""
+    return math.nan if values.is_floating_point() else 0
+
+
+def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """`median` and `nanmedian`."""
+    if dim is not None and is_static(op, x, dim):
+        return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
+    return ranked(op, partial(median_rank, op is torch.nanmedian), x, dim, keepdim)
+
+
+def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    if is_static(torch.mode, x, dim):
+        return along_static(torch.mode, x, dim, lambda v, axis: torch.mode(v, axis, True), keepdim)
+    return ranked(torch.mode, mode_rank, x, dim, keepdim)
+
+
+def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    if k < 1:
+        raise ShapeError(message("kthvalue", "k of 1 or more", f"{k}", hint="k = 1 is the smallest element"))
+    if is_static(torch.kthvalue, x, dim):
+        return along_static(torch.kthvalue, x, dim, lambda v, axis: torch.kthvalue(v, k, axis, True), keepdim)
+    return ranked(torch.kthvalue, partial(kth_rank, torch.kthvalue, k), x, dim, keepdim)
+
+
+def rank_of(q: Tensor, last: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The two ranks that a quantile lies between, and how far it is on the way; `last` is the highest rank."""
+    rank = q * last.to(q.dtype)
+    if how in ROUNDED:
+        rank = ROUNDED[how](rank)
+    low = rank.floor()
+    weight = torch.full_like(rank, 0.5) if how == "midpoint" else rank - low
+    return low.long(), rank.ceil().long(), weight
+
+
+def quantile_of(lanes: Lanes, order: Tensor, last: Tensor, q: Tensor, how: str) -> Tensor:
+    """One quantile of each lane, (K, *D); NaN where the last rank is negative."""
+    low, high, weight = rank_of(q, last, how)
+    below, above = [at(lanes, place_at(lanes, order, rank.masked_fill(last < 0, -1)), math.nan) for rank in (low, high)]
+    return torch.lerp(below, above, weight)
+
+
+def quantile_ragged(
+    op: Op, x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Any:
+    """`quantile` and `nanquantile`."""
+    if isinstance(q, (int, float)) and not 0 <= q <= 1:
+        raise ShapeError(message(op, "q in [0, 1]", f"{q}", hint="q = 0.5 is the median"))
+    if dim is None and isinstance(x, NestedTensor):
+        out = op(x.values, q, interpolation=interpolation)
+        return out.view(*out.shape, *[1] * x.ndim) if keepdim else out
+    if dim is not None and is_static(op, x, dim):
+        return static_quantile(op, x, q, dim, keepdim, interpolation)
+    lanes = lanes_of(op, x, dim)
+    order, qs = order_of(lanes), torch.as_tensor(q, dtype=x.dtype, device=x.device)
+    every, real = counts(lanes)
+    last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
+    found = [
+        lanes.back(quantile_of(lanes, order, last, one, interpolation), keepdim) for one in qs.reshape(-1).unbind()
+    ]
+    return torch.stack(found) if qs.ndim else found[0]
+
+
+def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -> Any:
+    """Several quantiles come as a dim in front of all others."""
+    run = partial(dense_quantile, op, q, how)
+    if not isinstance(q, Tensor) or not q.ndim:
+        return along_static(op, x, dim, run, keepdim)
+    return along_static(op, in_front(x), dim if dim < 0 else dim + 1, run, keepdim)
+
+
+def dense_quantile(op: Op, q: Any, how: str, values: Tensor, axis: int) -> Tensor:
+    """With several quantiles they take the place of the first dim, which has size 1."""
+    if not isinstance(q, Tensor) or not q.ndim:
+        return op(values, q, axis, True, interpolation=how)
+    return op(values.squeeze(0), q, axis - 1, True, interpolation=how)
+
+
+TRACED = MODES if torch.__version__ >= "2.12" else ("eager", "vmap", "grad")  # torch 2.11 cannot trace quantile
+
+for _kind in ("nested", "masked"):
+    for _op in (torch.median, torch.nanmedian):
+        add_rule(Rule(_op, _kind, "reduction", partial(median_ragged, _op), _op))
+    for _op in (torch.quantile, torch.nanquantile):
+        add_rule(Rule(_op, _kind, "reduction", partial(quantile_ragged, _op), _op))
+    add_rule(Rule(torch.mode, _kind, "reduction", mode_ragged, torch.mode))
+    add_rule(Rule(torch.kthvalue, _kind, "sort", kthvalue_ragged, torch.kthvalue))
+for _op in (torch.quantile, torch.nanquantile):
+    along(_op, "q dim keepdim", "reduction", modes=TRACED)
+for _op in (torch.median, torch.nanmedian):
+    along(_op, "dim keepdim", "reduction", whole=partial(values_of, _op))
+along(torch.mode, "dim keepdim", "reduction", default=-1)

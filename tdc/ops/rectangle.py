@@ -1,0 +1,39 @@
+"""Ragged batches as rectangles and back, inside a rule: for operations that have no form on packed values.
+
+    rectangle(x, fill)              dense, of the logical dims, padded to the longest row
+    repacked(data, x)               the real part of such a rectangle, with the structure of x
+
+Invariants: both are differentiable, and gather in both directions; no size is read from the data where the batch
+carries its longest length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tdc._structure import longest, pack_rows, pad_rows
+from tdc.masked import MaskedBatch
+
+
+def rectangle(x: Any, fill: float) -> Tensor:
+    """The whole batch as a dense tensor of its logical dims, with `fill` where nothing is."""
+    if isinstance(x, MaskedBatch):
+        return x.filled(fill)
+    s = x.structure
+    data = pad_rows(x.values.movedim(s.packed_dim, 0), s, longest(s), fill)
+    ragged = tuple(range(1, 1 + s.ragged_ndim))
+    at = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
+    return data.movedim(ragged, at).movedim(0, s.batch_dim)
+
+
+def repacked(data: Tensor, x: Any) -> Any:
+    """The batch that a rectangle of the shape of `rectangle(x)` is, without what padding holds."""
+    if isinstance(x, MaskedBatch):
+        return x.with_data(data.masked_fill(~x.mask, 0))
+    s: Any = x.structure
+    ragged = tuple(range(1, 1 + s.ragged_ndim))
+    at = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
+    rows = data.movedim(s.batch_dim, 0).movedim(at, ragged)
+    return x.with_values(pack_rows(rows, s, x.values.shape[s.packed_dim]).movedim(0, s.packed_dim))

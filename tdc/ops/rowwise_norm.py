@@ -1,0 +1,121 @@
+"""Lengths of vectors in a ragged batch: `vector_norm`, `norm`, `linalg.norm`, `dist`; and `hash_tensor`.
+
+    vector_norm(x, p, d) = sum(|x|^p, d)^(1/p)     inf: the largest |x|     -inf: the smallest     0: how many are not 0
+
+Invariants: a norm is of the elements that are there, so an empty row has norm 0 (inf for ord -inf); the derivative at 0
+is 0, as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import UnsupportedError, message
+from tdc._rules import Rule, add_rule
+from tdc.ops.lanes import data_of, with_data
+from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
+
+
+def vector_norm_ragged(
+    x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, op: Any = None
+) -> Any:
+    """`op` is the operation that errors name."""
+    rule = partial(norm_of, ord=ord, dtype=dtype)
+    dense = partial(dense_norm, ord=ord, dtype=dtype)
+    return reduce_composed(op or torch.linalg.vector_norm, rule, x, dim, keepdim, dense=dense)
+
+
+def dense_norm(values: Tensor, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any) -> Tensor:
+    return torch.linalg.vector_norm(values, ord, dims, keepdim, dtype=dtype)
+
+
+def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any = None) -> Tensor:
+    """The norm over dims with a ragged one among them; half precision is summed in float32."""
+    out = dtype or x.dtype
+    size = filled(x if dtype is None else x.to(dtype), 0).abs()
+    out = size.dtype if out.is_complex else out
+    if ord == 0:
+        return size.ne(0).sum(dims, keepdim).to(out)
+    if math.isinf(ord):
+        return size.amax(dims, keepdim).clamp(min=0) if ord > 0 else filled(size, math.inf).amin(dims, keepdim)
+    size = size.to(torch.float32) if out in (torch.float16, torch.bfloat16) else size
+    if ord == 1:
+        return size.sum(dims, keepdim).to(out)
+    power = size.pow(ord)
+    if 0 < ord < 1:  # the derivative of such a power has no bound at 0
+        power = power.masked_fill(size.eq(0), 0.0)
+    total = power.sum(dims, keepdim)
+    none = total == 0
+    return total.masked_fill(none, 1).pow(1 / ord).masked_fill(none, 0).to(out)
+
+
+def norm_ragged(
+    x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
+) -> Any:
+    """`torch.norm`: of vectors; the norms of matrices are in `torch.linalg`.
+
+    Raises:
+        UnsupportedError: `p="nuc"`.
+    """
+    if p == "nuc":
+        hint = "torch.linalg.matrix_norm(x, 'nuc') of static dims"
+        raise UnsupportedError(message("norm", "the norm of a vector, p a number or 'fro'", "'nuc'", hint=hint))
+    return vector_norm_ragged(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype, op=torch.norm)
+
+
+def linalg_norm_ragged(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """`torch.linalg.norm`: of vectors where there is one dim or no ord.
+
+    Raises:
+        UnsupportedError: the norm of a matrix.
+    """
+    one = isinstance(dim, int) or (dim is not None and len(dim) == 1)
+    if ord is None or (one and not isinstance(ord, str)):
+        return vector_norm_ragged(x, 2 if ord is None else ord, dim, keepdim, dtype=dtype, op=torch.linalg.norm)
+    got, hint = f"ord {ord} and dim {dim}", "torch.linalg.vector_norm(x, ord, dim), or torch.linalg.matrix_norm"
+    raise UnsupportedError(message(torch.linalg.norm, "ord and one dim, or no ord", got, hint=hint))
+
+
+def dist_ragged(input: Any, other: Any, p: float = 2) -> Tensor:
+    """The norm of the difference of all real elements."""
+    return vector_norm_ragged(torch.sub(input, other), p, op=torch.dist)
+
+
+def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Any:
+    """The exclusive or of the bits of elements: whether each bit is set in an odd number of them.
+
+    Raises:
+        UnsupportedError: a mode that torch does not have yet.
+    """
+    if mode != 0:
+        raise UnsupportedError(message("hash_tensor", "mode 0, exclusive or", f"mode {mode}", hint="leave mode out"))
+    dims = reduced_dims(torch.hash_tensor, dim, x.ndim, x.ragged_dims)
+    odd = with_data(x, bits(data_of(x))).sum(dims, keepdim).remainder(2)
+    return word(odd) if isinstance(odd, Tensor) else with_data(odd, word(data_of(odd)))
+
+
+def bits(values: Tensor) -> Tensor:
+    """The 64 bits of each element as a last dim, of a float64 or an int64 as torch takes them."""
+    wide = values.to(torch.float64 if values.is_floating_point() else torch.int64).contiguous()
+    places = torch.arange(8, dtype=torch.uint8, device=values.device)
+    return ((wide.unsqueeze(-1).view(torch.uint8).unsqueeze(-1) >> places) & 1).flatten(-2)
+
+
+def word(bits: Tensor) -> Tensor:
+    """Elements of 64 bits from their bits."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    octets = bits.to(torch.uint8).unflatten(-1, (8, 8)) << places
+    return octets.sum(-1, dtype=torch.uint8).contiguous().view(torch.uint64).squeeze(-1)
+
+
+composed(torch.linalg.vector_norm, vector_norm_ragged, "ord dim keepdim", identity=0)
+composed(torch.norm, norm_ragged, "p dim keepdim dtype", identity=0)
+for _kind in ("nested", "masked"):
+    add_rule(Rule(torch.linalg.norm, _kind, "reduction", linalg_norm_ragged, torch.linalg.norm, identity=0))
+    add_rule(Rule(torch.dist, _kind, "reduction", dist_ragged, torch.dist))
+    add_rule(Rule(torch.hash_tensor, _kind, "reduction", hash_ragged, torch.hash_tensor, identity=0))

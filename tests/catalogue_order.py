@@ -1,0 +1,165 @@
+"""Samples of orders and scans along one dim of ragged batches: sort, topk, cumsum, order statistics, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from batches import Draw, Ragged
+from catalogue_statistics import LIGHT, PLAIN, common, of, parts, unpacked
+from harness import Call, Sample, call
+
+from tdc._rules import MODES, Rule
+
+LONG = ((3, 2, 5), (4, 4))
+COUNTED = ("eager", "grad")  # the number of results is data
+
+
+def rowwise(ref: Any, args: Any, kwargs: Any) -> Any:
+    """The operation on each row, whose results have the dims of the rows."""
+    x, dim = args[0], kwargs["dim"] % (args[0].rows[0].ndim + 1)
+    inner = {**kwargs, "dim": dim - (dim > x.batch_dim)}
+    rows = [parts(ref(r, *args[1:], **inner)) for r in x.rows]
+    return unpacked(tuple(x.with_rows(list(column)) for column in zip(*rows, strict=True)))
+
+
+def each(
+    layout: str, dim: int, *rest: Any, modes: tuple[str, ...] = MODES, dom: str = "real", at: int = 0, **options: Any
+) -> Sample:
+    """A call `op(x, *rest, dim=dim)` that keeps the dims of x."""
+
+    def draw(d: Draw) -> Call:
+        return call(d.ragged(layout, dom, batch_dim=at), *rest, dim=dim, **options)
+
+    words = [
+        layout,
+        f"dim {dim}",
+        *map(str, rest),
+        *[f"{k} {v}" for k, v in options.items()],
+        *([dom] * (dom != "real")),
+    ]
+    return Sample(", ".join(words) + ", batch second" * at, draw, rowwise, modes)
+
+
+def sorting(rule: Rule) -> Iterator[Sample]:
+    yield each("features", 1, stable=True)
+    yield each("features", 2, descending=True, modes=LIGHT)
+    yield each("features", 0, descending=True, stable=True, at=1, modes=LIGHT)
+    yield each("second", 2, descending=True, stable=True, modes=LIGHT, dom="natural")
+    yield each("flat", -1, stable=True, modes=LIGHT)
+    yield each("features", 1, stable=True, modes=PLAIN, dom="special")
+
+
+def topk(rule: Rule) -> Iterator[Sample]:
+    for sample in (
+        of(rule, "features", 1, 2, modes=LIGHT), of(rule, "second", 2, 1, largest=False, modes=LIGHT),
+        of(rule, "last", 2, 2, modes=LIGHT),
+    ):  # fmt: skip
+        yield replace(sample, batches=LONG, expect=top, modes=PLAIN)
+    yield each("features", 2, 2)
+
+
+def top(ref: Any, args: Any, kwargs: Any) -> Any:
+    """k of each row are a dense tensor, in place of the ragged dim."""
+    x, dim = args[0], kwargs["dim"]
+    rows = [parts(ref(r, *args[1:], **{**kwargs, "dim": dim - 1})) for r in x.rows]
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def kth(rule: Rule) -> Iterator[Sample]:
+    for sample in (of(rule, "features", 1, 2, modes=PLAIN), of(rule, "second", 2, 1, keepdim=True, modes=PLAIN)):
+        yield replace(sample, batches=LONG)
+    yield of(rule, "features", 2, 2)
+
+
+def statistics(rule: Rule) -> Iterator[Sample]:
+    yield from common(rule, several=False)
+    yield of(rule, "features", 1, modes=PLAIN, dom="special")
+    yield of(rule, "features", None, modes=PLAIN)
+
+
+def modal(rule: Rule) -> Iterator[Sample]:
+    yield from common(rule, several=False, dom="whole")
+    yield of(rule, "second", 2, modes=PLAIN, dom="natural")
+
+
+def quantiles(rule: Rule) -> Iterator[Sample]:
+    modes = MODES if torch.__version__ >= "2.12" else LIGHT  # torch 2.11 cannot trace its own
+    yield of(rule, "features", 1, 0.3)
+    yield of(rule, "features", 2, 0.3, modes=modes)
+    yield of(rule, "features", 1, torch.tensor([0.2, 0.7]), modes=LIGHT, keepdim=True, lead=1)
+    yield of(rule, "second", 1, torch.tensor([0.2, 0.7, 0.5]), modes=PLAIN, lead=1)
+    for how in ("lower", "higher", "nearest", "midpoint"):
+        yield of(rule, "last", 2, 0.4, modes=PLAIN, interpolation=how)
+    yield of(rule, "features", None, 0.5, modes=PLAIN)
+    yield of(rule, "features", 1, 0.5, modes=("eager",), dom="special")
+
+
+def scan(rule: Rule) -> Iterator[Sample]:
+    cumprod = rule.name == "cumprod"  # torch's derivative of it makes a graph for each size
+    if cumprod:
+        yield each("features", 1, modes=("compile",), dom="constant")
+    yield each("features", 1, modes=(*LIGHT, "export") if cumprod else MODES)
+    yield each("features", 2, modes=LIGHT)
+    yield each("second", 2, modes=LIGHT)
+    yield each("two", 1, modes=PLAIN)
+    yield each("features", 0, at=1, modes=PLAIN)
+
+
+def pairs(label: str, dim: int, modes: tuple[str, ...], **options: Any) -> Sample:
+    return replace(each("features", dim, modes=modes, **options), label=label)
+
+
+def differences(rule: Rule) -> Iterator[Sample]:
+    yield pairs("ragged", 1, COUNTED)
+    yield pairs("twice", 1, COUNTED, n=2)
+    yield pairs("static", 2, MODES)
+
+    def joined(d: Draw) -> Call:
+        return call(d.ragged(), dim=1, prepend=d.ragged())
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        pairs = zip(args[0].rows, kwargs["prepend"].rows, strict=True)
+        return args[0].with_rows([ref(r, dim=0, prepend=p) for r, p in pairs])
+
+    if rule.kind == "nested":
+        yield Sample("prepend", joined, want, COUNTED)
+
+
+def areas(rule: Rule) -> Iterator[Sample]:
+    yield replace(of(rule, "features", 1, modes=COUNTED), label="ragged")
+    yield replace(of(rule, "features", 1, modes=COUNTED, dx=0.5), label="ragged, dx")
+    yield of(rule, "features", 2)
+
+
+def running_areas(rule: Rule) -> Iterator[Sample]:
+    yield pairs("ragged", 1, COUNTED)
+    yield pairs("static", 2, MODES, dx=0.5)
+
+
+def searched(rule: Rule) -> Iterator[Sample]:
+    bounds = torch.tensor([-1.0, 0.0, 1.0])
+
+    def draw(d: Draw, **options: Any) -> Call:
+        return call(bounds, d.ragged(), **options)
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        return args[1].with_rows([ref(args[0], r, **kwargs) for r in args[1].rows])
+
+    yield Sample("plain", draw, want)
+    yield Sample("right", lambda d: draw(d, side="right"), want, PLAIN)
+
+
+def refused(rule: Rule) -> Iterator[Sample]:
+    yield Sample("a batch", lambda d: call(d.ragged()), lambda ref, args, kwargs: None)
+
+
+RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
+    "sort": sorting, "argsort": sorting, "topk": topk, "kthvalue": kth, "median": statistics, "nanmedian": statistics,
+    "mode": modal, "quantile": quantiles, "nanquantile": quantiles, "diff": differences, "trapezoid": areas,
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"), scan),
+    "cumulative_trapezoid": running_areas, "searchsorted": searched,
+    **dict.fromkeys(("msort", "unique", "unique_consecutive"), refused),
+}  # fmt: skip

@@ -1,0 +1,314 @@
+"""Reductions, orders and scans of ragged batches beyond the matrix: the wrong calls, odd rows, other callers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from texts import Texts
+from texts import ragged as zeros
+
+import tdc
+from tdc import NestedTensor
+
+ragged: Any = zeros  # of any type, as torch's functions take no batches by their types
+ROWS = [torch.tensor([3.0, 1.0, 3.0]), torch.tensor([]), torch.tensor([2.0])]
+
+
+def packed(rows: list[torch.Tensor], **options: Any) -> Any:
+    """The rows side by side; with options as a structure that knows no more than those."""
+    x = tdc.pack(rows)
+    return NestedTensor(x.values, x.offsets, **options) if options else x
+
+
+def batches() -> list[Any]:
+    """The rows packed, and padded with what must never be read."""
+    x = packed(ROWS)
+    return [x, x.to_padded(fill=math.nan)]
+
+
+class TestTexts(Texts):
+    def test_the_batch_alone(self):
+        self.says(
+            lambda: ragged().argmax(0),
+            """\
+ShapeError
+tdc.argmax: expected a ragged or static dim, got dim 0 of NestedTensor float32[3, -1, 4]
+hint: rows of different lengths have no common positions: x.to_padded() first""",
+        )
+
+    def test_several_dims_where_torch_takes_one(self):
+        self.says(
+            lambda: ragged().argmax((1, 2)),
+            """\
+ShapeError
+tdc.argmax: expected one dim, got (1, 2)
+hint: name one dim, e.g. dim=-1""",
+        )
+
+    def test_a_dim_that_is_not_there(self):
+        self.says(
+            lambda: ragged().std(3),
+            """\
+ShapeError
+tdc.std: expected a dim in [-3, 2], got 3
+hint: count dims of the logical shape""",
+        )
+
+    def test_a_dim_named_twice(self):
+        self.says(
+            lambda: ragged().sum((1, 1)),
+            """\
+ShapeError
+tdc.sum: expected each dim once, got dim (1, 1)
+hint: the batch has 3 dims""",
+        )
+
+    def test_some_of_several_ragged_dims(self):
+        x = tdc.pack([torch.ones(2, 3), torch.ones(1, 1)], ragged_dim=(1, 2))
+        self.says(
+            lambda: x.var(1),
+            """\
+UnsupportedError
+tdc.var: expected all ragged dims reduced, or none, got dim 1
+hint: reduce them together""",
+        )
+
+    def test_unbiased_and_correction(self):
+        self.says(
+            lambda: ragged().var(1, False, correction=1),
+            """\
+ShapeError
+tdc.var: expected unbiased or correction, got both
+hint: correction=1 is unbiased=True""",
+        )
+
+    def test_more_than_a_row_has(self):
+        self.says(
+            lambda: ragged().topk(3, 1),
+            """\
+ShapeError
+tdc.topk: expected at least 3 elements in each row, got a shorter row
+hint: x[x.lengths >= 3] has the others""",
+        )
+
+    def test_the_kth_of_a_shorter_row(self):
+        self.says(
+            lambda: ragged().kthvalue(1, 1),
+            """\
+ShapeError
+tdc.kthvalue: expected at least 1 elements in each row, got a shorter row
+hint: x[x.lengths >= 1] has the others""",
+        )
+
+    def test_the_zeroth(self):
+        self.says(
+            lambda: ragged().kthvalue(0, 1),
+            """\
+ShapeError
+tdc.kthvalue: expected k of 1 or more, got 0
+hint: k = 1 is the smallest element""",
+        )
+
+    def test_a_quantile_in_percent(self):
+        self.says(
+            lambda: ragged().quantile(50, 1),
+            """\
+ShapeError
+tdc.quantile: expected q in [0, 1], got 50
+hint: q = 0.5 is the median""",
+        )
+
+    def test_sorted_columns_of_a_rectangle(self):
+        self.says(
+            lambda: ragged().to_padded().sort(0),
+            """\
+ShapeError
+tdc.sort: expected a ragged or static dim, got the batch, dim 0
+hint: x.filled(value) first""",
+        )
+
+    def test_scans_over_the_batch(self):
+        self.says(
+            lambda: ragged().cumsum(0),
+            """\
+ShapeError
+tdc.cumsum: expected a ragged or static dim, got dim 0 of NestedTensor float32[3, -1, 4]
+hint: rows of different lengths have no common positions: x.to_padded() first""",
+        )
+        self.says(
+            lambda: ragged().to_padded().cumsum(0),
+            """\
+ShapeError
+tdc.cumsum: expected a ragged or static dim, got the batch, dim 0
+hint: x.filled(value) is the rectangle""",
+        )
+
+    def test_neighbours_in_one_of_several_ragged_dims(self):
+        x = tdc.pack([torch.ones(2, 3), torch.ones(1, 1)], ragged_dim=(1, 2))
+        self.says(
+            lambda: x.diff(dim=1),
+            """\
+UnsupportedError
+tdc.diff: expected the only ragged dim, got dim 1, one of 2
+hint: loop over x.unbind()""",
+        )
+
+    def test_places_that_are_not_like_the_rows(self):
+        self.says(
+            lambda: torch.trapezoid(ragged(), torch.ones(3), dim=1),
+            """\
+ShapeError
+tdc.trapezoid: expected places x like y, or (n,) along a static dim, got Tensor float32[3]
+hint: y.with_values(places), or dx= for equal distances""",
+        )
+
+    def test_ragged_boundaries(self):
+        self.says(
+            lambda: torch.searchsorted(ragged(), ragged()),
+            """\
+DtypeError
+tdc.searchsorted: expected a tensor (n,) to search, got NestedTensor float32[3, -1, 4]
+hint: loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])""",
+        )
+
+    def test_boundaries_for_each_row(self):
+        self.says(
+            lambda: torch.searchsorted(torch.ones(3, 2), ragged()),
+            """\
+ShapeError
+tdc.searchsorted: expected a tensor (n,) to search, got Tensor float32[3, 2]
+hint: one sequence for all rows""",
+        )
+
+    def test_values_of_each_row_or_of_all(self):
+        self.says(
+            lambda: ragged().unique(),
+            """\
+UnsupportedError
+tdc.unique: expected an operation with a rule for NestedTensor, got values of each row or of all rows: it could be both
+hint: torch.unique(x.values) of a NestedTensor, or tdc.pack([row.unique() for row in x])""",
+        )
+
+    def test_the_norm_of_a_matrix(self):
+        self.says(
+            lambda: torch.norm(ragged(), "nuc"),
+            """\
+UnsupportedError
+tdc.norm: expected the norm of a vector, p a number or 'fro', got 'nuc'
+hint: torch.linalg.matrix_norm(x, 'nuc') of static dims""",
+        )
+        self.says(
+            lambda: torch.linalg.norm(ragged(), 2, (1, 2)),
+            """\
+UnsupportedError
+tdc.norm: expected ord and one dim, or no ord, got ord 2 and dim (1, 2)
+hint: torch.linalg.vector_norm(x, ord, dim), or torch.linalg.matrix_norm""",
+        )
+
+    def test_bins_of_a_rectangle(self):
+        self.says(
+            lambda: torch.histc(ragged().to_padded()),
+            """\
+UnsupportedError
+tdc.histc: expected an operation with a rule for MaskedBatch, got bins, into which padding would be counted
+hint: x.to_packed().histc()""",
+        )
+
+    def test_a_layout_that_a_rectangle_would_lie_about(self):
+        self.says(
+            lambda: torch.masked.sum(ragged().to_padded(), 1),
+            """\
+MethodError
+tdc.layout: expected an operation with a rule for MaskedBatch, got 'layout', which has none
+hint: convert with x.to_packed(), or use x.data and x.mask""",
+        )
+
+
+@pytest.mark.parametrize("x", batches(), ids=["packed", "padded"])
+def test_a_row_without_elements_has_no_place(x: Any):
+    values, places = x.max(1)
+    assert values.tolist() == [3.0, -math.inf, 2.0]
+    assert places.tolist() == [0, -1, 0]
+    assert x.argmin(1).tolist() == [1, -1, 0]
+    middle, places = x.median(1)
+    assert middle[1].isnan()
+    assert places.tolist()[1:] == [-1, 0]
+    assert x.var(1)[1].isnan()
+    assert torch.linalg.vector_norm(x, math.inf, 1).tolist() == [3.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("x", batches(), ids=["packed", "padded"])
+def test_equal_elements_keep_their_order(x: Any):
+    assert [row.tolist() for row in x.argsort(1, descending=True)] == [[0, 2, 1], [], [0]]
+    assert x.mode(1).values[0] == 3.0
+
+
+def test_the_largest_of_each_row_in_one_graph():
+    run = torch.compile(lambda x: x.topk(2, 1), fullgraph=True, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ((3, 2, 5), (4, 4), (2, 7, 3, 2)):
+            rows = [torch.randn(n, 2) for n in lengths]
+            values, places = run(packed(rows))
+            assert torch.equal(values, torch.stack([r.topk(2, 0).values for r in rows]))
+            assert torch.equal(places, torch.stack([r.topk(2, 0).indices for r in rows]))
+
+
+def test_places_of_all_count_in_the_values():
+    x, m = batches()
+    assert x.argmax() == 0
+    assert x.argmin() == 1
+    assert m.argmin() == 1
+    assert m.data.flatten()[m.argmin()] == 1.0
+    assert x.argmax(keepdim=True).shape == (1, 1)
+
+
+def test_a_bound_of_the_length_changes_nothing():
+    x = packed(ROWS)
+    wide, none = [packed(ROWS, max_length=n) for n in (9, None)]
+    ops: list[Any] = [
+        lambda y: y.cumsum(1),
+        lambda y: y.sort(1).values,
+        lambda y: y.diff(dim=1),
+        lambda y: F.softmin(y, 1),
+    ]
+    for op in ops:
+        expected = op(x).values
+        assert torch.equal(op(wide).values, expected)
+        assert torch.equal(op(none).values, expected)
+    assert torch.equal(torch.hash_tensor(wide, 1), torch.hash_tensor(x.to_padded(), 1))
+
+
+def test_statistics_are_written_for_far_away_means():
+    rows = [torch.randn(n, dtype=torch.float32) + 1e4 for n in (50, 7)]
+    expected = torch.stack([r.double().var() for r in rows]).float()
+    torch.testing.assert_close(packed(rows).var(1), expected, rtol=1e-3, atol=0)
+
+
+def test_large_elements_do_not_overflow():
+    x = packed([torch.tensor([1000.0, 1000.0]), torch.tensor([-math.inf])])
+    x.requires_grad_()
+    out = x.logsumexp(1)
+    torch.testing.assert_close(out, torch.tensor([1000.0 + math.log(2), -math.inf]))
+    out[0].backward()
+    assert x.values.grad is not None
+    assert x.values.grad.tolist() == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "amax", "amin", "argmax", "argmin", "logsumexp", "norm"])
+def test_torch_masked_takes_packed_rows(name: str):
+    x = packed([row for row in ROWS if len(row)])
+    got = getattr(torch.masked, name)(x, dim=1)
+    torch.testing.assert_close(got, torch.stack([getattr(torch.masked, name)(r, dim=0) for r in x]))
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "var", "std", "amax"])
+def test_torch_masked_takes_a_mask_of_the_same_rows(name: str):
+    x = packed([torch.tensor([3.0, 1.0, 5.0]), torch.tensor([2.0, 4.0])])
+    mask = packed([torch.tensor([True, False, True]), torch.tensor([True, True])])
+    got = getattr(torch.masked, name)(x, 1, mask=mask)
+    rows = [getattr(torch.masked, name)(r, 0, mask=m) for r, m in zip(x, mask, strict=True)]
+    torch.testing.assert_close(got, torch.stack(rows))
