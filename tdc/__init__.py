@@ -18,6 +18,7 @@ from ._keys import unravel_key as unravel_key
 from ._leaf import register_leaf as register_leaf
 from ._nodes import Static as Static
 from ._objects import ObjectArray as ObjectArray
+from ._ragged_index import truncate as truncate
 from ._structure import offsets_of as offsets_of
 from .arrays import from_struct_array as from_struct_array
 from .arrays import to_struct_array as to_struct_array

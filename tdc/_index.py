@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ from tdc._errors import IndexingError, ShapeError, describe, describe_index, mes
 from tdc._rules import Container
 
 FULL = slice(None)
+
+
+class Span(NamedTuple):
+    """A slice whose ends may be tensors in a graph, too: Dynamo reads those of a `slice` (torch 2.11-2.13)."""
+
+    start: Any = None
+    stop: Any = None
+    step: int | None = None
 
 
 def as_rows(index: Any, count: int, device: Any) -> Any:
@@ -196,7 +204,7 @@ def cut(x: Tensor, dim: int, part: Any) -> Tensor:
         ) from None
 
 
-def spans(part: slice, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
+def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     """A slice of every row: where it begins, how many places it has, and its step. Ends may be tensors.
 
     Raises:
@@ -226,7 +234,7 @@ def spans(part: slice, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     return first, ((distance + abs(step) - 1) // abs(step)).clamp(min=0), step
 
 
-def longest_span(part: slice, size: Any) -> Any:
+def longest_span(part: slice | Span, size: Any) -> Any:
     """The places that a slice takes of the longest row, which no other row exceeds; None where that is not known.
 
     The sizes of a graph are symbolic: nothing is decided here that depends on them.

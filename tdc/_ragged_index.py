@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
-from tdc._index import FULL, as_rows, bounds, cut, full_index, kept, longest_span, spans, whole
+from tdc._index import FULL, Span, as_rows, bounds, cut, full_index, kept, longest_span, spans, whole
 from tdc._structure import (
     Structure,
     eager,
@@ -40,6 +40,42 @@ from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 
 VECTORS = "one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim"
+
+# -- both
+
+
+def cut_rows(x: Any, dim: int, start: Any, stop: Any) -> Any:
+    """`x[..., start:stop, ...]` along a ragged dim, with one end for all rows or a tensor with one for each."""
+    if isinstance(x, MaskedBatch):
+        return slice_masked(x, dim, Span(start, stop))
+    if x.structure.ragged_ndim > 1:
+        hint = "take one row first, x[i][...], or x.to_padded()"
+        got = f"{x.structure.ragged_ndim} of them"
+        raise ShapeError(message("index", "one ragged dim, or whole ones", got, hint=hint))
+    return cut_ragged(x, Span(start, stop))
+
+
+def truncate(x: Any, lengths: Any) -> Any:
+    """The first elements of each row: as many as `lengths` says, or all of a shorter row.
+
+    The same as `x[:, :lengths]`, and in a graph the only spelling: Dynamo reads the ends of a slice on the host.
+
+    Shapes:
+        x `(B, *S0, -1, *S1)`, lengths `(B,)` or an int -> `(B, *S0, -1, *S1)`.
+
+    Raises:
+        ShapeError: not one length for each row, or several ragged dims.
+
+    Compile:
+        One graph for all lengths.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> truncate(pack([torch.arange(3), torch.arange(2)]), torch.tensor([1, 5])).tolist()
+        [[0], [0, 1]]
+    """
+    return cut_rows(x, x.ragged_dims[0], None, lengths)
+
 
 # -- NestedTensor
 
@@ -211,7 +247,7 @@ def enough(there: Tensor, part: Any = None) -> None:
     require(there, message("index", f"rows with an element {at}", "a shorter row", hint=hint), IndexingError)
 
 
-def cut_ragged(x: NestedTensor, part: slice) -> NestedTensor:
+def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
     """A slice of every row."""
     s, e = x.structure, x.structure.packed_dim
     if part.start is None and part.stop is None and part.step == -1:
@@ -264,7 +300,7 @@ def index_masked(x: MaskedBatch, index: Any) -> Any:
         return select_masked(x, index)
     b, shape = x.batch_dim, [-1 if d in x.ragged_dims else n for d, n in enumerate(x.shape)]
     parts, new = full_index(index, shape, b, x.device)
-    rows: Any = as_rows(parts[b], len(x), x.device)
+    rows: Any = as_rows(parts[b], x.lengths.shape[0], x.device)
     parts[b] = rows
     check_vectors(parts, b, x.ragged_dims)
     if isinstance(rows, int):
@@ -302,7 +338,7 @@ def cut_masked(x: Any, dim: int, part: Any) -> Any:
     return masked_like(cut(x.data, dim, part), x.lengths, ragged, x.batch_dim + more * (dim < x.batch_dim))
 
 
-def slice_masked(x: MaskedBatch, dim: int, part: slice) -> MaskedBatch:
+def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
     """A slice of every row; where rows begin at other places, their elements move."""
     column = x.ragged_dims.index(dim)
     first, lengths, step = spans(part, x.lengths[:, column])
@@ -314,7 +350,13 @@ def slice_masked(x: MaskedBatch, dim: int, part: slice) -> MaskedBatch:
         places = first[:, None] + step * torch.arange(x.data.shape[dim], device=first.device)
         data = at_each(x, dim, places)
     sizes = [lengths if r == column else size for r, size in enumerate(x.lengths.unbind(1))]
-    return masked_like(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
+    out = masked_like(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
+    return out if alike and step > 0 and (part.stop is None or stop is not None) else neutral(out)
+
+
+def neutral(x: MaskedBatch) -> MaskedBatch:
+    """With zeros in padding, where copies of real elements may lie: no gradient passes to those."""
+    return x.with_data(torch.where(x.mask, x.data, 0))
 
 
 def at_masked(x: MaskedBatch, dim: int, places: Tensor, part: Any = None) -> Any:
@@ -343,13 +385,13 @@ def at_each(x: MaskedBatch, dim: int, places: Tensor) -> Tensor:
 def take(x: MaskedBatch, rows: Tensor | slice) -> MaskedBatch:
     """Some rows of the rectangle."""
     if isinstance(rows, slice) and rows.step is not None and rows.step < 0:
-        begin, end, step = bounds(rows, len(x))
+        begin, end, step = bounds(rows, x.lengths.shape[0])
         rows = torch.arange(begin, min(begin, end), step, device=x.device)
     try:
         data = x.data[(FULL,) * x.batch_dim + (rows,)]
         return masked_like(data, x.lengths[rows], x.ragged_dims, x.batch_dim, fresh=True)
     except IndexError:
-        raise no_row(len(x)) from None
+        raise no_row(x.lengths.shape[0]) from None
 
 
 def opened_masked(x: MaskedBatch, dim: int) -> MaskedBatch:
@@ -373,8 +415,8 @@ def select_masked(x: MaskedBatch, mask: MaskedBatch) -> MaskedBatch:
     require_same_lengths(x, mask, "index")
     chosen = (mask.data & mask.mask).flatten(1)
     order = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)
-    rows = torch.arange(len(x), device=x.device)[:, None]
-    return masked_like(x.data.flatten(1, n - 1)[rows, order], chosen.sum(1)[:, None], (1,), 0, True)
+    rows = torch.arange(x.lengths.shape[0], device=x.device)[:, None]
+    return neutral(masked_like(x.data.flatten(1, n - 1)[rows, order], chosen.sum(1)[:, None], (1,), 0, True))
 
 
 NestedTensor.__getitem__ = index_nested  # the class is made below, and no layer calls upwards

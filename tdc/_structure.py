@@ -279,9 +279,7 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
 
 
-def pack_index(
-    s: Structure, total: int, padded: tuple[int, ...], cut: bool = False
-) -> tuple[Tensor, Tensor | None]:
+def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = False) -> tuple[Tensor, Tensor | None]:
     """For each packed position its place in the flattened padded batch, (N,); with `cut` also whether it is in there.
 
     A position that was cut off has place 0.
@@ -424,9 +422,27 @@ def require(condition: Tensor, text: str, error: type[Exception] = StructureErro
     The node's text is one line without double quotes: Inductor puts it as it is into C++ (torch 2.11-2.13).
     """
     try:
-        torch.ops.aten._assert_async.msg(condition, text.replace("\n", "; ").replace('"', "'"))
+        one_line = text.replace("
+", "; ").replace('"', "'")
+        torch.ops.aten._assert_async.msg(unmapped(condition), one_line)
     except RuntimeError:
         raise error(text) from None
+
+
+def unmapped(condition: Tensor) -> Tensor:
+    """A condition for all members of a `torch.vmap`, which has no rule for assertions (torch 2.11-2.13)."""
+    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # built into torch, without type stubs
+    while functorch.is_batchedtensor(condition):
+        condition = functorch.get_unwrapped(condition).all()
+    return condition
+
+
+def as_is(condition: Tensor) -> Tensor:
+    """What Dynamo traces in place of `unmapped`."""
+    return condition
+
+
+unmapped._torchdynamo_inline = as_is  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 SAME_HINT = "build both from one structure, e.g. x.with_values(y), or pad both with x.to_padded()"

@@ -188,12 +188,16 @@ class MaskedBatch(Container):
         data = self.data.to(*args, **kwargs)
         return like(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
 
-    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
-        """The real part of each row, as views; reads the lengths on the host."""
-        if normal_dim(dim, self.ndim, "unbind") != self.batch_dim:
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """The real part of each row, as views; reads the lengths on the host. Along a static dim padded batches."""
+        d, b = normal_dim(dim, self.ndim, "unbind"), self.batch_dim
+        if d in self.ragged_dims:
             hint = "x.data.unbind(dim) for the rectangle"
-            raise ShapeError(message("unbind", f"dim {self.batch_dim}, the batch", str(dim), hint=hint))
-        rows = zip(self.data.unbind(self.batch_dim), self.lengths.tolist(), strict=True)
+            raise ShapeError(message("unbind", f"a static dim or dim {b}, the batch", f"ragged dim {dim}", hint=hint))
+        if d != b:
+            ragged = tuple([r - (d < r) for r in self.ragged_dims])
+            return tuple([like(part, self.lengths, ragged, b - (d < b)) for part in self.data.unbind(d)])
+        rows = zip(self.data.unbind(b), self.lengths.tolist(), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
 
     def __iter__(self) -> Any:

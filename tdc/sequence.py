@@ -85,9 +85,7 @@ def pad_sequence(
     examples = examples_of("pad_sequence", tds)
     fills = fills_of(examples[0], value)
     padded: list[tuple[Any, MaskedBatch]] = []
-    return joined(
-        "pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, fills.get(path, 0), padded)
-    )
+    return joined("pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, fills.get(path, 0), padded))
 
 
 def ragged_stack(tds: Sequence[Any], dim: int = 0, *, keys: Iterable[NestedKey] | None = None) -> TensorDict:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import catalogue_batch
+import catalogue_indexing
 import catalogue_loss
 import catalogue_matmul
+import catalogue_moving
 import catalogue_norm
 import catalogue_order
 import catalogue_pointwise
@@ -31,6 +33,8 @@ RAGGED: dict[str, Maker] = {
     **catalogue_reduction.RAGGED,
     **catalogue_structure.RAGGED,
     **catalogue_ragged_shape.RAGGED,
+    **catalogue_indexing.RAGGED,
+    **catalogue_moving.RAGGED,
     **catalogue_norm.RAGGED,
     **catalogue_loss.RAGGED,
     **catalogue_matmul.RAGGED,

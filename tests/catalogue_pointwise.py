@@ -98,7 +98,8 @@ def unary(rule: Rule) -> Iterator[Sample]:
 
 
 EXTRA: dict[str, Call] = {
-    "dropout": call(0.5, training=False), "full_like": call(2.5), "elu": call(0.7), "hardtanh": call(-0.5, 0.5),
+    "dropout": call(0.5, training=False), "full_like": call(2.5), "fill": call(2.5), "elu": call(0.7),
+    "hardtanh": call(-0.5, 0.5),
     "leaky_relu": call(0.2), "softplus": call(beta=2.0), "gelu": call(approximate="tanh"), "mvlgamma": call(2),
     "isin": call(torch.tensor([0.5, 1.0])), "bucketize": call(torch.tensor([0.7, 1.1]), right=True),
     "threshold": call(0.1, 2.5), "rrelu": call(0.1, 0.3, training=False), "celu": call(0.7), "hardshrink": call(0.3),

@@ -106,31 +106,6 @@ def cat(rule: Rule) -> Iterator[Sample]:
             yield Sample(f"{layout}, ragged", draw, joined)
 
 
-def split(rule: Rule) -> Iterator[Sample]:
-    """Neighbouring rows, or parts of a static dim."""
-    eager = ("eager", "grad")
-
-    def rows(ref: Any, args: Any, kwargs: Any) -> Any:
-        x, given = args
-        parts = ref(torch.arange(len(x.rows)), given)
-        return tuple(x.with_rows([x.rows[i] for i in part.tolist()]) for part in parts)
-
-    def static(ref: Any, args: Any, kwargs: Any) -> Any:
-        x, given, dim = args
-        each = zip(*[ref(row, given, dim % (row.ndim + 1) - 1) for row in x.rows], strict=True)
-        return tuple(x.with_rows(list(part)) for part in each)
-
-    for layout in ("features", "two"):
-        yield Sample(f"{layout}, batch", lambda d, n=layout: call(d.ragged(n), 2), rows, eager)
-    fixed = lambda d: call(d.ragged(lengths=(3, 0, *d.lengths[:2])), 3)  # noqa: E731  # the number of parts is fixed
-    yield Sample("two parts", fixed, rows, (*LIGHT, "compile"))  # a slice reads offsets, which export does not
-    yield Sample("features, static", lambda d: call(d.ragged(), 2, 2), static)
-    yield Sample("second, static", lambda d: call(d.ragged("second"), 1, 1), static, LIGHT)
-    if rule.name == "split":
-        sizes = lambda d: call(d.ragged("flat"), [1, len(d.lengths) - 1])  # noqa: E731
-        yield Sample("sizes", sizes, rows, eager)
-
-
 def linear(rule: Rule) -> Iterator[Sample]:
     for layout, features in {"features": 3, "second": 3, "two": 2}.items():
         draw = lambda d, n=layout, i=features: call(d.ragged(n), d.tensor(4, i), d.tensor(4))  # noqa: E731
@@ -243,7 +218,7 @@ def multi_head(rule: Rule) -> Iterator[Sample]:
 
 RAGGED = {
     "permute": permute, "transpose": permute, "index_select": index_select, "embedding": embedding, "stack": stack,
-    "cat": cat, "split": split, "chunk": split, "linear": linear, "layer_norm": layer_norm, "softmax": softmax,
+    "cat": cat, "linear": linear, "layer_norm": layer_norm, "softmax": softmax,
     "log_softmax": softmax, "softmin": softmax,
     "cross_entropy": cross_entropy, "attention": attention, "multi_head": multi_head,
 }  # fmt: skip

@@ -32,6 +32,7 @@ AUTO, STATIC = torch.export.Dim.AUTO, torch.export.Dim.STATIC
 GRAPHS = {"nested": 1, "masked": 1, "tensordict": 2}  # a TensorDict's batch size becomes dynamic with the second one
 GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
+    "We do not support batching operators that can output dynamic shape",  # nonzero under vmap
     "Cannot call numel() on tensor with symbolic",  # quantile, in torch 2.11
     "aten._ctc_loss.Tensor",  # whose result depends on the lengths
     "Failed to convert args/kwargs to proxy",  # a function that Dynamo does not hand on to `__torch_function__`

@@ -114,6 +114,7 @@ def test_spans_with_an_end_for_each_row(kind: str):
     same(x[:, ends - 1 : ends + 1, 0], [r[n - 1 : n + 1, 0] for r, n in zip(rows, ends.tolist(), strict=True)])
     same(x[:2, : ends[:2]], [r[:n] for r, n in zip(rows[:2], ends.tolist()[:2], strict=True)])
     same(x[:, : T(2)], [r[:2] for r in rows])
+    same(tdc.truncate(x, ends), [r[:n] for r, n in zip(rows, ends.tolist(), strict=True)])
     same(x[:, :0], [r[:0] for r in rows])
 
 
@@ -198,6 +199,7 @@ INDICES = {
     "vector": lambda x: x[[1, 0]], "first": lambda x: x[:, 0], "some": lambda x: x[:, [0, -1]],
     "span": lambda x: x[:, 1:], "steps": lambda x: x[:, ::-2], "reversed": lambda x: x[:, ::-1],
     "features": lambda x: x[..., ::2], "new": lambda x: x[:, None, :, [0, 2]], "mask": lambda x: x[x > 0],
+    "lengths": lambda x: tdc.truncate(x, x.sum((1, 2)).clamp(1, 2).long()),
     "rows of a mask": lambda x: x[x.sum((1, 2)) > 0],
 }  # fmt: skip
 

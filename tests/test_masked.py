@@ -113,7 +113,7 @@ def test_a_moved_batch_dim():
     assert torch.equal(y[:, 0], rows[0])
     with pytest.raises(ShapeError, match="transpose it back first"):
         y.to_packed()
-    with pytest.raises(ShapeError, match="expected dim 0, the batch, got 1"):
+    with pytest.raises(ShapeError, match="expected a static dim or dim 0, the batch, got ragged dim 1"):
         x.unbind(1)
 
 

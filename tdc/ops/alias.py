@@ -20,6 +20,7 @@ from tdc._rules import DISPATCH, IMPLS, OPERATORS, as_method
 from tdc._typing import Op
 
 ARC = "acos acosh asin asinh atan atanh"
+COPIES = "expand narrow permute select split split_with_sizes squeeze t transpose unbind unsqueeze"
 SPECIAL = "digamma erf erfc erfinv exp2 expm1 i0 log1p log_softmax logit logsumexp polygamma round sinc softmax xlogy"
 ALIASES: dict[Op, Op] = {
     torch.absolute: torch.abs, torch.negative: torch.neg, torch.fix: torch.trunc, torch.clip: torch.clamp,
@@ -32,6 +33,9 @@ ALIASES: dict[Op, Op] = {
     torch.special.psi: torch.digamma, torch.special.multigammaln: torch.mvlgamma,
     torch.celu: F.celu, torch.selu: F.selu, torch.threshold: F.threshold, torch.rrelu: F.rrelu,
     torch.linalg.matmul: torch.matmul, torch.ger: torch.outer,
+    torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
+    torch.unsafe_split_with_sizes: torch.split_with_sizes,
+    **{getattr(torch, f"{name}_copy"): getattr(torch, name, getattr(torch.Tensor, name)) for name in COPIES.split()},
     **{getattr(torch, f"arc{name[1:]}"): getattr(torch, name) for name in ARC.split()},
     **{getattr(torch.special, name): getattr(torch, name) for name in SPECIAL.split()},
 }  # fmt: skip

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 
+from tdc._errors import ShapeError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import local_ids
 from tdc._typing import Op
+from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
 from tdc.ops.batch import lift
-from tdc.ops.pointwise import unary
+from tdc.ops.pointwise import UNTRACED, nary, unary
 from tdc.ops.shape import ints
 from tdc.tensordict import TensorDict
 
@@ -53,6 +56,37 @@ def new_full_tensordict(x: TensorDict, size: Any, fill_value: Any, **kwargs: Any
     return lift(x, lambda v: v.new_full((*size, *v.shape[x.ndim :]), fill_value, **kwargs), size=size, op="new_full")
 
 
+def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Any:
+    """`new_zeros` and the like: a tensor; of a NestedTensor with -1 for its ragged dims a batch of the same rows.
+
+    Raises:
+        ShapeError: -1 elsewhere, or another number of rows.
+    """
+    if (name == "new_full" and len(size) > 1) or name == "new_empty_strided":
+        given, rest = tuple(size[0]), size[1:]  # type: ignore[misc]  # there is one
+    else:
+        given, rest = ints(size), ()
+    make: Any = lambda n: getattr(x.data if isinstance(x, MaskedBatch) else x.values, name)(n, *rest, **kwargs)  # noqa: E731
+    if all([n >= 0 for n in given]):
+        return make(given)
+    s = x.structure if isinstance(x, NestedTensor) else None
+    if (
+        s is None
+        or [d for d, n in enumerate(given) if n == -1] != list(s.ragged_dims)
+        or given[s.batch_dim] != s.batch_size
+    ):
+        expected = f"sizes of a tensor, or {len(x)} rows with -1 where {describe(x)} is ragged"
+        raise ShapeError(message(name, expected, show_sizes(given), hint="torch.zeros_like(x) keeps the lengths"))
+    sizes = [n for d, n in enumerate(given) if d != s.batch_dim and d not in s.ragged_dims]
+    sizes.insert(s.packed_dim, x.values.shape[s.packed_dim])
+    return nested_like(s, make(sizes))
+
+
+def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Any:
+    """A tensor of the dtype and on the device of the batch."""
+    return (x.data if isinstance(x, MaskedBatch) else x.values).new_tensor(data, **kwargs)
+
+
 def factory(op: Op, impl: Op) -> None:
     """A row for a new TensorDict like another."""
     add_rule(Rule(op, "tensordict", "factory", impl, op))
@@ -60,7 +94,13 @@ def factory(op: Op, impl: Op) -> None:
 
 for _op in (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like):
     unary(_op, family="factory")
+nary(torch.fill, modes=UNTRACED)
 factory(torch.Tensor.new_zeros, partial(new_tensordict, "new_zeros"))
 factory(torch.Tensor.new_ones, partial(new_tensordict, "new_ones"))
 factory(torch.Tensor.new_empty, partial(new_tensordict, "new_empty"))
 factory(torch.Tensor.new_full, new_full_tensordict)
+for _kind in ("nested", "masked"):
+    for _name in ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"):
+        _op = getattr(torch.Tensor, _name)
+        add_rule(Rule(_op, _kind, "factory", partial(new_ragged, _name), _op))
+    add_rule(Rule(torch.Tensor.new_tensor, _kind, "factory", new_tensor_ragged, torch.Tensor.new_tensor))

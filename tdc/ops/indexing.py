@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc._index import FULL
 from tdc._keys import missing_key, show, unravel_key
 from tdc._ragged_index import index_rows
 from tdc._rules import Rule, add_rule
@@ -29,22 +30,18 @@ from tdc.ops.batch import lift
 from tdc.tensordict import TensorDict, index, make
 
 
-def index_select_nested(x: NestedTensor, dim: int, index: Tensor) -> NestedTensor:
-    axis = x.structure.axis(dim, x.ndim, "index_select")
+def index_select_nested(x: NestedTensor, dim: int, index: Tensor) -> Any:
+    """Rows, static places, or places that every row has: then the result is dense."""
+    axis, flat = x.structure.axis(dim, x.ndim, "index_select"), index.reshape(-1)
     if axis is None:
-        return index_rows(x, index.reshape(-1))
+        return index_rows(x, flat)
     if axis == x.structure.packed_dim:
-        hint = "rows have different positions there: x[:, a:b], or x.to_padded()"
-        raise UnsupportedError(message("index_select", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
-    return x.with_values(x.values.index_select(axis, index))
+        return x[(FULL,) * normal_dim(dim, x.ndim, "index_select") + (flat,)]
+    return x.with_values(x.values.index_select(axis, flat))
 
 
-def index_select_masked(x: MaskedBatch, dim: int, index: Tensor) -> MaskedBatch:
-    d = normal_dim(dim, x.ndim, "index_select")
-    if d in x.ragged_dims:
-        hint = "positions there are not real in every row: index x.data and x.mask"
-        raise UnsupportedError(message("index_select", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
-    return x[index] if d == x.batch_dim else x.with_data(x.data.index_select(d, index))
+def index_select_masked(x: MaskedBatch, dim: int, index: Tensor) -> Any:
+    return x[(FULL,) * normal_dim(dim, x.ndim, "index_select") + (index.reshape(-1),)]
 
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
 from tdc._keys import show
-from tdc._ragged_index import slice_rows
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, require_same, take_spans
 from tdc._tree import Leaves, same_size, together
@@ -279,48 +277,7 @@ def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     return nested_like(opened, torch.stack([x.values for x in xs], axis))
 
 
-def split_nested(x: NestedTensor, split_size_or_sections: Any, dim: int = 0) -> tuple[NestedTensor, ...]:
-    """Parts of the batch, or of a static dim.
-
-    Raises:
-        UnsupportedError: the ragged dim, along which rows have different numbers of parts.
-    """
-    s = x.structure
-    axis = s.axis(dim, x.ndim, "split")
-    if axis is None:
-        return rows_apart(x, part_lengths(split_size_or_sections, s.batch_size), slice_rows)
-    if axis == s.packed_dim:
-        hint = "the same positions of every row: x[:, a:b]"
-        raise UnsupportedError(message("split", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
-    lengths = part_lengths(split_size_or_sections, x.values.shape[axis])
-    return tuple([x.with_values(part) for part in x.values.split(lengths, axis)])
-
-
-def chunk_nested(x: Any, chunks: int, dim: int = 0) -> Any:
-    """Also of a MaskedBatch."""
-    d = normal_dim(dim, x.ndim, "chunk")
-    return x.split(1 if d in x.ragged_dims else chunk_lengths(chunks, x.shape[d]), d)
-
-
-def rows_apart(x: Any, lengths: list[Any], cut: Op) -> tuple[Any, ...]:
-    """A ragged batch in parts of neighbouring rows; `cut` takes its first row and the one behind its last."""
-    ends = list(accumulate(lengths))
-    return tuple([cut(x, end - n, end) for n, end in zip(lengths, ends, strict=True)])
-
-
 # -- MaskedBatch
-
-
-def split_masked(x: MaskedBatch, split_size_or_sections: Any, dim: int = 0) -> tuple[MaskedBatch, ...]:
-    """As for a NestedTensor."""
-    d = normal_dim(dim, x.ndim, "split")
-    if d in x.ragged_dims:
-        hint = "of the rectangle: x.data.split(n, dim)"
-        raise UnsupportedError(message("split", "the batch or a static dim", f"ragged dim {dim}", hint=hint))
-    lengths = part_lengths(split_size_or_sections, x.data.shape[d])
-    if d == x.batch_dim:
-        return rows_apart(x, lengths, lambda y, a, b: y[a:b])
-    return tuple([x.with_data(part) for part in x.data.split(lengths, d)])
 
 
 def cat_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
@@ -369,8 +326,8 @@ def join_rule(op: Op, **impls: Op) -> None:
 join_rule(torch.stack, nested=stack_nested, masked=stack_masked, tensordict=stack_tensordict)
 join_rule(torch.cat, nested=cat_nested, masked=cat_masked, tensordict=cat_tensordict)
 join_rule(torch.unbind, tensordict=unbind_tensordict)
-join_rule(torch.split, nested=split_nested, masked=split_masked, tensordict=split_tensordict)
-join_rule(torch.chunk, nested=chunk_nested, masked=chunk_nested, tensordict=chunk_tensordict)
+join_rule(torch.split, tensordict=split_tensordict)
+join_rule(torch.chunk, tensordict=chunk_tensordict)
 join_rule(torch.tensor_split, tensordict=tensor_split_tensordict)
 join_rule(torch.column_stack, tensordict=column_stack_tensordict)
 for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dstack, 3, 2)):

@@ -41,12 +41,12 @@ def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple
     add_rule(Rule(op, "tensordict", family, partial(unary_tensordict, on_leaves(call)), op, modes=modes))
 
 
-def nary(op: Op, run: Op | None = None) -> None:
+def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     """Rows for a function of several tensors that broadcast, for all three containers; `run` is called in its place."""
     call = run or op
     for kind, impl in (("nested", nary_nested), ("masked", nary_masked)):
-        add_rule(Rule(op, kind, "pointwise", partial(impl, call), op))
-    add_rule(Rule(op, "tensordict", "pointwise", partial(nary_tensordict, call, on_leaves(call)), op))
+        add_rule(Rule(op, kind, "pointwise", partial(impl, call), op, modes=modes))
+    add_rule(Rule(op, "tensordict", "pointwise", partial(nary_tensordict, call, on_leaves(call)), op, modes=modes))
 
 
 def unary_nested(op: Op, x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:

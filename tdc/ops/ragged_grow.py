@@ -1,0 +1,290 @@
+"""Operations that give rows another length: pad, repeat_interleave, unfold, pixel_shuffle; and one_hot.
+
+    lengths 2, 3        F.pad(x, (1, 2)) -> 5, 6       x.repeat_interleave(2, 1) -> 4, 6      x.unfold(1, 2, 1) -> 1, 2
+
+The new lengths follow from the old ones, and so does the packed total of all but `unfold`: nothing is read on the host.
+
+Invariants: each row is padded with its own elements or with the value, whatever lies beside it; new padding of a
+rectangle holds no element that a gradient could reach.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._ragged_index import at_each, index_rows, neutral
+from tdc._rules import Rule, add_rule
+from tdc._structure import (
+    Structure,
+    extent_of,
+    lengths_of,
+    normal_dim,
+    offsets_of,
+    reduce_rows,
+    require,
+    require_same,
+    row_ids,
+    take_spans,
+)
+from tdc._typing import Op
+from tdc.convert import to_packed, to_padded
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.ops import masked_lookup, ragged_lookup
+
+MODES = ("constant", "reflect", "replicate", "circular")
+
+# -- pad
+
+
+def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
+    """What `F.pad` adds: a dim, how much in front and how much behind, for each dim that grows or shrinks.
+
+    Raises:
+        ShapeError: numbers without a dim, or a dim that is the batch.
+        UnsupportedError: a mode that torch does not have.
+    """
+    if mode not in MODES:
+        raise UnsupportedError(message("pad", f"a mode of {', '.join(MODES)}", f"{mode!r}", hint="mode='constant'"))
+    if len(pad) % 2 or len(pad) > 2 * x.ndim:
+        hint = "two for each dim, the last dim first"
+        raise ShapeError(message("pad", f"an even count of numbers, {2 * x.ndim} at most", f"{len(pad)}", hint=hint))
+    found = [(x.ndim - 1 - k, pad[2 * k], pad[2 * k + 1]) for k in range(len(pad) // 2)]
+    found = [entry for entry in found if entry[1:] != (0, 0)]
+    batch = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
+    if any([d == batch for d, _, _ in found]):
+        raise ShapeError(message("pad", "dims of a row", f"the batch, dim {batch}", hint="torch.cat([x, rows])"))
+    return found
+
+
+def source(place: Tensor, length: Any, mode: str) -> Tensor:
+    """The place within a row that a place in front of it, in it or behind it takes its element from."""
+    if mode == "reflect":
+        last = length - 1
+        return last - (last - place.abs()).abs()
+    if mode == "circular":
+        return place % (length.clamp(min=1) if isinstance(length, Tensor) else max(length, 1))
+    return place.clamp(min=0).minimum(torch.as_tensor(length - 1, device=place.device))
+
+
+def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
+    """Every row is long enough for what is cut off it or mirrored in it: an assertion on the device."""
+    most = max(front, behind, 0)
+    need = {"constant": 0, "reflect": most + 1, "replicate": 1, "circular": max(most, 1)}[mode]
+    text = message(
+        "pad", f"rows long enough to {'cut' if need == 0 else mode}", "a shorter row", hint="mode='constant'"
+    )
+    require((lengths >= max(need, -front - behind, -front, -behind)).all(), text, ShapeError)
+
+
+def pad_nested(input: NestedTensor, pad: Any, mode: str = "constant", value: float | None = None) -> NestedTensor:
+    """Static dims grow or shrink, and every row along the ragged dim. Several ragged dims go through a rectangle."""
+    x, s, found = input, input.structure, amounts(input, pad, mode)
+    if s.ragged_ndim > 1 and any([d in s.ragged_dims for d, _, _ in found]):
+        return to_packed(pad_masked(to_padded(x), pad, mode, value))
+    for d, front, behind in found:
+        axis: Any = s.axis(d, x.ndim, "pad")
+        if axis == s.packed_dim:
+            x = pad_rows(x, front, behind, mode, value)
+        else:
+            x = x.with_values(pad_axis(x.values, axis, front, behind, mode, value))
+    return x
+
+
+def pad_axis(x: Tensor, axis: int, front: int, behind: int, mode: str, value: float | None) -> Tensor:
+    """One dim of a dense tensor."""
+    size = x.shape[axis]
+    if mode == "constant":
+        return F.pad(x, [*[0, 0] * (x.ndim - 1 - axis), front, behind], mode, value)
+    most = size - 1 if mode == "reflect" else size
+    if mode != "replicate" and not max(front, behind) <= most:
+        raise ShapeError(
+            message("pad", f"at most {most} on each side", f"{front} and {behind}", hint="mode='constant'")
+        )
+    return x.index_select(axis, source(torch.arange(-front, size + behind, device=x.device), size, mode))
+
+
+def pad_rows(x: NestedTensor, front: int, behind: int, mode: str, value: float | None) -> NestedTensor:
+    """The ragged dim: each element of the longer rows is looked up in its own row."""
+    s, e, more = x.structure, x.structure.packed_dim, front + behind
+    lengths, total = lengths_of(s), x.values.shape[e]
+    check_lengths(lengths, front, behind, mode)
+    extent = None if s.extent is None else extent_of((s.extent.shape[0] + more,), s.offsets.device)
+    offsets = s.offsets + torch.arange(s.batch_size + 1, device=x.device) * more
+    t = Structure(offsets, None, extent, e, s.batch_dim, 1).marked()
+    count = total + s.batch_size * more
+    ids = row_ids(t, count)
+    place = torch.arange(count, device=x.device) - offsets[ids] - front
+    length = lengths[ids]
+    if mode != "constant":
+        return nested_like(t, x.values.index_select(e, s.offsets[ids] + source(place, length, mode)))
+    wide = F.pad(x.values, [*[0, 0] * (x.values.ndim - 1 - e), 0, 1], value=value or 0)  # the value is one more element
+    where = torch.where((place >= 0) & (place < length), s.offsets[ids] + place, total)
+    return nested_like(t, wide.index_select(e, where))
+
+
+def pad_masked(input: MaskedBatch, pad: Any, mode: str = "constant", value: float | None = None) -> MaskedBatch:
+    """The same of a rectangle, with any number of ragged dims."""
+    x = input
+    for d, front, behind in amounts(input, pad, mode):
+        if d not in x.ragged_dims:
+            x = x.with_data(pad_axis(x.data, d, front, behind, mode, value))
+            continue
+        column = x.ragged_dims.index(d)
+        check_lengths(x.lengths[:, column], front, behind, mode)
+        sizes = [n + (front + behind) * (r == column) for r, n in enumerate(x.lengths.unbind(1))]
+        if mode == "constant":
+            data = pad_axis(torch.where(x.mask, x.data, value or 0), d, front, behind, mode, value)
+        else:
+            places = torch.arange(-front, x.data.shape[d] + behind, device=x.device)
+            data = at_each(x, d, source(places, x.lengths[:, column, None], mode))
+        x = neutral(masked_like(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
+    return x
+
+
+# -- repeat_interleave
+
+
+def repeats_of(repeats: Any) -> Any:
+    """A number of times as an int, where it is one."""
+    return int(repeats) if isinstance(repeats, Tensor) and repeats.numel() == 1 and repeats.ndim < 2 else repeats
+
+
+def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+    """Rows, places of static dims, or the elements of each row several times. Without a dim rows are flattened."""
+    times = repeats_of(repeats)
+    if dim is None:
+        flat, t = ragged_lookup.flat_rows(torch.repeat_interleave, x)
+        x, dim = nested_like(t, flat), 1
+    s = x.structure
+    axis = s.axis(dim, x.ndim, "repeat_interleave")
+    if axis is None:
+        rows = torch.arange(s.batch_size, device=x.device)
+        return index_rows(x, rows.repeat_interleave(times, output_size=output_size))
+    if axis != s.packed_dim:
+        return x.with_values(x.values.repeat_interleave(times, axis, output_size=output_size))
+    if s.ragged_ndim > 1 or isinstance(times, Tensor):
+        hint = "an int, or a NestedTensor (B, -1) with a number of times for each element"
+        raise StructureError(
+            message("repeat_interleave", "one ragged dim and numbers for it", describe(repeats), hint=hint)
+        )
+    if isinstance(times, NestedTensor):
+        if times.values.ndim != 1:
+            raise StructureError(
+                message("repeat_interleave", "numbers (B, -1)", describe(times), hint="one for each element")
+            )
+        require_same(s.moved(0, 0), times.structure, "repeat_interleave")
+        counts = reduce_rows(times.values, times.structure, "sum", 0)
+        t = Structure(offsets_of(counts), None, None, s.packed_dim, s.batch_dim, 1).marked()
+        return nested_like(t, x.values.repeat_interleave(times.values, axis, output_size=output_size))
+    extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
+    t = Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked()
+    return nested_like(t, x.values.repeat_interleave(times, axis))
+
+
+def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+    times = repeats_of(repeats)
+    if dim is None:
+        flat, count = masked_lookup.flat_rows(torch.repeat_interleave, x)
+        x, dim = masked_like(flat, count[:, None], (1,), 0, True), 1
+    d = normal_dim(dim, x.ndim, "repeat_interleave")
+    data = lambda: x.data.repeat_interleave(times, d, output_size=output_size)  # noqa: E731
+    if d == x.batch_dim:
+        return masked_like(data(), x.lengths.repeat_interleave(times, 0), x.ragged_dims, d, True)
+    if d not in x.ragged_dims:
+        return x.with_data(data())
+    if not isinstance(times, int):
+        hint = "to_packed() first, which can"
+        raise UnsupportedError(
+            message("repeat_interleave", "one number for a ragged dim", describe(repeats), hint=hint)
+        )
+    sizes = [n * times if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
+    return masked_like(data(), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
+
+
+# -- windows, pixels, classes
+
+
+def windows(lengths: Tensor, size: int, step: int) -> Tensor:
+    """How many windows each row has."""
+    hint = "drop short rows first: x = x[x.lengths >= size]"
+    require((lengths >= size).all(), message("unfold", f"rows of at least {size} places", "a shorter row", hint=hint))
+    return (lengths - size) // step + 1
+
+
+def unfold_nested(x: NestedTensor, dimension: int, size: int, step: int) -> NestedTensor:
+    """Windows along a static dim or within each row; the place in the window is the last dim."""
+    s, axis = x.structure, ragged_lookup.axis_of(torch.Tensor.unfold, x, dimension)
+    if axis != s.packed_dim:
+        return nested_like(s, x.values.unfold(axis, size, step))
+    offsets, begins = take_spans(s.offsets[:-1], windows(lengths_of(s), size, step), step)
+    where = begins[:, None] + torch.arange(size, device=x.device)
+    values = x.values.index_select(axis, where.flatten()).unflatten(axis, where.shape).movedim(axis + 1, -1)
+    return nested_like(Structure(offsets, None, None, axis, s.batch_dim, 1).marked(), values)
+
+
+def unfold_masked(x: MaskedBatch, dimension: int, size: int, step: int) -> MaskedBatch:
+    d = masked_lookup.dim_of(torch.Tensor.unfold, x, dimension)
+    if d not in x.ragged_dims:
+        return x.with_data(x.data.unfold(d, size, step))
+    sizes = [windows(n, size, step) if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
+    return neutral(masked_like(x.data.unfold(d, size, step), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
+
+
+def pixels_masked(op: Op, input: MaskedBatch, factor: int) -> MaskedBatch:
+    """`pixel_shuffle` and `pixel_unshuffle` of rows (C, H, W), of which H, W or both are ragged.
+
+    Raises:
+        ShapeError: another layout, or sizes that the factor does not divide.
+    """
+    x, grows = input, op is F.pixel_shuffle
+    if x.ndim != 4 or x.batch_dim or x.ragged_dims[0] < 2:
+        raise ShapeError(message(op, "rows of (C, H, W) with ragged H or W", describe(x), hint="x.permute(...) first"))
+    if not grows:
+        text = message(op, f"heights and widths that {factor} divides", "others", hint="F.pad, or x[..., :n]")
+        require((x.lengths % factor == 0).all(), text, ShapeError)
+        more = [n for d in (2, 3) for n in ((0, -x.data.shape[5 - d] % factor if 5 - d in x.ragged_dims else 0))]
+        x = x.with_data(F.pad(x.data, more))
+    lengths = x.lengths * factor if grows else x.lengths // factor
+    return masked_like(op(x.data, factor), lengths, x.ragged_dims, 0, True)
+
+
+def pixels_nested(op: Op, input: NestedTensor, factor: int) -> NestedTensor:
+    """Through a rectangle; the packed total is known."""
+    s = input.structure
+    times = factor**s.ragged_ndim
+    total = input.values.shape[s.packed_dim]
+    total = total * times if op is F.pixel_shuffle else total // times
+    return to_packed(pixels_masked(op, to_padded(input), factor), total=total)
+
+
+def one_hot_nested(input: NestedTensor, num_classes: int = -1) -> NestedTensor:
+    """Class numbers as rows of 0 and one 1. Without a number of classes the largest one is read from the data."""
+    return input.with_values(F.one_hot(input.values, num_classes))
+
+
+def one_hot_masked(input: MaskedBatch, num_classes: int = -1) -> MaskedBatch:
+    """Padding counts as class 0."""
+    return input.with_data(F.one_hot(torch.where(input.mask, input.data, 0), num_classes))
+
+
+def grow_rule(op: Op, nested: Op, masked: Op, family: str = "shape") -> None:
+    """The rows of an operation for both."""
+    add_rule(Rule(op, "nested", family, nested, op))
+    add_rule(Rule(op, "masked", family, masked, op))
+
+
+grow_rule(F.pad, pad_nested, pad_masked)
+grow_rule(torch.repeat_interleave, repeat_interleave_nested, repeat_interleave_masked)
+grow_rule(torch.Tensor.unfold, unfold_nested, unfold_masked, "indexing")
+for _op in (F.pixel_shuffle, F.pixel_unshuffle):
+    grow_rule(_op, partial(pixels_nested, _op), partial(pixels_masked, _op))
+grow_rule(F.one_hot, one_hot_nested, one_hot_masked, "indexing")

@@ -1,0 +1,143 @@
+"""Shape operations that are others put together: movedim, rot90, tile, hstack, channel_shuffle and their kin.
+
+Each is one or two methods of the batch, so it does for packed and for padded rows what those do.
+
+Invariant: no rule here reads values or lengths.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tdc._errors import ShapeError, describe, message
+from tdc._rules import unsupported
+from tdc._structure import normal_dim
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.ops.leafwise import first_of
+from tdc.ops.pointwise import packed
+from tdc.ops.shape import ints, normal_dims, shape_rule
+
+
+def movedim_ragged(x: Any, source: Any, destination: Any) -> Any:
+    old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
+    if len(old) != len(new):
+        got = f"{len(new)} for {len(old)} dims"
+        raise ShapeError(message("movedim", "one destination for each dim", got, hint="x.movedim((0, 1), (1, 0))"))
+    order = [d for d in range(x.ndim) if d not in old]
+    for place, d in sorted(zip(new, old, strict=True)):
+        order.insert(place, d)
+    return x.permute(order)
+
+
+def rot90_ragged(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
+    """A quarter turn is a reversal and a transposition."""
+    a, b = normal_dims("rot90", dims, x.ndim)
+    if k % 4 == 2:
+        return x.flip((a, b))
+    return x if k % 4 == 0 else x.flip((b if k % 4 == 1 else a,)).transpose(a, b)
+
+
+def flip_along(dim: int, x: Any) -> Any:
+    """`flipud` and `fliplr`."""
+    return x.flip((dim,))
+
+
+def t_ragged(x: Any) -> Any:
+    """Two dims swapped.
+
+    Raises:
+        ShapeError: there are more.
+    """
+    if x.ndim > 2:
+        raise ShapeError(message("t", "2 dims", describe(x), hint="name them: x.transpose(1, 2)"))
+    return x.transpose(0, 1)
+
+
+def tile_ragged(x: Any, *dims: Any) -> Any:
+    times = ints(dims)
+    return x.repeat(*[1] * (x.ndim - len(times)), *times)
+
+
+def as_other(method: str, x: Any, other: Any) -> Any:
+    """`expand_as`, `view_as`, `reshape_as`: the sizes of another batch or tensor."""
+    return getattr(x, method)(*other.shape)
+
+
+def broadcast_to_ragged(x: Any, *size: Any) -> Any:
+    return x.expand(*ints(size))
+
+
+def broadcast_nested(*tensors: Any) -> tuple[NestedTensor, ...]:
+    """All operands in one shape, and as ragged as the first batch among them."""
+    xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    like = first_of(NestedTensor, torch.broadcast_tensors, xs, {})
+    wide = torch.broadcast_tensors(*[packed(x, like, torch.broadcast_tensors) for x in xs], like.values)
+    return tuple([like.with_values(v) for v in wide[:-1]])
+
+
+def broadcast_masked(*tensors: Any) -> tuple[MaskedBatch, ...]:
+    """All operands in one shape, and with the lengths of the first batch among them."""
+    xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    like = first_of(MaskedBatch, torch.broadcast_tensors, xs, {})
+    wide = torch.broadcast_tensors(*[x.data if isinstance(x, MaskedBatch) else x for x in xs], like.data)
+    pairs = zip(wide, xs, strict=False)  # no gradient of padding passes to a dense operand
+    return tuple([like.with_data(v if isinstance(x, MaskedBatch) else torch.where(like.mask, v, 0)) for v, x in pairs])
+
+
+def atleast(ndim: int, *tensors: Any) -> Any:
+    """A batch has two dims at least; the third is behind them, where torch puts it."""
+    xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
+    out = tuple([x.unsqueeze(-1) if x.ndim < ndim else x for x in xs])
+    return out[0] if xs is tensors and len(out) == 1 else out
+
+
+def stacked_along(dim: int, tensors: Any) -> Any:
+    """`vstack`, `hstack`, `dstack`: joined along dim 0, 1 or 2."""
+    return torch.cat([x.unsqueeze(-1) if x.ndim <= dim else x for x in tensors], dim)
+
+
+def channel_shuffle_ragged(input: Any, groups: int) -> Any:
+    """Channels, dim 1, dealt out over groups."""
+    d = normal_dim(1, input.ndim, "channel_shuffle")
+    if d in input.ragged_dims or input.shape[d] % groups:
+        expected, hint = f"channels at dim 1 in {groups} groups", "rows of (C, H, W), with C divisible by groups"
+        raise ShapeError(message("channel_shuffle", expected, describe(input), hint=hint))
+    return input.unflatten(d, (groups, input.shape[d] // groups)).transpose(d, d + 1).flatten(d, d + 1)
+
+
+def move_rule(op: Op, impl: Any) -> None:
+    """The row of an operation for NestedTensor and MaskedBatch."""
+    shape_rule(op, nested=impl, masked=impl)
+
+
+move_rule(torch.movedim, movedim_ragged)
+move_rule(torch.rot90, rot90_ragged)
+move_rule(torch.flipud, partial(flip_along, 0))
+move_rule(torch.fliplr, partial(flip_along, 1))
+move_rule(torch.t, t_ragged)
+move_rule(torch.tile, tile_ragged)
+move_rule(torch.broadcast_to, broadcast_to_ragged)
+for _name, _op in (("expand", "expand_as"), ("reshape", "view_as"), ("reshape", "reshape_as")):
+    move_rule(getattr(torch.Tensor, _op), partial(as_other, _name))
+shape_rule(torch.broadcast_tensors, nested=broadcast_nested, masked=broadcast_masked)
+for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
+    move_rule(_op, partial(atleast, _ndim))
+for _dim, _op in ((0, torch.vstack), (1, torch.hstack), (1, torch.column_stack), (2, torch.dstack)):
+    move_rule(_op, partial(stacked_along, _dim))
+move_rule(F.channel_shuffle, channel_shuffle_ragged)
+for _op, _reason, _hint in (
+    (torch.ravel, "one dim without rows", "x.flatten(1, -1) of static dims, x.values.flatten() of packed elements"),
+    (torch.meshgrid, "a grid of two dims for each row, both ragged", "torch.stack of x[:, :, None] and y[:, None]"),
+    (torch.cartesian_prod, "as many elements as the lengths of a row multiply to", "tdc.pack of each row's product"),
+    (torch.combinations, "as many elements as pairs in a row", "tdc.pack of each row's combinations"),
+    (torch.block_diag, "rows would lie in one matrix", "torch.block_diag(*x.unbind())"),
+    (F.unfold, "windows over two ragged dims in one dim", "x.unfold(dim, size, step)"),
+    (F.fold, "one output size for images of several sizes", "F.fold of each row"),
+):  # fmt: skip
+    unsupported(_op, ["nested", "masked"], _reason, family="shape", hint=_hint)

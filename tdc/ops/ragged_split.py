@@ -1,0 +1,169 @@
+"""Parts of ragged batches: split, chunk, tensor_split, unbind, narrow, select.
+
+    x.split(2)            neighbouring rows                    x.split(2, 2)     parts of a static dim
+    x.split(3, 1)         the first 3 places of each row, the next 3, …
+    x.chunk(2, 1)         the two halves of each row
+
+Every part is an index `x[..., a:b, ...]`, so it is what `_ragged_index` makes of it, packed or padded.
+Along the ragged dim rows have different numbers of parts; where a row has no more its part is empty. There are as many
+parts as were asked for (chunk, tensor_split), or as the longest length has that the batch carries (split).
+
+Invariants: parts of a row follow each other and make up the row; `narrow` and `select` of the ragged dim are dense,
+since every row must reach as far.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, describe, message
+from tdc._index import FULL
+from tdc._ragged_index import cut_rows
+from tdc._rules import Rule, add_rule
+from tdc._structure import longest, normal_dim, require
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.ops.join import chunk_lengths, part_lengths, split_tensordict
+
+
+def part(x: Any, dim: int, begin: Any, end: Any) -> Any:
+    """`x[..., begin:end, ...]` on one dim."""
+    if dim in x.ragged_dims:
+        return cut_rows(x, dim, begin, end)
+    return x[(FULL,) * dim + (slice(begin, end),)]
+
+
+def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
+    """Parts of the given lengths, one after another."""
+    ends = [0]
+    for n in lengths:
+        ends.append(ends[-1] + n)
+    return tuple([part(x, dim, a, b) for a, b in pairwise(ends)])
+
+
+def row_sizes(x: Any, dim: int) -> Tensor:
+    """The size of each row along a ragged dim, (B,)."""
+    return (x.lengths if isinstance(x, MaskedBatch) else x.sizes)[:, x.ragged_dims.index(dim)]
+
+
+def split_ragged(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+    """Parts of a length, or of a list of lengths; along the ragged dim a list must add up to the length of each row."""
+    given, d = split_size_or_sections, normal_dim(dim, x.ndim, "split")
+    if d not in x.ragged_dims:
+        return apart(x, d, part_lengths(given, x.shape[d]))
+    column = x.ragged_dims.index(d)
+    top = x.shape[d] if isinstance(x, MaskedBatch) else longest(x.structure)[column]
+    if isinstance(given, (list, tuple)):
+        text = message("split", f"rows of length {sum(given)}", "others", hint="x.tensor_split(places, dim)")
+        require((row_sizes(x, d) == sum(given)).all(), text, ShapeError)
+        return apart(x, d, part_lengths(given, sum(given)))
+    return apart(x, d, [given] * len(part_lengths(given, top)))
+
+
+def split_with_sizes(split: Op, x: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, ...]:
+    """`split` of a list of lengths."""
+    return split(x, list(split_sizes), dim)
+
+
+def chunk_ragged(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    """So many parts of nearly equal length; along the ragged dim of each row, none of them left out."""
+    d = normal_dim(dim, x.ndim, "chunk")
+    if d not in x.ragged_dims:
+        return apart(x, d, chunk_lengths(chunks, x.shape[d]))
+    sizes = row_sizes(x, d)
+    step = -(-sizes // len(chunk_lengths(chunks, 0)))
+    return tuple([part(x, d, k * step, (k + 1) * step) for k in range(chunks)])
+
+
+def tensor_split_ragged(
+    x: Any, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
+) -> tuple[Any, ...]:
+    """So many parts whose lengths differ by one at most, or parts between places."""
+    d = normal_dim(dim, x.ndim, "tensor_split")
+    given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
+    given = given.tolist() if isinstance(given, Tensor) else given
+    if isinstance(given, (list, tuple)):
+        ends = [None, *given, None]
+        return tuple([part(x, d, a, b) for a, b in pairwise(ends)])
+    if not isinstance(given, int) or given < 1:
+        got = f"{given}" if isinstance(given, (int, float)) else describe(given)
+        hint = "x.tensor_split(2, dim) or x.tensor_split([1, 3], dim)"
+        raise ShapeError(message("tensor_split", "a number of parts of at least 1, or places", got, hint=hint))
+    size = row_sizes(x, d) if d in x.ragged_dims else x.shape[d]
+    least, more = size // given, size % given
+    low = (lambda k: more.clamp(max=k)) if isinstance(more, Tensor) else (lambda k: min(more, k))
+    begins = [least * k + low(k) for k in range(given + 1)]
+    return tuple([part(x, d, a, b) for a, b in pairwise(begins)])
+
+
+def split_at(dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:
+    """`vsplit`, `hsplit` and `dsplit`: equal parts of dim 0, 1 or 2, or parts between places.
+
+    Raises:
+        ShapeError: there is no such dim, or a number of parts that does not divide it.
+    """
+    d, given = normal_dim(dim, x.ndim, op), indices_or_sections
+    if isinstance(given, int) and given > 0:
+        hint = "torch.tensor_split(x, n, dim)"
+        if d in x.ragged_dims:
+            text = message(op, f"rows whose lengths {given} divides", "others", hint=hint)
+            require((row_sizes(x, d) % given == 0).all(), text, ShapeError)
+        elif x.shape[d] % given:
+            raise ShapeError(message(op, f"a number of parts that divides {x.shape[d]}", f"{given}", hint=hint))
+    return tensor_split_ragged(x, given, d)
+
+
+def unbind_ragged(x: Any, dim: int = 0) -> tuple[Any, ...]:
+    """The rows, or ragged batches along a static dim."""
+    return x.unbind(dim)
+
+
+def narrow_ragged(x: Any, dim: int, start: Any, length: int) -> Any:
+    """Neighbouring rows, part of a static dim, or the same places of every row: dense.
+
+    Raises:
+        ShapeError: they are not there.
+    """
+    d = normal_dim(dim, x.ndim, "narrow")
+    if d in x.ragged_dims:
+        return x[(FULL,) * d + (torch.arange(length, device=x.device) + start,)]
+    size, begin = x.shape[d], int(start) if isinstance(start, Tensor) else start
+    begin = begin + size if begin < 0 else begin
+    if begin < 0 or length < 0 or begin + length > size:
+        hint = f"dim {d} has {size} places"
+        raise ShapeError(message("narrow", f"places in [0, {size}]", f"{length} from {start} on", hint=hint))
+    return part(x, d, begin, begin + length)
+
+
+def select_ragged(x: Any, dim: int, index: Any) -> Any:
+    """One row, one place of a static dim, or one place of every row: dense."""
+    return x[(FULL,) * normal_dim(dim, x.ndim, "select") + (index,)]
+
+
+def split_rule(op: Op, impl: Op, *kinds: str) -> None:
+    """The row of an operation for NestedTensor and MaskedBatch, or for other kinds."""
+    for kind in kinds or ("nested", "masked"):
+        add_rule(Rule(op, kind, "join", impl, op))
+
+
+def looked_up(op: Op, impl: Op) -> None:
+    """The rows of an operation that reads places."""
+    for kind in ("nested", "masked"):
+        add_rule(Rule(op, kind, "indexing", impl, op))
+
+
+split_rule(torch.split, split_ragged)
+split_rule(torch.chunk, chunk_ragged)
+split_rule(torch.tensor_split, tensor_split_ragged)
+split_rule(torch.unbind, unbind_ragged)
+split_rule(torch.split_with_sizes, partial(split_with_sizes, split_ragged))
+split_rule(torch.split_with_sizes, partial(split_with_sizes, split_tensordict), "tensordict")
+for _dim, _op in enumerate((torch.vsplit, torch.hsplit, torch.dsplit)):
+    split_rule(_op, partial(split_at, _dim, _op))
+looked_up(torch.narrow, narrow_ragged)
+looked_up(torch.select, select_ragged)
