@@ -422,8 +422,7 @@ def require(condition: Tensor, text: str, error: type[Exception] = StructureErro
     The node's text is one line without double quotes: Inductor puts it as it is into C++ (torch 2.11-2.13).
     """
     try:
-        one_line = text.replace("
-", "; ").replace('"', "'")
+        one_line = text.replace("\n", "; ").replace('"', "'")
         torch.ops.aten._assert_async.msg(unmapped(condition), one_line)
     except RuntimeError:
         raise error(text) from None

@@ -291,13 +291,6 @@ def test_what_an_index_cannot_be(index: Any):
         packed("features")[0][index]
 
 
-def test_none_is_a_new_dim_in_front():
-    x, rows = packed("features")
-    assert x[None].shape == (1, *x.shape)
-    for row, want in zip(x[None].flatten(0, 1).unbind(), rows, strict=True):
-        assert torch.equal(row, want)
-
-
 def test_several_ragged_dims_are_indexed_whole():
     x, rows = packed("two behind")
     for index in [(S(None), S(None), 0), (..., 0), (S(None), S(None), S(1, None))]:

@@ -20,7 +20,7 @@ from tdc._rules import DISPATCH, IMPLS, OPERATORS, as_method
 from tdc._typing import Op
 
 ARC = "acos acosh asin asinh atan atanh"
-COPIES = "expand narrow permute select split split_with_sizes squeeze t transpose unbind unsqueeze"
+COPIES = "narrow permute select split split_with_sizes squeeze t transpose unbind unsqueeze"
 SPECIAL = "digamma erf erfc erfinv exp2 expm1 i0 log1p log_softmax logit logsumexp polygamma round sinc softmax xlogy"
 ALIASES: dict[Op, Op] = {
     torch.absolute: torch.abs, torch.negative: torch.neg, torch.fix: torch.trunc, torch.clip: torch.clamp,
