@@ -18,6 +18,7 @@ import catalogue_order
 import catalogue_pointwise
 import catalogue_ragged_shape
 import catalogue_reduction
+import catalogue_rnn
 import catalogue_statistics
 import catalogue_structure
 import catalogue_tensordict
@@ -40,6 +41,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_matmul.RAGGED,
     **catalogue_statistics.RAGGED,
     **catalogue_order.RAGGED,
+    **catalogue_rnn.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
