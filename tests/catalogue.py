@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import catalogue_batch
 import catalogue_indexing
+import catalogue_linalg
 import catalogue_loss
 import catalogue_matmul
 import catalogue_moving
@@ -42,6 +43,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_statistics.RAGGED,
     **catalogue_order.RAGGED,
     **catalogue_rnn.RAGGED,
+    **catalogue_linalg.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
@@ -54,7 +56,8 @@ REPRESENTATIVES = {
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
     "channel": ("group_norm",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
-    "matmul": ("matmul",), "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
+    "matmul": ("matmul",), "linalg": ("inv", "solve"),
+    "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
 from tdc.ops import channel as channel
+from tdc.ops import distance as distance
 from tdc.ops import einsum as einsum
 from tdc.ops import embedding_bag as embedding_bag
 from tdc.ops import extremes as extremes

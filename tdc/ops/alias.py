@@ -36,6 +36,10 @@ ALIASES: dict[Op, Op] = {
     torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
     **{getattr(torch, f"{name}_copy"): getattr(torch, name, getattr(torch.Tensor, name)) for name in COPIES.split()},
+    torch.linalg.matmul: torch.matmul, torch.ger: torch.outer, torch.det: torch.linalg.det,
+    torch.slogdet: torch.linalg.slogdet, torch.inverse: torch.linalg.inv, torch.pinverse: torch.linalg.pinv,
+    torch.matrix_power: torch.linalg.matrix_power, torch.matrix_exp: torch.linalg.matrix_exp,
+    torch.orgqr: torch.linalg.householder_product,
     **{getattr(torch, f"arc{name[1:]}"): getattr(torch, name) for name in ARC.split()},
     **{getattr(torch.special, name): getattr(torch, name) for name in SPECIAL.split()},
 }  # fmt: skip

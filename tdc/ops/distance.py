@@ -1,0 +1,268 @@
+"""Pairs of vectors: distances, similarities, cross products. Diagonals: of matrices, and matrices of them.
+
+    F.cosine_similarity(x, y, -1)     (B, -1, D), (B, -1, D) -> (B, -1)     F.pairwise_distance, linalg.vecdot likewise
+    F.cosine_similarity(x, y, 1)      over the ragged dim, (B, D)
+    torch.cdist(x, y)                 (B, -1, D), (B, -1, D) -> (B, -1, -1), rows of other lengths as well
+    torch.cdist(x, points)            (B, -1, D), (P, D) or (B, P, D) -> (B, -1, P)
+    torch.diag_embed(x)               (B, -1) -> (B, -1, -1), and back with torch.diagonal(x, 0, 1, 2)
+
+Invariants: padding adds nothing to a sum; distances never go through a matrix product unless asked to, so that they do
+not depend on how many rows lie in one batch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import longest, normal_dim, pack_rows
+from tdc._typing import Op
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.ops.einsum import Term, by_padding, check_letters, fresh, is_ragged, kinds_of, of_masked
+from tdc.ops.leafwise import first_of
+from tdc.ops.linalg import ends_static, last_is_static, no_matrices, on_static
+from tdc.ops.matmul import BATCH, batch_dim, example
+from tdc.ops.pointwise import packed, raw
+from tdc.ops.rectangle import rectangle
+from tdc.ops.reduction import drop_static
+
+# -- one number for each pair
+
+
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    return of_pairs(F.cosine_similarity, partial(cosine, eps), x1, x2, dim, False)
+
+
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    return of_pairs(F.pairwise_distance, partial(distance, p, eps), x1, x2, -1, keepdim, -eps)
+
+
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
+    return of_pairs(torch.linalg.vecdot, dots, x, y, dim, False)
+
+
+def cosine(eps: float, a: Tensor, b: Tensor, axis: int) -> Tensor:
+    return F.cosine_similarity(a, b, axis, eps).unsqueeze(axis)
+
+
+def distance(p: float, eps: float, a: Tensor, b: Tensor, axis: int) -> Tensor:
+    return F.pairwise_distance(a.movedim(axis, -1), b.movedim(axis, -1), p, eps).unsqueeze(axis)
+
+
+def dots(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    return torch.linalg.vecdot(a, b, dim=axis).unsqueeze(axis)
+
+
+def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: float = 0.0) -> Any:
+    """A function of two operands along one dim.
+
+    Args:
+        run: `(a, b, axis)`; its result keeps the dim, with size 1.
+        fill: what padding of the first operand holds; of the second it is 0. Together they change nothing.
+    """
+    like = first_of((NestedTensor, MaskedBatch), op, (x1, x2), {})
+    d = normal_dim(dim, like.ndim, op)
+    if d == batch_dim(like):
+        hint = "the examples of a batch are no vectors; name another dim"
+        raise ShapeError(message(op, "a dim of the examples", f"dim {dim}, the batch", hint=hint))
+    if d in like.ragged_dims:
+        if len(like.ragged_dims) > 1:
+            raise UnsupportedError(message(op, "one ragged dim", f"{len(like.ragged_dims)}", hint="x.to_padded()"))
+        out = run(whole(x1, like, op, fill), whole(x2, like, op, 0), d)
+        return out if keepdim else out.squeeze(d)
+    if isinstance(like, MaskedBatch):
+        a, b = [x.filled(0) if isinstance(x, MaskedBatch) else x for x in (x1, raw(x2, like, op))]
+        a, b = [raw(x, like, op) if not isinstance(x, Tensor) else x for x in (a, b)]
+        out = run(*torch.broadcast_tensors(a, b), d).masked_fill(~like.mask, 0)
+        if keepdim:
+            return like.with_data(out)
+        dims = tuple([r - (r > d) for r in like.ragged_dims])
+        return masked_like(out.squeeze(d), like.lengths, dims, like.batch_dim - (like.batch_dim > d))
+    s = like.structure
+    axis = s.axis(d, like.ndim, op)
+    assert axis is not None
+    out = run(*torch.broadcast_tensors(packed(x1, like, op), packed(x2, like, op)), axis)
+    return nested_like(s, out) if keepdim else drop_static(out, s, [axis])
+
+
+def whole(x: Any, like: Any, op: Op, fill: float) -> Tensor:
+    """An operand as a rectangle."""
+    if isinstance(like, MaskedBatch):
+        data = raw(x, like, op)
+        return torch.where(like.mask, data, fill).to(like.dtype)
+    values = packed(x, like, op)
+    return rectangle(like.with_values(values.expand(like._values.shape)), fill)
+
+
+# -- cross products
+
+
+def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
+    like = first_of((NestedTensor, MaskedBatch), torch.linalg.cross, (input, other), {})
+    d = normal_dim(dim, like.ndim, torch.linalg.cross)
+    if d == batch_dim(like) or d in like.ragged_dims or like.shape[d] != 3:
+        got = f"dim {dim} of {describe(like)}"
+        raise ShapeError(message("cross", "a static dim of size 3", got, hint="torch.linalg.cross(x, y, dim=...)"))
+    if isinstance(like, MaskedBatch):
+        a, b = [x.filled(0) if isinstance(x, MaskedBatch) else raw(x, like, torch.cross) for x in (input, other)]
+        raw(other, like, torch.cross)
+        a, b = torch.broadcast_tensors(a, b)
+        return like.with_data(torch.linalg.cross(a, b, dim=d).masked_fill(~like.mask, 0))
+    axis = like.structure.axis(d, like.ndim, torch.cross)
+    a, b = torch.broadcast_tensors(packed(input, like, torch.cross), packed(other, like, torch.cross))
+    return like.with_values(torch.linalg.cross(a, b, dim=axis))
+
+
+def cross(input: Any, other: Any, dim: int | None = None) -> Any:
+    """Along the first static dim of size 3, as torch does, which a batch of three examples is not."""
+    like = first_of((NestedTensor, MaskedBatch), torch.cross, (input, other), {})
+    fixed = [d for d in range(like.ndim) if d != batch_dim(like) and d not in like.ragged_dims and like.shape[d] == 3]
+    return linalg_cross(input, other, dim=dim if dim is not None else fixed[0] if fixed else -1)
+
+
+# -- distances of all pairs
+
+
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Any:
+    """Distances of the vectors of each example to those of the same example, or to the same points for all."""
+    by_product = compute_mode == "use_mm_for_euclid_dist"  # "if necessary" would depend on the padded size
+    mode = "use_mm_for_euclid_dist" if by_product else "donot_use_mm_for_euclid_dist"
+    for x in (x1, x2):
+        if is_ragged(x):
+            last_is_static(x, "cdist", 1)
+    if isinstance(x1, NestedTensor) and isinstance(x2, Tensor) and x2.ndim == 2:
+        return nested_like(x1.structure, torch.cdist(x1.values, x2, p, mode))
+    terms = [example(torch.cdist, x1, "id"), example(torch.cdist, x2, "jd")]
+    batches = [t for t in terms if is_ragged(t.x)]
+    ragged, batch = kinds_of(torch.cdist, batches)
+    check_letters(torch.cdist, terms, ragged, batch, BATCH + "d")
+
+    def run(ready: list[Term], out: str) -> Tensor:
+        a, b = [t.x.movedim([t.dims.index(c) for c in t.dims if c != "d"][-1], -2) for t in ready]
+        found = "".join([c for c in BATCH if c in "".join([t.dims for t in ready])]) + "ij"
+        return torch.cdist(a, b, p, mode).movedim([found.index(c) for c in out], list(range(len(out))))
+
+    of = by_padding if isinstance(batches[0].x, NestedTensor) else of_masked
+    return of(torch.cdist, terms, BATCH + "ij", BATCH, run)
+
+
+# -- diagonals
+
+
+def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """The diagonal of two dims of every example, as the last dim; a ragged one where one of them is."""
+    x = input
+    d1, d2 = normal_dim(dim1, x.ndim, "diagonal"), normal_dim(dim2, x.ndim, "diagonal")
+    b = batch_dim(x)
+    if b in (d1, d2) or d1 == d2:
+        hint = "name two dims of the examples, e.g. torch.diagonal(x, 0, 1, 2)"
+        raise ShapeError(message("diagonal", "two dims of the examples", f"dims {dim1} and {dim2}", hint=hint))
+    ragged = [d for d in (d1, d2) if d in x.ragged_dims]
+    if not ragged:
+        return static_diagonal(x, offset, d1, d2)
+    if len(ragged) < len(x.ragged_dims) or b > min(x.ragged_dims):
+        raise no_matrices(torch.diagonal, x, False)
+    data = rectangle(x, 0).diagonal(offset, d1, d2)
+    sizes = x.sizes if isinstance(x, NestedTensor) else x.lengths
+    ends = [sizes[:, x.ragged_dims.index(d)] if d in ragged else x.shape[d] for d in (d1, d2)]
+    first, second = ends[0] + min(offset, 0), ends[1] - max(offset, 0)
+    lengths = torch.minimum(torch.as_tensor(first), torch.as_tensor(second)).clamp(min=0)
+    at = data.ndim - 1
+    if isinstance(x, MaskedBatch):
+        return refilled(masked_like(data, lengths[:, None], (at,), b, fresh=True))
+    s = fresh(lengths[:, None], (data.shape[at],))
+    total = torch.repeat_interleave(lengths).shape[0]
+    rows = pack_rows(data.movedim(b, 0).movedim(-1, 1), s, total)
+    return nested_like(s.moved(at - 1, b), rows.movedim(0, at - 1))
+
+
+def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
+    """Of two static dims."""
+    ahead = [d for d in (d1, d2) if d < batch_dim(x)]
+    if isinstance(x, MaskedBatch):
+        kept = tuple([r - (r > d1) - (r > d2) for r in x.ragged_dims])
+        out = masked_like(x.filled(0).diagonal(offset, d1, d2), x.lengths, kept, x.batch_dim - len(ahead))
+        return refilled(out)
+    s: Any = x.structure
+    axes = [s.axis(d, x.ndim, "diagonal") for d in (d1, d2)]
+    moved = s.moved(s.packed_dim - sum([a < s.packed_dim for a in axes]), s.batch_dim - len(ahead))
+    return nested_like(moved, x.values.diagonal(offset, *axes))
+
+
+def refilled(x: MaskedBatch) -> MaskedBatch:
+    """With padding cut off, so that no gradient comes from there."""
+    return x.with_data(x.data.masked_fill(~x.mask, 0))
+
+
+def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    return diagonal_of(A, offset, dim1, dim2)
+
+
+def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    """Matrices with the last dim as their diagonal; ragged square ones where that dim is ragged.
+
+    Raises:
+        UnsupportedError: other places than the last two for the new dims.
+    """
+    x, last = input, input.ndim - 1
+    if sorted([d % (x.ndim + 1) for d in (dim1, dim2)]) != [last, last + 1] or batch_dim(x) == last:
+        hint = "put the batch in front, and permute the result"
+        raise UnsupportedError(message("diag_embed", "matrices in the last two dims", f"{dim1}, {dim2}", hint=hint))
+    places = dim1 - (x.ndim + 1) * (dim1 > 0), dim2 - (x.ndim + 1) * (dim2 > 0)
+    if ends_static(x, 1):
+        given = {"offset": offset, "dim1": places[0], "dim2": places[1]}
+        return on_static(torch.diag_embed, torch.diag_embed, (x,), given)
+    if len(x.ragged_dims) > 1:
+        raise no_matrices(torch.diag_embed, x, False)
+    data = torch.diag_embed(rectangle(x, 0), offset, *places)
+    sizes = (x.sizes if isinstance(x, NestedTensor) else x.lengths) + abs(offset)
+    both = torch.cat([sizes, sizes], 1)
+    if isinstance(x, MaskedBatch):
+        return refilled(masked_like(data, both, (last, last + 1), x.batch_dim, fresh=True))
+    n = longest(x.structure)[0] + abs(offset)
+    s = fresh(both, (n, n))
+    total = torch.repeat_interleave(s.offsets.diff()).shape[0]
+    rows = pack_rows(data.movedim(batch_dim(x), 0).movedim((-2, -1), (1, 2)), s, total)
+    return nested_like(s.moved(last - 1, batch_dim(x)), rows.movedim(0, last - 1))
+
+
+def diag(input: Any, diagonal: int = 0) -> Any:
+    """Of examples that are vectors a matrix, of matrices their diagonal."""
+    if input.ndim == 2:
+        return diag_embed(input, diagonal)
+    if input.ndim == 3 and batch_dim(input) == 0:
+        return diagonal_of(input, diagonal, 1, 2)
+    got, hint = describe(input), "torch.diagonal(x, 0, dim1, dim2)"
+    raise ShapeError(message("diag", "examples that are vectors or matrices", got, hint=hint))
+
+
+def diagflat(input: Any, offset: int = 0) -> Any:
+    """Matrices of examples that are vectors.
+
+    Raises:
+        UnsupportedError: examples of more dims, which would have to be flattened.
+    """
+    if input.ndim != 2:
+        got, hint = describe(input), "loop over x.unbind()"
+        raise UnsupportedError(message("diagflat", "examples that are vectors", got, hint=hint))
+    return diag_embed(input, offset)
+
+
+PAIRS: dict[Op, Op] = {
+    F.cosine_similarity: cosine_similarity, F.pairwise_distance: pairwise_distance, torch.linalg.vecdot: vecdot,
+    torch.cross: cross, torch.linalg.cross: linalg_cross, torch.cdist: cdist,
+    torch.diagonal: diagonal_of, torch.linalg.diagonal: linalg_diagonal, torch.diag_embed: diag_embed,
+    torch.diag: diag, torch.diagflat: diagflat,
+}  # fmt: skip
+for _kind in ("nested", "masked"):
+    for _op, _impl in PAIRS.items():
+        add_rule(Rule(_op, _kind, "linalg", _impl, _op))
