@@ -52,6 +52,12 @@ def test_distances_do_not_depend_on_the_batch():
     assert torch.equal(torch.cdist(alone, alone).unbind()[0], torch.cdist(among, among).unbind()[0])
 
 
+def test_operands_by_name():
+    x = squares(2, 3)
+    b: Any = tdc.pack([torch.ones(2, 1), torch.ones(3, 1)])
+    assert torch.equal(LINALG.solve(A=x, B=b).values, LINALG.solve(x, b).values)
+
+
 def test_other_names():
     x = squares(2, 3)
     assert torch.equal(torch.det(x), x.det())
@@ -84,7 +90,7 @@ hint: transpose the ragged dim to the front, or loop over x.unbind()""",
             """\
 ShapeError
 tdc.det: expected square matrices, got one that is not
-hint: select them first, e.g. x[x.sizes[:, 0] == ...]""",
+hint: x.sizes shows them""",
         )
 
     def test_dense_sides_of_ragged_matrices(self):

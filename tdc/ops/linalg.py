@@ -150,7 +150,7 @@ def with_identity(op: Op, x: Any) -> Tensor:
         ShapeError: some matrix is not square. Immediate on CPU, asynchronous on CUDA.
     """
     sizes = x.sizes if isinstance(x, NestedTensor) else x.lengths
-    text = message(op, "square matrices", "one that is not", hint="select them first, e.g. x[x.sizes[:, 0] == ...]")
+    text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
     require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
     data = squares(x)
     beyond = torch.arange(data.shape[-1], device=data.device) >= sizes[:, :1]
@@ -190,6 +190,8 @@ def of_system(op: Op, at: int, *args: Any, **kwargs: Any) -> Any:
     Raises:
         UnsupportedError: ragged matrices with dense right-hand sides, or from the right.
     """
+    names = ("A", "B") if at == 0 else ("B", "L")
+    args = (*args, *[kwargs.pop(name) for name in names[len(args) :] if name in kwargs])
     matrix, right, rest = args[at], args[1 - at], args[2:]
     ragged_matrix = is_batch(matrix) and not ends_static(matrix, 2)
     ragged_right = is_batch(right) and not is_batch(matrix) and not ends_static(right, 2)
@@ -259,7 +261,7 @@ def trace(x: Any) -> Any:
     if ends_static(x, 2):
         return on_static(torch.trace, traces, (x,), {})
     b = x._structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-    if x.ndim - 1 - len([d for d in x.ragged_dims if d >= x.ndim - 2]) < 0 or b >= x.ndim - 2:
+    if min(*x.ragged_dims, x.ndim) < x.ndim - 2 or b >= x.ndim - 2:
         raise no_matrices(torch.trace, x, True)
     return traces(rectangle(x, 0))
 
