@@ -35,6 +35,7 @@ GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "We do not support batching operators that can output dynamic shape",  # nonzero under vmap
     "Cannot call numel() on tensor with symbolic",  # quantile, in torch 2.11
     "aten._ctc_loss.Tensor",  # whose result depends on the lengths
+    "Batching rule not implemented",  # in torch 2.11, of a view as another dtype
     "Failed to convert args/kwargs to proxy",  # a function that Dynamo does not hand on to `__torch_function__`
 )  # fmt: skip
 TRACED = ((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2, 3))

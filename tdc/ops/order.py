@@ -67,7 +67,10 @@ def enough(op: Op, k: int, lanes: Lanes) -> None:
         ShapeError: it has not: at once on CPU, asynchronously on CUDA.
     """
     text = message(
-        op, f"at least {k} elements in each row", "a shorter row", hint=f"x[x.lengths >= {k}] has the others"
+        op,
+        f"at least {k} elements in each row",
+        "a shorter row",
+        hint=f"drop short rows first: x = x[x.lengths >= {k}]",
     )
     require((lanes.lengths >= k).all(), text, ShapeError)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import UnsupportedError, message
-from tdc._rules import Rule, add_rule
+from tdc._rules import MODES, Rule, add_rule
 from tdc.ops.lanes import data_of, with_data
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
 
@@ -113,9 +113,12 @@ def word(bits: Tensor) -> Tensor:
     return octets.sum(-1, dtype=torch.uint8).contiguous().view(torch.uint64).squeeze(-1)
 
 
+MAPPED = (
+    MODES if torch.__version__ >= "2.12" else ("eager", "compile", "grad", "export")
+)  # 2.11: no view of bits in vmap
 composed(torch.linalg.vector_norm, vector_norm_ragged, "ord dim keepdim", identity=0)
 composed(torch.norm, norm_ragged, "p dim keepdim dtype", identity=0)
 for _kind in ("nested", "masked"):
     add_rule(Rule(torch.linalg.norm, _kind, "reduction", linalg_norm_ragged, torch.linalg.norm, identity=0))
     add_rule(Rule(torch.dist, _kind, "reduction", dist_ragged, torch.dist))
-    add_rule(Rule(torch.hash_tensor, _kind, "reduction", hash_ragged, torch.hash_tensor, identity=0))
+    add_rule(Rule(torch.hash_tensor, _kind, "reduction", hash_ragged, torch.hash_tensor, identity=0, modes=MAPPED))
