@@ -242,6 +242,11 @@ class NestedTensor(Container):
     def __iter__(self) -> Any:
         return iter(self.unbind())
 
+    def _broken(self) -> tuple[list[str], str]:
+        """What `validate` finds, and what to do about it."""
+        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
+        return validate_structure(self.structure, self.values.shape[self.structure.packed_dim]), hint
+
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device."""
         values = self.values.to(*args, **kwargs)
@@ -355,8 +360,10 @@ def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
     return x.unbind()
 
 
-def validate(x: NestedTensor) -> NestedTensor:
-    """Check the content of offsets, shapes and max_length, and return `x`. Reads them on the host.
+def validate(x: Any) -> Any:
+    """Check the content of offsets, shapes and max_length, or the lengths of a MaskedBatch, and return `x`.
+
+    Reads them on the host.
 
     Raises:
         StructureError: every violated invariant is named.
@@ -365,9 +372,8 @@ def validate(x: NestedTensor) -> NestedTensor:
         >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
         torch.Size([2, -1])
     """
-    wrong = validate_structure(x.structure, x.values.shape[x.structure.packed_dim])
+    wrong, hint = x._broken()
     if wrong:
-        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
         got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
         raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))
     return x

@@ -294,6 +294,7 @@ device
 dim(self)
 dtype
 filled(self, value)
+grad
 imag
 is_cuda
 is_nested
@@ -303,6 +304,7 @@ ndim
 ragged_dims
 real
 requires_grad
+requires_grad_(self, requires_grad=True)
 shape
 size(self, dim=None)
 to_packed(x, *, total=None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tdc
-from tdc import DtypeError, IndexingError, MaskedBatch, ShapeError
+from tdc import DtypeError, IndexingError, MaskedBatch, ShapeError, StructureError
 
 T = torch.tensor
 S = slice
@@ -104,6 +104,26 @@ def test_one_row_is_dense(index: Any):
 def test_what_an_index_cannot_be(index: Any):
     with pytest.raises(IndexingError):
         padded(3)[0][index]
+
+
+def test_a_leaf_of_autograd():
+    x, _ = padded(3)
+    y = x.with_data(x.filled(0)).requires_grad_()
+    assert y.requires_grad
+    assert y.grad is None
+    y.sum().backward()
+    assert isinstance(y.grad, MaskedBatch)
+    assert torch.equal(y.grad.data, x.mask.expand(x.shape).float())
+    assert y.grad.lengths is y.lengths
+
+
+def test_validate():
+    x, _ = padded(3)
+    assert tdc.validate(x) is x
+    with pytest.raises(
+        StructureError, match=r"got 1 broken rule\nat lengths: outside \[0, 2\], .* dim 1, in row 0 and 1 more"
+    ):
+        tdc.validate(MaskedBatch(torch.zeros(3, 2), T([3, 2, -1])))
 
 
 def test_a_moved_batch_dim():
