@@ -91,9 +91,9 @@ def broadcast_masked(*tensors: Any) -> tuple[MaskedBatch, ...]:
 
 
 def atleast(ndim: int, *tensors: Any) -> Any:
-    """A batch has two dims at least; the third is behind them, where torch puts it."""
+    """A batch has two dims at least, of which a view comes back; the third is behind them, where torch puts it."""
     xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
-    out = tuple([x.unsqueeze(-1) if x.ndim < ndim else x for x in xs])
+    out = tuple([x.unsqueeze(-1) if x.ndim < ndim else x.expand(*[-1] * x.ndim) for x in xs])
     return out[0] if xs is tensors and len(out) == 1 else out
 
 
