@@ -64,6 +64,7 @@ from .nn.params import TensorDictParams as TensorDictParams
 from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack
+from .ops.loop import unbatched as unbatched
 from .schema import LeafSpec as LeafSpec
 from .schema import Spec as Spec
 from .schema import check as check

@@ -71,13 +71,19 @@ DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
 IMPLS: dict[str, Op] = {}
 
 
-def add_rule(rule: Rule, aliases: Iterable[Op] = ()) -> Rule:
-    """Put a row into the table, for its function, the Tensor method of the same name, and the given aliases."""
+def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, foreign: bool = False) -> Rule:
+    """Put a row into the table, for its function, the Tensor method of the same name, and the given aliases.
+
+    Args:
+        rows: the list that it joins.
+        foreign: the function is no function of torch, and a Tensor method of its name is another operation.
+    """
     table = DISPATCH[rule.kind]
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
-    row = f"{rule.kind}.{rule.name}.{len(RULES)}"
-    method, operator = getattr(torch.Tensor, rule.name, None), TENSOR_OPERATORS.get(rule.op)
+    row = f"{rule.kind}.{rule.name}.{len(IMPLS)}"
+    method = None if foreign else getattr(torch.Tensor, rule.name, None)
+    operator = TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
         if op is not None:
             table.setdefault(op, row)
@@ -85,7 +91,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = ()) -> Rule:
     if rule.op in TENSOR_REFLECTED:  # Dynamo traces `x - tensor` as `Tensor.__rsub__(tensor, x)` (torch 2.11-2.13)
         IMPLS[row + ".reflected"] = swapped(rule.impl)
         table.setdefault(TENSOR_REFLECTED[rule.op], row + ".reflected")
-    RULES.append(rule)
+    rows.append(rule)
     return rule
 
 

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._slow import announce
 from tdc._typing import Frozen, OpName, immutable
 
 
@@ -325,6 +326,7 @@ def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float 
     Args:
         cut: some rows may be longer than `padded`; what lies beyond is left out and gets no gradient.
     """
+    announce("padding", "to_padded")
     fill = fill if values.is_floating_point() or values.is_complex() else fill_of(fill, values.dtype)
     index, valid = pad_index(s, padded)
     back, inside = pack_index(s, values.shape[0], padded, cut)

@@ -25,6 +25,7 @@ from torch import Tensor
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._pytree import register
 from tdc._rules import Container
+from tdc._slow import announce
 from tdc._structure import mark_dynamic, normal_dim, require, valid_mask
 from tdc._typing import Dims, OpName
 
@@ -217,6 +218,7 @@ class MaskedBatch(Container):
         if d != b:
             ragged = tuple([r - (d < r) for r in self.ragged_dims])
             return tuple([like(part, self.lengths, ragged, b - (d < b)) for part in self.data.unbind(d)])
+        announce("loops", "unbind")
         rows = zip(self.data.unbind(b), self.lengths.tolist(), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._pytree import register
 from tdc._rules import Container
+from tdc._slow import announce
 from tdc._structure import (
     Structure,
     check_offsets,
@@ -230,6 +231,7 @@ class NestedTensor(Container):
         if axis is not None:
             moved = s.moved(s.packed_dim - (axis < s.packed_dim), s.batch_dim - (d < s.batch_dim))
             return tuple([like(moved, part) for part in self.values.unbind(axis)])
+        announce("loops", "unbind")
         rows = self.values.split(lengths_of(s).tolist(), s.packed_dim)
         if s.shapes is None:
             return tuple(rows)

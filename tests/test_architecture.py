@@ -31,8 +31,8 @@ FACADE = "tdc"
 LAYERS = (
     ("_errors", "_typing", "_keys"),
     (
-        *("_nodes", "_rules", "_pytree", "_structure", "_index", "_leaf", "_bytes", "_repr", "_objects", "_tree"),
-        *("_keyed", "_builder"),
+        *("_nodes", "_rules", "_pytree", "_slow", "_structure", "_index", "_leaf", "_bytes", "_repr"),
+        *("_objects", "_tree", "_keyed", "_builder"),
     ),
     (
         *("tensordict", "nested", "masked", "_ragged_index", "convert", "tensorclass", "memory"),

@@ -15,6 +15,7 @@ from tdc.ops import channel as channel
 from tdc.ops import distance as distance
 from tdc.ops import einsum as einsum
 from tdc.ops import embedding_bag as embedding_bag
+from tdc.ops import extend as extend
 from tdc.ops import extremes as extremes
 from tdc.ops import factory as factory
 from tdc.ops import higher as higher
@@ -22,6 +23,7 @@ from tdc.ops import indexing as indexing
 from tdc.ops import join as join
 from tdc.ops import linalg as linalg
 from tdc.ops import lookup as lookup
+from tdc.ops import loop as loop
 from tdc.ops import loss as loss
 from tdc.ops import masked_lookup as masked_lookup
 from tdc.ops import masked_shape as masked_shape
@@ -46,6 +48,7 @@ from tdc.ops import shape as shape
 from tdc.ops import sort as sort
 from tdc.ops import whole as whole
 from tdc.ops.attention import varlen_attention as varlen_attention
+from tdc.ops.extend import implements as implements
 from tdc.tensordict import TensorDict
 
 CLASSES: dict[str, type] = {"tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch}

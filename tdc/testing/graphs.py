@@ -1,4 +1,4 @@
-"""Assertions for tests of code that uses this library. Needs no test framework: a failure is an `AssertionError`."""
+"""That a function compiles whole, and once."""
 
 from __future__ import annotations
 
