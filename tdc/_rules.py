@@ -146,8 +146,15 @@ def missing(op: Op, kind: str) -> NoReturn:
     hint = CONVERSIONS[kind]
     if others:
         hint = f"{' and '.join(CLASS_NAMES[k] for k in others)} can; " + hint
-    got = f"{op_name(op)!r}, which has none"
-    raise UnsupportedError(message(op, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
+    name = name_of(op)
+    got = f"{name!r}, which has none"
+    raise UnsupportedError(message(name, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
+
+
+def name_of(op: Op) -> str:
+    """The name of an operation, of foreign ones, too, without their namespace; outside traced code."""
+    known, found = op_name(op), getattr(op, "__name__", None) or getattr(op, "_name", None)
+    return known if known != "operation" else str(found or "operation").rpartition("::")[2].partition(".")[0]
 
 
 class Absent:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from tdc._errors import NAMES, DtypeError, StructureError, message, op_name
-from tdc._rules import CLASS_NAMES, DISPATCH, KINDS, MODES, Rule, add_rule
+from tdc._errors import NAMES, DtypeError, StructureError, message
+from tdc._rules import CLASS_NAMES, DISPATCH, KINDS, MODES, Rule, add_rule, name_of
 from tdc._typing import Op
 
 USER_RULES: list[Rule] = []
@@ -81,12 +81,6 @@ def implements(
         return impl
 
     return decorate
-
-
-def name_of(op: Op) -> str:
-    """The name of an operation, without its namespace."""
-    known, found = op_name(op), getattr(op, "__name__", None) or getattr(op, "_name", None)
-    return known if known != "operation" else str(found or "operation").partition(".")[0]
 
 
 def spellings(op: Op) -> list[Op]:
