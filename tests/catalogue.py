@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import catalogue_batch
+import catalogue_conv
 import catalogue_indexing
 import catalogue_linalg
 import catalogue_loss
@@ -44,6 +45,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_order.RAGGED,
     **catalogue_rnn.RAGGED,
     **catalogue_linalg.RAGGED,
+    **catalogue_conv.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
@@ -54,7 +56,7 @@ DICTS: dict[str, Maker] = {
 REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
-    "channel": ("group_norm",),
+    "channel": ("group_norm",), "conv": ("conv1d",), "pool": ("max_pool1d",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
     "matmul": ("matmul",), "linalg": ("inv", "solve"),
     "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),

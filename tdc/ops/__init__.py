@@ -12,6 +12,7 @@ from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
 from tdc.ops import channel as channel
+from tdc.ops import conv as conv
 from tdc.ops import distance as distance
 from tdc.ops import einsum as einsum
 from tdc.ops import embedding_bag as embedding_bag
@@ -33,6 +34,7 @@ from tdc.ops import multi_head as multi_head
 from tdc.ops import norm as norm
 from tdc.ops import order as order
 from tdc.ops import pointwise as pointwise
+from tdc.ops import pool as pool
 from tdc.ops import ragged_grow as ragged_grow
 from tdc.ops import ragged_lookup as ragged_lookup
 from tdc.ops import ragged_loss as ragged_loss

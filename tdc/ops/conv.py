@@ -1,0 +1,63 @@
+"""Convolution of examples of different sizes: conv and conv_transpose in one, two and three dims.
+
+    x (B, C, -1), weight (D, C, K)    nn.Conv1d(C, D, K)(x) -> (B, D, -1), each row as long as torch makes it alone
+    x (B, C, -1, -1)                  images; `padding_mode` of a module other than zeros goes through F.pad
+
+The rectangle holds zeros behind each row's end, as torch pads an example, so that each row's results are the first ones
+of the rectangle's. With stride 1 in one ragged dim their total follows from that of x; with another stride it is read
+from the lengths (a size that the graph does not know, under compile).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._typing import Op
+from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
+
+
+def conv(op: Op, n: int) -> Op:
+    """The rule of conv in n dims."""
+
+    def rule(
+        input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:  # fmt: skip
+        kernel = weight.shape[2:]
+        reach = [d * (k - 1) for d, k in zip(each(dilation, n), kernel, strict=True)]
+        if padding == "same":
+            pads = reach
+        else:
+            pads = [2 * p for p in each(0 if padding == "valid" else padding, n)]
+        columns = zip(reach, pads, each(stride, n), strict=True)
+        spans = [Span(1, pad - r - 1 + s, s) for r, pad, s in columns]
+        p = planes(input, n, op, spans, kernel_text(kernel))
+        return resized(p, op(p.data, weight, bias, stride, padding, dilation, groups), spans)
+
+    return rule
+
+
+def conv_transpose(op: Op, n: int) -> Op:
+    """The rule of conv_transpose in n dims."""
+
+    def rule(
+        input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+    ) -> Any:  # fmt: skip
+        kernel = weight.shape[2:]
+        columns = zip(*[each(v, n) for v in (stride, padding, output_padding, dilation)], kernel, strict=True)
+        spans = [Span(s, d * (k - 1) + 1 + o - 2 * pad - s) for s, pad, o, d, k in columns]
+        p = planes(input, n, op, spans, kernel_text(kernel))
+        return resized(p, op(p.data, weight, bias, stride, padding, output_padding, groups, dilation), spans)
+
+    return rule
+
+
+for _n, _conv, _transposed in (
+    (1, F.conv1d, F.conv_transpose1d), (2, F.conv2d, F.conv_transpose2d), (3, F.conv3d, F.conv_transpose3d),
+):  # fmt: skip
+    spatial(_conv, conv(_conv, _n), _n, "conv", f"torch.nn.Conv{_n}d")
+    spatial(_transposed, conv_transpose(_transposed, _n), _n, "conv", f"torch.nn.ConvTranspose{_n}d")

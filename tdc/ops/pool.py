@@ -1,0 +1,292 @@
+"""Pooling of examples of different sizes: max, average and Lp windows, bins of a fixed number, and max_unpool.
+
+    x (B, C, -1, -1)    F.max_pool2d(x, 2)           -> (B, C, -1, -1), each row as large as torch makes it alone
+                        F.adaptive_avg_pool2d(x, 7)  -> (B, C, 7, 7), dense: bins depend on each row's own size
+
+Padding of the rectangle is -inf for a maximum and 0 for a sum; an average divides by the places that torch counts for
+an example of the row's size. Indices are places within each row's own plane.
+
+Bins overlap and differ in size, so they are gathered: no difference of running sums, which would spread NaN and inf.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import ShapeError, UnsupportedError, message
+from tdc._rules import unsupported
+from tdc._structure import eager, require, require_same
+from tdc._typing import Op
+from tdc.masked import require_same_lengths
+from tdc.nested import NestedTensor
+from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, places, planes, resized, spatial
+
+
+def window(n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
+    """Sizes of a result of windows; a last one that `ceil_mode` adds begins in front of the padding behind."""
+    spans = []
+    for k, s, p, d in zip(*[each(v, n) for v in (kernel, steps_of(kernel, stride), padding, dilation)], strict=True):
+        add = 2 * p - d * (k - 1) - 1 + s
+        spans.append(Span(1, add + s - 1, s, p - 1 + s) if ceil_mode else Span(1, add, s))
+    return spans
+
+
+def steps_of(kernel: Any, stride: Any) -> Any:
+    """The stride: that of a kernel's size where none is given."""
+    return kernel if stride is None or stride == [] else stride
+
+
+def max_pool(op: Op, n: int, indexed: bool) -> Op:
+    """The rule of max_pool in n dims; `indexed` for the function that always returns indices."""
+
+    def rule(
+        input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Any:  # fmt: skip
+        spans = window(n, kernel_size, stride, padding, dilation, ceil_mode)
+        p = planes(input, n, op, spans, kernel_text(each(kernel_size, n)), -math.inf)
+        wanted = indexed or return_indices
+        args: list[Any] = [each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
+        if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
+            args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
+            found: Any = MAX_POOLS[1](p.data.unsqueeze(2), *args, ceil_mode, wanted)
+            found = tuple([t.squeeze(2) for t in found]) if wanted else found.squeeze(2)
+        else:
+            found = MAX_POOLS[n - 1](p.data, *args, ceil_mode, wanted)
+        if not wanted:
+            return resized(p, found, spans)
+        dense, index = found
+        out = resized(p, dense, spans)
+        return out, beside(out, places(index, p.sizes, p.data.shape[2:]))
+
+    return rule
+
+
+def avg_pool(op: Op, n: int) -> Op:
+    """The rule of avg_pool in n dims: sums of windows, divided by what each of them counts."""
+
+    def rule(
+        input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Any:  # fmt: skip
+        spans = window(n, kernel_size, stride, padding, 1, ceil_mode)
+        kernel = each(kernel_size, n)
+        p = planes(input, n, op, spans, kernel_text(kernel))
+        steps, pads = each(steps_of(kernel_size, stride), n), each(padding, n)
+        whole = (count_include_pad or not any(pads)) and not ceil_mode
+        divisor = divisor_override or math.prod(kernel)
+        if whole or divisor_override:
+            return resized(p, sums(p.data, kernel, steps, pads, ceil_mode, divisor), spans)
+        out = sums(p.data.float() if p.data.dtype.itemsize == 2 else p.data, kernel, steps, pads, ceil_mode, 1)
+        for d in range(n):
+            count = counted(p.sizes[d], out.shape[d + 2], kernel[d], steps[d], pads[d], count_include_pad)
+            out = out / count.view(-1, 1, *[1] * d, count.shape[1], *[1] * (n - 1 - d)).to(out.dtype)
+        return resized(p, out.to(p.data.dtype), spans)
+
+    return rule
+
+
+def sums(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, divisor: int) -> Tensor:
+    """Sums of windows by a divisor; torch has it in two and three dims."""
+    if len(kernel) == 3:
+        return F.avg_pool3d(x, kernel, stride, padding, ceil_mode, True, divisor)
+    if len(kernel) == 2:
+        return F.avg_pool2d(x, kernel, stride, padding, ceil_mode, True, divisor)
+    flat = F.avg_pool2d(x.unsqueeze(2), (1, *kernel), (1, *stride), (0, *padding), ceil_mode, True, divisor)
+    return flat.squeeze(2)
+
+
+def counted(size: Tensor, out: int, kernel: int, stride: int, padding: int, include: bool) -> Tensor:
+    """Places that torch counts in each window of an example, (B,) -> (B, out)."""
+    start = torch.arange(out, device=size.device) * stride - padding
+    length = size.unsqueeze(1)
+    end = (start + kernel).minimum(length + padding)
+    return (end - start if include else end.minimum(length) - start.clamp(min=0)).clamp(min=1)
+
+
+def lp_pool(average: Op, n: int) -> Op:
+    """The rule of lp_pool: torch's formula over an average."""
+
+    def rule(input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Any:
+        out = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+        return (torch.sign(out) * torch.relu(torch.abs(out)) * math.prod(each(kernel_size, n))).pow(1.0 / norm_type)
+
+    return rule
+
+
+def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple[Tensor, Tensor]:
+    """Places of adaptive bins and whether they are in there: (B,) -> (B, out, W).
+
+    Args:
+        count: bins of each row, a number or (B,); `out` at most.
+        widest: the longest row divided by its bins, rounded up.
+    """
+    index = torch.arange(out, device=size.device)
+    length = size.unsqueeze(1)
+    total = count.unsqueeze(1) if isinstance(count, Tensor) else count
+    start = index * length // total
+    end = ((index + 1) * length + total - 1) // total
+    place = start.unsqueeze(2) + torch.arange(widest + 1, device=size.device)
+    return place.clamp(max=longest - 1), place < end.unsqueeze(2)
+
+
+def taken(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Elements of each row along a dim: (B, ..., P, ...), (B, *Q) -> (B, *Q, ...), the other dims in order."""
+    moved = x.movedim(dim, 1)
+    rows = torch.arange(index.shape[0], device=index.device).view(-1, *[1] * (index.ndim - 1)) * moved.shape[1]
+    flat = moved.reshape(moved.shape[0] * moved.shape[1], *moved.shape[2:])
+    return flat.index_select(0, (rows + index).flatten()).view(*index.shape, *moved.shape[2:])
+
+
+def adaptive_spans(output_size: Any, n: int) -> list[Span | None]:
+    """None where the result has a size of its own, the same size where `output_size` has None."""
+    return [Span() if size is None else None for size in each(output_size, n)]
+
+
+def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Planes, list[tuple[int, Any, Any]]]:
+    """A batch as a rectangle, and for each dim to be pooled, the last first, places and membership of its bins."""
+    wanted = each(output_size, n)
+    if len(wanted) != n:
+        got = f"{len(wanted)} sizes"
+        raise ShapeError(message(op, f"an output_size with {n} sizes", got, hint="one for each dim, None to keep it"))
+    p = planes(x, n, op, [Span()] * n, "adaptive bins", fill)
+    todo = []
+    for d in reversed(range(n)):
+        size, longest = wanted[d], p.data.shape[d + 2]
+        if size is not None:
+            todo.append((d + 2, *bins(p.sizes[d], size, size, longest, (longest + size - 1) // size)))
+    return p, todo
+
+
+def adaptive_avg(op: Op, n: int) -> Op:
+    """The rule of adaptive_avg_pool in n dims."""
+
+    def rule(input: Any, output_size: Any) -> Any:
+        p, todo = adaptive(op, n, output_size, input, 0.0)
+        return resized(p, averaged(p.data, todo), adaptive_spans(output_size, n))
+
+    return rule
+
+
+def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """Means of bins along some dims."""
+    for dim, place, inside in todo:
+        ones = [1] * (x.ndim - 2)
+        parts = taken(x, dim, place).masked_fill(~inside.view(*inside.shape, *ones), 0)
+        count = inside.sum(2).clamp(min=1).view(*inside.shape[:2], *ones).to(x.dtype)
+        x = (parts.sum(2) / count).movedim(1, dim)
+    return x
+
+
+def adaptive_max(op: Op, n: int, indexed: bool) -> Op:
+    """The rule of adaptive_max_pool in n dims: the first of the largest, the last dim first."""
+
+    def rule(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+        p, todo = adaptive(op, n, output_size, input, -math.inf)
+        x, found = p.data, own_places(p)
+        for dim, place, inside in todo:
+            parts = taken(x, dim, place)
+            parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), lowest(x.dtype))
+            out, which = parts.max(2)
+            x = out.movedim(1, dim)
+            found = taken(found, dim, place).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
+        out = resized(p, x, adaptive_spans(output_size, n))
+        return (out, beside(out, found)) if indexed or return_indices else out
+
+    return rule
+
+
+def own_places(p: Planes) -> Tensor:
+    """The place of each element of a rectangle within its row's own plane, (B, C, *P)."""
+    width = p.data.shape[2:]
+    index = torch.arange(math.prod(width), device=p.data.device).view(1, 1, *width)
+    return places(index, p.sizes, width).expand(p.data.shape)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The identity of a maximum."""
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def max_unpool(op: Op, n: int) -> Op:
+    """The rule of max_unpool in n dims; rows are as large as windows without overlap make them."""
+
+    def rule(
+        input: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None
+    ) -> Any:
+        if output_size is not None:
+            hint = "leave output_size out, and F.pad the rows behind"
+            raise UnsupportedError(message(op, "no output_size", "one size for rows of different sizes", hint=hint))
+        if type(indices) is not type(input):
+            raise ShapeError(message(op, "indices as max_pool gave them", type(indices).__name__, hint="keep them"))
+        if isinstance(input, NestedTensor):
+            require_same(input.structure, indices.structure, op)
+        else:
+            require_same_lengths(input, indices, op)
+        columns = zip(*[each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding)], strict=True)
+        spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
+        p = planes(input, n, op, spans, kernel_text(each(kernel_size, n)))
+        index = planes(indices, n, op, spans, kernel_text(each(kernel_size, n))).data
+        return resized(p, scattered(op, p, index, spans), spans)
+
+    return rule
+
+
+def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:
+    """A rectangle of zeros with the elements of `p` at their places; padding goes to one more place, cut off,
+    and so do, in a graph and under vmap, indices outside."""
+    own = [span(size) for span, size in zip(spans, p.sizes, strict=True)]
+    width: list[Any] = [size * span.times + span.add for size, span in zip(p.data.shape[2:], spans, strict=True)]
+    count: Any = math.prod(width)
+    real, bound = inside(p), functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))
+    hint = "pass kernel_size, stride and padding of the max_pool that found them; sizes must be what its windows cover"
+    text = message(op, "indices inside the result of each row", "one outside", hint=hint)
+    there = (index >= 0) & (index < bound)
+    if eager():
+        require((there | ~real).all(), text, ShapeError)
+    at = torch.where(real & there, places(index, own, width, back=True), count).flatten(2)
+    zeros = p.data.new_zeros((*p.data.shape[:2], count + 1))
+    return zeros.scatter(2, at, p.data.flatten(2))[:, :, :count].view(*p.data.shape[:2], *width)
+
+
+def inside(p: Planes) -> Tensor:
+    """True on real places of a rectangle, (B, 1, *P)."""
+    n, parts = len(p.sizes), []
+    for d, size in enumerate(p.sizes):
+        place = torch.arange(p.data.shape[d + 2], device=size.device) < size.unsqueeze(1)
+        parts.append(place.view(place.shape[0], 1, *[1] * d, place.shape[1], *[1] * (n - 1 - d)))
+    return functools.reduce(torch.logical_and, parts)
+
+
+MAX_POOLS: tuple[Any, ...] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+AVERAGES: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+MAX_INDEXED = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
+MAX_BINS = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+MAX_BINS_INDEXED = (
+    F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices,
+)  # fmt: skip
+RANDOM = "the regions of its windows are random, and would differ from those of an example by itself"
+
+for _n in (1, 2, 3):
+    _max, _max_i, _average = MAX_POOLS[_n - 1], MAX_INDEXED[_n - 1], AVERAGES[_n - 1]
+    spatial(_max, max_pool(_max, _n, False), _n, "pool", f"torch.nn.MaxPool{_n}d", getattr(torch, f"max_pool{_n}d"))
+    spatial(_max_i, max_pool(_max_i, _n, True), _n, "pool", f"torch.nn.MaxPool{_n}d")
+    spatial(_average, avg_pool(_average, _n), _n, "pool", f"torch.nn.AvgPool{_n}d")
+    _lp, _unpool = getattr(F, f"lp_pool{_n}d"), getattr(F, f"max_unpool{_n}d")
+    spatial(_lp, lp_pool(_average, _n), _n, "pool", f"torch.nn.LPPool{_n}d")
+    spatial(_unpool, max_unpool(_unpool, _n), _n, "pool", f"torch.nn.MaxUnpool{_n}d")
+    _bins, _bins_i, _mean = MAX_BINS[_n - 1], MAX_BINS_INDEXED[_n - 1], getattr(F, f"adaptive_avg_pool{_n}d")
+    spatial(_mean, adaptive_avg(_mean, _n), _n, "pool", f"torch.nn.AdaptiveAvgPool{_n}d")
+    spatial(_bins, adaptive_max(_bins, _n, False), _n, "pool", f"torch.nn.AdaptiveMaxPool{_n}d")
+    spatial(_bins_i, adaptive_max(_bins_i, _n, True), _n, "pool", f"torch.nn.AdaptiveMaxPool{_n}d")
+for _op in (
+    F.fractional_max_pool2d, F.fractional_max_pool3d, F.fractional_max_pool2d_with_indices,
+    F.fractional_max_pool3d_with_indices,
+):  # fmt: skip
+    unsupported(_op, ["nested", "masked"], RANDOM, family="pool", hint="max_pool2d, or loop over x.unbind()")

@@ -1,0 +1,236 @@
+"""Operations on positions that have neighbours: what convolution, pooling and resampling share.
+
+    (B, C, -1)        sequences, as conv1d takes them       (B, C, -1, -1)    images; one of these dims may be static
+    (B, -1, C, H, W)  frames: examples of several images of one size
+
+Channels are dim 1 and the dims behind them have neighbours. A batch of them becomes a rectangle, padded with what its
+operation ignores at the borders of an example; the operation runs once on the rectangle, and of its result each row
+keeps the size that the operation gives for that row's own size (`Span`). Examples of frames are rows of whole images,
+so that the operation itself runs on all frames.
+
+Invariants: what lies behind a row's end looks like the operation's own padding; padding of a result holds zeros and
+gets no gradient; a result with the sizes of its operand shares its structure object.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, describe, message
+from tdc._rules import Rule, add_rule
+from tdc._structure import Structure, extent_of, is_zero, offsets_of, pack_rows, require
+from tdc._typing import Op, OpName
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+from tdc.ops.rectangle import rectangle, repacked
+
+Ragged = NestedTensor | MaskedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The size of a result along one dim: `(times * size + add) // by`, and not above `(size + rest) // by`.
+
+    `times` may be a fraction, then the product is rounded down.
+    """
+
+    times: int | float = 1
+    add: int = 0
+    by: int = 1
+    rest: int | None = None
+
+    def __call__(self, size: Tensor) -> Tensor:
+        grown = size * self.times if isinstance(self.times, int) else (size.double() * self.times).floor().long()
+        out = (grown + self.add) // self.by
+        return out if self.rest is None else out.minimum((size + self.rest) // self.by)
+
+    @property
+    def least(self) -> int:
+        """The smallest size that leaves something."""
+        need = max(1, math.ceil((self.by - self.add) / self.times))
+        return need if self.rest is None else max(need, self.by - self.rest)
+
+    @property
+    def linear(self) -> bool:
+        """Whether sizes add up: the sum of results follows from the sum of sizes."""
+        return self.by == 1 and self.rest is None and isinstance(self.times, int)
+
+    @property
+    def same(self) -> bool:
+        """Whether sizes stay."""
+        return self.linear and self.times == 1 and self.add == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """A batch as a rectangle `(B, C, *P)`.
+
+    Attributes:
+        data: the rectangle, the fill of its operation in padding.
+        sizes: of each row, along each dim behind the channels, (B,).
+        ragged: which of these dims are ragged, counted from 0.
+        source: the container.
+    """
+
+    data: Tensor
+    sizes: tuple[Tensor, ...]
+    ragged: tuple[int, ...]
+    source: Ragged
+
+
+def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0.0) -> Planes:
+    """A batch of n dims with neighbours as a rectangle, once each row is known to leave something.
+
+    Args:
+        spans: sizes of the result along these dims.
+        what: the reach of the operation, for the error.
+        fill: what padding holds; an infinity stands for the least number of an integer dtype.
+
+    Raises:
+        ShapeError: another layout, or a row that is too short.
+    """
+    if not isinstance(x, (NestedTensor, MaskedBatch)):
+        got, hint = describe(x), "weights are common to all rows; the input is the batch"
+        raise ShapeError(message(op, "a ragged batch as its input", got, hint=hint))
+    if batch_dim(x) != 0 or x.ndim != n + 2 or x.ragged_dims[0] < 2:
+        expected = f"(B, C, {', '.join(['-1'] * n)}), channels as dim 1 and {n} dim{'s' * (n > 1)} behind them"
+        got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"
+        raise ShapeError(message(op, expected, got, hint=hint))
+    if fill < 0 and not x.dtype.is_floating_point:
+        fill = torch.iinfo(x.dtype).min
+    ragged = tuple([d - 2 for d in x.ragged_dims])
+    data, lengths = rectangle(x, fill), x.sizes if isinstance(x, NestedTensor) else x.lengths
+    first = ragged[0]
+    sizes = [
+        lengths[:, d - first] if d in ragged else lengths.new_full((lengths.shape[0],), data.shape[d + 2])
+        for d in range(n)
+    ]
+    least = [span.least for span in spans]
+    expected = f"rows of at least {' x '.join([f'{k}' for k in least])} for {what}"
+    text = message(op, expected, "a smaller one", hint="leave small rows out, or let F.pad grow them first")
+    if is_zero(lengths.shape[0]):
+        short = [max(k - have, 0) for k, have in zip(least, data.shape[2:], strict=True)]
+        data = data.new_zeros((*data.shape[:2], *[a + b for a, b in zip(data.shape[2:], short, strict=True)]))
+    elif any([have < k for k, have in zip(least, data.shape[2:], strict=True)]):
+        raise ShapeError(text)
+    fits = [(size >= k).all() for size, k in zip(sizes, least, strict=True)]
+    require(functools.reduce(torch.logical_and, fits), text, ShapeError)
+    return Planes(data, tuple(sizes), ragged, x)
+
+
+def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Any:
+    """The container of a result `(B, C, *Q)` that has the sizes of `spans`; no span where all rows have one size."""
+    kept = [d for d in p.ragged if spans[d] is not None]
+    if not kept:
+        return out
+    x, dims = p.source, tuple([d + 2 for d in kept])
+    used: list[Any] = [spans[d] for d in kept]
+    padded = tuple([out.shape[d] for d in dims])
+    if all([span.same for span in used]) and len(kept) == len(p.ragged):
+        return beside(x, out)
+    if kept[-1] - kept[0] >= len(kept):
+        got, hint = "one between them that is not", "pool one of the outer dims, too"
+        raise ShapeError(message("resized", "ragged dims side by side", got, hint=hint))
+    sizes = torch.stack([span(p.sizes[d]) for d, span in zip(kept, used, strict=True)], 1)
+    if isinstance(x, MaskedBatch):
+        return repacked(out, masked_like(out, sizes, dims, fresh=True))
+    counts, extent = sizes.prod(1), extent_of(padded, out.device)
+    s = Structure(offsets_of(counts), sizes if len(kept) > 1 else None, extent, dims[0] - 1, 0, len(kept)).marked()
+    linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
+    total = total_after(x, used) if linear else None
+    total = torch.repeat_interleave(counts).shape[0] if total is None else total
+    rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), s, total)
+    return nested_like(s, rows.movedim(0, s.packed_dim))
+
+
+def beside(x: Any, out: Tensor) -> Any:
+    """Another rectangle of the sizes that a result of `resized` has."""
+    return out if isinstance(x, Tensor) else repacked(out, x)
+
+
+def total_of(x: NestedTensor) -> int:
+    """Packed elements of a batch."""
+    return x.values.shape[x.structure.packed_dim]
+
+
+def total_after(x: NestedTensor, spans: Sequence[Span]) -> int | None:
+    """Packed elements of the result where they follow from those of the operand; None where lengths must be read."""
+    times: Any = math.prod([span.times for span in spans])
+    if len(spans) == 1:
+        return total_of(x) * times + x.structure.batch_size * spans[0].add
+    return total_of(x) * times if all([span.add == 0 for span in spans]) else None
+
+
+def places(index: Tensor, own: Sequence[Tensor], width: Sequence[int], back: bool = False) -> Tensor:
+    """Flat places `(B, C, *Q)` within the rectangle's plane as places within each row's own; `back` the other way.
+
+    Args:
+        own: sizes of each row's plane, (B,) each.
+        width: sizes of the rectangle's plane.
+    """
+    ones = [1] * (index.ndim - 1)
+    mine: list[Any] = [size.view(-1, *ones) for size in own]
+    source, target = (mine, list(width)) if back else (list(width), mine)
+    rest, coordinates = index, []
+    for size in reversed(source):
+        coordinates.append(rest % size)
+        rest = rest // size
+    out = coordinates[-1]
+    for coordinate, size in zip(reversed(coordinates[:-1]), target[1:], strict=True):
+        out = out * size + coordinate
+    return out
+
+
+def each(value: Any, n: int) -> tuple[int, ...]:
+    """One number for each of n dims, of a number or as many as there are."""
+    if isinstance(value, (list, tuple)):
+        return tuple(value) * n if len(value) == 1 else tuple(value)
+    return (value,) * n
+
+
+def kernel_text(kernel: Any) -> str:
+    """A kernel's sizes, for errors."""
+    return f"a kernel of {' x '.join([f'{k}' for k in kernel])}"
+
+
+def is_frames(x: Any, n: int) -> bool:
+    """Whether examples are sequences of frames `(T, C, *S)`."""
+    ragged = isinstance(x, (NestedTensor, MaskedBatch)) and x.ragged_dims == (1,)
+    return ragged and x.ndim == n + 3 and batch_dim(x) == 0
+
+
+def batch_dim(x: Ragged) -> int:
+    """The dim of the rows."""
+    return x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
+
+
+def each_frame(run: Op, x: Ragged) -> Any:
+    """An operation on all frames of all examples; several results as a tuple."""
+    if isinstance(x, NestedTensor):
+        out = run(x.values.movedim(x.structure.packed_dim, 0))
+        return tuple([x.with_values(t) for t in out]) if isinstance(out, tuple) else x.with_values(out)
+    out = run(x.filled(0).flatten(0, 1))
+    first = (len(x), x.data.shape[1])
+    parts = [repacked(t.view(*first, *t.shape[1:]), x) for t in (out if isinstance(out, tuple) else (out,))]
+    return tuple(parts) if isinstance(out, tuple) else parts[0]
+
+
+def spatial(op: Op, impl: Op, n: int, family: str, source: str, *aliases: Op) -> None:
+    """Rows for both ragged containers, of images and of frames."""
+
+    def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_frames(input, n):
+            return each_frame(lambda frames: op(frames, *args, **kwargs), input)
+        return impl(input, *args, **kwargs)
+
+    for kind in ("nested", "masked"):
+        add_rule(Rule(op, kind, family, run, op, source=source), aliases)
