@@ -154,8 +154,15 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
     """
     if is_tensordict(source):
         above = len(source.batch_size) - ndim
+        alone = prefix not in nodes if prefix else not leaves and not nodes
         if prefix:
             put_node(leaves, nodes, prefix, max(above, 0))
+        if alone:  # nothing can be there already
+            whole = source._leaves
+            leaves.update({prefix + p: x if device is None else x.to(device) for p, x in whole.items()})
+            inner = {prefix + p: with_extra(e, max(above + extra_of(e), 0)) for p, e in source._nodes.items()}
+            nodes.update({p: e for p, e in inner.items() if p})
+            return
         for path, entry in source._nodes.items():
             if prefix or path:
                 put_node(leaves, nodes, prefix + path, with_extra(entry, max(above + extra_of(entry), 0)))
@@ -239,9 +246,7 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
             wrong = {show(p): describe(leaves[p]) for p in misfits}
             hint = hint or "give the batch size that all leaves share, or reshape the leaf"
             raise ShapeError(
-                message(
-                    op, f"leaves of shape {show_sizes([*size, '...'])}", f"{len(wrong)} that differ", wrong, hint
-                )
+                message(op, f"leaves of shape {show_sizes([*size, '...'])}", f"{len(wrong)} that differ", wrong, hint)
             )
     if any_extra(nodes):
         check_extra(op, leaves, nodes, k)

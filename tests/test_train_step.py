@@ -114,7 +114,7 @@ def test_inductor_loses_the_alpha_of_a_matrix_product_and_ours_does_not():
     want = f(*args)
     assert_close(torch.compile(f, backend=tdc.compile.backend)(*args), want)
     wrong = torch.compile(f, backend="inductor")(*args)
-    assert not torch.allclose(wrong, want), "torch is mended: optim.base.plus and inductor.keep_alpha can go"
+    assert not torch.allclose(wrong, want), "torch is mended: optim.columns.plus and inductor.keep_alpha can go"
 
 
 def test_steps_do_not_share_the_recompile_limit():

@@ -24,7 +24,7 @@ from tdc._typing import KeyPath
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
+from tdc.tensordict import TensorDict, make
 
 
 def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -100,22 +100,42 @@ class Part:
     """One argument, taken apart into the tensors to differentiate and the rest."""
 
     def __init__(self, arg: Any, op: str = "grad") -> None:
-        self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
-        self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
-        self.others = [x for x in self.leaves if not differentiable(x)]
         self.arg = arg
+        if self.plain():
+            leaves = arg._leaves
+            self.paths = [p for p, x in leaves.items() if x.dtype.is_floating_point or x.dtype.is_complex]
+            self.tensors: list[Tensor] = [leaves[p] for p in self.paths]
+            self.kept = [p for p in leaves if p not in self.paths] if len(self.paths) < len(leaves) else []
+            self.others: list[Any] = [leaves[p] for p in self.kept]
+        else:
+            self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
+            self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
+            self.others = [x for x in self.leaves if not differentiable(x)]
         if not self.tensors:
             got, hint = describe(arg), "convert it with .float(), or choose other argnums"
             raise DtypeError(message(op, "an argument with floating-point tensors", got, hint=hint))
 
+    def plain(self) -> bool:
+        """Whether it is a TensorDict of tensors, which takes no call for each leaf: these take time to trace."""
+        return isinstance(self.arg, TensorDict) and all([isinstance(x, Tensor) for x in self.arg._leaves.values()])
+
     def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
         """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
+        if self.plain():
+            found = {**dict(zip(self.paths, tensors, strict=True)), **dict(zip(self.kept, others, strict=True))}
+            leaves = {p: found[p] for p in self.arg._leaves} if others else found
+            return make(leaves, self.arg._nodes, self.arg._size, self.arg._device)
         it, rest = iter(tensors), iter(others)
         leaves = [with_data(x, next(it)) if differentiable(x) else next(rest) for x in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
     def gradients(self, tensors: list[Tensor]) -> Any:
         """Gradients in the form of the argument; a TensorDict lacks what has none."""
+        if self.plain():
+            found = dict(zip(self.paths, tensors, strict=True))
+            if not self.kept:
+                return make(found, self.arg._nodes, self.arg._size, self.arg._device)
+            return self.arg.apply_with_path(lambda key, x: found.get(unravel_key(key)))
         it = iter(tensors)
         return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_whole)
 

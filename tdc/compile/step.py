@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._keys import show
+from tdc._typing import KeyPath
 from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
 from tdc.tensordict import TensorDict, make
@@ -58,13 +59,16 @@ class Step:
             grads, metrics, buffers = self.of_batch(params, buffers, batch)
         else:
             grads, metrics, buffers = self.of_parts(params, buffers, batch)
-        new = {"params": params, "optimizer": state["optimizer"], "step": state["step"] + 1}
+        new: dict[str, Any] = {"step": state["step"] + 1}
         new["params"], new["optimizer"] = self.optimizer.update(grads, state["optimizer"], params)
         if buffers is not None:
             new["buffers"] = buffers
         if ("rng",) in state._leaves:
             new["rng"] = advanced(state["rng"])
-        return in_order(TensorDict(new, state.batch_size), state), metrics
+        leaves: dict[KeyPath, Any] = {}
+        for name, part in new.items():
+            leaves.update(below(name, part))
+        return in_order(leaves, state), metrics
 
     def of_batch(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any]:
         """Gradients, metrics and new buffers of one batch, or of one part of it."""
@@ -143,17 +147,22 @@ def place_of(td: TensorDict) -> torch.device:
     return next(x.device for x in td._leaves.values())
 
 
-def in_order(new: TensorDict, old: TensorDict) -> TensorDict:
-    """A state with the keys in the order of the old one, so that the next call finds what was compiled for this.
+def below(name: str, part: Any) -> dict[KeyPath, Any]:
+    """The leaves of one entry of a state."""
+    return {(name, *p): x for p, x in part._leaves.items()} if isinstance(part, TensorDict) else {(name,): part}
+
+
+def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
+    """A state with its keys in the order of the old one, so that the next call finds what was compiled for this.
 
     Raises:
         StructureError: it has other keys.
     """
-    wrong = [show(p) for p in {**new._leaves, **old._leaves} if p not in new._leaves or p not in old._leaves]
-    if wrong:
+    if leaves.keys() != old._leaves.keys():
+        wrong = [show(p) for p in {**leaves, **old._leaves} if p not in leaves or p not in old._leaves]
         hint = "an optimizer's update keeps the keys of what its init made"
         raise StructureError(message(OP, "a new state of the same keys", f"{len(wrong)} that differ", wrong, hint))
-    return make({p: new._leaves[p] for p in old._leaves}, old._nodes, new._size, new._device)
+    return make({p: leaves[p] for p in old._leaves}, old._nodes, old._size, old._device)
 
 
 # -- micro-batches

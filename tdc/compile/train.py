@@ -200,7 +200,7 @@ class TrainStep:
 
         def pure(state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
             new, metrics = update(state, batch)
-            return in_order(new, state), metrics  # again: vmap sorts keys
+            return in_order(new._leaves, state), metrics  # again: vmap sorts keys
 
         def donating(state: TensorDict, batch: Any) -> TensorDict:
             new, metrics = pure(state, batch)

@@ -10,18 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from tdc.optim.base import (
-    Optimizer,
-    Rate,
-    Scalar,
-    begin,
-    check_numbers,
-    counted_from_one,
-    descend,
-    plus,
-    rate_of,
-    updated,
-)
+from tdc.optim import columns as c
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
+from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict
 
 NAMES = ("mean", "square")
@@ -103,21 +94,24 @@ def of_kind(
     check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
     check_numbers(op, below=1.0, beta1=beta1, beta2=beta2)
 
-    def one(
-        p: Tensor, g: Tensor, m: Tensor, s: Tensor, keep: Scalar, rate: Scalar, root: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def many(
+        ps: Column, gs: Column, means: Column, squares: Column, keep: Scalar, rate: Scalar, root: Scalar
+    ) -> tuple[Column, Column, Column]:
         if weight_decay and decoupled:
-            p = p * keep
+            ps = c.times(ps, keep)
         elif weight_decay:
-            g = plus(g, p, weight_decay)
-        m = torch.lerp(m, g, 1 - beta1)
-        s = torch.addcmul(s * beta2, g, g, value=1 - beta2)
-        return descend(p, m / (s.sqrt() / root + eps), rate), m, s
+            gs = c.plus(gs, ps, weight_decay)
+        means = c.lerp(means, gs, 1 - beta1)
+        squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
+        sizes = c.plus_number(c.over(c.sqrt(squares), root), eps)
+        return c.minus(ps, c.ratio(means, sizes), rate), means, squares
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        n, rate = counted_from_one(state, params), rate_of(lr, state["step"])
-        scalars = (1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt())
-        return updated(op, one, grads, state, params, NAMES, scalars)
+        def scalars(n: Tensor) -> tuple[Scalar, ...]:
+            rate = rate_of(lr, state["step"])
+            return 1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt()
+
+        return updated(op, many, grads, state, params, NAMES, scalars)
 
     return Optimizer(lambda params: begin(params, NAMES), update)
 

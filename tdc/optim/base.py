@@ -1,8 +1,7 @@
-"""What all optimisers share: their types, the state they begin with, and the update leaf by leaf.
+"""What all optimisers share: their types, the state they begin with, and the update.
 
-An optimiser is a function `one(p, g, *moments, *scalars) -> (p, *moments)` on plain tensors. `updated` runs it on every
-leaf that has a gradient: one loop, because `lerp`, `addcmul` and their like do in one graph node what arithmetic of
-TensorDicts does in two or three.
+An optimiser is a function `many(ps, gs, *moments, *scalars) -> (ps, *moments)` on columns, lists of plain tensors of
+one dtype; see `columns`. `updated` runs it on the leaves that have a gradient.
 
     k batch dims: none for one model; (K,) for K stacked ones
     parameters, gradients, moments (*k, *features)        step, learning rate, other scalars (*k,)
@@ -26,11 +25,11 @@ from tdc._errors import DtypeError, ShapeError, StructureError, describe, messag
 from tdc._keys import show
 from tdc._tree import same_size
 from tdc._typing import KeyPath
+from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict, make
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 Rate: TypeAlias = "float | Tensor | Schedule"
-Scalar: TypeAlias = "float | Tensor"
 HALF = {torch.bfloat16, torch.float16}
 DOUBLE = {torch.float64, torch.complex128}
 
@@ -74,72 +73,88 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
-def counted_from_one(state: TensorDict, params: TensorDict) -> Tensor:
-    """The number of this step, from 1, as a float with the digits that the parameters have."""
-    double = any([p.dtype in DOUBLE for p in params._leaves.values() if trainable(p)])
-    return (state["step"] + 1).to(torch.float64 if double else torch.float32)
-
-
 def rate_of(lr: Rate, step: Tensor) -> Scalar:
     """The learning rate of a step."""
     return lr(step) if callable(lr) else lr
 
 
-def fitted(scalar: Scalar, x: Tensor) -> Any:
-    """A scalar that combines with a leaf: of its dtype, extended over its features."""
-    if not isinstance(scalar, Tensor):
-        return scalar
-    scalar = scalar if scalar.dtype == x.dtype else scalar.to(x.dtype)
-    return scalar.view(*scalar.shape, *[1] * (x.ndim - scalar.ndim)) if scalar.ndim else scalar
-
-
-def descend(p: Tensor, direction: Tensor, rate: Scalar) -> Tensor:
-    """`p - rate * direction`, in one graph node."""
-    if isinstance(rate, Tensor):
-        return torch.addcmul(p, direction, rate, value=-1)
-    return plus(p, direction, -rate)
-
-
-def plus(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """`x + alpha * y`, in one graph node.
-
-    Not `torch.add`: Inductor makes `addmm` of the sum of anything and a matrix product, which a gradient is, and loses
-    the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
-    """
-    return torch.sub(x, y, alpha=-alpha)
+def by_dtype(td: TensorDict, like: TensorDict) -> dict[torch.dtype, list[KeyPath]]:
+    """The paths of `td`, apart by the dtype that `like` has there."""
+    kinds: dict[torch.dtype, list[KeyPath]] = {}
+    for path in td._leaves:
+        kinds.setdefault(like._leaves[path].dtype, []).append(path)
+    return kinds
 
 
 def updated(
-    op: str, one: Callable[..., tuple[Tensor, ...]], grads: TensorDict, state: TensorDict, params: TensorDict,
-    names: tuple[str, ...], scalars: tuple[Scalar, ...],
+    op: str, many: Callable[..., tuple[Column, ...]], grads: TensorDict, state: TensorDict, params: TensorDict,
+    names: tuple[str, ...], scalars: Callable[[Tensor], tuple[Scalar, ...]],
 ) -> tuple[TensorDict, TensorDict]:  # fmt: skip
-    """New parameters and state: `one` on every leaf that has a gradient, everything else as it was."""
-    check_state(op, state, params, (*names, "step"), names)
-    check_grads(op, grads, params)
-    before = [params, *[state[name] for name in names]]
-    after = [dict(td._leaves) for td in before]
+    """New parameters and state: `many` on all leaves of one dtype that have a gradient, the rest as it was.
+
+    Args:
+        names: of the moments.
+        scalars: of the number of this step, from 1: a float with the digits that the parameters have.
+    """
+    kinds = usual(grads, state, params, names)
+    if kinds is None:
+        check_state(op, state, params, (*names, "step"), names)
+        check_grads(op, grads, params)
+        kinds = by_dtype(grads, params)
+    old, new, after = state._leaves, dict(params._leaves), dict(state._leaves)
+    step = old["step",] + 1
+    given = scalars(step.to(torch.float64 if any([dtype in DOUBLE for dtype in kinds]) else torch.float32))
+    for dtype, paths in kinds.items():
+        moments = [[old[name, *p] for p in paths] for name in names]
+        columns = [[x._leaves[p] for p in paths] for x in (params, grads)]
+        found, *rest = of_dtype(many, dtype, [*columns, *moments], given)
+        new.update(zip(paths, found, strict=True))
+        for name, column in zip(names, rest, strict=True):
+            after.update(zip([(name, *p) for p in paths], column, strict=True))
+    after["step",] = step
+    new_params = make(new, params._nodes, params._size, params._device)
+    return new_params, make(after, state._nodes, state._size, state._device)
+
+
+def usual(
+    grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]
+) -> dict[torch.dtype, list[KeyPath]] | None:
+    """Paths by dtype, where gradients, moments and parameters have the same keys and shapes; None where they do not.
+
+    One pass that reads each shape once and calls nothing, for that is what the checks of a traced step cost.
+    """
+    theirs, moments, kinds = params._leaves, state._leaves, {}
+    there = set(theirs)  # of our own: asking the dict of an argument whether it has a key makes a guard each time
+    if set(moments) != {("step",), *[(name, *p) for name in names for p in grads._leaves]}:
+        return None
+    if grads._size != params._size:
+        return None
     for path, g in grads._leaves.items():
-        found = one_leaf(one, g, [td._leaves[path] for td in before], scalars)
-        for leaves, x in zip(after, found, strict=True):
-            leaves[path] = x
-    new, *moments = [make(leaves, td._nodes, td._size, td._device) for leaves, td in zip(after, before, strict=True)]
-    entries = dict(zip(names, moments, strict=True))
-    return new, TensorDict({**entries, "step": state["step"] + 1}, params.batch_size)
+        x = theirs[path] if path in there else None
+        if not isinstance(x, Tensor):
+            return None
+        shape = x.shape
+        if g.shape != shape:
+            return None
+        for name in names:
+            if moments[name, *path].shape != shape:
+                return None
+        kinds.setdefault(x.dtype, []).append(path)
+    fine = all([dtype.is_floating_point or dtype.is_complex for dtype in kinds])
+    return kinds if fine and moments["step",].shape == params._size else None
 
 
-def one_leaf(
-    one: Callable[..., tuple[Tensor, ...]], g: Tensor, before: list[Tensor], scalars: tuple[Scalar, ...]
-) -> list[Tensor]:
-    """`one` in the wide dtype, on pairs of reals where the parameter is complex; the results in the dtypes before."""
-    dtype = before[0].dtype
+def of_dtype(
+    many: Callable[..., tuple[Column, ...]], dtype: torch.dtype, columns: list[Column], scalars: tuple[Scalar, ...]
+) -> list[Column]:
+    """`many` in the wide dtype, on pairs of reals where parameters are complex; the results in the dtypes before."""
     if dtype.is_complex:
-        g, *before = [torch.view_as_real(x) for x in (g.to(dtype), *before)]
-    elif dtype in HALF or g.dtype != dtype:
-        g, *before = [x.to(wide(dtype)) for x in (g, *before)]
-    new, *moments = one(before[0], g, *before[1:], *[fitted(s, before[0]) for s in scalars])
-    if dtype.is_complex:
-        return [torch.view_as_complex(x) for x in (new, *moments)]
-    return [new.to(dtype), *moments]
+        new, *moments = many(*[[torch.view_as_real(x.to(dtype)) for x in column] for column in columns], *scalars)
+        return [[torch.view_as_complex(x) for x in column] for column in (new, *moments)]
+    if dtype in HALF or any([g.dtype != dtype for g in columns[1]]):
+        columns = [[x.to(wide(dtype)) for x in column] for column in columns]
+    new, *moments = many(*columns, *scalars)
+    return [[x.to(dtype) for x in new] if dtype in HALF else new, *moments]
 
 
 # -- checks
@@ -157,7 +172,9 @@ def check_grads(op: str, grads: TensorDict, params: TensorDict) -> None:
     if stray:
         got = f"{len(stray)} of other keys"
         raise StructureError(message(op, "gradients of keys that params has", got, stray, hint))
-    fixed = {show(p): describe(theirs[p]) for p in grads._leaves if not trainable(theirs[p])}
+    kept = [theirs[p] for p in grads._leaves]
+    real = all([isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex) for x in kept])
+    fixed = {} if real else {show(p): describe(theirs[p]) for p in grads._leaves if not trainable(theirs[p])}
     if fixed:
         got = f"{len(fixed)} of other kinds"
         raise DtypeError(message(op, "gradients of floating-point tensors", got, fixed, "leave these out of grads"))

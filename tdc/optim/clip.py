@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from tdc.optim.base import DOUBLE, Transform, check_numbers, fitted, trainable, wide
-from tdc.tensordict import TensorDict
+from tdc.optim.base import DOUBLE, Transform, by_dtype, check_numbers, trainable, wide
+from tdc.optim.columns import times
+from tdc.tensordict import TensorDict, make
 
 
 def global_norm(td: TensorDict) -> Tensor:
@@ -74,14 +73,11 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
-        return grads.apply(lambda g: scaled(g, scale)), state
+        leaves = dict(grads._leaves)
+        real = grads.filter(lambda key, g: trainable(g))
+        for dtype, paths in by_dtype(real, real).items():
+            wider = [leaves[p].to(wide(dtype)) for p in paths]
+            leaves.update(zip(paths, [x.to(dtype) for x in times(wider, scale)], strict=True))
+        return make(leaves, grads._nodes, grads._size, grads._device), state
 
     return Transform(lambda params: TensorDict({}, params.batch_size), update)
-
-
-def scaled(g: Any, scale: Tensor) -> Any:
-    """A gradient times a scale; what is none stays."""
-    if not trainable(g):
-        return g
-    x = g.to(wide(g.dtype))
-    return (x * fitted(scale, x)).to(g.dtype)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from tdc.optim.base import Optimizer, Rate, Scalar, begin, check_numbers, descend, rate_of, updated
+from tdc.optim import columns as c
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
+from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict
 
 
@@ -44,12 +45,16 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
     check_numbers(op, lr=lr, weight_decay=weight_decay)
     check_numbers(op, below=1.0, beta1=beta1, beta2=beta2)
 
-    def one(p: Tensor, g: Tensor, m: Tensor, keep: Scalar, rate: Scalar) -> tuple[Tensor, Tensor]:
-        direction = torch.lerp(m, g, 1 - beta1).sign()
-        return descend(p * keep if weight_decay else p, direction, rate), torch.lerp(m, g, 1 - beta2)
+    def many(ps: Column, gs: Column, means: Column, keep: Scalar, rate: Scalar) -> tuple[Column, Column]:
+        directions = c.sign(c.lerp(means, gs, 1 - beta1))
+        ps = c.times(ps, keep) if weight_decay else ps
+        return c.minus(ps, directions, rate), c.lerp(means, gs, 1 - beta2)
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        rate = rate_of(lr, state["step"])
-        return updated(op, one, grads, state, params, names, (1 - rate * weight_decay, rate))
+        def scalars(n: Tensor) -> tuple[Scalar, ...]:
+            rate = rate_of(lr, state["step"])
+            return 1 - rate * weight_decay, rate
+
+        return updated(op, many, grads, state, params, names, scalars)
 
     return Optimizer(lambda params: begin(params, names), update)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from tdc._errors import StructureError, message
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, counted_from_one, descend, plus, rate_of, updated
+from tdc.optim import columns as c
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
+from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict
 
 
@@ -52,19 +54,20 @@ def sgd(
         raise StructureError(message(op, "momentum and no dampening for nesterov", got, hint=hint))
     names = ("momentum",) if momentum else ()
 
-    def one(p: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *buffer, rate, weight = rest
+    def many(ps: Column, gs: Column, *rest: Any) -> tuple[Column, ...]:
+        *buffers, rate, weight = rest
         if weight_decay:
-            g = plus(g, p, weight_decay)
-        if not buffer:
-            return (descend(p, g, rate),)
-        old = buffer[0] * momentum
-        new = torch.addcmul(old, g, weight) if dampening else old + g
-        return descend(p, plus(g, new, momentum) if nesterov else new, rate), new
+            gs = c.plus(gs, ps, weight_decay)
+        if not buffers:
+            return (c.minus(ps, gs, rate),)
+        new = c.plus(c.times(buffers[0], momentum), c.times(gs, weight) if dampening else gs)
+        return c.minus(ps, c.plus(gs, new, momentum) if nesterov else new, rate), new
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        n = counted_from_one(state, params)
-        weight = torch.where(n == 1, n, 1.0 - dampening) if dampening else 1.0
-        return updated(op, one, grads, state, params, names, (rate_of(lr, state["step"]), weight))
+        def scalars(n: Tensor) -> tuple[Scalar, ...]:
+            weight = torch.where(n == 1, n, 1.0 - dampening) if dampening else 1.0
+            return rate_of(lr, state["step"]), weight
+
+        return updated(op, many, grads, state, params, names, scalars)
 
     return Optimizer(lambda params: begin(params, names), update)

@@ -1,0 +1,109 @@
+"""Arithmetic of columns, lists of tensors with one for each leaf: how an optimiser is written.
+
+    means = lerp(means, grads, 0.1)        one line for all leaves, not one call for each
+
+In a graph a column is one comprehension, since a Python call for each leaf takes longer to trace than what it does.
+Eagerly it is one foreach kernel where torch has the same numbers for it, else the comprehension.
+
+    xs, ys      columns of one dtype                  a, b      Python numbers
+    by          a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tdc._structure import eager
+from tdc.ops.leafwise import at_once
+
+Column: TypeAlias = "list[Tensor]"
+Scalar: TypeAlias = "float | Tensor"
+kernels: Any = torch  # whose stubs leave the foreach functions out
+
+
+def at_a_time(*columns: Any) -> bool:
+    """Whether a foreach kernel may take all of these columns and scalars."""
+    if not eager():
+        return False
+    tensors = [x for column in columns if isinstance(column, list) for x in column]
+    return at_once(tensors) and not any([isinstance(by, Tensor) and by.ndim for by in columns])
+
+
+def each(by: Scalar, xs: Column) -> list[Any]:
+    """A scalar as it combines with each leaf: of its dtype, extended over its features."""
+    if not isinstance(by, Tensor) or not xs:
+        return [by] * len(xs)
+    by = by if xs[0].dtype.is_complex else by.to(xs[0].dtype)
+    if not by.ndim:
+        return [by] * len(xs)
+    ranks = {n: by.view(*by.shape, *[1] * (n - by.ndim)) for n in {x.ndim for x in xs}}
+    return [ranks[x.ndim] for x in xs]
+
+
+def times(xs: Column, by: Scalar) -> Column:
+    """`x * by`."""
+    if at_a_time(xs, by):
+        return list(kernels._foreach_mul(xs, by))
+    return [x * s for x, s in zip(xs, each(by, xs), strict=True)]
+
+
+def over(xs: Column, by: Scalar) -> Column:
+    """`x / by`."""
+    if at_a_time(xs, by):
+        return list(kernels._foreach_div(xs, by))
+    return [x / s for x, s in zip(xs, each(by, xs), strict=True)]
+
+
+def ratio(xs: Column, ys: Column) -> Column:
+    """`x / y`."""
+    return list(kernels._foreach_div(xs, ys)) if at_a_time(xs, ys) else [x / y for x, y in zip(xs, ys, strict=True)]
+
+
+def plus_number(xs: Column, a: float) -> Column:
+    """`x + a`."""
+    return list(kernels._foreach_add(xs, a)) if at_a_time(xs) else [x + a for x in xs]
+
+
+def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
+    """`x + a * y`.
+
+    Not by `torch.add`: Inductor makes `addmm` of the sum of anything and a matrix product, which a gradient is, and
+    loses the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
+    """
+    if at_a_time(xs, ys):
+        return list(kernels._foreach_add(xs, ys, alpha=a))
+    return [torch.sub(x, y, alpha=-a) for x, y in zip(xs, ys, strict=True)]
+
+
+def lerp(xs: Column, ys: Column, a: float) -> Column:
+    """`x + a * (y - x)`."""
+    if at_a_time(xs, ys):
+        return list(kernels._foreach_lerp(xs, ys, a))
+    return [torch.lerp(x, y, a) for x, y in zip(xs, ys, strict=True)]
+
+
+def plus_product(xs: Column, ys: Column, zs: Column, a: float) -> Column:
+    """`x + a * y * z`."""
+    if at_a_time(xs, ys, zs):
+        return list(kernels._foreach_addcmul(xs, ys, zs, value=a))
+    return [torch.addcmul(x, y, z, value=a) for x, y, z in zip(xs, ys, zs, strict=True)]
+
+
+def sqrt(xs: Column) -> Column:
+    """The root of each element."""
+    return list(kernels._foreach_sqrt(xs)) if at_a_time(xs) else [x.sqrt() for x in xs]
+
+
+def sign(xs: Column) -> Column:
+    """The sign of each element."""
+    return list(kernels._foreach_sign(xs)) if at_a_time(xs) else [x.sign() for x in xs]
+
+
+def minus(xs: Column, ys: Column, by: Scalar) -> Column:
+    """`x - by * y`: a step of length `by` against a direction."""
+    if not isinstance(by, Tensor):
+        return plus(xs, ys, -by)
+    return [torch.addcmul(x, y, s, value=-1) for x, y, s in zip(xs, ys, each(by, xs), strict=True)]
