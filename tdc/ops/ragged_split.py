@@ -23,11 +23,13 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, describe, message
 from tdc._index import FULL
-from tdc._ragged_index import cut_rows
+from tdc._ragged_index import cut_rows, slice_rows
 from tdc._rules import Rule, add_rule
 from tdc._structure import longest, normal_dim, require
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
 from tdc.ops.join import chunk_lengths, part_lengths, split_tensordict
 
 
@@ -43,7 +45,20 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
     ends = [0]
     for n in lengths:
         ends.append(ends[-1] + n)
-    return tuple([part(x, dim, a, b) for a, b in pairwise(ends)])
+    return tuple([rows(x, a, b) if dim == batch_dim(x) else part(x, dim, a, b) for a, b in pairwise(ends)])
+
+
+def rows(x: Any, begin: Any, end: Any) -> Any:
+    """Neighbouring rows. Not by a `slice`, whose ends Dynamo reads on the host (torch 2.11-2.13)."""
+    if isinstance(x, NestedTensor):
+        return slice_rows(x, begin, end)
+    data, lengths = [t.narrow(d, begin, end - begin) for t, d in ((x.data, x.batch_dim), (x.lengths, 0))]
+    return masked_like(data, lengths, x.ragged_dims, x.batch_dim)
+
+
+def batch_dim(x: NestedTensor | MaskedBatch) -> int:
+    """The dim of the rows."""
+    return x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
 
 
 def row_sizes(x: Any, dim: int) -> Tensor:
