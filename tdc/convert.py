@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc._structure import Structure, longest, offsets_of, pack_rows, pad_rows, require, take_spans, valid_mask
+from tdc._structure import (
+    Exchange,
+    Structure,
+    longest,
+    offsets_of,
+    pack_rows,
+    pad_rows,
+    require,
+    take_spans,
+    valid_mask,
+)
 from tdc._typing import Dims
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -93,21 +103,25 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     return NestedTensor(values, structure.offsets, ragged_dim=dims[0], shapes=shapes, max_length=padded)
 
 
-def from_padded(data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None) -> MaskedBatch:
+def from_padded(
+    data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None, side: str = "right"
+) -> MaskedBatch:
     """A padded batch from a rectangle `(B, L, ...)` and its lengths `(B,)` or its mask `(B, L)`.
 
     Args:
-        mask: True where data is real; the padding lies behind the real positions of each row.
+        mask: True where data is real, without gaps.
+        side: where the padding is: "right", behind the real positions of each row, or "left", in front of them; then
+            the rows are moved to the front. `to_packed()` of the result packs either.
 
     Raises:
-        ShapeError: neither or both of lengths and mask are given, or the mask does not fit the data.
+        ShapeError: neither or both of lengths and mask are given, the mask does not fit the data, or an unknown side.
         DtypeError: the mask is not bool.
-        StructureError: padding in front of real positions or between them. Immediate on CPU, asynchronous on CUDA.
+        StructureError: padding on the other side or between real positions. Immediate on CPU, asynchronous on CUDA.
 
     Example:
-        >>> mask = torch.tensor([[True, True, False], [True, False, False]])
-        >>> from_padded(torch.zeros(2, 3), mask=mask).lengths.tolist()
-        [[2], [1]]
+        >>> mask = torch.tensor([[False, True, True], [False, False, True]])
+        >>> from_padded(torch.tensor([[0, 1, 2], [0, 0, 3]]), mask=mask, side="left").to_packed().tolist()
+        [[1, 2], [3]]
     """
     if (lengths is None) == (mask is None):
         got = "none" if lengths is None else "both"
@@ -119,12 +133,68 @@ def from_padded(data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | N
         if mask.ndim != 2 or mask.shape != data.shape[:2]:
             expected, hint = f"a mask of {list(data.shape[:2])}", "the mask is (B, L), the data (B, L, ...)"
             raise ShapeError(message("from_padded", expected, describe(mask), hint=hint))
-        lengths = mask.sum(1)
-        hint = "move the real positions of each row to its front"
-        text = message("from_padded", "padding behind each row", "padding before or inside one", hint=hint)
-        require((mask == valid_mask(lengths[:, None], (mask.shape[1],))).all(), text, StructureError)
+        lengths, left = mask.sum(1), side == "left"
+        hint = "move the real positions of each row together, or say side='left' or side='right'"
+        place = "in front of" if left else "behind"
+        text = message("from_padded", f"padding {place} each row", "padding elsewhere", hint=hint)
+        seen = mask.flip(1) if left else mask
+        require((seen == valid_mask(lengths[:, None], (mask.shape[1],))).all(), text, StructureError)
     assert lengths is not None
-    return MaskedBatch(data, lengths)
+    return MaskedBatch(data if side == "right" else shifted(data, lengths, side, "from_padded"), lengths)
+
+
+def shifted(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = False) -> Tensor:
+    """Rows `(B, L, ...)` with padding on a side, moved to the front; `back` moves rows from the front to their side.
+
+    Raises:
+        ShapeError: an unknown side.
+    """
+    if side not in ("left", "right"):
+        raise ShapeError(message(op, "side='left' or side='right'", repr(side), hint="the side of the padding"))
+    if side == "right":
+        return data
+    rows, longest = data.shape[:2]
+    places = torch.arange(longest, device=data.device)
+    shift, first = longest - lengths[:, None], torch.arange(rows, device=data.device)[:, None] * longest
+    size = torch.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
+    there, here = first + (places + shift) % size, first + (places - shift) % size
+    index, inverse = (here, there) if back else (there, here)
+    return Exchange.apply(data.flatten(0, 1), index, None, 0.0, inverse, None)
+
+
+def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
+    """Cut a rectangle into the rows of a packed batch, as what a model returned for its padded form.
+
+    Padding is never read, and gets no gradient.
+
+    Shapes:
+        `(B, *S0, L, *S1)` with L at the ragged dims of `like -> (B, *S0, -1, *S1)`; features may differ.
+
+    Raises:
+        ShapeError: another number of rows or too few dims; the batch of `like` is not dim 0.
+        StructureError: a rectangle shorter than the longest row. Immediate on CPU, asynchronous on CUDA.
+
+    Returns:
+        A NestedTensor with the structure of `like`.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> x = pack([torch.ones(1), torch.ones(2)])
+        >>> nested_like(torch.tensor([[1.0, 9.0], [2.0, 3.0]]), x).tolist()
+        [[1.0], [2.0, 3.0]]
+    """
+    s, dims = like.structure, like.ragged_dims
+    if s.batch_dim != 0 or data.ndim <= dims[-1] or data.shape[0] != s.batch_size:
+        got, hint = f"{describe(data)} for {describe(like)}", "the batch is dim 0 of both"
+        raise ShapeError(message("nested_like", f"{s.batch_size} rows with dims {dims}", got, hint=hint))
+    padded = [data.shape[d] for d in dims]
+    inside = (like.sizes <= like.sizes.new_tensor(padded)).all()
+    hint = "pad to x.max_length"
+    text = message("nested_like", "a rectangle as long as the longest row", "a shorter one", hint=hint)
+    require(inside, text)
+    moved = data.movedim(dims, tuple(range(1, s.ragged_ndim + 1)))
+    total = like.values.shape[s.packed_dim]
+    return like.with_values(pack_rows(moved, s, total).movedim(0, s.packed_dim))
 
 
 def to_torch(x: NestedTensor) -> Tensor:

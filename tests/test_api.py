@@ -102,9 +102,12 @@ copy_(dst, src, index=None)
 ensemble(module, params, in_dims=None, randomness='error', *, return_buffers=False, chunk_size=None)
 from_dataclass(dc, batch_size=())
 from_dict(d, batch_size=None, *, batch_dims=None, device=None)
+from_hf(encoding, *, keys=())
+from_list(rows, *, ragged_dim=1, dtype=None, device=None)
 from_module(module, *, params=True, buffers=True, remove_duplicate=False)
 from_namedtuple(nt, batch_size=())
-from_padded(data, *, lengths=None, mask=None)
+from_numpy(arrays, *, ragged_dim=1, device=None)
+from_padded(data, *, lengths=None, mask=None, side='right')
 from_pytree(tree, batch_size=())
 from_state_dict(state_dict, batch_size=())
 from_struct_array(array, batch_size=None)
@@ -116,8 +119,10 @@ hessian(fn, argnums=0)
 infer_batch_size(tree, max_dims=None)
 jacfwd(fn, argnums=0, has_aux=False, *, randomness='error')
 jacrev(fn, argnums=0, has_aux=False, *, chunk_size=None)
+jvp(fn, primals, tangents, has_aux=False)
 merge(*tds, on_conflict='error')
 nbytes(td)
+nested_like(data, like)
 nn/
 offsets_of(lengths)
 ops/
@@ -139,6 +144,7 @@ summary(td)
 tensorclass(cls)
 testing/
 to_dataclass(td, cls)
+to_hf(batch, *, side='right', pad=0, length=None)
 to_namedtuple(td, cls=None)
 to_packed(x, *, total=None)
 to_padded(x, fill=0.0, *, length=None)
@@ -153,6 +159,7 @@ unpad_sequence(td, *, batch_dims=0)
 unravel_key(key)
 validate(x)
 value_and_grad(fn, argnums=0, has_aux=False)
+vjp(fn, *primals, has_aux=False)
 vmap(fn, in_dims=0, out_dims=0, randomness='error', *, chunk_size=None)
 while_loop(cond_fn, body_fn, carried_inputs)
 zeros(schema, batch_size=None, *, device=None)""")
@@ -230,23 +237,37 @@ unsqueeze var view view_as vsplit where xlogy""")
     def test_nested(self):
         self.assertExpectedInline(own(tdc.NestedTensor), """\
 batch_size
+cu_seqlens
 device
 dim(self)
 dtype
+element_size(x)
+get_device(x)
 grad
+grad_fn
 imag
+is_contiguous(x, memory_format=torch.contiguous_format)
+is_cpu
 is_cuda
+is_leaf
 is_nested
+is_pinned(x)
+itemsize
 layout
 lengths
 max_length
+max_seqlen
+nbytes
 ndim
+nelement(x)
 numel(self)
 offsets
+pin_memory(x)
 ragged_dims
 real
 requires_grad
 requires_grad_(self, requires_grad=True)
+retain_grad(x)
 shape
 size(self, dim=None)
 sizes
@@ -294,21 +315,34 @@ data
 device
 dim(self)
 dtype
+element_size(x)
 filled(self, value)
+get_device(x)
 grad
+grad_fn
 imag
+is_contiguous(x, memory_format=torch.contiguous_format)
+is_cpu
 is_cuda
+is_leaf
 is_nested
+is_pinned(x)
+itemsize
 lengths
 mask
+nbytes
 ndim
+nelement(x)
+pin_memory(x)
 ragged_dims
 real
 requires_grad
 requires_grad_(self, requires_grad=True)
+retain_grad(x)
 shape
 size(self, dim=None)
 to_packed(x, *, total=None)
+tolist(x)
 unbind(self, dim=0)
 with_data(self, data)""")
 

@@ -22,7 +22,9 @@ from tdc.compile.functional import from_module as from_module
 from tdc.compile.functional import functional_call as functional_call
 from tdc.compile.functional import stack_modules as stack_modules
 from tdc.compile.grad import grad as grad
+from tdc.compile.grad import jvp as jvp
 from tdc.compile.grad import value_and_grad as value_and_grad
+from tdc.compile.grad import vjp as vjp
 from tdc.compile.inductor import backend as backend
 from tdc.compile.jacobian import hessian as hessian
 from tdc.compile.jacobian import jacfwd as jacfwd

@@ -161,3 +161,82 @@ def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, An
 def differentiable(x: Any) -> bool:
     """Whether a leaf may have a gradient."""
     return isinstance(x, (Tensor, NestedTensor, MaskedBatch)) and (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
+def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
+    """The value of a function, and a function that takes cotangents of it back to the arguments.
+
+    Args:
+        fn: returns containers or tensors; with `has_aux` a pair of them and more tensors or containers.
+
+    Returns:
+        `(value, pullback)`, with `has_aux` also aux. `pullback(cotangents)` takes what has the form of the value, and
+        returns a tuple with the gradient of each argument, as `grad` gives it.
+
+    Raises:
+        DtypeError: an argument or a value without anything to differentiate.
+
+    Compile:
+        fullgraph where the pullback is called in the same function.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> x = pack([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
+        >>> y, pullback = vjp(lambda x: x * x, x)
+        >>> pullback(torch.ones_like(y))[0].tolist()
+        [[2.0], [4.0, 6.0]]
+
+    Source:
+        `torch.func.vjp`.
+    """
+    parts = [Part(x, "vjp") for x in primals]
+    run: Any = torch.func.vjp
+    _, back, (value, *aux) = run(taken_apart(fn, parts, has_aux, "vjp"), *[p.tensors for p in parts], has_aux=True)
+
+    def pullback(cotangents: Any) -> tuple[Any, ...]:
+        grads = back(Part(cotangents, "vjp").tensors)
+        return tuple([part.gradients(tensors) for part, tensors in zip(parts, grads, strict=True)])
+
+    return (value, pullback, *aux)
+
+
+def jvp(
+    fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False
+) -> tuple[Any, ...]:
+    """The value of a function, and its derivative in the direction of the tangents, in the form of the value.
+
+    Args:
+        fn: returns containers or tensors; with `has_aux` a pair of them and more tensors or containers.
+        tangents: one for each argument, of its form.
+
+    Raises:
+        DtypeError: an argument, tangent or value without anything to differentiate.
+
+    Compile:
+        fullgraph.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> x = pack([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
+        >>> jvp(lambda x: x * x, (x,), (torch.ones_like(x),))[1].tolist()
+        [[2.0], [4.0, 6.0]]
+
+    Source:
+        `torch.func.jvp`.
+    """
+    parts = [Part(x, "jvp") for x in primals]
+    values, directions = tuple([p.tensors for p in parts]), tuple([Part(t, "jvp").tensors for t in tangents])
+    run: Any = torch.func.jvp
+    _, out, (value, *aux) = run(taken_apart(fn, parts, has_aux, "jvp"), values, directions, has_aux=True)
+    return (value, Part(value, "jvp").gradients(out), *aux)
+
+
+def taken_apart(fn: Callable[..., Any], parts: list[Part], has_aux: bool, op: str) -> Callable[..., Any]:
+    """A function from lists of tensors to a list of tensors, with its value and aux beside."""
+
+    def inner(*values: list[Tensor]) -> tuple[list[Tensor], Any]:
+        out = fn(*[part.filled(tensors, part.others) for part, tensors in zip(parts, values, strict=True)])
+        value, aux = out if has_aux else (out, None)
+        return Part(value, op).tensors, (value, aux) if has_aux else (value,)
+
+    return inner

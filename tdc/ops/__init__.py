@@ -3,6 +3,7 @@
 Importing this package fills the rule table and gives the containers their methods.
 """
 
+from tdc import _attributes as _attributes
 from tdc._rules import RULES as RULES
 from tdc._rules import Rule as Rule
 from tdc._rules import install_methods

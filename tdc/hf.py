@@ -1,0 +1,136 @@
+"""Batches of tokens as tokenizers of Hugging Face make them and models there take them.
+
+    {"input_ids": (B, L), "attention_mask": (B, L)}    <->    TensorDict {"input_ids": NestedTensor (B, -1)}
+
+Nothing is imported: a `BatchEncoding` is a mapping, a dict goes into a model as keywords.
+
+Invariant: `from_hf(to_hf(x, side=...))` has the tokens of `x`, for both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc._structure import Structure, extent_of, offsets_of, require_same
+from tdc.convert import shifted, to_padded
+from tdc.nested import NestedTensor, like
+from tdc.tensordict import TensorDict
+
+TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids", "special_tokens_mask", "offset_mapping")
+
+
+def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorDict:
+    """Padded tokens and their attention mask as packed rows of one structure.
+
+    Shapes:
+        `(B, L, ...) -> (B, -1, ...)` of entries of tokens; others `(B, ...)` stay as they are.
+
+    Args:
+        encoding: what a tokenizer returns with `return_tensors="pt"`, padded on the left or on the right.
+        keys: entries of tokens besides those of tokenizers, such as `["labels"]`. None is found out by its sizes.
+
+    Returns:
+        A TensorDict without the attention mask, which the lengths stand for. The longest length is that of the padding.
+
+    Raises:
+        KeyPathError: no attention mask, or a key that is not there.
+        DtypeError: a mask of floating-point numbers.
+        ShapeError: a mask that is not `(B, L)`, or entries of tokens that do not begin with its sizes; each is named.
+
+    Compile:
+        Reads the number of tokens on the host: call it in the data loader.
+
+    Example:
+        >>> mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+        >>> td = from_hf({"input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]]), "attention_mask": mask})
+        >>> td["input_ids"].tolist()
+        [[5, 6], [7, 8, 9]]
+    """
+    mask = encoding.get("attention_mask")
+    absent = [key for key in keys if key not in encoding]
+    if mask is None or absent:
+        hint = "tokenizer(texts, padding=True, return_tensors='pt')"
+        got = f"keys {sorted(encoding)}"
+        raise KeyPathError(message("from_hf", f"the key {(absent or ['attention_mask'])[0]!r}", got, hint=hint))
+    check_mask(mask)
+    names = [key for key in encoding if key in {*TOKENS, *keys}]
+    wrong = {key: describe(encoding[key]) for key in names if tuple(encoding[key].shape[:2]) != tuple(mask.shape)}
+    if wrong:
+        hint = "pad all entries of tokens alike"
+        raise ShapeError(message("from_hf", f"tokens of {list(mask.shape)}", f"{len(wrong)} others", wrong, hint))
+    real = mask.bool()
+    places = real.flatten().nonzero().squeeze(1)
+    structure = Structure(offsets_of(real.sum(1)), None, extent_of((mask.shape[1],), mask.device)).marked()
+    entries = {key: value for key, value in encoding.items() if key != "attention_mask"}
+    for key in names:
+        entries[key] = like(structure, entries[key].flatten(0, 1).index_select(0, places))
+    return TensorDict(entries, (mask.shape[0],))
+
+
+def to_hf(
+    batch: NestedTensor | TensorDict, *, side: str = "right", pad: Any = 0, length: int | None = None
+) -> dict[str, Any]:
+    """Packed tokens as the keywords of a model of Hugging Face: padded, with attention mask and position ids.
+
+    Shapes:
+        `(B, -1, ...) -> (B, L, ...)`; mask and position ids `(B, L)` int64.
+
+    Args:
+        batch: tokens, or a TensorDict of packed leaves of one structure; its other leaves are passed on.
+        side: where padding goes: "right" for training, "left" for generation.
+        pad: what padding holds, such as the tokenizer's `pad_token_id`; a dict of that for keys, 0 for others.
+        length: padded length; the longest row by default.
+
+    Returns:
+        A dict. A NestedTensor of numbers becomes "inputs_embeds", one of tokens "input_ids".
+
+    Raises:
+        StructureError: nothing packed, or leaves of different structures.
+        ShapeError: a side that is none, or rows that are ragged in other dims than the first.
+
+    Compile:
+        One graph for all lengths, where the batch carries its longest length.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> out = to_hf(pack([torch.tensor([5]), torch.tensor([7, 8])]), side="left")
+        >>> out["input_ids"], out["attention_mask"], out["position_ids"]
+        (tensor([[0, 5],
+                [7, 8]]), tensor([[0, 1],
+                [1, 1]]), tensor([[0, 0],
+                [0, 1]]))
+    """
+    if isinstance(batch, NestedTensor):
+        batch = TensorDict({"inputs_embeds" if batch.dtype.is_floating_point else "input_ids": batch}, (len(batch),))
+    ragged = {key: x for key, x in batch.items() if isinstance(x, NestedTensor)}
+    if not ragged:
+        got, hint = describe(batch), "tdc.pack(rows), or tdc.from_hf(encoding)"
+        raise StructureError(message("to_hf", "a NestedTensor of tokens", got, hint=hint))
+    first = next(iter(ragged.values()))
+    out: dict[str, Any] = dict(batch.items())
+    for key, x in ragged.items():
+        if x.ragged_dims != (1,):
+            got, hint = f"ragged dims {x.ragged_dims}", "transpose it, or td.exclude(key)"
+            raise ShapeError(message("to_hf", "rows (B, -1, ...)", got, {key: describe(x)}, hint))
+        require_same(first.structure, x.structure, "to_hf")
+        fill = pad.get(key, 0) if isinstance(pad, Mapping) else pad
+        padded = to_padded(x, fill, length=length)
+        out[key] = shifted(padded.data, padded.lengths[:, 0], side, "to_hf", back=True)
+    ones = to_padded(first.with_values(first.values.new_ones(first.values.shape[:1], dtype=torch.int64)), length=length)
+    mask = shifted(ones.data, ones.lengths[:, 0], side, "to_hf", back=True)
+    return out | {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def check_mask(mask: Any) -> None:
+    """An attention mask is (B, L), of bool or whole numbers."""
+    if not isinstance(mask, Tensor) or mask.dtype.is_floating_point or mask.dtype.is_complex:
+        hint = "return_tensors='pt'; 1 is a token, 0 padding"
+        raise DtypeError(message("from_hf", "an attention mask of bool or int", describe(mask), hint=hint))
+    if mask.ndim != 2:
+        hint = "the mask of the tokenizer; masks of attention scores say more than lengths can"
+        raise ShapeError(message("from_hf", "an attention mask (B, L)", describe(mask), hint=hint))

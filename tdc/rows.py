@@ -1,0 +1,110 @@
+"""Ragged batches from what data sets hold: nested Python lists, numpy arrays, object arrays of arrays.
+
+Invariant: which dims are ragged is declared, never inferred from sizes that happen to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._typing import Dims
+from tdc.nested import NestedTensor, pack
+
+
+def from_list(
+    rows: Sequence[Any], *, ragged_dim: Dims = 1, dtype: torch.dtype | None = None, device: Any = None
+) -> NestedTensor:
+    """Nested Python lists as a packed batch; `x.tolist()` is the way back.
+
+    Args:
+        rows: one list for each row, of numbers or of lists of one size; the other sizes of an empty row are as there.
+        ragged_dim: as of `tdc.pack`.
+        dtype: of the values; by default the one that holds all rows, as of `torch.tensor`.
+
+    Raises:
+        StructureError: no row at all.
+        DtypeError: rows that are no lists, or hold something else than numbers.
+        ShapeError: lists within a row that differ in length, or rows that differ in other dims.
+
+    Compile:
+        Eager: lists are data.
+
+    Example:
+        >>> x = from_list([[1, 2], [], [3]])
+        >>> x.shape, x.values, x.tolist()
+        (torch.Size([3, -1]), tensor([1, 2, 3]), [[1, 2], [], [3]])
+    """
+    check_rows("from_list", rows, (list, tuple))
+    found = [row_of("from_list", row, i, dtype, device) for i, row in enumerate(rows)]
+    return packed(found, ragged_dim, dtype)
+
+
+def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> NestedTensor:
+    """numpy arrays of different sizes as a packed batch: a list of them, or one array of dtype object.
+
+    Args:
+        arrays: rows of one dtype; each is read in place and copied once, by packing.
+        ragged_dim: as of `tdc.pack`.
+
+    Raises:
+        StructureError: no row at all.
+        DtypeError: rows that are no arrays, or of different dtypes or one that torch does not have.
+        ShapeError: rows that differ in other dims.
+
+    Compile:
+        Eager: numpy.
+
+    Example:
+        >>> import numpy as np
+        >>> from_numpy([np.zeros((2, 4)), np.zeros((3, 4))]).shape
+        torch.Size([2, -1, 4])
+    """
+    check_rows("from_numpy", arrays, ())
+    wrong = {f"row {i}": describe(row) for i, row in enumerate(arrays) if not hasattr(row, "__array__")}
+    if wrong:
+        hint = "tdc.from_list(rows) for nested lists"
+        raise DtypeError(message("from_numpy", "numpy arrays", f"{len(wrong)} rows that are none", wrong, hint))
+    return pack([row_of("from_numpy", row, i, None, device) for i, row in enumerate(arrays)], ragged_dim=ragged_dim)
+
+
+def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
+    """Rows come one by one, and are what the function takes."""
+    if isinstance(rows, (str, bytes)) or not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0:
+        raise DtypeError(message(op, "a sequence of rows", describe(rows), hint="one entry for each row"))
+    if not len(rows):
+        hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
+        raise StructureError(message(op, "at least one row", "none", hint=hint))
+    wrong = {f"row {i}": describe(row) for i, row in enumerate(rows) if kinds and not isinstance(row, kinds)}
+    if wrong:
+        hint = "one list for each row; tdc.pack(tensors), tdc.from_numpy(arrays)"
+        raise DtypeError(message(op, "rows that are lists", f"{len(wrong)} that are none", wrong, hint))
+
+
+def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) -> Tensor:
+    """One row as a tensor."""
+    try:
+        return torch.as_tensor(row, dtype=dtype, device=device)
+    except (TypeError, ValueError) as error:
+        at = {f"row {i}": describe(row)}
+        if "expected sequence of length" in str(error):
+            hint = "pad the inner lists, or build the rows and tdc.pack(rows, ragged_dim=...)"
+            got = "lists of different lengths in one row"
+            raise ShapeError(message(op, "lists of one length in each row", got, at, hint)) from None
+        hint = "turn texts and objects into numbers first, as a tokenizer does"
+        raise DtypeError(message(op, "rows of numbers", "something else", at, hint)) from None
+
+
+def packed(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None) -> NestedTensor:
+    """Rows of one dtype; an empty list has that and the sizes of the others."""
+    full = [row for row in rows if row.numel()] or rows
+    common = dtype or reduce(torch.promote_types, [row.dtype for row in full])
+    dims = (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
+    sizes = [0 if i + 1 in dims else n for i, n in enumerate(full[0].shape)]
+    rows = [row.new_zeros(sizes) if row.shape == (0,) and 0 in sizes else row for row in rows]
+    return pack([row.to(common) for row in rows], ragged_dim=ragged_dim)
