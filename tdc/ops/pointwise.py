@@ -188,7 +188,7 @@ def sgn(x: Any) -> Any:
     return torch.sgn(x) if x.dtype.is_complex else torch.sign(x)
 
 
-def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
     """In evaluation the slope is the mean, for which vmap has a rule."""
     return F.rrelu(x, lower, upper, training) if training else F.leaky_relu(x, (lower + upper) / 2)
 
