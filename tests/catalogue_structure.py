@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from batches import Draw, Layout, Ragged
+from batches import Dense, Draw, Layout, Ragged
 from harness import Call, Sample, call, loop, rowwise
 
 from tdc._rules import MODES, Rule
@@ -181,6 +181,27 @@ def attention(rule: Rule) -> Iterator[Sample]:
     yield Sample("cross", lambda d: draw(d, True), rowwise)
     yield Sample("causal", lambda d: draw(d, False, is_causal=True), rowwise)
     yield Sample("scale", lambda d: draw(d, True, scale=0.3), rowwise)
+    yield Sample("bool mask", lambda d: masked(d, lambda *n: d.tensor(*n, domain="bool")), rowwise)
+    yield Sample("added mask", lambda d: masked(d, lambda *n: d.tensor(*n), enable_gqa=True), rowwise, LIGHT)
+    yield Sample("ragged mask", lambda d: pairwise(d, "bool"), rowwise, ("eager", "grad", "compile"))
+    yield Sample("ragged mask, added", lambda d: pairwise(d, "real"), rowwise, ("eager", "grad"))
+    yield Sample("fewer heads of keys", lambda d: grouped(d, enable_gqa=True), rowwise, LIGHT)
+
+    def grouped(d: Draw, **options: Any) -> Call:
+        q, k = d.ragged(Layout((4,), (3,))), d.ragged(Layout((2,), (3,)))
+        return call(q, k, d.ragged(Layout((2,), (3,)), like=k), **options)
+
+    def masked(d: Draw, make: Any, **options: Any) -> Call:
+        (q, k, v), _ = draw(d, True)
+        longest = max(d.lengths) + d.slack
+        whole = make(len(d.lengths), 1, longest, longest)
+        corners = [m[:, : len(a[0]), : len(b[0])] for m, a, b in zip(whole, q.rows, k.rows, strict=True)]
+        return call(q, k, v, attn_mask=Dense(whole, corners, (0, 2, 3)), **options)
+
+    def pairwise(d: Draw, domain: str) -> Call:
+        (q, k, v), _ = draw(d, True)
+        pairs = [d.tensor(len(a[0]), len(b[0]), domain=domain) for a, b in zip(q.rows, k.rows, strict=True)]
+        return call(q, k, v, Ragged(pairs, (1, 2), slack=d.slack))
 
 
 def multi_head(rule: Rule) -> Iterator[Sample]:
@@ -197,7 +218,7 @@ def multi_head(rule: Rule) -> Iterator[Sample]:
         outs, weights = zip(*results, strict=True)
         first = Ragged(list(outs), args[0].dims, args[0].batch_dim)
         dims = (1, 2) if kwargs.get("average_attn_weights", True) else (2, 3)
-        return first, None if weights[0] is None else Ragged(list(weights), dims, kind="masked")
+        return first, None if weights[0] is None else Ragged(list(weights), dims)
 
     def draw(d: Draw, crossed: bool, causal: bool = False, **options: Any) -> Call:
         layout = Layout((), (size,))

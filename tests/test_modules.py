@@ -1,172 +1,106 @@
-"""Stock recurrent modules on ragged batches, against a loop over examples: outputs, last states, gradients, graphs."""
+"""Stock modules on ragged batches: results and gradients of a loop over examples, one graph for all lengths."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from batches import Cut, Ragged, build, close, differences, unbuild
+from batches import build
 from harness import Counter
-from test_nn import KINDS, LENGTHS, OTHERS, SIZE, compiled, plain, rows, weighted
+from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, plain, rows
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-import tdc
-
-RECURRENT: dict[str, Callable[[], nn.Module]] = {
-    "tanh": lambda: nn.RNN(SIZE, 4, 2, batch_first=True),
-    "relu": lambda: nn.RNN(SIZE, 4, nonlinearity="relu", bidirectional=True, bias=False, batch_first=True),
-    "lstm": lambda: nn.LSTM(SIZE, 4, 2, bidirectional=True, batch_first=True),
-    "lstm_projected": lambda: nn.LSTM(SIZE, 4, proj_size=3, bidirectional=True, batch_first=True),
-    "gru": lambda: nn.GRU(SIZE, 4, 2, dropout=0.5, bidirectional=True, batch_first=True).eval(),
+ACTIVATIONS = (
+    nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid,
+    nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.RReLU, nn.SELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Softshrink,
+    nn.Softsign, nn.Tanh, nn.Tanhshrink,
+)  # fmt: skip
+MODULES: dict[str, nn.Module] = {
+    **{cls.__name__.lower(): cls() for cls in ACTIVATIONS},
+    "identity": nn.Identity(),
+    "threshold": nn.Threshold(0.1, 20.0),
+    "softmax": nn.Softmax(-1),
+    "log_softmax": nn.LogSoftmax(2),
+    "softmin": nn.Softmin(-1),
+    "unflatten": nn.Unflatten(-1, (2, 4)),
+    "flatten": nn.Sequential(nn.Unflatten(-1, (2, 4)), nn.Flatten(2)),
+    "rms_norm": nn.RMSNorm(SIZE),
+    "alpha_dropout": nn.AlphaDropout(0.2),
+    "sequential": nn.Sequential(nn.Linear(SIZE, 6), nn.Sequential(nn.PReLU(), nn.RMSNorm(6)), nn.Softplus()),
+}
+UNTRACED = ("hardsigmoid", "hardswish")  # Dynamo does not hand them on to our rules (2.11-2.13)
+ALL = nn.Sequential(
+    *[m for name, m in MODULES.items() if name not in ("unflatten", "sequential", *UNTRACED)], nn.Linear(SIZE, 3)
+)
+PAIRS: dict[str, nn.Module] = {
+    "bilinear": nn.Bilinear(SIZE, SIZE, 3),
+    "cosine_similarity": nn.CosineSimilarity(-1),
+    "pairwise_distance": nn.PairwiseDistance(),
 }
 
 
-@pytest.fixture(autouse=True)
-def allowed() -> Iterator[None]:
-    """Dynamo refuses recurrent modules unless told otherwise (2.11-2.13); torch warns of projections without oneDNN."""
-    with torch._dynamo.config.patch(allow_rnn=True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
-        yield
+def inputs(name: str, lengths: tuple[int, ...] = LENGTHS) -> list[Any]:
+    return [rows(lengths, seed=i) for i in range(2 if name in PAIRS else 1)]
 
 
-def states_of(last: Any) -> tuple[Tensor, ...]:
-    """(h,) or (h, c)."""
-    return last if isinstance(last, tuple) else (last,)
-
-
-def one(module: nn.Module, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """A row on its own; one without steps keeps its states, which are zeros where none are given."""
-    if len(x):
-        out, last = module(x, *given)
-        return out, *states_of(last)
-    out, last = module(torch.zeros(1, SIZE), *given)
-    last = [torch.zeros_like(s) for s in states_of(last)] if not given else states_of(given[0])
-    return out[:0], *last
-
-
-def assert_recurrent(module: nn.Module, kind: str, x: Ragged, run: Callable[..., Any], given: Any = None) -> None:
-    """Outputs, last states and gradients of a recurrent module."""
-    some = [] if given is None else [given]
-    each = [[pytree.tree_map(lambda s, i=i: s[:, i], own) for own in some] for i in range(len(x.rows))]
-    outs, *states = zip(*[one(module, row, *own) for row, own in zip(x.rows, each, strict=True)], strict=True)
-    want = x.with_rows(list(outs)), [torch.stack(parts, 1) for parts in states]
-    cut = Cut()
-    out, last = run(module, *build([x], kind, cut), *some)
-    got = unbuild(out), list(states_of(last))
-    assert differences(got, want, kind) == []
-    params = list(module.parameters())
-    found = weighted([*got[0].rows, *got[1]], [*params, *cut.inner])
-    ours = [*found[: len(params)], *cut.back(found[len(params) :], x.rows)]
-    theirs = weighted([*want[0].rows, *want[1]], [*params, *x.rows])
-    assert all(close(a, b) for a, b in zip(ours, theirs, strict=True))
+def row(module: nn.Module, *xs: Tensor) -> Tensor:
+    """A row as a batch of one, since dims of these modules count the batch."""
+    return module(*[x[None] for x in xs])[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent(name: str, kind: str):
-    assert_recurrent(RECURRENT[name](), kind, rows(), plain)
+@pytest.mark.parametrize("name", [*MODULES, *PAIRS])
+def test_module(name: str, kind: str):
+    module = copy.deepcopy({**MODULES, **PAIRS}[name]).eval()
+    assert_same(module, kind, inputs(name), plain, row)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_recurrent_from_states(name: str, kind: str):
-    module, h = RECURRENT[name](), torch.randn(4, len(LENGTHS), 4)
-    assert_recurrent(module, kind, rows(), plain, (h, h) if name == "lstm" else h)
-
-
-SLOW = [pytest.param(name, kind, marks=pytest.mark.slow) for name, kind in (("tanh", "nested"), ("gru", "masked"))]
-
-
-@pytest.mark.parametrize(("name", "kind"), [("lstm", "nested"), *SLOW])
-def test_recurrent_compiled(name: str, kind: str):
-    module, counter = RECURRENT[name](), Counter()
+@pytest.mark.parametrize("name", ["all", *[pytest.param(name, marks=pytest.mark.slow) for name in PAIRS]])
+@pytest.mark.parametrize("kind", ["nested", pytest.param("masked", marks=pytest.mark.slow)])
+def test_module_compiled(name: str, kind: str):
+    module, counter = copy.deepcopy({"all": ALL, **PAIRS}[name]).eval(), Counter()
     run = compiled(plain, counter)
     for lengths in (LENGTHS, *OTHERS):
-        assert_recurrent(module, kind, rows(lengths), run)
+        assert_same(module, kind, inputs(name, lengths), run, row)
     assert counter.graphs == 1
 
 
-@pytest.mark.slow
-def test_recurrent_with_inductor():
-    module = RECURRENT["lstm"]()
-    assert_recurrent(module, "nested", rows(), torch.compile(plain, fullgraph=True))
+def test_softmax_over_the_ragged_dim():
+    """Each row sums to 1 over its own steps."""
 
+    def one(module: nn.Module, x: Tensor) -> Tensor:
+        return x.softmax(0)
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_recurrent_time_major(kind: str):
-    """batch_first=False wants the batch as dim 1, as of dense tensors."""
-    module = nn.GRU(SIZE, 4)
-    assert_recurrent(module, kind, Ragged(rows().rows, (0,), 1, slack=2), plain)
-
-
-def test_recurrent_rows_without_steps():
-    module = nn.LSTM(SIZE, 4, batch_first=True)
-    x = tdc.pack([torch.zeros(0, SIZE)] * 2)
-    h = torch.randn(1, 2, 4)
-    out, (last, cell) = module(x, (h, 2 * h))
-    assert out.values.shape == (0, 4)
-    assert torch.equal(last, h)
-    assert torch.equal(cell, 2 * h)
+    for kind in KINDS:
+        assert_same(nn.Softmax(1), kind, [rows()], plain, one)
 
 
 @pytest.mark.parametrize("run", [plain, pytest.param(None, marks=pytest.mark.slow)], ids=["eager", "compiled"])
-def test_recurrent_dropout_between_layers(run: Any):
-    """The second layer sees the first one's outputs with some of them 0 and the others doubled."""
-    module = nn.RNN(SIZE, 50, 2, dropout=0.5, batch_first=True, nonlinearity="relu")
-    with torch.no_grad():
-        for name, p in module.named_parameters():
-            p.zero_()
-            if name == "bias_ih_l0":
-                p.fill_(1)
-            if name == "weight_ih_l1":
-                p.copy_(torch.eye(50))
-    run = run or torch.compile(plain, fullgraph=True, backend="aot_eager")
-    out, last = run(module, build(rows(), "nested", Tensor.detach))
-    assert set(out.values.unique().tolist()) == {0.0, 2.0}
-    assert last[0, [0, 2, 3]].unique().tolist() == [1.0]
-    assert last[:, 1].unique().tolist() == [0.0]
+def test_training_step(run: Callable[..., Any] | None):
+    """Embedding, recurrence, attention and a head in one Sequential: the loss of all real positions falls."""
 
+    class First(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
 
-def test_recurrent_module_over_members():
-    """An ensemble: parameters mapped, the batch common."""
-    members = [nn.GRU(SIZE, 4, batch_first=True) for _ in range(3)]
-    params, _ = torch.func.stack_module_state(members)
-    x = build(rows(), "nested", Tensor.detach)
+        def forward(self, x: Any) -> Any:
+            return self.module(x)[0]
 
-    def loss(p: Any) -> Tensor:
-        return torch.func.functional_call(members[0], p, (x,))[0].values.square().sum()
-
-    grads, values = torch.vmap(torch.func.grad_and_value(loss))({k: p.detach() for k, p in params.items()})
-    for i, member in enumerate(members):
-        want = member(x)[0].values.square().sum()
-        assert torch.allclose(values[i], want)
-        found = torch.autograd.grad(want, list(member.parameters()))
-        assert all(close(grads[k][i], g) for (k, _), g in zip(member.named_parameters(), found, strict=True))
-
-
-def test_recurrent_gradients_check():
-    module = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True).double()
-    offsets = torch.tensor([0, 2, 2, 5])
-
-    def run(values: Tensor) -> Any:
-        out, (h, c) = module(tdc.NestedTensor(values, offsets, max_length=3))
-        return out.values, h, c
-
-    values = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(run, (values,))
-
-
-def test_recurrent_layout_message():
-    x: Any = tdc.pack([torch.ones(4, 2), torch.ones(4, 3)], ragged_dim=2)
-    hx, weights = torch.zeros(1, 2, 4), [torch.zeros(12, 4), torch.zeros(12, 4)]
-    with pytest.raises(tdc.StructureError) as caught:
-        torch.gru(x, hx, weights, False, 1, 0.0, False, False, True)
-    assert str(caught.value).splitlines() == [
-        "tdc.gru: expected (B, -1, D) and batch_first=True, or (-1, B, D) without, for a NestedTensor, "
-        "got NestedTensor float32[2, 4, -1] and batch_first=True",
-        "hint: build the module with batch_first=True",
-    ]
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    module = nn.Sequential(nn.Embedding(5, SIZE), First(nn.GRU(SIZE, 8, batch_first=True)), encoder, nn.Linear(8, 5))
+    optimizer, losses = torch.optim.Adam(module.parameters(), 0.05), []
+    x = build([rows(size=None)], "nested", Tensor.detach)[0]
+    with torch._dynamo.config.patch(allow_rnn=True):
+        call = run or torch.compile(plain, fullgraph=True, backend="aot_eager")
+        for _ in range(6):
+            loss = nn.CrossEntropyLoss()(call(module, x), x)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert losses[-1] < 0.6 * losses[0]

@@ -159,7 +159,7 @@ def test_multihead_attention_weights(kind: str, average: bool):
     )
     a, b = build((x, y), kind, lambda t: t)
     got = unbuild(module(a, b, b, average_attn_weights=average))
-    want = x.with_rows(list(outs)), Ragged(list(weights), (1, 2) if average else (2, 3), kind="masked")
+    want = x.with_rows(list(outs)), Ragged(list(weights), (1, 2) if average else (2, 3))
     assert differences(got, want, kind) == []
     leaves = [*module.parameters(), *x.rows, *y.rows]
     ours, theirs = weighted(got[1].rows, leaves), weighted(weights, leaves)

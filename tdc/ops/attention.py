@@ -1,162 +1,91 @@
 """Attention within rows: every example attends to itself, or to its partner of another batch, and to nothing else.
 
-    varlen_attention   q (N, H, D), k and v (M, H, D), offsets of both      the one op everything else calls
-    F.scaled_dot_product_attention      NestedTensor (B, H, -1, D)
+    varlen_attention   q (N, H, D), k and v (M, G, D), structures of both   what everything else calls
+    F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
-On CPU the op runs one fused SDPA for each example inside a custom op, so that padding is never computed and the graph
-holds one node for all lengths. Where that kernel does not apply (attention dropout, other devices) rows are padded,
-which needs the longest length and gives the same numbers.
+On CPU rows go through one operation that runs a fused SDPA for each example (`varlen`), so that padding is never
+computed and the graph holds one node for all lengths. Where that kernel does not apply (attention dropout, a mask that
+wants a gradient, a function of scores, other devices) rows are padded, which needs the longest length and gives the
+same numbers. Which of the two is decided by metadata alone.
+
+A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
+with two ragged dims.
+
+    B rows, L and M longest queries and keys, H heads, G heads of keys, D features
 
 Invariants: exact for every length, zero included; forward and backward read real positions only; one graph for all
-lengths.
+lengths; a query without any key to attend to gives 0.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from itertools import pairwise
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import StructureError, UnsupportedError, describe, message
+from tdc._errors import ShapeError, StructureError, describe, message
 from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, longest, pack_rows, pad_rows, sizes_of, valid_mask
+from tdc._structure import Structure, longest, pack_rows, pad_rows, require, sizes_of, valid_mask
+from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
+from tdc.ops.varlen import Attend, check_mask
 
-forward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-backward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-torch.library.define(
-    "tdc::varlen_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor? k_offsets, bool causal, float scale) -> (Tensor, Tensor)",
-)
-torch.library.define(
-    "tdc::varlen_attention_backward",
-    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor q_offsets, Tensor? k_offsets, "
-    "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
-)
-varlen_rows = torch.ops.tdc.varlen_attention.default
-varlen_rows_backward = torch.ops.tdc.varlen_attention_backward.default
+NAME = "scaled_dot_product_attention"
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-@torch.library.impl("tdc::varlen_attention", "CompositeExplicitAutograd")
-def forward_rows(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """q (N, H, D), k, v (M, H, D), offsets (B+1,) -> out (N, H, D), logsumexp (N, H). CPU."""
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_zeros(q.shape[:2], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    for (a, b), (c, d) in spans(q_offsets, k_offsets):
-        rows = q[a:b].transpose(0, 1)[None], k[c:d].transpose(0, 1)[None], v[c:d].transpose(0, 1)[None]
-        o, s = forward_one(*rows, is_causal=causal, scale=scale)
-        out[a:b] = o[0].transpose(0, 1)
-        lse[a:b] = s[0].transpose(0, 1)
-    return out, lse
+class How(NamedTuple):
+    """What attention does besides attending."""
 
-
-@torch.library.impl("tdc::varlen_attention_backward", "CompositeExplicitAutograd")
-def backward_rows(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor, k_offsets: Tensor,
-    causal: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k and v, example by example."""
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-    for (a, b), (c, d) in spans(q_offsets, k_offsets):
-        g, x, o = (t[a:b].transpose(0, 1)[None] for t in (grad, q, out))
-        y, z = (t[c:d].transpose(0, 1)[None] for t in (k, v))
-        s = lse[a:b].transpose(0, 1)[None].contiguous()
-        parts = backward_one(g, x, y, z, o, s, 0.0, causal, scale=scale)
-        for whole, part, (i, j) in zip(grads, parts, ((a, b), (c, d), (c, d)), strict=True):
-            whole[i:j] = part[0].transpose(0, 1)
-    return grads[0], grads[1], grads[2]
-
-
-def spans(q_offsets: Tensor, k_offsets: Tensor | None) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Begin and end of the rows that have both queries and keys."""
-    q = q_offsets.tolist()
-    k = q if k_offsets is None else k_offsets.tolist()
-    pairs = zip(pairwise(q), pairwise(k), strict=True)
-    return [((a, b), (c, d)) for (a, b), (c, d) in pairs if a < b and c < d]
-
-
-@torch.library.register_fake("tdc::varlen_attention")
-def _(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, causal: bool, scale: float) -> Any:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:2], dtype=wide)
-
-
-@torch.library.register_fake("tdc::varlen_attention_backward")
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Any:
-    return tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)])
-
-
-def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    """vmap: members become heads, (K, N, H, D) -> (N, K·H, D); offsets stay common."""
-    if any(
-        [
-            d is not None and not a.is_floating_point()
-            for a, d in zip(args, in_dims, strict=True)
-            if isinstance(a, Tensor)
-        ]
-    ):
-        hint = "map over values only: in_dims with None for offsets"
-        raise StructureError(message("vmap", "one ragged structure for all members", "mapped offsets", hint=hint))
-    members = info.batch_size
-    folded = [
-        a if not isinstance(a, Tensor) or not a.is_floating_point()
-        else (a.unsqueeze(1).expand(a.shape[0], members, *a.shape[1:]) if d is None else a.movedim(d, 1)).flatten(1, 2)
-        for a, d in zip(args, in_dims, strict=True)
-    ]  # fmt: skip
-    outs = op(*folded)
-    return tuple([o.unflatten(1, (members, -1)) for o in outs]), (1,) * len(outs)
-
-
-torch.library.register_vmap(varlen_rows, partial(over_members, varlen_rows))
-torch.library.register_vmap(varlen_rows_backward, partial(over_members, varlen_rows_backward))
-
-
-class Attend(torch.autograd.Function):
-    """The two ops as one differentiable function, also under `torch.func` (`register_autograd` is not, in 2.13)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, causal: bool, scale: float
-    ) -> Any:
-        return varlen_rows(q, k, v, q_offsets, k_offsets, causal, scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, q_offsets, k_offsets, ctx.causal, ctx.scale = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, k, v, *output, q_offsets, k_offsets)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        parts = varlen_rows_backward(grads[0], *ctx.saved_tensors, ctx.causal, ctx.scale)
-        return *parts, None, None, None, None
+    causal: bool
+    scale: float
+    dropout: float = 0.0
+    mask: Tensor | None = None
+    score_mod: ScoreMod | None = None
 
 
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, *, causal: bool = False,
-    scale: float | None = None, dropout: float = 0.0,
+    scale: float | None = None, dropout: float = 0.0, mask: Tensor | NestedTensor | None = None,
+    score_mod: ScoreMod | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of each row's queries to the same row's keys.
 
     Shapes:
-        q `(N, H, D)`, k and v `(M, H, D)` -> `(N, H, D)`; rows given by two structures with equal batch size.
+        q `(N, H, D)`, k `(M, G, D)` and v `(M, G, E)` -> `(N, H, E)`; rows given by two structures with equal batch
+        size, G heads of keys for H, a multiple of G.
+
+    Args:
+        causal: the i-th query of a row attends to the row's keys up to the i-th.
+        scale: of scores, `1 / sqrt(D)` by default.
+        dropout: probability that an attention weight becomes 0.
+        mask: bool, True attends, or added to the scores. Dense, broadcastable to `(B, H, Lq, Lk)` and at least as large
+            as the longest rows, or a NestedTensor `(B, -1, -1)` or `(B, H, -1, -1)`.
+        score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast to `(B, H, Lq, Lk)`: the
+            scaled scores, and row, head, place of the query and place of the key. It runs on padded rows.
+
+    Raises:
+        StructureError: other numbers of rows, or a ragged mask of other sizes.
+        ShapeError: a mask that is too small, heads of queries that are no multiple of those of keys.
 
     Compile:
-        One node on CPU. Elsewhere, and with dropout, padded: the structures must carry their longest length.
+        One node on CPU. Elsewhere, with dropout, score_mod or a mask that wants a gradient, padded: the structures must
+        carry their longest length.
 
     Source:
-        `torch.nn.functional.scaled_dot_product_attention` on each row.
+        `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
+        `torch.nn.attention.flex_attention`.
+
+    Example:
+        >>> from tdc.nested import pack
+        >>> x = pack([torch.ones(2, 1, 4), torch.ones(3, 1, 4)])
+        >>> alibi = lambda score, b, h, i, j: score - (i - j).abs()
+        >>> varlen_attention(x.values, x.values, x.values, x.structure, x.structure, score_mod=alibi).shape
+        torch.Size([5, 1, 4])
     """
     if q_rows.batch_size != k_rows.batch_size:
         got = f"{q_rows.batch_size} and {k_rows.batch_size}"
@@ -164,20 +93,124 @@ def varlen_attention(
             message("attention", "as many rows of queries as of keys", got, hint="pair the batches row by row")
         )
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if q.device.type == "cpu" and dropout == 0.0:
+    k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
+    free = score_mod is not None or dropout != 0.0 or (mask is not None and mask.requires_grad)
+    if q.device.type == "cpu" and not free and v.shape[-1] == q.shape[-1]:
         # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
         k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
         k_offsets = None if k_rows.offsets is q_rows.offsets else k_rows.offsets
-        return Attend.apply(q, k, v, q_rows.offsets, k_offsets, causal, scale)[0]
-    q_BHLD, k_BHLD, v_BHLD = (
+        added, pairs = operand(mask, q, q_rows, k_rows)
+        return Attend.apply(q, k, v, q_rows.offsets, k_offsets, added, pairs, causal, scale)[0]
+    q_BHLD, k_BHMD, v_BHMD = (
         pad_rows(t, rows, longest(rows)).transpose(1, 2) for t, rows in ((q, q_rows), (k, k_rows), (v, k_rows))
     )
-    mask = valid_mask(sizes_of(k_rows), (k_BHLD.shape[2],))[:, None, None, :]
-    if causal:
-        mask = mask & torch.ones(q_BHLD.shape[2], k_BHLD.shape[2], dtype=torch.bool, device=q.device).tril()
-    mask = mask | ~valid_mask(sizes_of(k_rows), (k_BHLD.shape[2],)).any(1)[:, None, None, None]
-    out = F.scaled_dot_product_attention(q_BHLD, k_BHLD, v_BHLD, attn_mask=mask, dropout_p=dropout, scale=scale)
+    dense = as_dense(mask, q_rows, k_rows, (q_BHLD.shape[2], k_BHMD.shape[2]))
+    out = attend_padded(q_BHLD, k_BHMD, v_BHMD, sizes_of(k_rows), How(causal, scale, dropout, dense, score_mod))
     return pack_rows(out.transpose(1, 2), q_rows, q.shape[0])
+
+
+def shared_heads(t: Tensor, heads: int) -> Tensor:
+    """Keys (M, G, D) for as many heads as there are of queries; neighbouring heads share.
+
+    Raises:
+        ShapeError: heads is no multiple of G.
+    """
+    if t.shape[1] == heads:
+        return t
+    if heads % t.shape[1]:
+        got = f"{heads} and {t.shape[1]}"
+        raise ShapeError(message("attention", "heads of queries, a multiple of those of keys", got, hint="check dim 1"))
+    return t.repeat_interleave(heads // t.shape[1], 1)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: -inf where a bool mask forbids."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
+
+
+def squared(mask: NestedTensor, q_rows: Structure, k_rows: Structure) -> NestedTensor:
+    """A ragged mask as (B, H or 1, -1, -1), with the sizes of queries and keys.
+
+    Raises:
+        StructureError: other ragged dims or sizes.
+    """
+    s, hint = mask.structure, "one number for each pair: (B, -1, -1) or (B, H, -1, -1), sizes of queries, then of keys"
+    if s.batch_dim or mask.ndim not in (3, 4) or s.ragged_dims != (mask.ndim - 2, mask.ndim - 1):
+        raise StructureError(message("attention", "a mask with two ragged dims", describe(mask), hint=hint))
+    text = message("attention", "a mask of the sizes of queries and keys", "other sizes", hint=hint)
+    if s.batch_size != q_rows.batch_size:
+        raise StructureError(text)
+    require((mask.sizes == torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)).all(), text)
+    return mask if mask.ndim == 4 else mask.unsqueeze(1)
+
+
+def as_dense(
+    mask: Tensor | NestedTensor | None, q_rows: Structure, k_rows: Structure, sizes: tuple[int, ...]
+) -> Tensor | None:
+    """A mask for rectangles of the given sizes."""
+    return squared(mask, q_rows, k_rows).to_padded(length=sizes).data if isinstance(mask, NestedTensor) else mask
+
+
+def operand(
+    mask: Tensor | NestedTensor | None, q: Tensor, q_rows: Structure, k_rows: Structure
+) -> tuple[Tensor | None, Tensor | None]:
+    """A mask as `varlen` takes it: added to scores, with as many heads as q."""
+    if mask is None:
+        return None, None
+    if isinstance(mask, NestedTensor):
+        packed = additive(squared(mask, q_rows, k_rows).values, q.dtype).transpose(0, 1)
+        return packed.expand(-1, q.shape[1]), mask.offsets
+    mask = additive(mask, q.dtype)
+    mask = mask.view(*[1] * (4 - mask.ndim), *mask.shape)
+    return mask.expand(-1, q.shape[1], -1, -1), None
+
+
+def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, k_sizes: Tensor, how: How) -> Tensor:
+    """Attention on rectangles whose padding is finite -> (B, H, L, E); padded queries give anything finite."""
+    size, keys = q_BHLD.shape[2], k_BHMD.shape[2]
+    allowed = valid_mask(k_sizes, (keys,))[:, None, None, :]
+    if how.causal:
+        allowed = allowed & torch.ones(size, keys, dtype=torch.bool, device=q_BHLD.device).tril()
+    mask = allowed
+    if how.mask is not None:
+        check_mask(tuple(how.mask.shape[-2:]), (size, keys))
+        mask = additive(how.mask[..., :size, :keys], q_BHLD.dtype).masked_fill(~allowed, -math.inf)
+    if how.score_mod is None:
+        dead = ~allowed.any(-1, keepdim=True)
+        mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
+        out = F.scaled_dot_product_attention(
+            q_BHLD, k_BHMD, v_BHMD, attn_mask=mask, dropout_p=how.dropout, scale=how.scale
+        )
+        return out.masked_fill(dead, 0)
+    place = [torch.arange(n, device=q_BHLD.device) for n in (*q_BHLD.shape[:3], keys)]
+    grid = [p.view([-1 if i == d else 1 for i in range(4)]) for d, p in enumerate(place)]
+    scores = how.score_mod(q_BHLD @ k_BHMD.transpose(2, 3) * how.scale, *grid)
+    scores = scores.masked_fill(~allowed, -math.inf) if how.mask is None else scores + mask
+    dead = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
+    return F.dropout(weights, how.dropout) @ v_BHMD
+
+
+def check_operands(parts: tuple[Any, ...], cls: type, mask: Any, causal: bool, gqa: bool) -> None:
+    """Three batches of heads, and at most one of a mask and causal.
+
+    Raises:
+        StructureError: other layouts.
+        ShapeError: both masks, or fewer heads of keys without `enable_gqa`.
+    """
+    if any([not isinstance(x, cls) or x.ndim != 4 or x.ragged_dims != (2,) for x in parts]):
+        got = ", ".join([describe(x) for x in parts])
+        whole = "NestedTensors (B, H, -1, D)" if cls is NestedTensor else "MaskedBatches (B, H, L, D), ragged in dim 2"
+        hint = "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
+        raise StructureError(message(NAME, whole, got, hint=hint))
+    if mask is not None and causal:
+        hint = "leave one out, or mask & torch.ones(L, L, dtype=torch.bool).tril()"
+        raise ShapeError(message(NAME, "one of attn_mask and is_causal=True", "both", hint=hint))
+    heads = [x.size(1) for x in parts]
+    if not gqa and len(set(heads)) > 1:
+        raise ShapeError(message(NAME, "as many heads of keys as of queries", str(heads), hint="enable_gqa=True"))
 
 
 def sdpa_nested(
@@ -186,28 +219,33 @@ def sdpa_nested(
 ) -> NestedTensor:  # fmt: skip
     """(B, H, -1, D) with the ragged dim in third place, as torch's (B, H, L, D)."""
     parts = (query, key, value)
-    if any([not isinstance(x, NestedTensor) or x.ndim != 4 or x.ragged_dims != (2,) for x in parts]):
-        got = ", ".join([describe(x) for x in parts])
-        hint = "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
-        raise StructureError(message("scaled_dot_product_attention", "NestedTensors (B, H, -1, D)", got, hint=hint))
-    if attn_mask is not None or enable_gqa:
-        got = "attn_mask" if attn_mask is not None else "enable_gqa=True"
-        hint = "is_causal=True for causal attention, or x.to_padded()"
-        raise UnsupportedError(
-            message("scaled_dot_product_attention", "no mask and as many heads of keys", got, hint=hint)
-        )
+    check_operands(parts, NestedTensor, attn_mask, is_causal, enable_gqa)
     q, k, v = (x.values.transpose(0, 1) for x in parts)
-    out = varlen_attention(q, k, v, query.structure, key.structure, causal=is_causal, scale=scale, dropout=dropout_p)
+    rows, k_rows = query.structure, key.structure
+    out = varlen_attention(
+        q, k, v, rows, k_rows, causal=is_causal, scale=scale, dropout=dropout_p, mask=attn_mask
+    )  # fmt: skip
     return query.with_values(out.transpose(0, 1))
 
 
-add_rule(
-    Rule(
-        F.scaled_dot_product_attention,
-        "nested",
-        "attention",
-        sdpa_nested,
-        F.scaled_dot_product_attention,
-        source="torch.nn.functional.scaled_dot_product_attention",
-    )
-)
+def sdpa_masked(
+    query: MaskedBatch, key: MaskedBatch, value: MaskedBatch, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> MaskedBatch:  # fmt: skip
+    """(B, H, L, D) with ragged dim 2; keys outside the lengths are left out."""
+    parts = (query, key, value)
+    check_operands(parts, MaskedBatch, attn_mask, is_causal, enable_gqa)
+    q, k, v = (x.filled(0) for x in parts)
+    k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
+    mask = attn_mask
+    if isinstance(mask, MaskedBatch):
+        mask = mask.filled(0)
+        mask = mask if mask.ndim == 4 else mask.unsqueeze(1)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    out = attend_padded(q, k, v, key.lengths, How(is_causal, scale, dropout_p, mask))
+    return query.with_data(out.masked_fill(~query.mask, 0))
+
+
+_op = F.scaled_dot_product_attention
+for _kind, _impl in (("nested", sdpa_nested), ("masked", sdpa_masked)):
+    add_rule(Rule(_op, _kind, "attention", _impl, _op, source="torch.nn.functional.scaled_dot_product_attention"))

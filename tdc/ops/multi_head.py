@@ -1,18 +1,22 @@
 """Multi-head attention: the function behind `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` and their stacks.
 
-    packed (NestedTensor)    projections on real positions only, then `varlen_attention`
-    padded (MaskedBatch)     torch's own function with the mask that the lengths give
+    packed (NestedTensor)    projections of real positions only, then `varlen_attention`
+    padded (MaskedBatch)     the same on rectangles
 
-Attention weights, where asked for, are a MaskedBatch `(B, Lq, Lk)` or `(B, H, Lq, Lk)` with two ragged dims, for either
-container: a rectangle for each example is what they are.
+Attention weights, where asked for, come in the query's container: (B, Lq, Lk) or (B, H, Lq, Lk) with two ragged dims.
+`bias_k`, `bias_v` and `add_zero_attn` put one key more behind each row's own keys. `is_causal=True` says, as torch has
+it, that `attn_mask` is the causal mask; it is then not read.
 
-Invariants: the query's container and structure come back; no position attends outside its row.
+    B rows, L and M longest queries and keys, H heads, D features of one head
+
+Invariants: the query's container and structure come back; no position attends outside its row; a query that may attend
+to nothing gets 0.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,113 +24,201 @@ from torch import Tensor
 
 from tdc._errors import StructureError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule
-from tdc._structure import longest, pad_rows, valid_mask
+from tdc._structure import Structure, extent_of, longest, pad_rows, row_ids, sizes_of, valid_mask
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
-from tdc.ops.attention import varlen_attention
+from tdc.ops.attention import How, additive, as_dense, attend_padded, varlen_attention
 
 NAME = "multi_head_attention_forward"
 
 
-def refuse(cls: type, tensors: tuple[Any, ...], unused: dict[str, Any], attn_mask: Any, is_causal: bool) -> None:
+class Given(NamedTuple):
+    """The arguments of `F.multi_head_attention_forward` behind query, key and value, in its order."""
+
+    embed_dim_to_check: int
+    num_heads: int
+    in_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+    add_zero_attn: bool
+    dropout_p: float
+    out_proj_weight: Tensor
+    out_proj_bias: Tensor | None
+    training: bool = True
+    key_padding_mask: Any = None
+    need_weights: bool = True
+    attn_mask: Any = None
+    use_separate_proj_weight: bool = False
+    q_proj_weight: Tensor | None = None
+    k_proj_weight: Tensor | None = None
+    v_proj_weight: Tensor | None = None
+    static_k: Any = None
+    static_v: Any = None
+    average_attn_weights: bool = True
+    is_causal: bool = False
+
+    @property
+    def dropout(self) -> float:
+        return self.dropout_p if self.training else 0.0
+
+    def extras(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values (H, D) behind those of each row."""
+        found = []
+        if self.bias_k is not None and self.bias_v is not None:
+            found.append((self.bias_k.view(self.num_heads, -1), self.bias_v.view(self.num_heads, -1)))
+        if self.add_zero_attn:
+            zero = self.out_proj_weight.new_zeros(self.num_heads, self.embed_dim_to_check // self.num_heads)
+            found.append((zero, zero))
+        return found
+
+
+def refuse(cls: type, tensors: tuple[Any, ...], a: Given) -> None:
     """Refuse what the rules do not do.
 
     Raises:
         StructureError: query, key and value of different containers.
-        UnsupportedError: an argument that changes the rows, or a free mask.
+        UnsupportedError: an argument that says which positions are real, or replaces keys.
     """
     if any([not isinstance(x, cls) for x in tensors]):
         got = ", ".join([describe(x) for x in tensors])
         raise StructureError(
             message(NAME, f"query, key and value that are all {cls.__name__}", got, hint="convert all three")
         )
-    wrong = [name for name, value in unused.items() if value is not None and value is not False]
-    wrong += ["attn_mask"] if attn_mask is not None and not is_causal else []
+    wrong = [name for name in ("key_padding_mask", "static_k", "static_v") if getattr(a, name) is not None]
     if wrong:
-        hint = "lengths are known, leave key_padding_mask out; is_causal=True for causal attention"
-        raise UnsupportedError(message(NAME, "plain self- or cross-attention", ", ".join(wrong), hint=hint))
+        hint = "lengths are known, leave key_padding_mask out"
+        raise UnsupportedError(message(NAME, "self- or cross-attention of whole rows", ", ".join(wrong), hint=hint))
 
 
-def mha_nested(
-    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int,
-    in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Any, bias_v: Any, add_zero_attn: bool,
-    dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None, training: bool = True,
-    key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
-    use_separate_proj_weight: bool = False, q_proj_weight: Any = None, k_proj_weight: Any = None,
-    v_proj_weight: Any = None, static_k: Any = None, static_v: Any = None, average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[NestedTensor, Any]:  # fmt: skip
+def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]:
+    """(..., E) -> queries, keys and values (..., H, D)."""
+    if not a.use_separate_proj_weight:
+        assert a.in_proj_weight is not None
+        if query is key and key is value:
+            whole = F.linear(query, a.in_proj_weight, a.in_proj_bias)
+            return list(whole.unflatten(-1, (3, a.num_heads, -1)).unbind(-3))
+        weights = a.in_proj_weight.chunk(3)
+    else:
+        weights = (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight)
+    biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
+    parts = zip((query, key, value), weights, biases, strict=True)
+    return [F.linear(x, w, b).unflatten(-1, (a.num_heads, -1)) for x, w, b in parts]  # type: ignore[arg-type]  # set
+
+
+def mha_nested(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[NestedTensor, Any]:
     """(B, -1, E) in either order of the first two dims -> the same, and weights or None."""
-    unused = {"bias_k": bias_k, "bias_v": bias_v, "add_zero_attn": add_zero_attn, "key_padding_mask": key_padding_mask}
-    refuse(
-        NestedTensor, (query, key, value), {**unused, "static_k": static_k, "static_v": static_v}, attn_mask, is_causal
-    )
-    if use_separate_proj_weight:
-        weights = [q_proj_weight, k_proj_weight, v_proj_weight]
-    else:
-        assert in_proj_weight is not None
-        weights = list(in_proj_weight.chunk(3))
-    biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
-    if query is key and key is value and in_proj_weight is not None:
-        q, k, v = F.linear(query.values, in_proj_weight, in_proj_bias).unflatten(-1, (3, num_heads, -1)).unbind(1)
-    else:
-        parts = zip((query, key, value), weights, biases, strict=True)
-        q, k, v = (F.linear(x.values, w, b).unflatten(-1, (num_heads, -1)) for x, w, b in parts)
-    dropout = dropout_p if training else 0.0
-    rows, k_rows = query.structure, key.structure
-    attended = varlen_attention(q, k, v, rows, k_rows, causal=is_causal, dropout=dropout)
-    out = query.with_values(F.linear(attended.flatten(1), out_proj_weight, out_proj_bias))
-    if not need_weights:
+    a = Given(*args, **kwargs)
+    refuse(NestedTensor, (query, key, value), a)
+    same, first = query is key and key is value, query.values
+    q, k, v = project(first, first if same else key.values, first if same else value.values, a)
+    rows, k_rows, causal, mask = query.structure, key.structure, a.is_causal, mask_of(a)
+    extras = a.extras()
+    if extras and (causal or isinstance(mask, NestedTensor)):
+        sizes = (*longest(rows), *longest(k_rows))
+        mask = causal_mask(sizes, q) if causal else as_dense(mask, rows, k_rows, sizes)
+        causal = False
+    for more in extras:
+        mask = None if mask is None else mask_behind(mask, sizes_of(k_rows))  # type: ignore[arg-type]  # dense
+        k, v, k_rows = append_packed((k, v), more, k_rows)
+    out = varlen_attention(q, k, v, rows, k_rows, causal=causal, dropout=a.dropout, mask=mask)
+    out = query.with_values(F.linear(out.flatten(1), a.out_proj_weight, a.out_proj_bias))
+    if not a.need_weights:
         return out, None
-    sizes = torch.cat([query.sizes, key.sizes], 1)
-    q_BLHD, k_BLHD = pad_rows(q, rows, longest(rows)), pad_rows(k, k_rows, longest(k_rows))
-    return out, attention_weights(q_BLHD, k_BLHD, sizes, is_causal, average_attn_weights)
+    q_BLHD, k_BMHD = pad_rows(q, rows, longest(rows)), pad_rows(k, k_rows, longest(k_rows))
+    mask = as_dense(mask, rows, k_rows, (q_BLHD.shape[1], k_BMHD.shape[1]))
+    sizes = torch.cat([sizes_of(rows), sizes_of(k_rows)], 1)
+    weights = attention_weights(q_BLHD, k_BMHD, sizes, mask, causal, a.average_attn_weights)
+    return out, weights.to_packed(total=torch.repeat_interleave(sizes.prod(1)).shape[0])
 
 
-def attention_weights(q_BLHD: Tensor, k_BLHD: Tensor, sizes: Tensor, causal: bool, average: bool) -> MaskedBatch:
-    """What each query gave to each key, as two ragged dims; rows without keys give 0."""
-    scores = torch.einsum("blhd,bmhd->bhlm", q_BLHD, k_BLHD) / math.sqrt(q_BLHD.shape[-1])
-    mask = valid_mask(sizes[:, 1:], (k_BLHD.shape[1],))[:, None, None, :]
-    if causal:
-        mask = mask & torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    weights = scores.masked_fill(~mask, -math.inf).softmax(-1).masked_fill(~mask, 0)
-    return as_batch(weights.mean(1) if average else weights, sizes)
-
-
-def as_batch(weights: Tensor, sizes: Tensor) -> MaskedBatch:
-    """Weights (B, Lq, Lk) or (B, H, Lq, Lk) with what is outside of sizes (B, 2) cut off, gradients as well."""
-    dims = (weights.ndim - 2, weights.ndim - 1)
-    out = MaskedBatch(weights, sizes, ragged_dims=dims)
-    return out.with_data(out.filled(0))
-
-
-def mha_masked(
-    query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any, in_proj_bias: Any,
-    bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Any,
-    *args: Any, key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None,
-    average_attn_weights: bool = True, is_causal: bool = False, **kwargs: Any,
-) -> tuple[MaskedBatch, Any]:  # fmt: skip
+def mha_masked(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[MaskedBatch, Any]:
     """(L, B, E), as `nn.MultiheadAttention` hands it on -> the same, and weights or None."""
-    unused = {"bias_k": bias_k, "bias_v": bias_v, "add_zero_attn": add_zero_attn, "key_padding_mask": key_padding_mask}
-    refuse(MaskedBatch, (query, key, value), unused, attn_mask, is_causal)
-    valid = valid_mask(key.lengths, (key.data.shape[key.ragged_dims[0]],))
-    some = valid.any(1, keepdim=True)
-    first = [x.filled(0).movedim(x.batch_dim, 1) for x in (query, key, value)]
-    causal = None
-    if is_causal:
-        shape = (first[0].shape[0], first[1].shape[0])
-        causal = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
-    attend: Any = F.multi_head_attention_forward
-    out, weights = attend(
-        *first, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias, None, None, False, dropout_p,
-        out_proj_weight, out_proj_bias, *args, key_padding_mask=~valid & some, need_weights=need_weights,
-        attn_mask=causal, average_attn_weights=average_attn_weights, is_causal=False, **kwargs,
-    )  # fmt: skip
-    nothing = out.new_zeros(()) if out_proj_bias is None else out_proj_bias
-    out = torch.where(some, out, nothing).movedim(1, query.batch_dim).masked_fill(~query.mask, 0)
-    if weights is None:
-        return query.with_data(out), None
-    return query.with_data(out), as_batch(weights, torch.cat([query.lengths, key.lengths], 1))
+    a = Given(*args, **kwargs)
+    refuse(MaskedBatch, (query, key, value), a)
+    first = query.filled(0).movedim(query.batch_dim, 0)
+    same = query is key and key is value
+    others = (first, first) if same else tuple([x.filled(0).movedim(x.batch_dim, 0) for x in (key, value)])
+    q, k, v = project(first, others[0], others[1], a)
+    causal, mask, k_sizes, extras = a.is_causal, mask_of(a), key.lengths, a.extras()
+    if isinstance(mask, MaskedBatch):
+        mask = mask.filled(0) if mask.ndim == 4 else mask.filled(0).unsqueeze(1)
+    if extras and causal:
+        mask, causal = causal_mask((q.shape[1], k.shape[1]), q), False
+    for more in extras:
+        mask = None if mask is None else mask_behind(mask, k_sizes)
+        k, v, k_sizes = append_padded((k, v), more, k_sizes)
+    how = How(causal, 1 / math.sqrt(q.shape[-1]), a.dropout, mask)
+    out = attend_padded(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), k_sizes, how)
+    out = F.linear(out.transpose(1, 2).flatten(2), a.out_proj_weight, a.out_proj_bias).movedim(0, query.batch_dim)
+    out = query.with_data(out.masked_fill(~query.mask, 0))
+    if not a.need_weights:
+        return out, None
+    sizes = torch.cat([query.lengths, k_sizes], 1)
+    return out, attention_weights(q, k, sizes, mask, causal, a.average_attn_weights)
+
+
+def mask_of(a: Given) -> Any:
+    """attn_mask as attention takes it, True or 0 where one attends; (B·H, L, M) becomes (B, H, L, M)."""
+    if a.attn_mask is None or a.is_causal:
+        return None
+    mask = ~a.attn_mask if a.attn_mask.dtype == torch.bool else a.attn_mask  # here True forbids, as torch has it
+    return mask.unflatten(0, (-1, a.num_heads)) if isinstance(mask, Tensor) and mask.ndim == 3 else mask
+
+
+def causal_mask(sizes: tuple[int, ...], like: Tensor) -> Tensor:
+    """(L, M), True on and below the diagonal."""
+    return torch.ones(sizes, dtype=torch.bool, device=like.device).tril()
+
+
+def mask_behind(mask: Tensor, k_sizes: Tensor) -> Tensor:
+    """A dense mask (..., L, M) that lets queries attend to one key more behind those of their row: (B, ., L, M + 1)."""
+    free: Any = True if mask.dtype == torch.bool else 0.0
+    wide = F.pad(mask, (0, 1), value=free)
+    places = torch.arange(wide.shape[-1], device=mask.device)
+    return torch.where((places < k_sizes)[:, None, None], wide, wide.new_full((), free))
+
+
+def append_packed(
+    parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], rows: Structure
+) -> tuple[Tensor, Tensor, Structure]:
+    """Keys and values (M, H, D) with one more (H, D) at the end of each row."""
+    total, count = parts[0].shape[0], rows.batch_size
+    steps = torch.arange(count + 1, device=rows.offsets.device)
+    extent = None if rows.extent is None else extent_of((rows.extent.shape[0] + 1,), rows.offsets.device)
+    new = Structure(rows.offsets + steps, None, extent).marked()
+    ids = row_ids(new, total + count)
+    places = torch.arange(total + count, device=ids.device)
+    index = torch.where(places == new.offsets[ids + 1] - 1, total + ids, places - ids)
+    k, v = (torch.cat([t, m.expand(count, *m.shape)]).index_select(0, index) for t, m in zip(parts, more, strict=True))
+    return k, v, new
+
+
+def append_padded(
+    parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], sizes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values (B, M, H, D) with one more (H, D) behind each row's own."""
+    here = (torch.arange(parts[0].shape[1] + 1, device=sizes.device) == sizes)[..., None, None]
+    k, v = (torch.where(here, m, F.pad(t, (0, 0, 0, 0, 0, 1))) for t, m in zip(parts, more, strict=True))
+    return k, v, sizes + 1
+
+
+def attention_weights(
+    q_BLHD: Tensor, k_BMHD: Tensor, sizes: Tensor, mask: Tensor | None, causal: bool, average: bool
+) -> MaskedBatch:
+    """What each query gave to each key, as two ragged dims; rows without keys give 0."""
+    scores = torch.einsum("blhd,bmhd->bhlm", q_BLHD, k_BMHD) / math.sqrt(q_BLHD.shape[-1])
+    size, keys = scores.shape[2:]
+    allowed = valid_mask(sizes[:, 1:], (keys,))[:, None, None, :]
+    allowed = allowed & causal_mask((size, keys), scores) if causal else allowed
+    if mask is not None:
+        scores = scores + additive(mask[..., :size, :keys], scores.dtype)
+    scores = scores.masked_fill(~allowed, -math.inf)
+    dead = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
+    weights = weights.mean(1) if average else weights
+    out = MaskedBatch(weights, sizes, ragged_dims=(weights.ndim - 2, weights.ndim - 1))
+    return out.with_data(out.filled(0))
 
 
 for _kind, _impl in (("nested", mha_nested), ("masked", mha_masked)):

@@ -1,0 +1,272 @@
+"""Attention on ragged batches: masks of all forms, functions of scores, keys behind each row, decoders, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from batches import Ragged, build, close, differences, unbuild
+from harness import Counter
+from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, mha, rows, weighted
+from torch import Tensor, nn
+
+import tdc
+
+L, M = 10, 12  # no smaller than the longest rows here, and than the rectangles they are padded to
+MASK = torch.randn(L, M, generator=torch.Generator().manual_seed(3))
+BAND = (torch.arange(L)[:, None] - torch.arange(M)).abs() > 2  # True forbids; each of the L queries keeps a key
+SMALL = (3, 1, 5, 2)
+
+
+def others(lengths: tuple[int, ...]) -> Ragged:
+    """Keys and values of other lengths."""
+    return rows(tuple([n + 1 if n else 0 for n in reversed(lengths)]), seed=1)
+
+
+def masked(mask: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Cross-attention with one mask for all rows: of the batch, and of one row."""
+
+    def run(module: nn.Module, x: Any, y: Any) -> Any:
+        return module(x, y, y, attn_mask=mask, need_weights=False)[0]
+
+    def one(module: nn.Module, x: Tensor, y: Tensor) -> Any:
+        return module(x, y, y, attn_mask=mask[: len(x), : len(y)], need_weights=False)[0]
+
+    return run, one
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=["plain", "more keys"])
+@pytest.mark.parametrize("mask", [MASK, BAND], ids=["added", "bool"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_of_multihead_attention(kind: str, mask: Tensor, options: Any):
+    run, one = masked(mask)
+    assert_same(mha(**options), kind, [rows(SMALL), rows((5, 2, 3, 4), seed=1)], run, one)
+
+
+@pytest.mark.parametrize("kind", ["nested", pytest.param("masked", marks=pytest.mark.slow)])
+def test_mask_of_multihead_attention_compiled(kind: str):
+    (run, one), module, counter = masked(BAND), mha(add_bias_kv=True), Counter()
+    call = compiled(run, counter)
+    for lengths in (LENGTHS, *OTHERS):
+        assert_same(module, kind, [rows(lengths), others(lengths)], call, one)
+    assert counter.graphs == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_for_each_row_and_head(kind: str):
+    """(B·H, L, M), as torch has it."""
+    x, y, module = rows(SMALL), others(SMALL), mha()
+    mask = torch.randn(len(SMALL) * 2, L, M)
+    each = [mask[2 * i : 2 * i + 2, : len(a), : len(b)] for i, (a, b) in enumerate(zip(x.rows, y.rows, strict=True))]
+    want = [module(a, b, b, attn_mask=m)[0] for a, b, m in zip(x.rows, y.rows, each, strict=True)]
+    a, b = build((x, y), kind, lambda t: t)
+    assert differences(unbuild(module(a, b, b, attn_mask=mask)[0]), x.with_rows(want), kind) == []
+
+
+def functional(module: Any, x: Any, y: Any, mask: Any) -> Any:
+    """What the module calls; the module itself takes masks only that are tensors."""
+    first = [t.transpose(0, 1) for t in (x, y)]
+    projections = module.in_proj_weight, module.in_proj_bias, None, None, False, 0.0
+    linear: Any = module.out_proj
+    out, weights = F.multi_head_attention_forward(
+        first[0], first[1], first[1], SIZE, 2, *projections, linear.weight, linear.bias, attn_mask=mask
+    )
+    return out.transpose(0, 1), weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [False, True])
+def test_ragged_mask(kind: str, heads: bool):
+    """One number for each pair, for all heads or for each; it learns."""
+    x, y, module = rows(SMALL), others(SMALL), mha()
+    first = (2,) if heads else ()
+    sizes = [(*first, len(a), len(b)) for a, b in zip(x.rows, y.rows, strict=True)]
+    pairs = [torch.randn(n, requires_grad=True) for n in sizes]
+    outs = [module(a, b, b, attn_mask=m) for a, b, m in zip(x.rows, y.rows, pairs, strict=True)]
+    mask = Ragged(pairs, (2, 3) if heads else (1, 2), slack=2)
+    a, b, m = build((x, y, mask), kind, lambda t: t)
+    out, weights = functional(module, a, b, m)
+    assert differences(unbuild(out), x.with_rows([o for o, _ in outs]), kind) == []
+    assert differences(unbuild(weights), Ragged([w for _, w in outs], (1, 2)), kind) == []
+    leaves = [*pairs, *module.parameters()]
+    ours, theirs = weighted(unbuild(out).rows, leaves), weighted([o for o, _ in outs], leaves)
+    assert all(close(g, w) for g, w in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("average", [True, False], ids=["averaged", "of_heads"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_behind_each_row(kind: str, causal: bool, average: bool):
+    """bias_k, bias_v and add_zero_attn: weights have a column more for each."""
+    x, y, module = rows(SMALL), others(SMALL), mha(add_bias_kv=True, add_zero_attn=True)
+
+    def mask(a: Tensor, b: Tensor) -> Any:
+        return {"attn_mask": torch.ones(len(a), len(b), dtype=torch.bool).triu(1)} if causal else {}
+
+    each = zip(x.rows, y.rows, strict=True)
+    outs, weights = zip(*[module(a, b, b, **mask(a, b), average_attn_weights=average) for a, b in each], strict=True)
+    a, b = build((x, y), kind, lambda t: t)
+    options: Any = {"attn_mask": torch.ones(1, 1), "is_causal": True} if causal else {}
+    got = unbuild(module(a, b, b, **options, average_attn_weights=average))
+    want = x.with_rows(list(outs)), Ragged(list(weights), (1, 2) if average else (2, 3))
+    assert differences(got, want, kind) == []
+    leaves = [*module.parameters(), *x.rows, *y.rows]
+    ours, theirs = weighted([*got[0].rows, *got[1].rows], leaves), weighted([*outs, *weights], leaves)
+    assert all(close(g, w) for g, w in zip(ours, theirs, strict=True))
+
+
+def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return score - (i - j).abs() * 0.5 ** (h + 1)
+
+
+def with_alibi(module: nn.Module, x: Any) -> Any:
+    v = module(x).values.unflatten(1, (2, 4))
+    out = tdc.ops.varlen_attention(v, v, v, x.structure, x.structure, score_mod=alibi)
+    return x.with_values(out.flatten(1))
+
+
+def with_alibi_row(module: nn.Module, x: Tensor) -> Tensor:
+    v = module(x).unflatten(1, (2, 4)).transpose(0, 1)
+    i, h = torch.arange(len(x)), torch.arange(2)[:, None, None]
+    bias = -(i[:, None] - i).abs() * 0.5 ** (h + 1)
+    return F.scaled_dot_product_attention(v, v, v, attn_mask=bias).transpose(0, 1).flatten(1)
+
+
+def test_function_of_scores():
+    module, counter = nn.Linear(SIZE, SIZE), Counter()
+    assert_same(module, "nested", [rows()], with_alibi, with_alibi_row)
+    call = compiled(with_alibi, counter)
+    for lengths in (LENGTHS, *OTHERS):
+        assert_same(module, "nested", [rows(lengths)], call, with_alibi_row)
+    assert counter.graphs == 1
+
+
+def test_both_kernels_agree():
+    """Padded rows and one example after another: the same numbers for every mask."""
+    x: Any = build([rows()], "nested", Tensor.detach)[0]
+    values, structure = x.values.unflatten(1, (2, 4)), x.structure
+    pairs = tdc.pack([torch.randn(n, n) for n in LENGTHS], ragged_dim=(1, 2))
+    for options in ({}, {"causal": True}, {"mask": MASK}, {"mask": ~BAND}, {"mask": pairs}, {"scale": 2}):
+        args: Any = (values, values, values, structure, structure)
+        same = tdc.ops.varlen_attention(*args, **options, score_mod=lambda score, *at: score)
+        assert close(tdc.ops.varlen_attention(*args, **options), same), options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_query_that_may_attend_to_nothing(kind: str):
+    """It gives 0, as torch's operation does, and no NaN reaches a gradient."""
+    x = Ragged([torch.randn(2, n, 4).requires_grad_() for n in (3, 0, 2)], (2,), slack=2)
+    mask = torch.ones(3 + 2, 3 + 2, dtype=torch.bool)
+    mask[1] = False
+    batch = build([x], kind, lambda t: t)[0]
+    got = unbuild(F.scaled_dot_product_attention(batch, batch, batch, attn_mask=mask))
+    want = [F.scaled_dot_product_attention(r, r, r, attn_mask=mask[: r.shape[1], : r.shape[1]]) for r in x.rows]
+    assert differences(got, x.with_rows(want), kind) == []
+    assert not got.rows[0][:, 1].any()
+    assert all(close(a, b) for a, b in zip(weighted(got.rows, x.rows), weighted(want, x.rows), strict=True))
+
+
+def decode(module: nn.Module, x: Any, memory: Any) -> Any:
+    return module(x, memory, tgt_mask=torch.ones(1, 1), tgt_is_causal=True)
+
+
+def decode_row(module: nn.Module, x: Tensor, memory: Tensor) -> Tensor:
+    return module(x, memory, tgt_mask=torch.ones(len(x), len(x), dtype=torch.bool).triu(1))
+
+
+DECODERS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: nn.TransformerDecoderLayer(SIZE, 2, 16, dropout=0.0, batch_first=True, norm_first=True),
+    "decoder": lambda: nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(SIZE, 2, 16, dropout=0.0, batch_first=True), 2, nn.LayerNorm(SIZE)
+    ),
+    "decoder_eval": lambda: DECODERS["decoder"]().eval(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder(name: str, kind: str):
+    assert_same(DECODERS[name](), kind, [rows(SMALL), others(SMALL)], decode, decode_row)
+
+
+def transform(module: nn.Module, x: Any, y: Any) -> Any:
+    return module(y, x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [True, False])
+def test_transformer(training: bool, kind: str):
+    module = nn.Transformer(SIZE, 2, 1, 1, 16, dropout=0.0, batch_first=True).train(training)
+    assert_same(module, kind, [rows(SMALL), others(SMALL)], transform)
+
+
+@pytest.mark.parametrize("name", ["decoder", pytest.param("transformer", marks=pytest.mark.slow)])
+def test_decoder_compiled(name: str):
+    counter = Counter()
+    if name == "decoder":
+        module, run, one = DECODERS["layer"](), decode, decode_row
+    else:
+        module, run, one = nn.Transformer(SIZE, 2, 1, 1, 16, dropout=0.0, batch_first=True), transform, transform
+    call = compiled(run, counter)
+    for lengths in (SMALL, (2, 6, 1, 3, 4), (7, 2, 3)):
+        assert_same(module, "nested", [rows(lengths), others(lengths)], call, one)
+    assert counter.graphs == 1
+
+
+def batch(count: int = 2, *lengths: int) -> tdc.NestedTensor:
+    """Heads of queries (B, count, -1, 4)."""
+    return tdc.pack([torch.ones(count, n, 4) for n in lengths or (3, 2)], ragged_dim=2)
+
+
+sdpa: Any = F.scaled_dot_product_attention
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "both masks": (
+        lambda: sdpa(batch(), batch(), batch(), attn_mask=MASK, is_causal=True),
+        tdc.ShapeError,
+        "tdc.scaled_dot_product_attention: expected one of attn_mask and is_causal=True, got both",
+    ),
+    "heads": (
+        lambda: sdpa(batch(4), batch(), batch()),
+        tdc.ShapeError,
+        "tdc.scaled_dot_product_attention: expected as many heads of keys as of queries, got [4, 2, 2]",
+    ),
+    "multiple of heads": (
+        lambda: sdpa(batch(3), batch(), batch(), enable_gqa=True),
+        tdc.ShapeError,
+        "tdc.attention: expected heads of queries, a multiple of those of keys, got 3 and 2",
+    ),
+    "small mask": (
+        lambda: sdpa(batch(), batch(), batch(), attn_mask=MASK[:2, :2]),
+        tdc.ShapeError,
+        "tdc.attention: expected a mask (..., Lq, Lk) of at least the longest rows, "
+        "got (..., 2, 2) for 3 queries and 3 keys",
+    ),
+    "ragged mask": (
+        lambda: sdpa(
+            batch(), batch(), batch(), attn_mask=tdc.pack([torch.ones(2, 2)] * 2, ragged_dim=(1, 2))
+        ),
+        tdc.StructureError,
+        "tdc.attention: expected a mask of the sizes of queries and keys, got other sizes",
+    ),
+    "dims of a mask": (
+        lambda: sdpa(batch(), batch(), batch(), attn_mask=batch()),
+        tdc.StructureError,
+        "tdc.attention: expected a mask with two ragged dims, got NestedTensor float32[2, 2, -1, 4]",
+    ),
+    "padding mask": (
+        lambda: mha()(*[tdc.pack([torch.ones(2, SIZE)])] * 3, key_padding_mask=torch.zeros(1, 2)),
+        tdc.UnsupportedError,
+        "tdc.multi_head_attention_forward: expected self- or cross-attention of whole rows, got key_padding_mask",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_message(name: str):
+    call, error, text = WRONG[name]
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value).splitlines()[0] == text
