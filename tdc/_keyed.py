@@ -106,7 +106,7 @@ class Keyed(Container):
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
-        if Leaf in map(type, self._leaves.values()):
+        if any([type(x) is Leaf for x in self._leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
             return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
         if not self._nodes:
             return tuple([(p[0], x) for p, x in self._leaves.items()])

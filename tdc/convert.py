@@ -187,8 +187,7 @@ def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
     if s.batch_dim != 0 or data.ndim <= dims[-1] or data.shape[0] != s.batch_size:
         got, hint = f"{describe(data)} for {describe(like)}", "the batch is dim 0 of both"
         raise ShapeError(message("nested_like", f"{s.batch_size} rows with dims {dims}", got, hint=hint))
-    padded = [data.shape[d] for d in dims]
-    inside = (like.sizes <= like.sizes.new_tensor(padded)).all()
+    inside = torch.stack([sizes <= data.shape[d] for sizes, d in zip(like.sizes.unbind(1), dims, strict=True)]).all()
     hint = "pad to x.max_length"
     text = message("nested_like", "a rectangle as long as the longest row", "a shorter one", hint=hint)
     require(inside, text)

@@ -321,7 +321,7 @@ def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, w
         columns = together("apply", td, *others)
         if with_path:
             leaves = apply_leaves(fn, columns)
-        elif Leaf in map(type, td._leaves.values()):
+        elif any([type(x) is Leaf for x in td._leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
             leaves = {p: fn(*unwrapped(v)) for p, v in columns}
         else:
             leaves = {p: fn(*v) for p, v in columns}

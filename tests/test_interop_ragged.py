@@ -202,6 +202,14 @@ def test_to_hf_is_one_graph():
     assert_one_graph(fn, rows(2, 4), rows(3, 1, 6), backend="eager")
 
 
+def test_leaves_of_a_traced_dictionary_are_mapped_and_listed():
+    def fn(x: NestedTensor) -> Any:
+        td = TensorDict({"x": x}, (len(x),)).apply(torch.relu)
+        return [leaf.sum(1) for _, leaf in td.items()]
+
+    assert_one_graph(fn, rows(2, 4), rows(3, 1, 6), backend="eager")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
