@@ -20,6 +20,7 @@ import catalogue_order
 import catalogue_pointwise
 import catalogue_ragged_shape
 import catalogue_reduction
+import catalogue_resample
 import catalogue_rnn
 import catalogue_statistics
 import catalogue_structure
@@ -46,6 +47,7 @@ RAGGED: dict[str, Maker] = {
     **catalogue_rnn.RAGGED,
     **catalogue_linalg.RAGGED,
     **catalogue_conv.RAGGED,
+    **catalogue_resample.RAGGED,
 }
 DICTS: dict[str, Maker] = {
     **catalogue_tensordict.DICTS,
@@ -56,7 +58,7 @@ DICTS: dict[str, Maker] = {
 REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
-    "channel": ("group_norm",), "conv": ("conv1d",), "pool": ("max_pool1d",),
+    "channel": ("group_norm",), "conv": ("conv1d",), "pool": ("max_pool1d",), "resample": ("interpolate",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
     "matmul": ("matmul",), "linalg": ("inv", "solve"),
     "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import catalogue_resample
 import torch
 import torch.nn.functional as F
 from batches import Dense, Draw, Layout, Ragged
@@ -253,4 +254,4 @@ RAGGED = {
 
 def unfolded(rule: Rule) -> Iterator[Sample]:
     """`Tensor.unfold` slides along one dim, `F.unfold` over images."""
-    return refused(2)(rule) if rule.op is F.unfold else unfold(rule)
+    return catalogue_resample.unfold(rule) if rule.op is F.unfold else unfold(rule)

@@ -134,9 +134,9 @@ def test_a_row_shorter_than_the_kernel():
 
 def test_other_layouts_are_refused():
     sequences = tdc.pack([torch.ones(n, 4) for n in (5, 6)])
-    with pytest.raises(ShapeError, match=r"tdc.conv1d: expected \(B, C, -1\), channels as dim 1 and 1 dim behind"):
+    with pytest.raises(ShapeError, match=r"tdc.conv1d: expected \(B, C, -1\), 1 dim behind channels"):
         nn.Conv1d(4, 2, 3)(sequences)
-    with pytest.raises(ShapeError, match=r"tdc.conv2d: expected \(B, C, -1, -1\), channels as dim 1 and 2 dims"):
+    with pytest.raises(ShapeError, match=r"tdc.conv2d: expected \(B, C, -1, -1\), 2 dims behind channels"):
         nn.Conv2d(4, 2, 3)(batches(rows(1))[0])
     with pytest.raises(ShapeError, match=r"tdc.conv1d: expected a ragged batch as its input, got Tensor"):
         F.conv1d(torch.ones(1, 4, 5), batches(rows(1))[0])

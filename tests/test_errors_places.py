@@ -102,8 +102,8 @@ IndexingError
 tdc.index: expected rows with an element at each place, got a shorter row
 hint: drop short rows first: x = x[x.lengths > k]""")
 
-    def test_windows_of_two_ragged_dims(self):
+    def test_blocks_of_what_is_no_image(self):
         self.says(lambda: F.unfold(ragged(), 2), """\
-UnsupportedError
-tdc.unfold: expected an operation with a rule for NestedTensor, got windows over two ragged dims in one dim
-hint: x.unfold(dim, size, step)""")
+ShapeError
+tdc.unfold: expected (B, C, -1, -1), 2 dims behind channels, got NestedTensor float32[3, -1, 4], ragged dims (1,)
+hint: x.transpose(1, 2) puts features of sequences first""")

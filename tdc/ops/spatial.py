@@ -102,7 +102,7 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
         got, hint = describe(x), "weights are common to all rows; the input is the batch"
         raise ShapeError(message(op, "a ragged batch as its input", got, hint=hint))
     if batch_dim(x) != 0 or x.ndim != n + 2 or x.ragged_dims[0] < 2:
-        expected = f"(B, C, {', '.join(['-1'] * n)}), channels as dim 1 and {n} dim{'s' * (n > 1)} behind them"
+        expected = f"(B, C, {', '.join(['-1'] * n)}), {n} dim{'s' * (n > 1)} behind channels"
         got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"
         raise ShapeError(message(op, expected, got, hint=hint))
     if fill < 0 and not x.dtype.is_floating_point:
@@ -134,19 +134,26 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Any:
         return out
     x, dims = p.source, tuple([d + 2 for d in kept])
     used: list[Any] = [spans[d] for d in kept]
-    padded = tuple([out.shape[d] for d in dims])
     if all([span.same for span in used]) and len(kept) == len(p.ragged):
         return beside(x, out)
     if kept[-1] - kept[0] >= len(kept):
         got, hint = "one between them that is not", "pool one of the outer dims, too"
         raise ShapeError(message("resized", "ragged dims side by side", got, hint=hint))
     sizes = torch.stack([span(p.sizes[d]) for d, span in zip(kept, used, strict=True)], 1)
+    linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
+    total = total_after(x, used) if linear and isinstance(x, NestedTensor) else None
+    return assembled(x, out, sizes, dims, total)
+
+
+def assembled(x: Ragged, out: Tensor, sizes: Tensor, dims: Any, total: int | None = None) -> Any:
+    """A container of the kind of x: of a rectangle, new sizes (B, R) along its ragged dims, and their packed total.
+
+    Without a total it is data: one host read in eager, an unbacked size in a graph.
+    """
     if isinstance(x, MaskedBatch):
         return repacked(out, masked_like(out, sizes, dims, fresh=True))
-    counts, extent = sizes.prod(1), extent_of(padded, out.device)
-    s = Structure(offsets_of(counts), sizes if len(kept) > 1 else None, extent, dims[0] - 1, 0, len(kept)).marked()
-    linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
-    total = total_after(x, used) if linear else None
+    counts, extent = sizes.prod(1), extent_of(tuple([out.shape[d] for d in dims]), out.device)
+    s = Structure(offsets_of(counts), sizes if len(dims) > 1 else None, extent, dims[0] - 1, 0, len(dims)).marked()
     total = torch.repeat_interleave(counts).shape[0] if total is None else total
     rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), s, total)
     return nested_like(s, rows.movedim(0, s.packed_dim))
@@ -202,10 +209,10 @@ def kernel_text(kernel: Any) -> str:
     return f"a kernel of {' x '.join([f'{k}' for k in kernel])}"
 
 
-def is_frames(x: Any, n: int) -> bool:
-    """Whether examples are sequences of frames `(T, C, *S)`."""
+def is_frames(x: Any, n: int | None) -> bool:
+    """Whether examples are sequences of frames `(T, C, *S)`, with n dims in S where that is known."""
     ragged = isinstance(x, (NestedTensor, MaskedBatch)) and x.ragged_dims == (1,)
-    return ragged and x.ndim == n + 3 and batch_dim(x) == 0
+    return ragged and (x.ndim > 3 if n is None else x.ndim == n + 3) and batch_dim(x) == 0
 
 
 def batch_dim(x: Ragged) -> int:
@@ -224,7 +231,7 @@ def each_frame(run: Op, x: Ragged) -> Any:
     return tuple(parts) if isinstance(out, tuple) else parts[0]
 
 
-def spatial(op: Op, impl: Op, n: int, family: str, source: str, *aliases: Op) -> None:
+def spatial(op: Op, impl: Op, n: int | None, family: str, source: str, *aliases: Op) -> None:
     """Rows for both ragged containers, of images and of frames."""
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:

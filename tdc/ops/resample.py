@@ -1,0 +1,218 @@
+"""Resampling of examples of different sizes: interpolate, grid_sample, unfold.
+
+    x (B, C, -1, -1)    F.interpolate(x, scale_factor=2)   -> (B, C, -1, -1), each row scaled by itself
+                        F.interpolate(x, size=(32, 32))    -> (B, C, 32, 32), dense
+                        F.grid_sample(x, grid)             -> (B, C, H, W), dense; a grid speaks of each row's own plane
+                        F.unfold(x, 3)                     -> (B, C * 9, -1), the blocks of each row
+
+A result along one dim is a sum of a few elements (taps) at places that depend on the row's own size, and dims are
+resampled one after another. Places stop at the row's own ends, so that nothing behind them is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc._rules import Rule, add_rule, unsupported
+from tdc.ops.pool import averaged, bins, taken
+from tdc.ops.spatial import Span, assembled, each, kernel_text, planes, resized, spatial
+
+Taps = list[tuple[Tensor, Tensor | None]]
+MODES = {
+    "nearest": 0, "nearest-exact": 0, "linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2, "area": 0,
+}  # fmt: skip
+
+
+def interpolate(
+    input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None, antialias: bool = False,
+) -> Any:  # fmt: skip
+    """Rows of a size in common (`size`), or each as many times as large (`scale_factor`)."""
+    n = input.ndim - 2
+    check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
+    scales = None if scale_factor is None else [whole(s) for s in each(scale_factor, n)]
+    spans = [Span()] * n if scales is None else [Span(s) for s in scales]
+    what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
+    p = planes(input, n, "interpolate", spans, what)
+    x, wide = p.data, p.data.float() if p.data.dtype in (torch.float16, torch.bfloat16) else p.data
+    for d in reversed(range(n)):
+        own, longest = p.sizes[d], p.data.shape[d + 2]
+        out: Any = each(size, n)[d] if scales is None else spans_size(longest, scales[d])
+        target = own.new_full(own.shape, out) if scales is None else spans[d](own)
+        if mode == "area":
+            widest = (longest + out - 1) // out if scales is None else math.ceil(1 / scales[d]) + 1
+            wide = averaged(wide, [(d + 2, *bins(own, target, out, longest, widest))])
+            continue
+        ratio = None if scales is None or recompute_scale_factor else scales[d]
+        wide = combined(wide, d + 2, taps(mode, own, target, out, ratio, bool(align_corners), wide.dtype))
+    return resized(p, wide.to(x.dtype), [None] * n if scales is None else spans)
+
+
+def check_mode(
+    x: Any, n: int, size: Any, scale_factor: Any, mode: str, align_corners: bool | None, antialias: bool
+) -> None:
+    """What is wrong with the arguments of interpolate.
+
+    Raises:
+        ShapeError: neither or both of size and scale_factor, another number of them, or a mode for other dims.
+        UnsupportedError: antialias.
+        DtypeError: averages of integers.
+    """
+    if (size is None) == (scale_factor is None):
+        got = "none" if size is None else "both"
+        raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
+    given = each(scale_factor if size is None else size, n)
+    if len(given) != n:
+        got = f"{len(given)} numbers"
+        raise ShapeError(message("interpolate", f"one number, or one for each of {n} dims", got, hint="count H and W"))
+    if mode not in MODES or MODES[mode] not in (0, n):
+        fit = [m for m, dims in MODES.items() if dims in (0, n)]
+        expected, got = f"a mode for {n} dims behind the channels", f"{mode!r} for {describe(x)}"
+        raise ShapeError(message("interpolate", expected, got, hint=f"one of {', '.join(fit)}"))
+    if antialias:
+        hint = "F.avg_pool2d before it, or loop over x.unbind()"
+        raise UnsupportedError(message("interpolate", "antialias=False", "its wider filter, not written", hint=hint))
+    if not x.dtype.is_floating_point and not mode.startswith("nearest"):
+        raise DtypeError(message("interpolate", f"floating point for {mode!r}", describe(x), hint="x.float()"))
+    if align_corners is not None and MODES[mode] == 0:
+        hint = "leave it out"
+        raise ShapeError(message("interpolate", "align_corners for a linear or cubic mode", repr(mode), hint=hint))
+
+
+def whole(scale: Any) -> int | float:
+    """A scale as an integer where it is one, so that sizes stay exact."""
+    return int(scale) if float(scale).is_integer() else float(scale)
+
+
+def spans_size(size: Any, scale: int | float) -> Any:
+    """A scaled size of the rectangle."""
+    return size * scale if isinstance(scale, int) else math.floor(size * scale)
+
+
+def taps(mode: str, own: Tensor, target: Tensor, out: int, scale: Any, align: bool, dtype: Any) -> Taps:
+    """Which elements of a row make the elements of its result, and their weights: (B, out) each.
+
+    Args:
+        own, target: sizes of rows, before and after.
+        scale: of the result; None where it follows from the sizes.
+        dtype: of the elements; places are as exact as torch computes them for it.
+    """
+    fine = torch.float64 if dtype == torch.float64 and not mode.startswith("nearest") else torch.float32
+    place = torch.arange(out, device=own.device, dtype=fine)
+    before, after = own.unsqueeze(1), target.unsqueeze(1)
+    step = before.to(fine) / after if scale is None else 1.0 / scale
+    last = before - 1
+    if mode.startswith("nearest"):
+        index = ((place + 0.5) * step if mode == "nearest-exact" else place * step).floor().long()
+        return [(index.minimum(last).clamp(min=0).expand(own.shape[0], out), None)]
+    if align:
+        source = place * (last.to(fine) / (after - 1).clamp(min=1)) * (after > 1)
+    else:
+        source = (place + 0.5) * step - 0.5
+    source = source.expand(own.shape[0], out)
+    if mode == "bicubic":
+        first = source.floor()
+        part = source - first
+        return [
+            ((first.long() + k).minimum(last).clamp(min=0), weight)
+            for k, weight in zip((-1, 0, 1, 2), cubic(part), strict=True)
+        ]
+    source = source.clamp(min=0)
+    first = source.long().minimum(last)
+    part = (source - first).clamp(0, 1)
+    return [(first, 1 - part), ((first + 1).minimum(last), part)]
+
+
+def cubic(t: Tensor) -> list[Tensor]:
+    """Weights of the two elements before a place and the two behind it; torch's a = -0.75."""
+    a = -0.75
+
+    def far(x: Tensor) -> Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    def near(x: Tensor) -> Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def combined(x: Tensor, dim: int, parts: Taps) -> Tensor:
+    """Weighted sums of elements along a dim."""
+    ones = [1] * (x.ndim - 2)
+    terms = [
+        taken(x, dim, index) if weight is None else taken(x, dim, index) * weight.to(x.dtype).view(*weight.shape, *ones)
+        for index, weight in parts
+    ]
+    return functools.reduce(torch.add, terms).movedim(1, dim)
+
+
+def grid_sample(
+    input: Any, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Any:
+    """Values at places of each row's own plane: the grid is dense, and so is the result.
+
+    Places become those of the rectangle. Zeros behind a row's end are its padding; other kinds of padding fold places
+    into the row first.
+    """
+    n = input.ndim - 2
+    if not isinstance(grid, Tensor):
+        hint = "pad the grid: grid.to_padded().data"
+        raise ShapeError(message("grid_sample", f"a dense grid (B, ..., {n})", describe(grid), hint=hint))
+    p = planes(input, n, "grid_sample", [Span()] * n, "a grid")
+    ends, parts = [], []
+    for d in range(n):  # the last dim of a grid counts from the last dim of a plane
+        at = n - 1 - d
+        own = p.sizes[at].view(-1, *[1] * n).to(grid.dtype)
+        place = (grid[..., d] + 1) / 2 * (own - 1) if align_corners else ((grid[..., d] + 1) * own - 1) / 2
+        if padding_mode == "reflection":
+            low, high = (0.0, own - 1) if align_corners else (-0.5, own - 0.5)
+            place = reflected(place, low, high)
+        if padding_mode != "zeros":
+            place = place.clamp(min=0).minimum(own - 1)
+        place = place.round() if mode == "nearest" else place
+        ends.append(p.data.shape[at + 2])
+        parts.append((2 * place + 1) / ends[-1] - 1)
+    if mode == "bicubic" and padding_mode != "zeros":
+        hint = "padding_mode='zeros', or mode='bilinear'"
+        raise UnsupportedError(message("grid_sample", "bicubic with zeros", repr(padding_mode), hint=hint))
+    return F.grid_sample(p.data, torch.stack(parts, -1), mode, "zeros", False)
+
+
+def reflected(place: Tensor, low: Any, high: Any) -> Tensor:
+    """Places folded at both ends of a row."""
+    span = (high - low).clamp(min=1e-6)
+    rest = (place - low).abs()
+    folds = (rest / span).floor()
+    rest = rest - folds * span
+    return torch.where(folds % 2 == 0, rest + low, high - rest)
+
+
+def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Any:
+    """Blocks of each image, one after another: `(B, C, -1, -1) -> (B, C * k, -1)`."""
+    columns = zip(*[each(v, 2) for v in (kernel_size, dilation, padding, stride)], strict=True)
+    spans = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in columns]
+    p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2)))
+    width = (p.data.shape[3] + spans[1].add) // spans[1].by
+    blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
+    high, wide = [span(size) for span, size in zip(spans, p.sizes, strict=True)]
+    place, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)
+    index = (place // own * width + place % own).clamp(max=blocks.shape[2] - 1)
+    return assembled(input, taken(blocks, 2, index).movedim(1, 2), (high * wide).unsqueeze(1), (2,))
+
+
+spatial(F.interpolate, interpolate, None, "resample", "torch.nn.Upsample")
+spatial(F.unfold, unfold, 2, "resample", "torch.nn.Unfold")
+for _kind in ("nested", "masked"):
+    add_rule(
+        Rule(F.grid_sample, _kind, "resample", grid_sample, F.grid_sample, source="torch.nn.functional.grid_sample")
+    )
+RAGGED = ("nested", "masked")
+DENSE = "theta that is ragged; it has one matrix for each example"
+unsupported(F.affine_grid, RAGGED, DENSE, family="resample", hint="pass theta as a dense tensor")
