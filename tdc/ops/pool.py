@@ -241,7 +241,7 @@ def max_unpool(op: Op, n: int) -> Op:
 def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:
     """A rectangle of zeros with the elements of `p` at their places; padding goes to one more place, cut off,
     and so do, in a graph and under vmap, indices outside."""
-    own = [span(size) for span, size in zip(spans, p.sizes, strict=True)]
+    own = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     width: list[Any] = [size * span.times + span.add for size, span in zip(p.data.shape[2:], spans, strict=True)]
     count: Any = math.prod(width)
     real, bound = inside(p), functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))

@@ -45,7 +45,7 @@ def interpolate(
     for d in reversed(range(n)):
         own, longest = p.sizes[d], p.data.shape[d + 2]
         out: Any = each(size, n)[d] if scales is None else spans_size(longest, scales[d])
-        target = own.new_full(own.shape, out) if scales is None else spans[d](own)
+        target = own.new_full(own.shape, out) if scales is None else spans[d].of(own)
         if mode == "area":
             widest = (longest + out - 1) // out if scales is None else math.ceil(1 / scales[d]) + 1
             wide = averaged(wide, [(d + 2, *bins(own, target, out, longest, widest))])
@@ -201,7 +201,7 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2)))
     width = (p.data.shape[3] + spans[1].add) // spans[1].by
     blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
-    high, wide = [span(size) for span, size in zip(spans, p.sizes, strict=True)]
+    high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     place, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)
     index = (place // own * width + place % own).clamp(max=blocks.shape[2] - 1)
     return assembled(input, taken(blocks, 2, index).movedim(1, 2), (high * wide).unsqueeze(1), (2,))

@@ -48,7 +48,8 @@ class Span:
     by: int = 1
     rest: int | None = None
 
-    def __call__(self, size: Tensor) -> Tensor:
+    def of(self, size: Tensor) -> Tensor:
+        """The sizes of a result, of those of rows."""
         grown = size * self.times if isinstance(self.times, int) else (size.double() * self.times).floor().long()
         out = (grown + self.add) // self.by
         return out if self.rest is None else out.minimum((size + self.rest) // self.by)
@@ -139,7 +140,7 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Any:
     if kept[-1] - kept[0] >= len(kept):
         got, hint = "one between them that is not", "pool one of the outer dims, too"
         raise ShapeError(message("resized", "ragged dims side by side", got, hint=hint))
-    sizes = torch.stack([span(p.sizes[d]) for d, span in zip(kept, used, strict=True)], 1)
+    sizes = torch.stack([span.of(p.sizes[d]) for d, span in zip(kept, used, strict=True)], 1)
     linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
     total = total_after(x, used) if linear and isinstance(x, NestedTensor) else None
     return assembled(x, out, sizes, dims, total)
