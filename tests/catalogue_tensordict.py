@@ -136,7 +136,7 @@ def parts(rule: Rule) -> Iterator[Sample]:
     """unbind, split, chunk: one TensorDict for each part of the batch."""
     options: dict[str, dict[str, tuple[Any, ...]]] = {
         "unbind": {"dim 1": (1,), "batch": (0,)}, "split": {"by one": (1, 1), "sizes": ([1, 1], -1), "batch": (2,)},
-        "chunk": {"dim 1": (2, 1), "batch": (2,)},
+        "chunk": {"dim 1": (2, 1), "batch": (2,)}, "split_with_sizes": {"dim 1": ([1, 1], 1), "last": ([2], -1)},
     }  # fmt: skip
 
     def want(ref: Any, args: Any, kwargs: Any) -> Any:
@@ -249,8 +249,8 @@ def refused(rule: Rule) -> Iterator[Sample]:
 DICTS = {
     "pointwise": unary, "random": unary, "factory": unary, "where": where, "clamp": clamp, "lerp": lerp,
     "masked_fill": masked_fill, "shape": shape, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
-    "chunk": parts, "join": join, "index_select": index_select, "addcmul": ternary, "addcdiv": ternary,
-    "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up, "bernoulli": looked_up, "frexp": two_results,
+    "chunk": parts, "split_with_sizes": parts, "join": join, "index_select": index_select,
+    "addcmul": ternary, "addcdiv": ternary, "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up, "bernoulli": looked_up, "frexp": two_results,
     "cpu": moved, "cuda": moved, "type_as": type_as, "loss": loss, "whole": whole,
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
     **dict.fromkeys(("unique", "unique_consecutive", "searchsorted", "nonzero", "argwhere"), refused),

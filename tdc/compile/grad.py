@@ -103,7 +103,7 @@ class Part:
         self.arg = arg
         if self.plain():
             leaves = arg._leaves
-            self.paths = [p for p, x in leaves.items() if x.dtype.is_floating_point or x.dtype.is_complex]
+            self.paths = [p for p in sorted(leaves) if leaves[p].dtype.is_floating_point or leaves[p].dtype.is_complex]
             self.tensors: list[Tensor] = [leaves[p] for p in self.paths]
             self.kept = [p for p in leaves if p not in self.paths] if len(self.paths) < len(leaves) else []
             self.others: list[Any] = [leaves[p] for p in self.kept]
@@ -123,7 +123,7 @@ class Part:
         """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
         if self.plain():
             found = {**dict(zip(self.paths, tensors, strict=True)), **dict(zip(self.kept, others, strict=True))}
-            leaves = {p: found[p] for p in self.arg._leaves} if others else found
+            leaves: Any = {p: found[p] for p in self.arg._leaves}
             return make(leaves, self.arg._nodes, self.arg._size, self.arg._device)
         it, rest = iter(tensors), iter(others)
         leaves = [with_data(x, next(it)) if differentiable(x) else next(rest) for x in self.leaves]
@@ -134,7 +134,7 @@ class Part:
         if self.plain():
             found = dict(zip(self.paths, tensors, strict=True))
             if not self.kept:
-                return make(found, self.arg._nodes, self.arg._size, self.arg._device)
+                return make({p: found[p] for p in self.arg._leaves}, self.arg._nodes, self.arg._size, self.arg._device)
             return self.arg.apply_with_path(lambda key, x: found.get(unravel_key(key)))
         it = iter(tensors)
         return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_whole)

@@ -31,6 +31,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
         fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
 
     Example:
+        >>> import torch
         >>> opt = lion(lr=0.1)
         >>> params = TensorDict({"w": torch.tensor([2.0, -3.0])})
         >>> params, state = opt.update(params, opt.init(params), params)
