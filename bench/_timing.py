@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.metadata
 import json
 import logging
 import math
@@ -72,7 +73,7 @@ def geometric_mean(rows: Sequence[tuple[Sequence[float], Sequence[float]]]) -> S
 
 
 def interleaved(
-    calls: Mapping[str, Call], *, rounds: int = 31, burst: float = 0.002, device: str = "cpu"
+    calls: Mapping[str, Call], *, rounds: int = 31, burst: float = 0.002, device: str = "cpu", count: int | None = None
 ) -> dict[str, list[float]]:
     """Seconds per call of each candidate, one figure for each round.
 
@@ -81,10 +82,11 @@ def interleaved(
         rounds: how often each has its turn.
         burst: seconds that one turn takes, about.
         device: "cuda" waits for the device at both ends of a turn.
+        count: calls in one turn, of slow candidates that are warm already; found by timing otherwise.
     """
     watch = wall_time if device == "cuda" else thread_time
-    counts = {}
-    for name, call in calls.items():
+    counts = {} if count is None else dict.fromkeys(calls, count)
+    for name, call in calls.items() if count is None else ():
         for _ in range(5):
             call()
         once = min(watch(call, 3) for _ in range(3)) / 3
@@ -197,7 +199,7 @@ class Report:
 
     def version(self, module: ModuleType) -> None:
         """State the version of a peer."""
-        self.versions[module.__name__] = str(getattr(module, "__version__", "unknown"))
+        self.versions[module.__name__] = importlib.metadata.version(module.__name__)
         print(f"{module.__name__} {self.versions[module.__name__]}", flush=True)
 
     def note(self, text: str) -> None:
