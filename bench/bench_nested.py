@@ -77,10 +77,19 @@ def fixed(report: Report, danling: ModuleType | None) -> None:
             report.limit(f"chain: {what}, tdc to raw packed values", ratio(times["tdc"], times["raw"]), limit)
 
 
+def lengths_at(occupancy: float) -> list[int]:
+    """Lengths of the given share of real positions; above a half, what is missing from the longest is drawn."""
+    if occupancy <= 0.5:
+        return lengths_for(B, LONGEST, occupancy).tolist()
+    lengths = (LONGEST - lengths_for(B, LONGEST, 1 - occupancy)).clamp(1, LONGEST)
+    lengths[0] = LONGEST
+    return lengths.tolist()
+
+
 def sample(report: Report, occupancy: float) -> rows.Ragged:
     """A batch for the encoder."""
     torch.manual_seed(0)
-    lengths = lengths_for(B, LONGEST, occupancy).tolist()
+    lengths = lengths_at(occupancy)
     batch = rows.Ragged(torch.randn(sum(lengths), D, device=report.device), lengths)
     report.note(f"encoder {occupancy:.0%}: N={sum(lengths)}, {batch.occupancy:.1%} of {B} x {LONGEST} are real")
     return batch
