@@ -5,6 +5,7 @@ python docs/make_support.py
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from tdc.ops import RULES, Rule
 from tdc.ops.alias import ALIASES
 
 PAGE = Path(__file__).with_name("support.md")
+peers = runpy.run_path(str(Path(__file__).with_name("peers.py")))
+PEERS: dict[str, dict[str, str]] = peers["PEERS"]
 PREFIXES = (
     ("torch.", torch), ("F.", F), ("Tensor.", torch.Tensor), ("torch.linalg.", torch.linalg),
     ("torch.special.", torch.special),
@@ -28,6 +31,11 @@ has no row: the call raises [UnsupportedError](errors.md#unsupportederror). How 
 
 Reading, indexing, `to`, `unbind` of ragged batches and conversions are methods of the containers and not listed here.
 Limits within a row, such as several ragged dims, are on the pages of the containers.
+
+Beside them are two peers. DanLing (0.4.8, by its own registry): "yes" is safe to compile, "eager only" is not.
+torch.nested (jagged layout, torch 2.13, on torch's own samples for it, with gradients): "yes" is right on all, "partly"
+is not. Empty: the peer does not list it. [The last table](#names-of-the-peers) has those of their names that are
+written otherwise here, and how each counts.
 
 `python docs/make_support.py` generates this page; a test fails when it is out of date.
 """
@@ -62,18 +70,64 @@ def other_names() -> list[str]:
     return [*head, "| name | operation |", "| --- | --- |", *[f"| `{name}` | `{op}` |" for name, op in rows], ""]
 
 
+def by_place() -> dict[str, dict[str, str]]:
+    """What each peer does under our name of an operation; its public names speak before its internal ones."""
+    found: dict[str, dict[str, str]] = {}
+    for peer, names in PEERS.items():
+        for name in sorted(names, key=lambda n: (n.startswith(("aten.", "prims.")), n)):
+            found.setdefault(peers["place"](name)[0], {}).setdefault(peer, names[name])
+    return found
+
+
+def beside(names: list[str], found: dict[str, dict[str, str]]) -> str:
+    """The cells of the peers in the line of an operation."""
+    both: dict[str, str] = {}
+    for name in names:
+        both = {**found.get(name, {}), **both}
+    return " | ".join(both.get(peer, "") for peer in PEERS)
+
+
+def spellings(rule: Rule) -> list[str]:
+    """All that the operation of a row is called."""
+    return [prefix + rule.name for prefix, _ in PREFIXES]
+
+
+def written_otherwise() -> list[str]:
+    """A table of the peers' names that are not those of the tables above, one line each."""
+    shown = {name for rule in RULES for name in spellings(rule)}
+    rows: set[str] = set()
+    for peer, names in PEERS.items():
+        for name, does in names.items():
+            label, ours = peers["place"](name)
+            plain = name.replace("torch.nn.functional.", "F.").replace("nn.functional.", "F.").replace("torch.T", "T")
+            overload = name.startswith("aten.") and name.split(".")[1] == label.rpartition(".")[2] and label in shown
+            if not overload and plain not in shown and f"torch.{plain}" not in shown:
+                rows.add(f"| `{name}` | `{label}` | {ours} | {peer}: {does} |")
+    head = [
+        "## Names of the peers",
+        "",
+        "Overloads, gradients and parts of an operation count as it; `aten.x` is not listed where x has a line above.",
+        "",
+    ]
+    return [*head, "| name | operation | NestedTensor | peer |", "| --- | --- | --- | --- |", *sorted(rows), ""]
+
+
 def render() -> str:
     """The whole page."""
     table: dict[str, dict[str, dict[str, Rule]]] = {}
     for rule in RULES:
         table.setdefault(rule.family, {}).setdefault(title(rule), {})[rule.kind] = rule
-    lines = [HEAD]
+    found, lines = by_place(), [HEAD]
     for family, rows in sorted(table.items()):
-        lines += [f"## {family}", "", f"| operation | {' | '.join(CLASS_NAMES[kind] for kind in KINDS)} |"]
-        lines += ["|" + " --- |" * (1 + len(KINDS))]
-        lines += [f"| {name} | {' | '.join(cell(rows[name].get(kind)) for kind in KINDS)} |" for name in sorted(rows)]
+        lines += [f"## {family}", "", f"| operation | {' | '.join([CLASS_NAMES[k] for k in KINDS] + list(PEERS))} |"]
+        lines += ["|" + " --- |" * (1 + len(KINDS) + len(PEERS))]
+        for name in sorted(rows):
+            cells = " | ".join(cell(rows[name].get(kind)) for kind in KINDS)
+            own = name.strip("`")
+            names = [own, *spellings(next(iter(rows[name].values())))]
+            lines += [f"| {name} | {cells} | {beside(names, found)} |"]
         lines += [""]
-    return "\n".join(lines + other_names())
+    return "\n".join(lines + other_names() + written_otherwise())
 
 
 if __name__ == "__main__":

@@ -125,7 +125,24 @@ def all_dropped(rule: Rule) -> Iterator[Sample]:
         yield Sample(label, lambda d, n=layout: call(d.ragged(n), 1.0, training=True), zeros)
 
 
+def normalize(rule: Rule) -> Iterator[Sample]:
+    """One row after another, along the ragged dim and a static one."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        x, p, dim = args
+        return x.with_rows([ref(row, p, dim - 1) for row in x.rows])
+
+    for p, dim in ((2.0, 2), (2.0, 1), (3.0, 2)):
+        modes = MODES if p == 2 else ("eager", "grad")
+        yield Sample(f"{p}, {dim}", lambda d, p=p, k=dim: call(d.ragged(), p, k), want, modes)
+
+
+def refused(rule: Rule) -> Iterator[Sample]:
+    yield Sample("any", lambda d: call(d.ragged()), lambda *_: None)
+
+
 RAGGED = {
+    "normalize": normalize, "pdist": refused, "gumbel_softmax": refused,
     **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"), all_dropped),
     "embedding_bag": embedding_bag,
     "group_norm": group_norm, "instance_norm": instance_norm, "batch_norm": batch_norm, "prelu": prelu,

@@ -44,6 +44,7 @@ from tdc.ops import ragged_shape as ragged_shape
 from tdc.ops import ragged_split as ragged_split
 from tdc.ops import random as random
 from tdc.ops import reduction as reduction
+from tdc.ops import refused as refused
 from tdc.ops import resample as resample
 from tdc.ops import rnn as rnn
 from tdc.ops import rowwise_norm as rowwise_norm

@@ -1,4 +1,4 @@
-"""Lengths of vectors in a ragged batch: `vector_norm`, `norm`, `linalg.norm`, `dist`; and `hash_tensor`.
+"""Lengths of vectors in a ragged batch: `vector_norm`, `norm`, `linalg.norm`, `dist`, `normalize`; and `hash_tensor`.
 
     vector_norm(x, p, d) = sum(|x|^p, d)^(1/p)     inf: the largest |x|     -inf: the smallest     0: how many are not 0
 
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import UnsupportedError, message
@@ -86,6 +87,17 @@ def dist_ragged(input: Any, other: Any, p: float = 2) -> Tensor:
     return vector_norm_ragged(torch.sub(input, other), p, op=torch.dist)
 
 
+def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+    """Vectors along dim 1, unless another is named, divided by their norm.
+
+    Raises:
+        UnsupportedError: `out` is given.
+    """
+    if out is not None:
+        raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
+    return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
+
+
 def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Any:
     """The exclusive or of the bits of elements: whether each bit is set in an odd number of them.
 
@@ -121,4 +133,5 @@ composed(torch.norm, norm_ragged, "p dim keepdim dtype", identity=0)
 for _kind in ("nested", "masked"):
     add_rule(Rule(torch.linalg.norm, _kind, "reduction", linalg_norm_ragged, torch.linalg.norm, identity=0))
     add_rule(Rule(torch.dist, _kind, "reduction", dist_ragged, torch.dist))
+    add_rule(Rule(F.normalize, _kind, "norm", normalize_ragged, F.normalize, source="torch.nn.functional.normalize"))
     add_rule(Rule(torch.hash_tensor, _kind, "reduction", hash_ragged, torch.hash_tensor, identity=0, modes=MAPPED))

@@ -1,0 +1,16 @@
+"""Operations that are refused for ragged batches and belong to no file of a family."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+
+from tdc._rules import unsupported
+
+unsupported(
+    F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
+    family="linalg", hint="torch.cdist(x, x), both halves of the matrix of each row",
+)  # fmt: skip
+unsupported(
+    F.gumbel_softmax, ["nested", "masked"], "random numbers that torch draws in place", family="random",
+    hint="with g = -torch.rand_like(x).clamp_min(1e-9).log().clamp_min(1e-9).log(): torch.softmax((x + g) / tau, dim)",
+)  # fmt: skip

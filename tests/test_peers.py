@@ -1,0 +1,43 @@
+"""Every name that DanLing or torch.nested handles is a row, a method or a refusal with a reason."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+peers = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "peers.py"))
+PEERS, place = peers["PEERS"], peers["place"]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_name_has_a_place(peer: str):
+    assert len(PEERS[peer]) > 200
+    assert not [name for name in PEERS[peer] if not place(name)[1]]
+
+
+def test_every_refusal_gives_a_reason():
+    answers = {name: place(name)[1] for names in PEERS.values() for name in names}
+    assert {text for text in answers.values() if text != "yes" and len(text) < len("no: a reason")} == set()
+    assert answers["torch.nn.functional.pdist"].startswith("no: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("aten._softmax_backward_data.default", "torch.softmax"),
+        ("aten.linalg_det.default", "torch.linalg.det"),
+        ("torch.index_copy", "torch.index_copy"),
+        ("aten.mul_.Tensor", "Tensor.mul_"),
+        ("div.floor_rounding", "torch.div"),
+        ("torch.Tensor.__getitem__", "Tensor.__getitem__"),
+    ],
+)
+def test_names_are_told_apart(name: str, label: str):
+    assert place(name)[0] == label
+
+
+def test_a_name_without_a_place_is_seen():
+    assert place("torch.no_such_operation") == ("no_such_operation", "")
+    assert place("torch.data_ptr")[1] == ""
