@@ -12,5 +12,5 @@ unsupported(
 )  # fmt: skip
 unsupported(
     F.gumbel_softmax, ["nested", "masked"], "random numbers that torch draws in place", family="random",
-    hint="with g = -torch.rand_like(x).clamp_min(1e-9).log().clamp_min(1e-9).log(): torch.softmax((x + g) / tau, dim)",
+    hint="with g = -(-torch.rand_like(x).clamp_min(1e-9).log()).log(): torch.softmax((x + g) / tau, dim)",
 )  # fmt: skip
