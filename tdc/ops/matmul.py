@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import DISPATCH, IMPLS, MODES, TENSOR_OPERATORS, Rule, add_rule, unsupported
+from tdc._rules import DISPATCH, IMPLS, TENSOR_OPERATORS, Rule, add_rule, unsupported
 from tdc._structure import Structure, extent_of, normal_dim
 from tdc._typing import Op
 from tdc.masked import like as masked_like
@@ -303,7 +303,7 @@ for _op, _product in ADDED.items():
 for _op in (torch.chain_matmul, torch.linalg.multi_dot):
     product_rule(_op, partial(chain, _op))
 for _kind in ("nested", "masked"):
-    _modes = MODES if torch.__version__ >= "2.12" else ("eager", "vmap", "grad", "export")  # Dynamo does not ask us
+    _modes = ("eager", "vmap", "grad", "export")  # Dynamo hands it on to nobody
     add_rule(Rule(F.grouped_mm, _kind, "matmul", grouped_mm, torch.matmul, modes=_modes), [RAW._grouped_mm])
 for _op, _called in ((F.scaled_mm, RAW._scaled_mm_v2), (SCALED.scaled_grouped_mm, RAW._scaled_grouped_mm_v2)):
     unsupported(
