@@ -254,8 +254,8 @@ hint: pass lengths=(B,) int64""")
     def test_padding_in_front(self):
         self.says(lambda: tdc.from_padded(torch.zeros(1, 3), mask=T([[False, True, True]])), """\
 StructureError
-tdc.from_padded: expected padding behind each row, got padding before or inside one
-hint: move the real positions of each row to its front""")
+tdc.from_padded: expected padding behind each row, got padding elsewhere
+hint: move the real positions of each row together, or say side='left' or side='right'""")
 
     def test_different_lengths(self):
         self.says(lambda: ragged(2, 0, 3).to_padded() + ragged(3, 0, 2).to_padded(), """\
