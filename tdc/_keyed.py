@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from tdc._errors import KeyPathError, message
-from tdc._keys import missing_key, show, unravel_key
+from tdc._keys import below, depth, heads, join, missing_key, parts, path_of, show, unravel_key, within
 from tdc._leaf import Leaf, unwrap, unwrapped
 from tdc._nodes import Nodes, Static, any_extra, is_inner, statics
 from tdc._rules import Container
@@ -55,7 +55,7 @@ class Keyed(Container):
 
     def get(self, key: NestedKey, default: Any = MISSING) -> Any:
         """The leaf or inner node at `key`; `default` where there is none, a KeyPathError where none is given."""
-        path = (key,) if type(key) is str else unravel_key(key)
+        path = key if type(key) is str else unravel_key(key)
         leaf = self._leaves.get(path)
         if leaf is not None:
             return leaf if type(leaf) is not Leaf else leaf._value
@@ -70,7 +70,7 @@ class Keyed(Container):
         if path in self._leaves:
             return unwrap(self._leaves[path])
         entry = self._nodes.get(path)
-        if entry is None or not path:
+        if entry is None or path == ():
             raise missing_key("get", path, [*self._leaves, *self._nodes])
         if type(entry) is Static:
             return entry.value
@@ -89,16 +89,15 @@ class Keyed(Container):
             leaves_only: leave inner nodes out.
         """
         if not self._nodes:
-            return tuple([p[0] for p in self._leaves])
+            return tuple(self._leaves)
         if include_nested and leaves_only:
-            return tuple([p[0] if len(p) == 1 else p for p in [*self._leaves, *statics(self._nodes)]])
-        paths: dict[KeyPath, None] = {}
-        for path in [*self._leaves, *self._nodes]:
-            for depth in range(1, len(path) + 1 if include_nested else 2):
-                if path:
-                    paths.setdefault(path[:depth], None)
-        found = [p for p in paths if not (leaves_only and is_inner(self._nodes.get(p)))]
-        return tuple([p[0] if len(p) == 1 else p for p in found])
+            return (*self._leaves, *statics(self._nodes))
+        paths = [p for p in [*self._leaves, *self._nodes] if p != ()]
+        if include_nested:
+            found = dict.fromkeys([q for p in paths for q in (*heads(p), p)])
+        else:
+            found = dict.fromkeys([p[0] if type(p) is tuple else p for p in paths])
+        return tuple([p for p in found if not (leaves_only and is_inner(self._nodes.get(p)))])
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
         """Values in the order of `keys` with the same arguments."""
@@ -106,24 +105,23 @@ class Keyed(Container):
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
-        if any([type(x) is Leaf for x in self._leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
+        if [x for x in self._leaves.values() if type(x) is Leaf]:  # `in map(type, ...)`: no trace on torch 2.11
             return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
         if not self._nodes:
-            return tuple([(p[0], x) for p, x in self._leaves.items()])
+            return tuple(self._leaves.items())
         if include_nested and leaves_only:
-            leaves = [(p[0] if len(p) == 1 else p, x) for p, x in self._leaves.items()]
-            return tuple(leaves + [(as_key(p), n.value) for p, n in statics(self._nodes).items()])
+            return (*self._leaves.items(), *[(p, n.value) for p, n in statics(self._nodes).items()])
         return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dicts of the leaves and static values."""
         out: dict[str, Any] = {}
-        for path in [*self._leaves, *[p for p in self._nodes if p]]:
-            inner = out
-            for key in path[:-1]:
+        for path in [*self._leaves, *[p for p in self._nodes if p != ()]]:
+            inner, keys = out, parts(path)
+            for key in keys[:-1]:
                 inner = inner.setdefault(key, {})
             known = path in self._leaves or type(self._nodes[path]) is Static
-            inner.setdefault(path[-1], self.get(path) if known else {})
+            inner.setdefault(keys[-1], self.get(path) if known else {})
         return out
 
     # -- writing: each returns a new TensorDict
@@ -135,13 +133,13 @@ class Keyed(Container):
             ShapeError: the value's shape does not begin with the batch size.
             KeyPathError: the path leads through a leaf.
         """
-        path, leaves, size = (key,) if type(key) is str else unravel_key(key), self._leaves, self._size
+        path, leaves, size = key if type(key) is str else unravel_key(key), self._leaves, self._size
         known = path in leaves and self._device is None and isinstance(value, Tensor)
-        alone = len(path) == 1 or not any_extra(self._nodes)  # no inner node has batch dims to agree with
+        alone = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
         if known and alone and value.shape[: len(size)] == size:
             leaves = leaves.copy()
             leaves[path] = value
-            return self._with(leaves, self._nodes, size)
+            return self._with(leaves, self._nodes)
         return merge(self, "set", {path: value}, instead=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
@@ -158,7 +156,7 @@ class Keyed(Container):
         nodes, size = self._nodes, self._size
         if type(other) is dict and self._device is None and (not nodes or not any_extra(nodes)):
             leaves = self._leaves.copy()
-            if overwrite(leaves, nodes, size, (), other):
+            if overwrite(leaves, nodes, size, other):
                 return self._with(leaves, nodes, size)
         return merge(self, "update", other)
 
@@ -194,41 +192,46 @@ class Keyed(Container):
 
     def select(self, *keys: NestedKey, strict: bool = True) -> Any:
         """Only the leaves and inner nodes at `keys`, in their order; absent ones are an error unless `strict=False`."""
+        if not self._nodes:
+            own, names = self._leaves, cast(Any, keys)
+            try:  # leaves at the top: the usual case, in one step
+                return self._with({name: own[name] for name in names}, self._nodes)
+            except (KeyError, TypeError):
+                pass
         leaves: Leaves = {}
         nodes: Nodes = {(): self._nodes[()]} if () in self._nodes else {}
         for key in keys:
-            path = (key,) if type(key) is str else unravel_key(key)
+            path = key if type(key) is str else unravel_key(key)
             leaf = self._leaves.get(path)
             if leaf is not None:
                 leaves[path] = leaf
             elif path in self._nodes:
                 leaves.update(below(self._leaves, path))
+                nodes[path] = self._nodes[path]
                 nodes.update(below(self._nodes, path))
             elif strict:
                 raise missing_key("select", path, [*self._leaves, *self._nodes])
             else:
                 continue
-            for depth in range(1, len(path)):
-                nodes[path[:depth]] = self._nodes[path[:depth]]
+            if type(path) is tuple:
+                nodes.update([(head, self._nodes[head]) for head in heads(path)])
         return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
     def exclude(self, *keys: NestedKey) -> Any:
         """Everything but the leaves and inner nodes at `keys`."""
         leaves, nodes = self._leaves.copy(), self._nodes
         for key in keys:
-            path = (key,) if type(key) is str else unravel_key(key)
+            path = key if type(key) is str else unravel_key(key)
             if path in leaves:
                 del leaves[path]
             elif path in nodes:
                 nodes = nodes.copy() if nodes is self._nodes else nodes
-                for table in (leaves, nodes):
-                    for p in below(table, path):
-                        del table[p]
+                remove(leaves, nodes, path)
         return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
     def filter(self, fn: Callable[[Any, Any], bool]) -> Any:
         """Only the leaves for which `fn(key, leaf)` is True; inner nodes that become empty go, too."""
-        paths = [p for p, v in self._leaves.items() if fn(as_key(p), unwrap(v))]
+        paths = [p for p, v in self._leaves.items() if fn(p, unwrap(v))]
         return self.select(*paths)
 
     def split_keys(self, *sets: Iterable[NestedKey]) -> tuple[Any, ...]:
@@ -276,9 +279,9 @@ class Keyed(Container):
         """
         if not self._nodes:
             return self
-        leaves = {(separator.join(path),): leaf for path, leaf in self._leaves.items()}
+        leaves: Leaves = {separator.join(parts(path)): leaf for path, leaf in self._leaves.items()}
         fixed = statics(self._nodes)
-        joined = {(separator.join(path),): entry for path, entry in fixed.items()}
+        joined: Nodes = {separator.join(parts(path)): entry for path, entry in fixed.items()}
         if len(leaves.keys() | joined.keys()) < len(self._leaves) + len(fixed):
             got = f"paths that join to one key with separator {separator!r}"
             raise KeyPathError(message("flatten_keys", "different joined keys", got, hint="choose another separator"))
@@ -290,14 +293,14 @@ class Keyed(Container):
         Raises:
             KeyPathError: one key would be a leaf and an inner node.
         """
-        if not any([separator in key for path in [*self._leaves, *self._nodes] for key in path]):
+        if not any([separator in key for path in [*self._leaves, *self._nodes] for key in parts(path)]):
             return self
-        return rebuilt(self, "unflatten_keys", lambda path: tuple(separator.join(path).split(separator)))
 
+        def split(path: KeyPath) -> KeyPath:
+            keys = (path if isinstance(path, str) else separator.join(path)).split(separator)
+            return tuple(keys) if len(keys) > 1 else keys[0]
 
-def as_key(path: KeyPath) -> Any:
-    """A path as users write it: a str at the top."""
-    return path[0] if len(path) == 1 else path
+        return rebuilt(self, "unflatten_keys", split)
 
 
 def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
@@ -306,7 +309,7 @@ def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
     Raises:
         KeyPathError: it is not; the nearest keys are named.
     """
-    path = (key,) if type(key) is str else unravel_key(key)
+    path = key if type(key) is str else unravel_key(key)
     if path not in td._leaves and path not in td._nodes:
         raise missing_key(op, path, [*td._leaves, *td._nodes])
     return path
@@ -335,9 +338,9 @@ def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> 
 
 def renamed(path: KeyPath, moves: dict[KeyPath, KeyPath]) -> KeyPath:
     """A path under the new name of its longest renamed beginning."""
-    for depth in range(len(path), 0, -1):
-        if path[:depth] in moves:
-            return moves[path[:depth]] + path[depth:]
+    for head in [path, *reversed(heads(path))]:
+        if head in moves:
+            return join(moves[head], parts(path)[depth(head) :])
     return path
 
 
@@ -350,9 +353,10 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     places = {path: place(path) for path in td._leaves}
     fixed = statics(td._nodes)
     places |= {path: place(path) for path in fixed}
-    nodes: Nodes = {new[:depth]: 0 for new in places.values() if len(new) > 1 for depth in range(1, len(new))}
+    above = dict.fromkeys([new[:-1] for new in places.values() if type(new) is tuple])
+    nodes: Nodes = dict.fromkeys([node for keys in above for node in (*heads(keys), path_of(keys))], 0)
     for path, entry in td._nodes.items():
-        if path and path not in fixed:
+        if path != () and path not in fixed:
             put_node({}, nodes, place(path), entry)
     if len(set(places.values())) < len(places) or any([new in nodes for new in places.values()]):
         raise taken_twice(op, places, nodes)
@@ -374,22 +378,11 @@ def taken_twice(op: OpName, places: dict[KeyPath, KeyPath], nodes: Nodes) -> Key
     return KeyPathError(message(op, "different keys", got, wrong, hint))
 
 
-def below(table: Mapping[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:
-    """The entries at a path and below it."""
-    n = len(path)
-    if n == 1:
-        key = path[0]
-        return {p: x for p, x in table.items() if p and p[0] == key}
-    return {p: x for p, x in table.items() if p[:n] == path}
-
-
 def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
     """Whether some path lies below `path`."""
-    n = len(path)
-    return any([len(p) > n and p[:n] == path for p in paths])
+    return any([p != path and within(p, path) for p in paths])
 
 
 def apply_leaves(fn: Callable[..., Any], columns: Iterable[tuple[KeyPath, tuple[Any, ...]]]) -> Leaves:
     """`fn` of the leaves at each path, as users see them, behind the key."""
-    return {p: fn(as_key(p), *unwrapped(values)) for p, values in columns}
-
+    return {p: fn(p, *unwrapped(values)) for p, values in columns}

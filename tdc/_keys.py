@@ -1,16 +1,21 @@
 """Key paths: a NestedKey is a str or a tuple of NestedKeys, and means the path its strings spell from left to right.
 
-Invariants: `unravel_key` is idempotent, pure Python and traceable; a path is never empty.
+Each path has one form: a str at the top, a flat tuple of at least two str below it, and `()` for the root. So what
+users write is most often the path itself, found by one lookup. The empty str is a key as any other.
+
+Invariants: `unravel_key` is idempotent, pure Python and traceable; it never gives the root.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from tdc._errors import KeyPathError, message
 from tdc._typing import KeyPath, OpName
+
+T = TypeVar("T")
 
 
 def is_key(x: Any) -> bool:
@@ -23,44 +28,117 @@ def is_key(x: Any) -> bool:
     return isinstance(x, str) or (isinstance(x, tuple) and len(x) > 0 and all([is_key(k) for k in x]))
 
 
-def unravel_key(key: Any) -> KeyPath:
-    """The path of a NestedKey as a flat tuple of str.
+def unravel_key(key: Any) -> Any:
+    """The path of a NestedKey: a str at the top, a flat tuple of str below it.
 
     Args:
         key: str, or tuple of NestedKeys of any depth.
 
     Returns:
-        Tuple of str, outermost key first.
+        A str, or a tuple of at least two, outermost key first.
 
     Raises:
         KeyPathError: something in `key` is neither a str nor a tuple, or there is no str at all.
 
     Example:
-        >>> unravel_key("a"), unravel_key((("a", "b"), ("c",)))
-        (('a',), ('a', 'b', 'c'))
+        >>> unravel_key("a"), unravel_key(("a",)), unravel_key((("a", "b"), ("c",)))
+        ('a', 'a', ('a', 'b', 'c'))
     """
     if isinstance(key, str):
-        return (key,)
-    path: KeyPath = ()
-    if isinstance(key, tuple):
-        for part in key:
-            path = path + ((part,) if isinstance(part, str) else unravel_key(part))
-        if path:
-            return path
+        return key
+    if isinstance(key, tuple) and key:
+        if len(key) > 1 and all([isinstance(part, str) for part in key]):
+            return key
+        return path_of(tuple([name for part in key for name in parts(unravel_key(part))]))
     got = "an empty tuple" if isinstance(key, tuple) else f"{key!r} of type {type(key).__name__}"
     raise KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint='spell it like "a" or ("a", "b")'))
 
 
+def parts(path: KeyPath) -> tuple[str, ...]:
+    """The keys of a path, outermost first; none for the root."""
+    return (path,) if isinstance(path, str) else path
+
+
+def depth(path: KeyPath) -> int:
+    """How many keys a path has."""
+    return 1 if isinstance(path, str) else len(path)
+
+
+def path_of(keys: tuple[str, ...]) -> Any:
+    """The path of keys, outermost first; the inverse of `parts`."""
+    return keys[0] if len(keys) == 1 else keys
+
+
+def join(prefix: KeyPath, path: KeyPath) -> Any:
+    """A path below another.
+
+    Example:
+        >>> join((), "a"), join("a", "b"), join("a", ("b", "c")), join("a", ())
+        ('a', ('a', 'b'), ('a', 'b', 'c'), 'a')
+    """
+    return path if prefix == () else path_of(parts(prefix) + parts(path))
+
+
+def prefixed(prefix: KeyPath, leaves: Iterable[KeyPath]) -> list[Any]:
+    """Paths of leaves below another path: `join` of each, without a call for each."""
+    head = parts(prefix)
+    return [head + (p if type(p) is tuple else (p,)) for p in leaves] if head else list(leaves)
+
+
+def heads(path: KeyPath) -> list[Any]:
+    """The nodes that a path goes through, outermost first, without the root and itself.
+
+    Example:
+        >>> heads("a"), heads(("a", "b", "c"))
+        ([], ['a', ('a', 'b')])
+    """
+    return [path[0], *[path[:n] for n in range(2, len(path))]] if len(path) > 1 and type(path) is tuple else []
+
+
+def within(path: KeyPath, node: KeyPath) -> bool:
+    """Whether a path is that of a node or below it.
+
+    Example:
+        >>> within(("a", "b"), "a"), within("a", "a"), within("ab", "a"), within("a", ())
+        (True, True, False, True)
+    """
+    above = parts(node)
+    return path == node or parts(path)[: len(above)] == above
+
+
+def below(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
+    """The entries of a table of paths below a node, without the node itself."""
+    if isinstance(node, str):
+        return {p: x for p, x in table.items() if type(p) is tuple and p and p[0] == node}
+    if not node:
+        return {p: x for p, x in table.items() if p != ()}
+    n, top = len(node), node[0]
+    return {p: x for p, x in table.items() if type(p) is tuple and len(p) > n and p[0] == top and p[:n] == node}
+
+
+def inside(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
+    """What `below` finds, by its paths from the node on."""
+    if isinstance(node, str):  # the usual case, in one step
+        return {p[1] if len(p) == 2 else p[1:]: x for p, x in table.items() if type(p) is tuple and p and p[0] == node}
+    n = len(node)
+    return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in below(table, node).items()}
+
+
+def ordered(paths: Iterable[KeyPath]) -> list[Any]:
+    """Paths in the order of their keys, nodes before what is below them."""
+    return sorted(paths, key=parts)
+
+
 def show(path: KeyPath) -> str:
     """How a path is written in messages: its keys joined by dots."""
-    return ".".join(path)
+    return path if isinstance(path, str) else ".".join(path)
 
 
 def missing_key(op: OpName, path: KeyPath, present: Iterable[KeyPath]) -> KeyPathError:
     """The error for a path that is not there, with the nearest existing ones.
 
     Example:
-        >>> print(missing_key("get", ("tokns",), [("tokens",), ("label",)]))
+        >>> print(missing_key("get", "tokns", ["tokens", "label"]))
         tdc.get: expected an existing key, got 'tokns'
         hint: nearest keys: 'tokens'
     """

@@ -32,6 +32,7 @@ def register(
     unflatten: Unflatten,
     names: Callable[[Any], Sequence[Any]],
     name: str = "",
+    entry: Any = torch_pytree.GetAttrKey,
 ) -> None:
     """Register `cls` with torch's pytree and with optree.
 
@@ -39,7 +40,8 @@ def register(
         flatten: `x -> (children, context)`; the context is made of tuples, str, int, bool and None.
         unflatten: `(children, context) -> x`; children may be anything.
         name: of the class in files; that of a tensorclass names its module, too.
-        names: `context -> one key per child`: a str for an attribute, a tuple of str for a key path.
+        names: `context -> one name per child`: an attribute, or a key path.
+        entry: the class of these names in torch's key paths: `.values` for an attribute, `['a']` for a key.
     """
 
     def flatten_with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -93,10 +95,3 @@ def tuples_of(data: Any) -> Any:
             raise FormatError(message("load", f"the tensorclass {name!r} to be defined", "no such class", hint=hint))
         return Typed(extra, TYPES[name])
     return tuple([tuples_of(part) for part in data]) if isinstance(data, list) else data
-
-
-def entry(name: str | tuple[str, ...]) -> Any:
-    """A key of torch's pytree key paths: `.values` for an attribute, `['a']` or `['a', 'b']` for a key path."""
-    if isinstance(name, str):
-        return torch_pytree.GetAttrKey(name)
-    return torch_pytree.MappingKey(name[0] if len(name) == 1 else name)

@@ -1,6 +1,6 @@
 """Flat storage of nested keys: one dict of leaves and one of inner nodes, both keyed by path.
 
-    {"a": x, "b": {"c": y, "d": {}}}   ->   leaves {("a",): x, ("b", "c"): y},  nodes {("b",): 0, ("b", "d"): 0}
+    {"a": x, "b": {"c": y, "d": {}}}   ->   leaves {"a": x, ("b", "c"): y},  nodes {"b": 0, ("b", "d"): 0}
 
 A node's entry says how many batch dims it has beyond those of the root, and more; see `_nodes`. Functions here build,
 check and print this form and know nothing of the class around it.
@@ -31,7 +31,7 @@ from tdc._errors import (
     message,
     show_sizes,
 )
-from tdc._keys import show, unravel_key
+from tdc._keys import below, heads, inside, join, ordered, parts, prefixed, show, unravel_key
 from tdc._leaf import PROTOCOLS, Leaf, wrapped
 from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc._objects import ObjectArray
@@ -53,17 +53,12 @@ from tdc._typing import KeyPath, OpName
 Leaves = dict[KeyPath, Any]
 
 
-def within(path: KeyPath, prefixes: Iterable[KeyPath]) -> bool:
-    """Whether a path is one of `prefixes` or below one."""
-    return any([path[: len(p)] == p for p in prefixes])
-
-
 def remove(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
     """Take out a leaf, or a node with all below it."""
-    for p in [p for p in leaves if p[: len(path)] == path]:
-        del leaves[p]
-    for p in [p for p in nodes if p[: len(path)] == path]:
-        del nodes[p]
+    for table in (leaves, nodes):
+        table.pop(path, None)
+        for p in below(table, path):
+            del table[p]
 
 
 def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> None:
@@ -72,8 +67,9 @@ def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> Non
     Raises:
         KeyPathError: a prefix is a leaf or a static value.
     """
-    for depth in range(1, len(path)):
-        put_node_at(leaves, nodes, path[:depth], 0)
+    for head in heads(path):
+        if nodes.get(head) != 0:
+            put_node_at(leaves, nodes, head, 0)
     if type(entry) is Static:
         remove(leaves, nodes, path)
         nodes[path] = entry
@@ -92,8 +88,9 @@ def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None
 
 def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
     """Put a leaf at a path, in place of whatever stood there."""
-    if len(path) > 1:
-        put_node(leaves, nodes, path[:-1])
+    for head in () if type(path) is str else heads(path):
+        if nodes.get(head) != 0:
+            put_node_at(leaves, nodes, head, 0)
     if path in nodes:
         remove(leaves, nodes, path)
     leaves[path] = leaf
@@ -113,11 +110,8 @@ def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
         return nodes
     out = dict(nodes)
     for path, entry in nodes.items():
-        n = len(path)
-        if type(entry) is Typed:
-            below = {p[n] for p in [*leaves, *nodes] if len(p) > n and p[:n] == path}
-            if below != set(entry.cls._fields):
-                out[path] = entry.extra
+        if type(entry) is Typed and set(children(inside(leaves, path), inside(nodes, path))) != set(entry.cls._fields):
+            out[path] = entry.extra
     if type(out.get(())) is int:
         del out[()]
     return out
@@ -128,19 +122,19 @@ def is_tensordict(x: Any) -> bool:
     return isinstance(x, Container) and x._kind == "tensordict"
 
 
-def overwrite(leaves: Leaves, nodes: Nodes, size: torch.Size, prefix: KeyPath, source: dict[Any, Any]) -> bool:
+def overwrite(
+    leaves: Leaves, nodes: Nodes, size: torch.Size, source: dict[Any, Any], head: tuple[str, ...] = ()
+) -> bool:
     """Put tensors in place of leaves that are there; False, with the work half done, where an entry is anything else.
 
     The short way of the most frequent update: no new key, no conversion, no error to tell.
     """
     k = len(size)
     for key, value in source.items():
-        path = (key,) if type(key) is str else key if type(key) is tuple else ()
-        if prefix:
-            path = prefix + path
+        path: Any = (*head, key) if head else key
         if path in leaves and isinstance(value, Tensor) and value.shape[:k] == size:
             leaves[path] = value
-        elif type(value) is not dict or path not in nodes or not overwrite(leaves, nodes, size, path, value):
+        elif type(value) is not dict or path not in nodes or not overwrite(leaves, nodes, size, value, (*head, key)):
             return False
     return True
 
@@ -153,30 +147,18 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
         device: where given, leaves are moved there.
     """
     if is_tensordict(source):
-        above = len(source.batch_size) - ndim
-        alone = prefix not in nodes if prefix else not leaves and not nodes
-        if prefix:
-            put_node(leaves, nodes, prefix, max(above, 0))
-        if alone:  # nothing can be there already
-            whole = source._leaves
-            leaves.update({prefix + p: x if device is None else x.to(device) for p, x in whole.items()})
-            inner = {prefix + p: with_extra(e, max(above + extra_of(e), 0)) for p, e in source._nodes.items()}
-            nodes.update({p: e for p, e in inner.items() if p})
-            return
-        for path, entry in source._nodes.items():
-            if prefix or path:
-                put_node(leaves, nodes, prefix + path, with_extra(entry, max(above + extra_of(entry), 0)))
-        for path, leaf in source._leaves.items():
-            put_new(leaves, nodes, prefix + path, as_leaf(leaf, prefix + path, device))
+        absorb_tensordict(leaves, nodes, prefix, source, ndim, device)
         return
     if not isinstance(source, Mapping):
         hint = "TensorDict({'key': tensor}, batch_size=[...])"
         raise DtypeError(message("TensorDict", "a mapping of keys to tensors", type(source).__name__, hint=hint))
-    if prefix:
+    if prefix != ():
         put_node(leaves, nodes, prefix)
+    head = parts(prefix)
     for key, value in source.items():
-        path = prefix + ((key,) if type(key) is str else unravel_key(key))
-        if type(value) is Tensor and device is None and len(path) == len(prefix) + 1:  # the usual case, in one step
+        plain = type(key) is str
+        path = (head + (key,) if head else key) if plain else join(prefix, unravel_key(key))  # noqa: RUF005  # quicker
+        if plain and type(value) is Tensor and device is None:  # the usual case, in one step
             if path in leaves or path in nodes:
                 raise taken(path)
             leaves[path] = value
@@ -186,6 +168,29 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
             put_new(leaves, nodes, path, value)
         else:
             put_new(leaves, nodes, path, as_leaf(value, path, device))
+
+
+def absorb_tensordict(
+    leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int, device: torch.device | None
+) -> None:
+    """`absorb` of a TensorDict, at once where nothing can be there already."""
+    above = len(source.batch_size) - ndim
+    alone = prefix not in nodes if prefix != () else not leaves and not nodes
+    values = list(source._leaves.values()) if device is None else [x.to(device) for x in source._leaves.values()]
+    fresh = dict(zip(prefixed(prefix, source._leaves), values, strict=True))
+    inner = {join(prefix, p): with_extra(e, max(above + extra_of(e), 0)) for p, e in source._nodes.items()}
+    if prefix != ():
+        put_node(leaves, nodes, prefix, max(above, 0))
+    else:
+        inner.pop((), None)  # of which class the root is, the receiver says
+    if alone:
+        leaves.update(fresh)
+        nodes.update(inner)
+        return
+    for path, entry in inner.items():
+        put_node(leaves, nodes, path, entry)
+    for path, leaf in fresh.items():
+        put_new(leaves, nodes, path, leaf)
 
 
 def put_new(leaves: Leaves, nodes: Nodes, path: KeyPath, value: Any) -> None:
@@ -261,8 +266,8 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
     for i, other in enumerate(others, 1):
         if other._leaves.keys() != first._leaves.keys():
             here, there = set(first._leaves), set(other._leaves)
-            wrong = [f"{show(p)}: only in operand 0" for p in sorted(here - there)]
-            wrong += [f"{show(p)}: only in operand {i}" for p in sorted(there - here)]
+            wrong = [f"{show(p)}: only in operand 0" for p in ordered(here - there)]
+            wrong += [f"{show(p)}: only in operand {i}" for p in ordered(there - here)]
             hint = "select the keys they share first"
             raise StructureError(
                 message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
@@ -322,11 +327,11 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
     """Leaves of a node with extra batch dims agree in these, too."""
     for node, entry in nodes.items():
         extra = extra_of(entry)
-        below = {p: x for p, x in leaves.items() if extra and p[: len(node)] == node}
-        sizes = [x.shape[: k + extra] for x in below.values()]
+        own = below(leaves, node) if extra else {}
+        sizes = [x.shape[: k + extra] for x in own.values()]
         wrong = {
             show(p): describe(x)
-            for (p, x), z in zip(below.items(), sizes, strict=True)
+            for (p, x), z in zip(own.items(), sizes, strict=True)
             if z != sizes[0] or len(z) < k + extra
         }
         if wrong:
@@ -338,19 +343,12 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
     """What lies below a node: its leaves and nodes with shorter paths, and its own extra dims."""
-    n, extra = len(path), extra_of(nodes[path])
-    if n == 1:
-        key = path[0]
-        below = {p[1:]: x for p, x in leaves.items() if p[0] == key}
-        inner = {p[1:]: e for p, e in nodes.items() if p and p[0] == key}
-    else:
-        below = {p[n:]: x for p, x in leaves.items() if p[:n] == path}
-        inner = {p[n:]: e for p, e in nodes.items() if p[:n] == path}
+    inner, extra = {(): nodes[path], **inside(nodes, path)}, extra_of(nodes[path])
     if extra:
         inner = {p: with_extra(e, extra_of(e) - extra) for p, e in inner.items()}
     if type(inner[()]) is int:
         del inner[()]
-    return below, inner, extra
+    return inside(leaves, path), inner, extra
 
 
 def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
@@ -362,21 +360,21 @@ def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
 
 def children(leaves: Leaves, nodes: Nodes) -> list[str]:
     """Keys directly below the root, in insertion order."""
-    return list(dict.fromkeys([p[0] for p in leaves] + [p[0] for p in nodes if p]))
+    return list(dict.fromkeys([parts(p)[0] for p in [*leaves, *nodes] if p != ()]))
 
 
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
     """A tree as the RFC prints it, keys sorted."""
     fields = []
     for key in sorted(children(leaves, nodes)):
-        if (key,) in leaves:
-            fields.append((key, leaves[(key,)]))
+        if key in leaves:
+            fields.append((key, leaves[key]))
             continue
-        if type(nodes[(key,)]) is Static:
-            fields.append((key, static_text(nodes[(key,)].value)))
+        if type(nodes[key]) is Static:
+            fields.append((key, static_text(nodes[key].value)))
             continue
-        below, inner, extra = subtree(leaves, nodes, (key,))
-        fields.append((key, node_text(below, inner, node_size(below, size, extra), device, indent + " " * 8)))
+        found, inner, extra = subtree(leaves, nodes, key)
+        fields.append((key, node_text(found, inner, node_size(found, size, extra), device, indent + " " * 8)))
     shared = bool(leaves) and all([is_shared(x) for x in leaves.values()])
     return tree_text(title(nodes), fields, size, device, shared, indent)
 
@@ -391,14 +389,14 @@ def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None =
     """A tree as nested `<details>`, keys in insertion order. The whole of it where no name says which node it is."""
     items = []
     for key in children(leaves, nodes):
-        if (key,) in leaves:
-            items.append(leaf_html(key, leaves[(key,)]))
+        if key in leaves:
+            items.append(leaf_html(key, leaves[key]))
             continue
-        if type(nodes[(key,)]) is Static:
-            items.append(static_html(key, nodes[(key,)].value))
+        if type(nodes[key]) is Static:
+            items.append(static_html(key, nodes[key].value))
             continue
-        below, inner, extra = subtree(leaves, nodes, (key,))
-        items.append(f"<li>{node_html(below, inner, node_size(below, size, extra), key)}</li>")
+        found, inner, extra = subtree(leaves, nodes, key)
+        items.append(f"<li>{node_html(found, inner, node_size(found, size, extra), key)}</li>")
     sizes, count = f"batch_size={sizes_text(size)}", bytes_text(bytes_of(leaves.values()))
     fields = [("kind", title(nodes) if name is not None else ""), ("shape", sizes), ("bytes", count)]
     tree = tree_html(title(nodes) if name is None else name, fields, items, name is None or len(leaves) <= MANY)

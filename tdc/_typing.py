@@ -17,7 +17,7 @@ import torch
 
 from tdc._errors import ImmutableError, message
 
-KeyPath: TypeAlias = tuple[str, ...]
+KeyPath: TypeAlias = "str | tuple[str, ...]"
 NestedKey: TypeAlias = "str | tuple[NestedKey, ...]"
 Op: TypeAlias = Callable[..., Any]
 Dims: TypeAlias = "int | tuple[int, ...]"

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, UnsupportedError, describe, message
-from tdc._keys import show
+from tdc._keys import parts, show
 from tdc._leaf import unwrap
-from tdc._nodes import Static
+from tdc._nodes import Nodes, Static
 from tdc._objects import ObjectArray
-from tdc._tree import children
-from tdc._typing import KeyPath
+from tdc._tree import Leaves, children, subtree
 from tdc.tensordict import TensorDict
 
 NATIVE = "="
@@ -87,10 +86,10 @@ def to_struct_array(td: TensorDict) -> Any:
         got = f"{len(wrong)} others"
         raise UnsupportedError(message("to_struct_array", "leaves with a numpy dtype", got, wrong, hint))
     sources = {p: host(unwrap(x)) for p, x in td._leaves.items()}
-    out = ndarray()(tuple(td.batch_size), dtype_of(td, sources, ()))
+    out = ndarray()(tuple(td.batch_size), dtype_of(td.ndim, sources, td._nodes))
     for path, source in sources.items():
         target = out
-        for key in path:
+        for key in parts(path):
             target = target[key]
         if isinstance(source, ObjectArray):
             put_objects(target, source)
@@ -134,16 +133,14 @@ def put_objects(target: Any, x: ObjectArray) -> None:
         target.flat[i] = x._items[place]
 
 
-def dtype_of(td: TensorDict, sources: dict[KeyPath, Any], prefix: KeyPath) -> list[Any]:
+def dtype_of(ndim: int, leaves: Leaves, nodes: Nodes) -> list[Any]:
     """The fields of a structured dtype: name, dtype, and shape beyond the batch."""
-    n, k = len(prefix), td.ndim
-    leaves = {p[n:]: x for p, x in sources.items() if p[:n] == prefix}
-    nodes = {p[n:]: e for p, e in td._nodes.items() if p[:n] == prefix}
-    fields = []
+    fields: list[Any] = []
     for key in children(leaves, nodes):
-        x = leaves.get((key,))
+        x = leaves.get(key)
         if x is None:
-            fields.append((key, dtype_of(td, sources, (*prefix, key))))
+            found, inner, _ = subtree(leaves, nodes, key)
+            fields.append((key, dtype_of(ndim, found, inner)))
         else:
-            fields.append((key, "O" if isinstance(x, ObjectArray) else x.dtype, tuple(x.shape[k:])))
+            fields.append((key, "O" if isinstance(x, ObjectArray) else x.dtype, tuple(x.shape[ndim:])))
     return fields

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
-from tdc._keyed import as_key, present
+from tdc._keyed import present
 from tdc._keys import is_key, show
 from tdc._leaf import unwrap
 from tdc._nodes import Nodes, Static
@@ -139,7 +139,7 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
     """
     check_tensordicts("partition", [td])
     if callable(where):
-        paths = [p for p, v in td._leaves.items() if where(as_key(p), unwrap(v))]
+        paths = [p for p, v in td._leaves.items() if where(p, unwrap(v))]
     else:
         if not isinstance(where, Iterable):
             hint = "tdc.partition(td, ['a', 'b']), or a function of key and leaf"

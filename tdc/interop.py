@@ -338,7 +338,7 @@ def fields_class(names: tuple[str, ...]) -> Any:
         KeyPathError: a name that Python does not allow; all are named.
     """
     renamed = namedtuple("Fields", names, rename=True)._fields
-    wrong = [show((n,)) for n, r in zip(names, renamed, strict=True) if n != r]
+    wrong = [n for n, r in zip(names, renamed, strict=True) if n != r]
     if wrong:
         got, hint = f"{len(wrong)} others", "td.rename_keys({old: new}) first"
         raise KeyPathError(message("to_namedtuple", "keys that can name a field", got, wrong, hint))

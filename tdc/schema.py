@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
-from tdc._keys import show, unravel_key
+from tdc._keys import join, show, unravel_key, within
 from tdc._leaf import Leaf, unwrap, wrapped
 from tdc._nodes import Nodes, Static, Typed, extra_of, is_inner
 from tdc._objects import ObjectArray
@@ -196,7 +196,7 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
         form = spec_of("check", schema)
     else:  # it says nothing of the classes of inner nodes
         form = spec_of("check", schema, [None] * td.ndim)
-        nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or not p)}
+        nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or p == ())}
         form = Spec(form._batch_size, form._leaves, form._nodes | nodes)
     wrong = differences(td, form)
     if wrong:
@@ -254,10 +254,10 @@ def read_schema(
     source: Mapping[Any, Any], prefix: KeyPath, leaves: dict[KeyPath, LeafSpec], nodes: Nodes, wrong: dict[str, str]
 ) -> None:
     """Entries of a schema; those that are no pair of shape and dtype go to `wrong`."""
-    if prefix:
+    if prefix != ():
         put_node(leaves, nodes, prefix)
     for key, value in source.items():
-        path = prefix + unravel_key(key)
+        path = join(prefix, unravel_key(key))
         if isinstance(value, Mapping):
             read_schema(value, path, leaves, nodes, wrong)
         elif isinstance(value, Static):
@@ -328,7 +328,7 @@ def differences(td: TensorDict, form: Spec) -> list[str]:
     for path in [*form._nodes, *[p for p in td._nodes if p not in form._nodes]]:
         here, there = td._nodes.get(path), form._nodes.get(path)
         leaf = path in td._leaves or path in form._leaves
-        if here != there and not leaf and not (here is None and any([p[: len(path)] == path for p in form._leaves])):
+        if here != there and not leaf and not (here is None and any([within(p, path) for p in form._leaves])):
             wrong.append(f"{show(path) or 'the root'}: {node_text(here)} instead of {node_text(there)}")
     return wrong
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc._keyed import present
-from tdc._keys import show
+from tdc._keys import depth, parts, show, within
 from tdc._leaf import PROTOCOLS
 from tdc._nodes import Nodes, Static, without_extra
 from tdc._objects import ObjectArray
@@ -269,8 +269,8 @@ def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
         return dict.fromkeys(td._leaves, value)
     given = {present(td, "pad_sequence", key): v for key, v in value.items()}
     check_fills("pad_sequence", {show(p): v for p, v in given.items()})
-    order = sorted(given, key=len)
-    return {leaf: given[p] for p in order for leaf in td._leaves if leaf[: len(p)] == p}
+    order = sorted(given, key=depth)
+    return {leaf: given[p] for p in order for leaf in td._leaves if within(leaf, p)}
 
 
 def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
@@ -300,7 +300,7 @@ def typed_empties(tds: list[TensorDict], samples: list[Any]) -> list[TensorDict]
 
 def bare(sample: Any, path: KeyPath) -> bool:
     """Whether a sample has an empty list at a path."""
-    for key in path:
+    for key in parts(path):
         sample = sample.get(key) if isinstance(sample, Mapping) else None
     return isinstance(sample, list) and not sample
 

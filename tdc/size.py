@@ -14,6 +14,7 @@ import torch.utils._pytree as torch_pytree
 
 from tdc._bytes import bytes_of, bytes_text, tensors_of
 from tdc._errors import DtypeError, describe, message
+from tdc._keys import depth, join, parts
 from tdc._nodes import Nodes, Static
 from tdc._repr import cells, sizes_text, static_text
 from tdc._rules import Container
@@ -182,27 +183,27 @@ def rows_of(prefix: KeyPath, leaves: Leaves, nodes: Nodes, size: Any) -> list[Ro
     """Rows of a node and of everything in it, in insertion order."""
     rows = [Row(prefix, title(nodes), sizes_text(size), "", "", bytes_of(leaves.values()))]
     for key in children(leaves, nodes):
-        path = (*prefix, key)
-        leaf, entry = leaves.get((key,)), nodes.get((key,))
+        path, leaf, entry = join(prefix, key), leaves.get(key), nodes.get(key)
         if leaf is not None:
             rows.append(Row(path, *cells(leaf), bytes_of([leaf]) if tensors_of(leaf) else None))
         elif type(entry) is Static:
             rows.append(Row(path, static_text(entry.value, 32), "", "", "", None))
         else:
-            below, inner, extra = subtree(leaves, nodes, (key,))
-            rows += rows_of(path, below, inner, node_size(below, size, extra))
+            found, inner, extra = subtree(leaves, nodes, key)
+            rows += rows_of(path, found, inner, node_size(found, size, extra))
     return rows
 
 
 def texts(row: Row) -> tuple[str, ...]:
     """A row as the texts of its columns, the key indented."""
-    key = "  " * len(row.path) + row.path[-1] if row.path else "(all)"
+    keys = parts(row.path)
+    key = "  " * len(keys) + keys[-1] if keys else "(all)"
     return key, row.kind, row.shape, row.dtype, row.device, "" if row.nbytes is None else bytes_text(row.nbytes)
 
 
 def row_html(row: Row) -> str:
     """A row of the table of a notebook."""
     key, *rest = texts(row)
-    head = f'<th scope="row" style="text-align:left;padding-left:{2 * len(row.path)}ch">{escape(key.strip())}</th>'
+    head = f'<th scope="row" style="text-align:left;padding-left:{2 * depth(row.path)}ch">{escape(key.strip())}</th>'
     cells = "".join([f'<td style="text-align:left">{escape(text)}</td>' for text in rest])
     return f"<tr>{head}{cells}</tr>"

@@ -40,6 +40,7 @@ from typing import (
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import MappingKey
 
 from tdc._errors import DtypeError, KeyPathError, StructureError, message
 from tdc._keyed import Keyed
@@ -145,7 +146,7 @@ class TensorClass(TensorDict, metaclass=Meta):
     _instead = "x = x.replace(field=value), which returns a new one"
     _fields: ClassVar[dict[str, Field]] = {}
     _typed: ClassVar[Nodes] = {}
-    _slotted: ClassVar[tuple[tuple[tuple[str], str], ...]] = ()
+    _slotted: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     if TYPE_CHECKING:  # parameters of every constructor
         batch_size: BatchSize = dataclasses.field(  # pyright: ignore[reportIncompatibleMethodOverride]  # reads alike
@@ -184,7 +185,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         """With other values of fields, inner nodes merged; any other key makes a TensorDict of it."""
         if not is_tensordict(other):
             other = {k: as_entry(self, k, v) for k, v in other.items()}
-        unset = [p[0] for p, n in self._nodes.items() if len(p) == 1 and type(n) is Static]
+        unset = [p for p, n in self._nodes.items() if type(p) is str and type(n) is Static]
         nodes = {k: other.get(k) for k in unset if k in other and is_inner_value(other.get(k))}  # in place of None
         base: Any = with_fields(self, nodes) if nodes else self
         return Keyed.update(base, other, keys=keys)
@@ -254,14 +255,14 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any]) -> None:
     fields |= {n: declared(n, notes.get(n), defaults.get(n, MISSING)) for n in names}
     cls._fields = fields
     cls._typed = {(): Typed(0, cls)}
-    cls._slotted = tuple([((n,), f.slot) for n, f in fields.items() if f.slot])
+    cls._slotted = tuple([(n, f.slot) for n, f in fields.items() if f.slot])
     for name in names:
         setattr(cls, name, read_only(name, attribute(fields[name])))
     if "__init__" not in vars(cls) and fields:
         cls.__init__ = constructor(cls)
     cls.__match_args__ = tuple(fields)
     TYPES[name_of(cls)] = cls
-    register(cls, flatten, unflatten, lambda context: context[0], name_of(cls))
+    register(cls, flatten, unflatten, lambda context: context[0], name_of(cls), MappingKey)
 
 
 def is_written(name: str) -> bool:
@@ -325,7 +326,7 @@ def kind_of_class(note: Any) -> str:
 def attribute(f: Field) -> property:
     """Reads a field: from its slot, or by key where the value may be an inner node."""
     place: dict[str, Any] = {}
-    exec(f"def get(self):\n    return self.{f.slot or f'_at(({f.name!r},))'}", place)  # a closure would read slower
+    exec(f"def get(self):\n    return self.{f.slot or f'_at({f.name!r})'}", place)  # a closure would read slower
     return property(place["get"], doc=f"The field {f.name!r}.")
 
 
@@ -347,7 +348,7 @@ def constructor(cls: Any) -> Any:
         many = " and ".join([f"{n}.shape[:_n] == _size" for n in tensors])
         lines += ["_n = len(_size)", "_rows = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
         lines += [f"if device is None and {are} and (not _n or ({one} if _n == 1 else {many})):"]
-        lines += [f"    self._leaves = {{{', '.join([f'({n!r},): {n}' for n in tensors])}}}"]
+        lines += [f"    self._leaves = {{{', '.join([f'{n!r}: {n}' for n in tensors])}}}"]
         lines += ["    self._nodes, self._size, self._device = _NODES, _size, None"]
         lines += [f"    self._field_{n} = {n}" for n in tensors]
         lines += ["else:", f"    {call}"]
@@ -389,7 +390,7 @@ def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: An
         if value is MISSING:
             value = f.default if f.factory is MISSING else f.factory()
         if isinstance(value, Tensor) and place is None and f.kind != "static":
-            leaves[(f.name,)] = value
+            leaves[f.name] = value
         else:
             put(f, value, leaves, nodes, len(size), place)
     check_leaves(type(self).__name__, leaves, nodes, size)
@@ -405,7 +406,7 @@ def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, ndim: int, device: t
     Raises:
         DtypeError: a tensor field that is given an inner node.
     """
-    path, value = (f.name,), as_entry_of(f, value)
+    path, value = f.name, as_entry_of(f, value)
     if type(value) is Static:
         nodes[path] = value
     elif is_inner_value(value):

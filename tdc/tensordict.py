@@ -5,8 +5,8 @@ over leaves; there is no recursion, and reading a key is one lookup. An inner no
 root; it stores how many *extra* ones, relative to the root, so that indexing and vmap of the root keep it right.
 
     TensorDict({"a": x, "b": {"c": y}}, batch_size=[3])
-        leaves   {("a",): x, ("b", "c"): y}
-        nodes    {("b",): 0}
+        leaves   {"a": x, ("b", "c"): y}
+        nodes    {"b": 0}
 
 Invariants:
   - never changes; a "write" returns a new TensorDict that shares all other leaves;
@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import MappingKey
 
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, message
 from tdc._keyed import Keyed, any_below, apply_leaves
-from tdc._keys import is_key
+from tdc._keys import is_key, ordered
 from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
 from tdc._nodes import Nodes, Static, extra_of, with_extra, without_extra
 from tdc._pytree import register
@@ -173,10 +174,11 @@ class TensorDict(Keyed):
 
     def __getitem__(self, key: Any) -> Any:
         if type(key) is str:
-            leaf = self._leaves.get((key,))
-            if leaf is not None:
-                return leaf if type(leaf) is not Leaf else leaf._value
-            return self._at((key,))
+            try:  # quicker than asking first
+                leaf = self._leaves[key]
+            except KeyError:
+                return self._at(key)
+            return leaf if type(leaf) is not Leaf else leaf._value
         if type(key) is tuple and key and type(key[0]) is str:
             leaf = self._leaves.get(key)
             if type(leaf) is Tensor:
@@ -406,13 +408,13 @@ def flatten(td: Any) -> tuple[list[Any], Any]:
     leaves, size = td._leaves, td._size
     if type(size) is Unsized:
         return [unwrap(leaves[p]) for p in size[0]], tuple(size)
-    paths, k = tuple(sorted(leaves)), len(size)
+    paths, k = tuple(ordered(leaves)), len(size)
     ranks = tuple([len(leaves[p].shape) - k for p in paths])
     device = None if td._device is None else str(td._device)
     return [unwrap(leaves[p]) for p in paths], (
         paths,
         ranks,
-        tuple([(p, td._nodes[p]) for p in sorted(td._nodes)]),
+        tuple([(p, td._nodes[p]) for p in ordered(td._nodes)]),
         device,
         None if paths else tuple(size),
     )
@@ -437,4 +439,4 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
     return make(leaves, dict(nodes), size, None if device is None else torch.device(device))
 
 
-register(TensorDict, flatten, unflatten, lambda context: context[0])
+register(TensorDict, flatten, unflatten, lambda context: context[0], entry=MappingKey)

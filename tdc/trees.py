@@ -21,14 +21,14 @@ from torch import Tensor
 
 from tdc._errors import DtypeError, KeyPathError, StructureError, message
 from tdc._keyed import Keyed
-from tdc._keys import show
+from tdc._keys import join, ordered, show, within
 from tdc._leaf import PROTOCOLS
 from tdc._nodes import Static
 from tdc._rules import Container
 from tdc._typing import KeyPath
 from tdc.tensordict import TensorDict
 
-ROOT = ("value",)  # the path of a tree that is one leaf
+ROOT = "value"  # the path of a tree that is one leaf
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
         raise DtypeError(message("to_pytree", "the spec of from_pytree", type(spec).__name__, hint=hint))
     known = {*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]}
     wrong = [f"{show(p)}: missing" for p in spec.paths if p not in td]
-    wrong += [f"{show(p)}: not in the spec" for p in sorted(known) if not any([p[: len(q)] == q for q in spec.paths])]
+    wrong += [f"{show(p)}: not in the spec" for p in ordered(known) if not any([within(p, q) for q in spec.paths])]
     if wrong:
         got, hint = f"{len(wrong)} that differ", "take the TensorDict and the spec from one call of from_pytree"
         raise StructureError(message("to_pytree", "the paths of the spec", got, wrong, hint))
@@ -173,7 +173,7 @@ def paths_of(treespec: Any, prefix: KeyPath) -> list[KeyPath]:
         return [prefix]
     children = treespec.children()
     names = names_of(treespec, len(children))
-    return [p for name, child in zip(names, children, strict=True) for p in paths_of(child, (*prefix, f"{name}"))]
+    return [p for name, child in zip(names, children, strict=True) for p in paths_of(child, join(prefix, f"{name}"))]
 
 
 def names_of(treespec: Any, count: int) -> Sequence[Any]:

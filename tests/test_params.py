@@ -188,7 +188,7 @@ def test_distributed_data_parallel():
     ("args", "kwargs", "kind", "text"),
     [
         (({"a": torch.ones(1)},), {}, tdc.DtypeError, "expected a TensorDict, got dict\nhint: TensorDictParams("),
-        ((TensorDict({"a.b": torch.ones(1)}),), {}, tdc.KeyPathError, "without dots, got 1 others\nat ('a.b',)\nhint"),
+        ((TensorDict({"a.b": torch.ones(1)}),), {}, tdc.KeyPathError, "without dots, got 1 others\nat 'a.b'\nhint"),
         ((TensorDict({"x": tdc.pack([torch.ones(1)])}),), {}, tdc.UnsupportedError, "at x: NestedTensor float32"),
         ((make(),), {"buffers": ["zz"]}, tdc.KeyPathError, "got 'zz'\nhint: nearest keys: 'z'"),
     ],

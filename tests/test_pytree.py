@@ -118,7 +118,7 @@ def test_key_paths():
     assert torch_paths(td) == ["['m'].data", "['m'].lengths", "['x'].values", "['x'].offsets", "['x'].extent"]
     assert torch_paths(EXAMPLES["td"](3)) == ["['a']", "[('b', 'c')]"]
     assert torch_paths(EXAMPLES["nested, two"](3)) == [".values", ".offsets", ".shapes", ".extent"]
-    assert optree.tree_paths(EXAMPLES["td"](3)) == [(("a",),), (("b", "c"),)]
+    assert optree.tree_paths(EXAMPLES["td"](3)) == [("a",), (("b", "c"),)]
     assert optree.tree_paths(EXAMPLES["masked"](3)) == [("data",), ("lengths",)]
 
 

@@ -61,8 +61,8 @@ def test_specs_are_values():
     assert a != "spec"
     assert pickle.loads(pickle.dumps(a)) == copy.deepcopy(a) == a
     assert tdc.spec(TensorDict({"a": 1, "b": 2})) == tdc.spec(TensorDict({"b": 2, "a": 1}))
-    assert a.leaves[("x",)] == tdc.LeafSpec("Tensor", torch.float32, (3,), torch.device("cpu"))
-    assert a.with_device("meta").leaves[("n",)].device == torch.device("meta")
+    assert a.leaves["x"] == tdc.LeafSpec("Tensor", torch.float32, (3,), torch.device("cpu"))
+    assert a.with_device("meta").leaves["n"].device == torch.device("meta")
     assert tdc.spec(a) is a
 
 

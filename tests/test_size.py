@@ -74,7 +74,7 @@ def test_param_count():
 def test_summary_is_data():
     td = TensorDict({"x": torch.zeros(2, 3), "p": Point(torch.zeros(2, 2), batch_size=[2]), "e": {}}, [2])
     table = tdc.summary(td)
-    assert [row.path for row in table.rows] == [(), ("x",), ("p",), ("p", "xy"), ("p", "name"), ("e",)]
+    assert [row.path for row in table.rows] == [(), "x", "p", ("p", "xy"), ("p", "name"), "e"]
     assert [row.nbytes for row in table.rows] == [40, 24, 16, 16, None, 0]
     assert table.rows[2].kind == "Point"
     assert (table.leaves, table.elements, table.nbytes) == (2, 10, 40)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, StructureError, UnsupportedError, describe, message
+from tdc._keys import parts
 from tdc._rules import Container
 
 CONSTANTS = (str, type(None))
@@ -135,7 +136,7 @@ def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
     for path, x in found:
         inner = x._leaves.items() if isinstance(x, Container) and hasattr(x, "_leaves") else [((), x)]
         wrong += [
-            f"{pytree.keystr(path) + ''.join([f'[{k!r}]' for k in key]) or 'value'}: {describe(leaf)}"
+            f"{pytree.keystr(path) + ''.join([f'[{k!r}]' for k in parts(key)]) or 'value'}: {describe(leaf)}"
             for key, leaf in inner
             if is_batch(leaf)
         ]

@@ -28,17 +28,17 @@ from torch import Tensor
 from torch.export import Dim
 
 from tdc._errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
-from tdc._keys import show
+from tdc._keys import parts, show
 from tdc._leaf import unwrap
 from tdc._rules import Container
 from tdc._tree import is_tensordict
-from tdc._typing import KeyPath
 from tdc.compile.flat import range_text
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.tensordict import TensorDict
 
 SHOWN = "'B', (1, 64), ('B', 1, 64), torch.export.Dim('B'), True, 'auto' or False"
+Keys = tuple[str, ...]
 CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -139,7 +139,7 @@ class Reader:
             if name not in known:
                 self.strangers[text] = f"{kind} are {', '.join([repr(k) for k in known]) or 'none'}"
 
-    def argument(self, x: Any, spec: Any, path: KeyPath) -> list[Entry]:
+    def argument(self, x: Any, spec: Any, path: Keys) -> list[Entry]:
         """Entries of one argument: a container, a tensor, a constant, or a dict, list or tuple of these."""
         if isinstance(x, (Container, Tensor)):
             return self.container(x, spec, path)
@@ -155,7 +155,7 @@ class Reader:
         each = spec if isinstance(spec, Mapping) else dict.fromkeys(children, spec)
         return [e for k, v in children.items() for e in self.argument(v, each.get(k, "auto"), (*path, str(k)))]
 
-    def container(self, x: Any, spec: Any, path: KeyPath, batch: Any = None) -> list[Entry]:
+    def container(self, x: Any, spec: Any, path: Keys, batch: Any = None) -> list[Entry]:
         """Entries of one tensor or container. `batch` are the batch dims of the TensorDict it lies in."""
         x = unwrap(x)
         if isinstance(spec, (bool, type(None))) or spec == "auto" or is_hint(spec):
@@ -173,18 +173,19 @@ class Reader:
         self.foreign[show(path)] = describe(x)
         return []
 
-    def tensordict(self, td: TensorDict, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
-        keys = {p[: n + 1] for p in td._leaves for n in range(len(p))}
+    def tensordict(self, td: TensorDict, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
+        leaves = {parts(p): x for p, x in td._leaves.items()}
+        keys = {p[: n + 1] for p in leaves for n in range(len(p))}
         is_dim = "batch" in spec and not isinstance(spec["batch"], Mapping)
-        specs: dict[KeyPath, Any] = {}
+        specs: dict[Keys, Any] = {}
         for key, value in spec.items():
             if not (is_dim and key == "batch"):
                 self.below(value, (key,) if isinstance(key, str) else key, keys, path, specs)
         batch = self.batch(spec["batch"] if is_dim else rest, td.batch_size, path, outer)
-        found = [self.container(x, specs.get(p, rest), (*path, *p), batch) for p, x in sorted(td._leaves.items())]
+        found = [self.container(x, specs.get(p, rest), (*path, *p), batch) for p, x in sorted(leaves.items())]
         return [entry for entries in found for entry in entries]
 
-    def below(self, spec: Any, key: Any, keys: set[KeyPath], path: KeyPath, specs: dict[KeyPath, Any]) -> None:
+    def below(self, spec: Any, key: Any, keys: set[Keys], path: Keys, specs: dict[Keys, Any]) -> None:
         """Spread a declaration over the leaves at and below a key; a mapping at an inner node goes one key down."""
         if not isinstance(key, tuple) or key not in keys:
             known = sorted({k[len(key) - 1] for k in keys if len(k) == len(key)}) if isinstance(key, tuple) else []
@@ -196,7 +197,7 @@ class Reader:
         else:
             specs |= {p: spec for p in keys if p[: len(key)] == key}
 
-    def batch(self, spec: Any, sizes: Any, path: KeyPath, outer: Any) -> list[Any]:
+    def batch(self, spec: Any, sizes: Any, path: Keys, outer: Any) -> list[Any]:
         """How the batch dims vary: those of the TensorDict around come first."""
         several = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
         if len(several) != len(sizes) and (len(sizes) or isinstance(spec, list)):
@@ -206,7 +207,7 @@ class Reader:
         found: list[Any] = [self.dim(s, n, w, path) for s, n, w in zip(several, sizes, words, strict=False)]
         return [*outer, *found[len(outer) :]] if outer and is_rest(spec) else found
 
-    def nested(self, x: NestedTensor, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+    def nested(self, x: NestedTensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         s, name = x.structure, show(path)
         self.unknown({show((*path, str(k))): k for k in spec}, ("batch", "length", "total"), "words")
         (rows,) = self.batch(spec.get("batch", rest), [s.batch_size], path, outer and outer[:1])
@@ -229,7 +230,7 @@ class Reader:
             entries.append(Entry(f"{name}.extent", name, extent, (*wishes, 0)))
         return entries
 
-    def masked(self, x: MaskedBatch, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+    def masked(self, x: MaskedBatch, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         name = show(path)
         self.unknown({show((*path, str(k))): k for k in spec}, ("batch", "length"), "words")
         (rows,) = self.batch(spec.get("batch", rest), [len(x)], path, outer and outer[:1])
@@ -240,7 +241,7 @@ class Reader:
         lengths = Entry(f"{name}.lengths", name, x.lengths, (rows, len(x.ragged_dims)))
         return [Entry(f"{name}.data", name, x.data, tuple(sizes)), lengths]
 
-    def lengths(self, spec: Any, sizes: list[Any], path: KeyPath) -> list[Any]:
+    def lengths(self, spec: Any, sizes: list[Any], path: Keys) -> list[Any]:
         """How the ragged dims vary."""
         several = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
         if len(several) != len(sizes):
@@ -249,7 +250,7 @@ class Reader:
         words = ["length" if i == 0 else f"length {i}" for i in range(len(sizes))]
         return [self.dim(s, n, w, path) for s, n, w in zip(several, sizes, words, strict=True)]
 
-    def tensor(self, x: Tensor, spec: Any, rest: Any, path: KeyPath, outer: Any) -> list[Entry]:
+    def tensor(self, x: Tensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         known = ("batch", *range(x.ndim)) if x.ndim else ()
         self.unknown({show((*path, str(d))): d for d in spec}, known, "dims")
         given = {0 if d == "batch" else d: v for d, v in spec.items() if d in known}
@@ -260,7 +261,7 @@ class Reader:
             sizes[dim] = self.dim(given.get(dim, rest), x.shape[dim], word, path)
         return [Entry(show(path), show(path), x, tuple(sizes))]
 
-    def dim(self, spec: Any, size: int | None, word: str, path: KeyPath) -> Any:
+    def dim(self, spec: Any, size: int | None, word: str, path: Keys) -> Any:
         """One dim: how it varies, or its size where it does not."""
         at, where = show(path), show((*path, word))
         here = Vary(where, word, at)

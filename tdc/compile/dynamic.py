@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message
+from tdc._keys import ordered
 from tdc._rules import Container
 from tdc._structure import mark_dynamic
 from tdc._tree import is_tensordict
@@ -181,7 +182,10 @@ def dynamic_shapes(tree: Any, *, batch_dim: int = 0) -> Any:
         if isinstance(x, MaskedBatch):
             return [dict.fromkeys((x.batch_dim, *x.ragged_dims), Dim.AUTO), {0: Dim.AUTO}]
         if isinstance(x, TensorDict):
-            return [leading(x.ndim) if isinstance(leaf, Tensor) else one(leaf) for _, leaf in sorted(x._leaves.items())]
+            return [
+                leading(x.ndim) if isinstance(leaf, Tensor) else one(leaf)
+                for leaf in [x._leaves[p] for p in ordered(x._leaves)]
+            ]
         return {batch_dim: Dim.AUTO} if isinstance(x, Tensor) and x.ndim > batch_dim else None
 
     return pytree.tree_map(one, tree, is_leaf=lambda x: isinstance(x, Container))

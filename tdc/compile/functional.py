@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
-from tdc._keys import show
+from tdc._keys import heads, join, parts, show
 from tdc._typing import KeyPath
 from tdc.tensordict import TensorDict, make
 
@@ -211,11 +211,11 @@ def collect(
                         leaf = seen[id(x)] = x.detach()
                     elif remove_duplicate:
                         continue
-                    leaves[(*prefix, name)] = leaf
+                    leaves[join(prefix, name)] = leaf
     if module._modules:
         for name, child in module._modules.items():
             if child is not None:
-                path, count = (*prefix, name), len(leaves)
+                path, count = join(prefix, name), len(leaves)
                 collect(child, path, kinds, remove_duplicate, seen, leaves, nodes)
                 if len(leaves) > count:
                     nodes[path] = 0
@@ -235,7 +235,7 @@ def find_stores(module: nn.Module, prefix: KeyPath, found: list[Store]) -> None:
     found.append(Store(prefix, module._buffers, True))
     for name, child in module._modules.items():
         if child is not None:
-            find_stores(child, (*prefix, name), found)
+            find_stores(child, join(prefix, name), found)
 
 
 # -- what goes into the module for a call
@@ -252,8 +252,9 @@ def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weigh
     found, odd = 0, False
     for prefix, store, _ in stores:
         here: dict[str, Any] = {}
+        head = parts(prefix)
         for name, own in store.items():
-            x = leaves.get((*prefix, name))
+            x = leaves.get((*head, name) if head else name)
             if x is not None:
                 found += 1
                 here[name] = x
@@ -283,8 +284,8 @@ def from_buffers(stores: list[Store]) -> TensorDict:
     """The buffers that modules have now."""
     leaves: Tensors = {}
     for prefix, store, is_buffer in stores:
-        leaves |= {(*prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
-    return tree_of(leaves, {path[:n]: 0 for path in leaves for n in range(1, len(path))})
+        leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
+    return tree_of(leaves, {head: 0 for path in leaves for head in heads(path)})
 
 
 # -- checks
@@ -296,12 +297,12 @@ def check(module: nn.Module, stores: list[Store], leaves: Tensors, tie_weights: 
     Raises:
         KeyPathError, ShapeError, StructureError: they are not; every one is named.
     """
-    own = {(*s.prefix, name): x for s in stores for name, x in s.tensors.items()}
+    own = {join(s.prefix, name): x for s in stores for name, x in s.tensors.items()}
     op, kind = "functional_call", type(module).__name__
     strays = [path for path in leaves if path not in own]
     if strays:
         at = {show(path): f"not in the module; {nearest(path, own)}" for path in strays}
-        flat = any(["." in key for path in strays for key in path])
+        flat = any(["." in key for path in strays for key in parts(path)])
         hint = "params.unflatten_keys('.')" if flat else "params nested and named as tdc.from_module(module)"
         raise KeyPathError(message(op, f"names that {kind} has", f"{len(strays)} others", at, hint))
     group: dict[int, list[KeyPath]] = {}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, describe, message
-from tdc._keys import unravel_key
+from tdc._keys import ordered, unravel_key
 from tdc._typing import KeyPath
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
 from tdc.masked import MaskedBatch
@@ -101,11 +101,14 @@ class Part:
 
     def __init__(self, arg: Any, op: str = "grad") -> None:
         self.arg = arg
-        if self.plain():
+        # a TensorDict of tensors takes no call for each leaf: these take time to trace
+        self.plain = isinstance(arg, TensorDict) and all([isinstance(x, Tensor) for x in arg._leaves.values()])
+        if self.plain:
             leaves = arg._leaves
-            self.paths = [p for p in sorted(leaves) if leaves[p].dtype.is_floating_point or leaves[p].dtype.is_complex]
+            floating = {p: x.dtype.is_floating_point or x.dtype.is_complex for p, x in leaves.items()}
+            self.paths = [p for p in ordered(leaves) if floating[p]]
             self.tensors: list[Tensor] = [leaves[p] for p in self.paths]
-            self.kept = [p for p in leaves if p not in self.paths] if len(self.paths) < len(leaves) else []
+            self.kept = [p for p in leaves if not floating[p]]
             self.others: list[Any] = [leaves[p] for p in self.kept]
         else:
             self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
@@ -115,13 +118,9 @@ class Part:
             got, hint = describe(arg), "convert it with .float(), or choose other argnums"
             raise DtypeError(message(op, "an argument with floating-point tensors", got, hint=hint))
 
-    def plain(self) -> bool:
-        """Whether it is a TensorDict of tensors, which takes no call for each leaf: these take time to trace."""
-        return isinstance(self.arg, TensorDict) and all([isinstance(x, Tensor) for x in self.arg._leaves.values()])
-
     def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
         """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
-        if self.plain():
+        if self.plain:
             found = {**dict(zip(self.paths, tensors, strict=True)), **dict(zip(self.kept, others, strict=True))}
             leaves: Any = {p: found[p] for p in self.arg._leaves}
             return make(leaves, self.arg._nodes, self.arg._size, self.arg._device)
@@ -131,7 +130,7 @@ class Part:
 
     def gradients(self, tensors: list[Tensor]) -> Any:
         """Gradients in the form of the argument; a TensorDict lacks what has none."""
-        if self.plain():
+        if self.plain:
             found = dict(zip(self.paths, tensors, strict=True))
             if not self.kept:
                 return make({p: found[p] for p in self.arg._leaves}, self.arg._nodes, self.arg._size, self.arg._device)
@@ -155,7 +154,7 @@ def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
 
 def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, Any]]:
     """The leaves of a TensorDict that may have a gradient, each with the next of what is given, in pytree order."""
-    return {p: (td._leaves[p], next(given)) for p in sorted(td._leaves) if differentiable(td._leaves[p])}
+    return {p: (td._leaves[p], next(given)) for p in ordered(td._leaves) if differentiable(td._leaves[p])}
 
 
 def differentiable(x: Any) -> bool:

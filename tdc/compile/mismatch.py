@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tdc._errors import describe, show_sizes
-from tdc._keys import show
+from tdc._keys import ordered, show
 from tdc._leaf import unwrap
 from tdc._nodes import Static
 from tdc._structure import Structure, extent_of, longest
@@ -78,10 +78,10 @@ class Mismatch:
             if dims != got.ndim:
                 self.lines.append(f"{at}: batch_size {show_sizes(got.batch_size)} instead of {dims} batch dims")
                 return
-        self.keys([show(p) for p in sorted(want._leaves)], [show(p) for p in got._leaves], at)
-        for path, leaf in sorted(want._leaves.items()):
+        self.keys([show(p) for p in ordered(want._leaves)], [show(p) for p in got._leaves], at)
+        for path in ordered(want._leaves):
             if path in got._leaves:
-                self.compare(leaf, got._leaves[path], f"{at}.{show(path)}")
+                self.compare(want._leaves[path], got._leaves[path], f"{at}.{show(path)}")
         for path in {**want._nodes, **got._nodes}:
             here, there = got._nodes.get(path), want._nodes.get(path)
             if type(here) is Static or type(there) is Static:

@@ -27,7 +27,7 @@ LENGTH = re.compile(r"(len\(.+\)) [!=]= (\d+)$")
 TENSOR = re.compile(r"check_tensor\((.+), (\w+), DispatchKeySet\(.*?\), torch\.(\w+), (.+)\)$")
 NAMES = (
     (re.compile(r"\b[LG]\['(\w+)'\]"), r"\1"),
-    (re.compile(r"\._leaves\[\(([^)]*?),?\)\]"), r"[\1]"),
+    (re.compile(r"\._leaves\[\(?([^)\]]*)\)?\]"), r"[\1]"),
     (re.compile(r"len\((.+?)\._leaves\)"), r"len(\1.keys())"),
     (re.compile(r"\._(?:parameters|buffers|modules)\['([^\d]\w*)'\]"), r".\1"),
     (re.compile(r"\._modules\['(\d+)'\]"), r"[\1]"),
@@ -55,7 +55,7 @@ def user_terms(text: str) -> str:
     """Sources of guards as the user writes them.
 
     Example:
-        >>> user_terms("2 <= L['td']._leaves[('x',)]._values.size()[0]")
+        >>> user_terms("2 <= L['td']._leaves['x']._values.size()[0]")
         "2 <= td['x'].values.size(0)"
     """
     for pattern, replacement in NAMES:

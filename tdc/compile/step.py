@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._keys import show
+from tdc._keys import prefixed, show
 from tdc._typing import KeyPath
 from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
@@ -63,7 +63,7 @@ class Step:
         new["params"], new["optimizer"] = self.optimizer.update(grads, state["optimizer"], params)
         if buffers is not None:
             new["buffers"] = buffers
-        if ("rng",) in state._leaves:
+        if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
         leaves: dict[KeyPath, Any] = {}
         for name, part in new.items():
@@ -131,12 +131,12 @@ class Step:
         Raises:
             StructureError, DtypeError: one of them is not.
         """
-        names = [("params",), ("optimizer",), *[("buffers",)] * self.buffers]
+        names = ["params", "optimizer", *["buffers"] * self.buffers]
         if not isinstance(state, TensorDict):
             raise DtypeError(message(OP, "a state made by init", describe(state), hint="state = step.init(net)"))
-        lacking = [p for p in names if p not in state._nodes] + [p for p in [("step",)] if p not in state._leaves]
+        lacking = [p for p in names if p not in state._nodes] + [p for p in ["step"] if p not in state._leaves]
         if lacking:
-            got, hint = f"one without {', '.join([show(p) for p in lacking])}", "state = step.init(net)"
+            got, hint = f"one without {', '.join(lacking)}", "state = step.init(net)"
             raise StructureError(message(OP, "a state made by init", got, hint=hint))
         if batch is None:
             raise DtypeError(message(OP, "a batch", "None", hint="step(state, batch)"))
@@ -149,7 +149,9 @@ def place_of(td: TensorDict) -> torch.device:
 
 def below(name: str, part: Any) -> dict[KeyPath, Any]:
     """The leaves of one entry of a state."""
-    return {(name, *p): x for p, x in part._leaves.items()} if isinstance(part, TensorDict) else {(name,): part}
+    if not isinstance(part, TensorDict):
+        return {name: part}
+    return dict(zip(prefixed(name, part._leaves), part._leaves.values(), strict=True))
 
 
 def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:

@@ -188,8 +188,8 @@ class TrainStep:
             ShapeError: a loss of more than one number; a batch of fewer rows than micro-batches.
         """
         self._step.check(state, batch)
-        keys = state._leaves.get(("rng",))
-        with torch.no_grad(), nullcontext() if keys is None else seeded(keys, state._leaves[("step",)].device):
+        keys = state._leaves.get("rng")
+        with torch.no_grad(), nullcontext() if keys is None else seeded(keys, state._leaves["step"].device):
             out = self._run(state, batch)
         return (state, out) if self._donate else out
 

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._keys import missing_key, unravel_key
+from tdc._keys import heads, missing_key, ordered, unravel_key
 from tdc._structure import normal_dim
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
@@ -157,7 +157,7 @@ def dims_of(arg: Any, dim: Any) -> list[Any]:
 
 def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     """One dim for each leaf of a TensorDict, in the order of its pytree."""
-    paths = sorted(td._leaves)
+    paths = ordered(td._leaves)
     if isinstance(dim, TensorDict):
         return [dim._leaves.get(p) for p in paths]
     if not isinstance(dim, Mapping):
@@ -166,7 +166,7 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     for path in named:
         if path not in td._leaves and path not in td._nodes:
             raise missing_key("vmap", path, [*td._leaves, *td._nodes])
-    return [next((named[p[:n]] for n in range(len(p), 0, -1) if p[:n] in named), None) for p in paths]
+    return [next((named[q] for q in (p, *reversed(heads(p))) if q in named), None) for p in paths]
 
 
 def into(x: Any, dim: int | None) -> tuple[Any, Any]:

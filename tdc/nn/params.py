@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tdc._errors import DtypeError, KeyPathError, UnsupportedError, describe, message
-from tdc._keys import missing_key, show, unravel_key
+from tdc._keys import join, missing_key, parts, show, unravel_key, within
 from tdc._typing import KeyPath, NestedKey
 from tdc.tensordict import TensorDict, make
 
@@ -71,15 +71,16 @@ class TensorDictParams(nn.Module):
         self._nodes, self._size = td._nodes, td._size
         held: dict[int, Any] = {}
         for path, leaf in leaves.items():
-            is_buffer = any([path[: len(p)] == p for p in kept]) or not (leaf.is_floating_point() or leaf.is_complex())
-            owner = owner_of(self, path[:-1])
+            is_buffer = any([within(path, p) for p in kept]) or not (leaf.is_floating_point() or leaf.is_complex())
+            *nodes, name = parts(path)
+            owner = owner_of(self, nodes)
             if is_buffer:
-                owner._buffers[path[-1]] = held.setdefault(id(leaf), leaf.detach())
+                owner._buffers[name] = held.setdefault(id(leaf), leaf.detach())
             elif isinstance(leaf, nn.Parameter):
-                owner._parameters[path[-1]] = leaf
+                owner._parameters[name] = leaf
             else:
                 new = held[id(leaf)] if id(leaf) in held else nn.Parameter(leaf.detach())
-                owner._parameters[path[-1]] = held[id(leaf)] = new
+                owner._parameters[name] = held[id(leaf)] = new
 
     @property
     def td(self) -> TensorDict:
@@ -110,13 +111,13 @@ def check(leaves: dict[KeyPath, Any]) -> None:
     if odd:
         hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
         raise UnsupportedError(message("TensorDictParams", "leaves that are tensors", f"{len(odd)} others", odd, hint))
-    dotted = [repr(p) for p in leaves if any(["." in key or not key for key in p])]
+    dotted = [repr(p) for p in leaves if any(["." in key or not key for key in parts(p)])]
     if dotted:
         got, hint = f"{len(dotted)} others", "td.unflatten_keys('.') makes inner nodes of them"
         raise KeyPathError(message("TensorDictParams", "keys without dots", got, dotted, hint))
 
 
-def owner_of(module: nn.Module, path: KeyPath) -> nn.Module:
+def owner_of(module: nn.Module, path: list[str]) -> nn.Module:
     """The module of an inner node, made where it is not there. Put there by hand: torch refuses names like "to"."""
     for key in path:
         children: dict[str, Any] = module._modules
@@ -128,6 +129,6 @@ def gather(module: Any, prefix: KeyPath, found: dict[KeyPath, Any]) -> None:
     """Add the tensors of a module and all below it, by path."""
     for store in (module._parameters, module._buffers):
         for name, x in store.items():
-            found[(*prefix, name)] = x
+            found[join(prefix, name)] = x
     for name, child in module._modules.items():
-        gather(child, (*prefix, name), found)
+        gather(child, join(prefix, name), found)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc._index import FULL
-from tdc._keys import missing_key, show, unravel_key
+from tdc._keys import join, missing_key, show, unravel_key
 from tdc._ragged_index import index_rows
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
@@ -119,7 +119,7 @@ def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], T
     """Put values at flat positions of every leaf that `value` speaks of."""
     td, size = at._td, at._td.batch_size
     places = torch.arange(math.prod(size), device=td.device).view(size)
-    where = index(make({("place",): places}, {}, size, td.device), at._index)["place"]
+    where = index(make({"place": places}, {}, size, td.device), at._index)["place"]
     flat, leaves = where.reshape(-1), dict(td._leaves)
     for path, given in values_at(value, td, op).items():
         leaf = leaves[path]
@@ -162,7 +162,7 @@ def entries(source: Any) -> dict[KeyPath, Any]:
         return source._leaves
     if not isinstance(source, Mapping):
         return {(): source}
-    return {unravel_key(key) + path: v for key, inner in source.items() for path, v in entries(inner).items()}
+    return {join(unravel_key(key), path): v for key, inner in source.items() for path, v in entries(inner).items()}
 
 
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
-from tdc._keys import show
+from tdc._keys import join, prefixed, show
 from tdc._tree import same_size
 from tdc._typing import KeyPath
 from tdc.compile.upstream import traced
@@ -103,16 +103,17 @@ def updated(
         check_grads(op, grads, params)
         kinds = by_dtype(grads, params)
     old, new, after = state._leaves, dict(params._leaves), dict(state._leaves)
-    step = old["step",] + 1
+    step = old["step"] + 1
     given = scalars(step.to(torch.float64 if any([dtype in DOUBLE for dtype in kinds]) else torch.float32))
     for dtype, paths in kinds.items():
-        moments = [[old[name, *p] for p in paths] for name in names]
+        places = [prefixed(name, paths) for name in names]
+        moments = [[old[p] for p in there] for there in places]
         columns = [[x._leaves[p] for p in paths] for x in (params, grads)]
         found, *rest = of_dtype(many, dtype, [*columns, *moments], given)
         new.update(zip(paths, found, strict=True))
-        for name, column in zip(names, rest, strict=True):
-            after.update(zip([(name, *p) for p in paths], column, strict=True))
-    after["step",] = step
+        for there, column in zip(places, rest, strict=True):
+            after.update(zip(there, column, strict=True))
+    after["step"] = step
     new_params = make(new, params._nodes, params._size, params._device)
     return new_params, make(after, state._nodes, state._size, state._device)
 
@@ -127,7 +128,7 @@ def usual(
     """
     theirs, moments, kinds = params._leaves, state._leaves, {}
     there = set(theirs)  # of our own: asking the dict of an argument whether it has a key makes a guard each time
-    if set(moments) != {("step",), *[(name, *p) for name in names for p in grads._leaves]}:
+    if set(moments) != {"step", *[p for name in names for p in prefixed(name, grads._leaves)]}:
         return None
     if grads._size != params._size:
         return None
@@ -136,11 +137,11 @@ def usual(
         x = theirs[path] if path in there else None
         if not isinstance(x, Tensor):
             return None
-        if seen and (g.shape != x.shape or any([moments[name, *path].shape != x.shape for name in names])):
+        if seen and (g.shape != x.shape or any([moments[join(name, path)].shape != x.shape for name in names])):
             return None
         kinds.setdefault(x.dtype, []).append(path)
     fine = all([dtype.is_floating_point or dtype.is_complex for dtype in kinds])
-    return kinds if fine and moments["step",].shape == params._size else None
+    return kinds if fine and moments["step"].shape == params._size else None
 
 
 def of_dtype(
@@ -171,9 +172,7 @@ def check_grads(op: str, grads: TensorDict, params: TensorDict) -> None:
     if stray:
         got = f"{len(stray)} of other keys"
         raise StructureError(message(op, "gradients of keys that params has", got, stray, hint))
-    kept = [theirs[p] for p in grads._leaves]
-    real = all([isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex) for x in kept])
-    fixed = {} if real else {show(p): describe(theirs[p]) for p in grads._leaves if not trainable(theirs[p])}
+    fixed = {show(p): describe(theirs[p]) for p in grads._leaves if not trainable(theirs[p])}
     if fixed:
         got = f"{len(fixed)} of other kinds"
         raise DtypeError(message(op, "gradients of floating-point tensors", got, fixed, "leave these out of grads"))
