@@ -92,11 +92,11 @@ class Keyed(Container):
             return tuple(self._leaves)
         if include_nested and leaves_only:
             return (*self._leaves, *statics(self._nodes))
-        paths = [p for p in [*self._leaves, *self._nodes] if p != ()]
+        paths = [*self._leaves, *self._nodes]
         if include_nested:
-            found = dict.fromkeys([q for p in paths for q in (*heads(p), p)])
+            found: Iterable[KeyPath] = dict.fromkeys([q for p in paths if p != () for q in (*heads(p), p)])
         else:
-            found = dict.fromkeys([p[0] if type(p) is tuple else p for p in paths])
+            found = dict.fromkeys([p[0] if type(p) is tuple else p for p in paths if p != ()])
         return tuple([p for p in found if not (leaves_only and is_inner(self._nodes.get(p)))])
 
     def values(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:

@@ -8,12 +8,12 @@ Invariants: `unravel_key` is idempotent, pure Python and traceable; it never giv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from tdc._errors import KeyPathError, message
-from tdc._typing import KeyPath, OpName
+from tdc._typing import KeyPath, OpName, constant
 
 T = TypeVar("T")
 
@@ -117,11 +117,76 @@ def below(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
 
 
 def inside(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
-    """What `below` finds, by its paths from the node on."""
+    """The entries of a table of paths below a node, by their paths from the node on."""
     if isinstance(node, str):  # the usual case, in one step
         return {p[1] if len(p) == 2 else p[1:]: x for p, x in table.items() if type(p) is tuple and p and p[0] == node}
-    n = len(node)
+    n = depth(node)
     return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in below(table, node).items()}
+
+
+def inside_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
+    """What Dynamo traces in place of `inside`: nothing for the paths that are elsewhere."""
+    first, count = span(tuple(table), node)
+    if first < 0:
+        found = below(table, node)
+        paths, values = list(found), list(found.values())
+    else:
+        paths, values = list(table)[first : first + count], list(table.values())[first : first + count]
+    n = depth(node)
+    return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in zip(paths, values, strict=True)}
+
+
+inside._torchdynamo_inline = inside_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+
+
+@constant
+def span(paths: Sequence[KeyPath], node: KeyPath) -> tuple[int, int]:
+    """Where the paths below a node begin, and how many they are; (-1, 0) where others lie between them."""
+    run = list(below(dict.fromkeys(paths), node))
+    first = place_of(paths, run)
+    return (first, len(run)) if first >= 0 else (-1, 0)
+
+
+def gathered(table: Mapping[Any, T], paths: Sequence[KeyPath], prefix: KeyPath = ()) -> list[T]:
+    """The entries of a table at some paths below `prefix`; in one step where they follow one another in it."""
+    first = place_of(list(table), paths, prefix)
+    if first < 0:
+        return [table[p] for p in prefixed(prefix, paths)]
+    return list(table.values())[first : first + len(paths)]
+
+
+def replaced(
+    table: Mapping[Any, T], paths: Sequence[KeyPath], values: Sequence[T], prefix: KeyPath = ()
+) -> dict[Any, T]:
+    """A table with other entries at some paths below `prefix`."""
+    first = place_of(list(table), paths, prefix)
+    keys = prefixed(prefix, paths) if first < 0 else list(table)[first : first + len(paths)]
+    return {**table, **{p: x for p, x in zip(keys, values, strict=True)}}
+
+
+@constant
+def place_of(paths: Sequence[KeyPath], run: Sequence[KeyPath], prefix: KeyPath = ()) -> int:
+    """Where some paths below `prefix` follow one another among others; -1 where they do not."""
+    wanted = prefixed(prefix, run)
+    first = paths.index(wanted[0]) if wanted and wanted[0] in paths else 0
+    return first if [*paths[first : first + len(wanted)]] == wanted else -1
+
+
+@constant
+def children(paths: Sequence[KeyPath]) -> tuple[str, ...]:
+    """The keys directly below the root, in the order of the paths.
+
+    Example:
+        >>> children(["x", ("a", "b"), ("a", "c"), ()])
+        ('x', 'a')
+    """
+    return tuple(dict.fromkeys([p if isinstance(p, str) else p[0] for p in paths if p != ()]))
+
+
+@constant
+def arrangement(paths: Sequence[KeyPath], wanted: Sequence[KeyPath]) -> str:
+    """Whether paths are the "same" as others, in another "order", or "other" ones."""
+    return "same" if [*paths] == [*wanted] else "order" if set(paths) == set(wanted) else "other"
 
 
 def ordered(paths: Iterable[KeyPath]) -> list[Any]:

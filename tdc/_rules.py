@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from tdc._errors import DtypeError, MethodError, UnsupportedError, message, op_name
-from tdc._typing import Frozen, Op
+from tdc._typing import Frozen, Op, constant
 
 KINDS = ("tensordict", "nested", "masked")
 MODES = ("eager", "compile", "vmap", "grad", "export")
@@ -122,6 +122,7 @@ def refuse(op: Op, kind: str, reason: str, hint: str) -> Op:
     return impl
 
 
+@constant
 def row_of(op: Op, cls: Any) -> str:
     """Name of the row that runs `op` for a container class.
 
@@ -135,9 +136,6 @@ def row_of(op: Op, cls: Any) -> str:
     if row is None:
         missing(op, cls._kind)
     return row
-
-
-row_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing Dynamo
 
 
 def missing(op: Op, kind: str) -> NoReturn:

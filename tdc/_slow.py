@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tdc._errors import message, op_name
+from tdc._typing import constant
 
 FORBIDDEN: ContextVar[frozenset[str]] = ContextVar("forbidden", default=frozenset())
 DONE = ""  # a constant that Dynamo can take for the result
@@ -43,6 +44,7 @@ class Place(NamedTuple):
     op: str
 
 
+@constant
 def announce(path: str, op: str) -> str:
     """Say that a slow path is taken.
 
@@ -56,9 +58,6 @@ def announce(path: str, op: str) -> str:
     if path in FORBIDDEN.get():
         raise AssertionError(refusal(path, op))
     return DONE
-
-
-announce._dynamo_marked_constant = True  # type: ignore[attr-defined]  # runs when traced; see `_rules.row_of`
 
 
 def refusal(path: str, op: str) -> str:

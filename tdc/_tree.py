@@ -31,7 +31,7 @@ from tdc._errors import (
     message,
     show_sizes,
 )
-from tdc._keys import below, heads, inside, join, ordered, parts, prefixed, show, unravel_key
+from tdc._keys import below, children, heads, inside, join, ordered, parts, prefixed, show, unravel_key
 from tdc._leaf import PROTOCOLS, Leaf, wrapped
 from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc._objects import ObjectArray
@@ -110,7 +110,8 @@ def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
         return nodes
     out = dict(nodes)
     for path, entry in nodes.items():
-        if type(entry) is Typed and set(children(inside(leaves, path), inside(nodes, path))) != set(entry.cls._fields):
+        inner = [*inside(leaves, path), *inside(nodes, path)] if type(entry) is Typed else []
+        if type(entry) is Typed and set(children(inner)) != set(entry.cls._fields):
             out[path] = entry.extra
     if type(out.get(())) is int:
         del out[()]
@@ -358,15 +359,10 @@ def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
     return batch_size
 
 
-def children(leaves: Leaves, nodes: Nodes) -> list[str]:
-    """Keys directly below the root, in insertion order."""
-    return list(dict.fromkeys([parts(p)[0] for p in [*leaves, *nodes] if p != ()]))
-
-
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
     """A tree as the RFC prints it, keys sorted."""
     fields = []
-    for key in sorted(children(leaves, nodes)):
+    for key in sorted(children([*leaves, *nodes])):
         if key in leaves:
             fields.append((key, leaves[key]))
             continue
@@ -388,7 +384,7 @@ def title(nodes: Nodes) -> str:
 def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None = None) -> str:
     """A tree as nested `<details>`, keys in insertion order. The whole of it where no name says which node it is."""
     items = []
-    for key in children(leaves, nodes):
+    for key in children([*leaves, *nodes]):
         if key in leaves:
             items.append(leaf_html(key, leaves[key]))
             continue

@@ -11,7 +11,7 @@ and copying restore the slots without running a constructor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -22,7 +22,18 @@ NestedKey: TypeAlias = "str | tuple[NestedKey, ...]"
 Op: TypeAlias = Callable[..., Any]
 Dims: TypeAlias = "int | tuple[int, ...]"
 OpName: TypeAlias = "str | Op"
+F = TypeVar("F", bound=Callable[..., Any])
 MISSING: Any = object()  # default of an argument for which None means something
+
+
+def constant(fn: F) -> F:
+    """Mark a function of Python constants: a graph runs it once, while it is traced, and holds what it returned.
+
+    As `torch._dynamo.assume_constant_result`, without importing Dynamo. What it does costs no time to trace. For
+    decisions, such as places and yes or no, not for keys: `type(x)` of a result is something Dynamo cannot trace.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what Dynamo looks for
+    return fn
 
 
 class Frozen:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, UnsupportedError, describe, message
-from tdc._keys import parts, show
+from tdc._keys import children, parts, show
 from tdc._leaf import unwrap
 from tdc._nodes import Nodes, Static
 from tdc._objects import ObjectArray
-from tdc._tree import Leaves, children, subtree
+from tdc._tree import Leaves, subtree
 from tdc.tensordict import TensorDict
 
 NATIVE = "="
@@ -136,7 +136,7 @@ def put_objects(target: Any, x: ObjectArray) -> None:
 def dtype_of(ndim: int, leaves: Leaves, nodes: Nodes) -> list[Any]:
     """The fields of a structured dtype: name, dtype, and shape beyond the batch."""
     fields: list[Any] = []
-    for key in children(leaves, nodes):
+    for key in children([*leaves, *nodes]):
         x = leaves.get(key)
         if x is None:
             found, inner, _ = subtree(leaves, nodes, key)

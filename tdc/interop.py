@@ -24,7 +24,7 @@ from tdc._keyed import Keyed
 from tdc._keys import show
 from tdc._rules import Container
 from tdc._tree import common, is_tensordict
-from tdc._typing import OpName
+from tdc._typing import OpName, constant
 from tdc.arrays import from_struct_array, is_struct_array
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -301,6 +301,7 @@ def formed(op: OpName, value: Any, form: Any) -> Any:
     return value.to_dict() if form == "dict" else record(op, value, form)
 
 
+@constant
 def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
     """For each field of a class of records its name, whether it must be given, and the form of an inner node there.
 
@@ -315,9 +316,6 @@ def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
         bare = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
         return tuple([(n, n in bare - made, "made" if n in made else form_of(notes.get(n))) for n in names_of(cls)])
     return tuple([(n, n not in cls._field_defaults, form_of(notes.get(n))) for n in cls._fields])
-
-
-plan._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, without importing Dynamo
 
 
 def form_of(note: Any) -> Any:

@@ -14,11 +14,11 @@ import torch.utils._pytree as torch_pytree
 
 from tdc._bytes import bytes_of, bytes_text, tensors_of
 from tdc._errors import DtypeError, describe, message
-from tdc._keys import depth, join, parts
+from tdc._keys import children, depth, join, parts
 from tdc._nodes import Nodes, Static
 from tdc._repr import cells, sizes_text, static_text
 from tdc._rules import Container
-from tdc._tree import Leaves, children, is_tensordict, node_size, subtree, title
+from tdc._tree import Leaves, is_tensordict, node_size, subtree, title
 from tdc._typing import KeyPath
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -182,7 +182,7 @@ def content_of(leaf: Any) -> Any:
 def rows_of(prefix: KeyPath, leaves: Leaves, nodes: Nodes, size: Any) -> list[Row]:
     """Rows of a node and of everything in it, in insertion order."""
     rows = [Row(prefix, title(nodes), sizes_text(size), "", "", bytes_of(leaves.values()))]
-    for key in children(leaves, nodes):
+    for key in children([*leaves, *nodes]):
         path, leaf, entry = join(prefix, key), leaves.get(key), nodes.get(key)
         if leaf is not None:
             rows.append(Row(path, *cells(leaf), bytes_of([leaf]) if tensors_of(leaf) else None))

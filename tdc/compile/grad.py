@@ -11,7 +11,7 @@ Invariant: nothing is differentiated but floating-point and complex tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, describe, message
-from tdc._keys import ordered, unravel_key
-from tdc._typing import KeyPath
+from tdc._keys import ordered, parts, unravel_key
+from tdc._typing import KeyPath, constant
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -79,7 +79,7 @@ def value_and_grad(
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        parts = [Part(args[i]) for i in chosen]
+        parts = [Part(args[i], "grad", sort=False) for i in chosen]
 
         def inner(values: list[list[Tensor]], rest: list[list[Any]], full: list[Any], named: dict[str, Any]) -> Any:
             full = list(full)
@@ -99,17 +99,18 @@ def value_and_grad(
 class Part:
     """One argument, taken apart into the tensors to differentiate and the rest."""
 
-    def __init__(self, arg: Any, op: str = "grad") -> None:
+    def __init__(self, arg: Any, op: str, sort: bool = True) -> None:
+        """`sort`: tensors in the order of the pytree, whatever order the keys have."""
         self.arg = arg
-        # a TensorDict of tensors takes no call for each leaf: these take time to trace
-        self.plain = isinstance(arg, TensorDict) and all([isinstance(x, Tensor) for x in arg._leaves.values()])
+        leaves = arg._leaves if isinstance(arg, TensorDict) else {}
+        dtypes = [x.dtype if isinstance(x, Tensor) else None for x in leaves.values()]
+        self.plain = bool(dtypes) and None not in dtypes  # then no call for each leaf: these take time to trace
         if self.plain:
-            leaves = arg._leaves
-            floating = {p: x.dtype.is_floating_point or x.dtype.is_complex for p, x in leaves.items()}
-            self.paths = [p for p in ordered(leaves) if floating[p]]
-            self.tensors: list[Tensor] = [leaves[p] for p in self.paths]
-            self.kept = [p for p in leaves if not floating[p]]
-            self.others: list[Any] = [leaves[p] for p in self.kept]
+            order, count = places(list(leaves), dtypes, sort)
+            self.back = inverse(order)
+            values = permuted(list(leaves.values()), order)
+            self.tensors: list[Tensor] = values[:count]
+            self.others: list[Any] = values[count:]
         else:
             self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
             self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
@@ -121,9 +122,7 @@ class Part:
     def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
         """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
         if self.plain:
-            found = {**dict(zip(self.paths, tensors, strict=True)), **dict(zip(self.kept, others, strict=True))}
-            leaves: Any = {p: found[p] for p in self.arg._leaves}
-            return make(leaves, self.arg._nodes, self.arg._size, self.arg._device)
+            return like(self.arg, permuted([*tensors, *others], self.back))
         it, rest = iter(tensors), iter(others)
         leaves = [with_data(x, next(it)) if differentiable(x) else next(rest) for x in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -131,12 +130,41 @@ class Part:
     def gradients(self, tensors: list[Tensor]) -> Any:
         """Gradients in the form of the argument; a TensorDict lacks what has none."""
         if self.plain:
-            found = dict(zip(self.paths, tensors, strict=True))
-            if not self.kept:
-                return make({p: found[p] for p in self.arg._leaves}, self.arg._nodes, self.arg._size, self.arg._device)
-            return self.arg.apply_with_path(lambda key, x: found.get(unravel_key(key)))
+            found = like(self.arg, permuted([*tensors, *self.others], self.back))
+            return found if not self.others else self.arg.apply(lambda x, g: g if differentiable(x) else None, found)
         it = iter(tensors)
         return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_whole)
+
+
+def like(td: TensorDict, values: list[Any]) -> TensorDict:
+    """A TensorDict with other leaves, in its order."""
+    return make({p: x for p, x in zip(list(td._leaves), values, strict=True)}, td._nodes, td._size, td._device)
+
+
+@constant
+def places(paths: Sequence[KeyPath], dtypes: Sequence[Any], sort: bool) -> tuple[tuple[int, ...], int]:
+    """Where the leaves are that may have a gradient, then those that may not; and how many may."""
+    real = [i for i, d in enumerate(dtypes) if d.is_floating_point or d.is_complex]
+    if sort:
+        real = sorted(real, key=lambda i: parts(paths[i]))
+    return (*real, *[i for i in range(len(paths)) if i not in set(real)]), len(real)
+
+
+@constant
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    """The order that undoes an order."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def permuted(values: list[Any], order: tuple[int, ...]) -> list[Any]:
+    """Values in another order."""
+    return values if is_sorted(order) else [values[i] for i in order]
+
+
+@constant
+def is_sorted(order: Sequence[int]) -> bool:
+    """Whether an order changes nothing."""
+    return all([i == place for i, place in enumerate(order)])
 
 
 def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:

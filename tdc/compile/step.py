@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._keys import prefixed, show
-from tdc._typing import KeyPath
+from tdc._keys import arrangement, children, join, show
+from tdc._typing import KeyPath, constant
 from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
 from tdc.tensordict import TensorDict, make
@@ -65,10 +65,7 @@ class Step:
             new["buffers"] = buffers
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
-        leaves: dict[KeyPath, Any] = {}
-        for name, part in new.items():
-            leaves.update(below(name, part))
-        return in_order(leaves, state), metrics
+        return assembled(new, state), metrics
 
     def of_batch(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any]:
         """Gradients, metrics and new buffers of one batch, or of one part of it."""
@@ -147,11 +144,26 @@ def place_of(td: TensorDict) -> torch.device:
     return next(x.device for x in td._leaves.values())
 
 
-def below(name: str, part: Any) -> dict[KeyPath, Any]:
-    """The leaves of one entry of a state."""
-    if not isinstance(part, TensorDict):
-        return {name: part}
-    return dict(zip(prefixed(name, part._leaves), part._leaves.values(), strict=True))
+def assembled(new: dict[str, Any], old: TensorDict) -> TensorDict:
+    """The new state from its parts, which are most often as in the old one: then its keys are at hand.
+
+    Raises:
+        StructureError: it has other keys.
+    """
+    ordered = [(name, new[name]) for name in children([*old._leaves, *old._nodes])]
+    parts = [(name, part._leaves if isinstance(part, TensorDict) else {(): part}) for name, part in ordered]
+    values = [x for _, leaves in parts for x in list(leaves.values())]
+    if lined_up(list(old._leaves), [name for name, _ in parts], [list(leaves) for _, leaves in parts]):
+        found = {p: x for p, x in zip(list(old._leaves), values, strict=True)}
+        return make(found, old._nodes, old._size, old._device)
+    paths = [join(name, p) for name, leaves in parts for p in leaves]
+    return in_order(dict(zip(paths, values, strict=True)), old)
+
+
+@constant
+def lined_up(paths: Sequence[KeyPath], names: Sequence[str], parts: Sequence[Sequence[KeyPath]]) -> bool:
+    """Whether paths are those of parts with these names, one after the other."""
+    return [*paths] == [join(name, p) for name, part in zip(names, parts, strict=True) for p in part]
 
 
 def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
@@ -160,11 +172,14 @@ def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
     Raises:
         StructureError: it has other keys.
     """
-    if leaves.keys() != old._leaves.keys():
+    found = arrangement(list(leaves), list(old._leaves))
+    if found == "other":
         wrong = [show(p) for p in {**leaves, **old._leaves} if p not in leaves or p not in old._leaves]
         hint = "an optimizer's update keeps the keys of what its init made"
         raise StructureError(message(OP, "a new state of the same keys", f"{len(wrong)} that differ", wrong, hint))
-    return make({p: leaves[p] for p in old._leaves}, old._nodes, old._size, old._device)
+    if found == "order":
+        leaves = {p: leaves[p] for p in old._leaves}
+    return make(leaves, old._nodes, old._size, old._device)
 
 
 # -- micro-batches

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
-from tdc._keys import join, prefixed, show
+from tdc._keys import gathered, prefixed, replaced, show
 from tdc._tree import same_size
-from tdc._typing import KeyPath
+from tdc._typing import KeyPath, constant
 from tdc.compile.upstream import traced
 from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict, make
@@ -79,12 +79,27 @@ def rate_of(lr: Rate, step: Tensor) -> Scalar:
     return lr(step) if callable(lr) else lr
 
 
-def by_dtype(td: TensorDict, like: TensorDict) -> dict[torch.dtype, list[KeyPath]]:
-    """The paths of `td`, apart by the dtype that `like` has there."""
-    kinds: dict[torch.dtype, list[KeyPath]] = {}
-    for path in td._leaves:
-        kinds.setdefault(like._leaves[path].dtype, []).append(path)
-    return kinds
+@constant
+def grouped(dtypes: Sequence[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
+    """Each dtype and the places where it is.
+
+    Example:
+        >>> grouped([torch.float32, torch.float64, torch.float32])
+        ((torch.float32, (0, 2)), (torch.float64, (1,)))
+    """
+    kinds: dict[torch.dtype, list[int]] = {}
+    for i, dtype in enumerate(dtypes):
+        kinds.setdefault(dtype, []).append(i)
+    return tuple([(dtype, tuple(places)) for dtype, places in kinds.items()])
+
+
+@constant
+def matching(
+    grads: Sequence[KeyPath], params: Sequence[KeyPath], state: Sequence[KeyPath], names: Sequence[str]
+) -> bool:
+    """Whether a state has the moments of these gradients and nothing else, and all are of parameters."""
+    moments = [p for name in names for p in prefixed(name, grads)]
+    return {"step", *moments} == set(state) and set(params).issuperset(grads)
 
 
 def updated(
@@ -97,51 +112,53 @@ def updated(
         names: of the moments.
         scalars: of the number of this step, from 1: a float with the digits that the parameters have.
     """
-    kinds = usual(grads, state, params, names)
-    if kinds is None:
+    columns = usual(grads, state, params, names)
+    if columns is None:
         check_state(op, state, params, (*names, "step"), names)
         check_grads(op, grads, params)
-        kinds = by_dtype(grads, params)
-    old, new, after = state._leaves, dict(params._leaves), dict(state._leaves)
-    step = old["step"] + 1
-    given = scalars(step.to(torch.float64 if any([dtype in DOUBLE for dtype in kinds]) else torch.float32))
-    for dtype, paths in kinds.items():
-        places = [prefixed(name, paths) for name in names]
-        moments = [[old[p] for p in there] for there in places]
-        columns = [[x._leaves[p] for p in paths] for x in (params, grads)]
-        found, *rest = of_dtype(many, dtype, [*columns, *moments], given)
-        new.update(zip(paths, found, strict=True))
-        for there, column in zip(places, rest, strict=True):
-            after.update(zip(there, column, strict=True))
-    after["step"] = step
-    new_params = make(new, params._nodes, params._size, params._device)
+        columns = columns_of(grads, state, params, names)
+    paths, step = list(grads._leaves), state._leaves["step"] + 1
+    kinds = grouped([x.dtype for x in columns[0]])
+    given = scalars(step.to(torch.float64 if any([dtype in DOUBLE for dtype, _ in kinds]) else torch.float32))
+    if len(kinds) == 1:
+        found = of_dtype(many, kinds[0][0], columns, given)
+    else:
+        found = [list(columns[0]), *[list(column) for column in columns[2:]]]
+        for dtype, places in kinds:
+            some = of_dtype(many, dtype, [[column[i] for i in places] for column in columns], given)
+            for column, xs in zip(found, some, strict=True):
+                for i, x in zip(places, xs, strict=True):
+                    column[i] = x
+    after = {**state._leaves, "step": step}
+    for name, column in zip(names, found[1:], strict=True):
+        after = replaced(after, paths, column, name)
+    new_params = make(replaced(params._leaves, paths, found[0]), params._nodes, params._size, params._device)
     return new_params, make(after, state._nodes, state._size, state._device)
 
 
-def usual(
-    grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]
-) -> dict[torch.dtype, list[KeyPath]] | None:
-    """Paths by dtype, where gradients, moments and parameters have the same keys and shapes; None where they do not.
+def columns_of(grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]) -> list[Column]:
+    """The parameters that have gradients, the gradients, and the moments of each name."""
+    paths = list(grads._leaves)
+    moments = [gathered(state._leaves, paths, name) for name in names]
+    return [gathered(params._leaves, paths), list(grads._leaves.values()), *moments]
 
-    One pass that calls nothing. A graph looks at keys and dtypes alone: comparing shapes is a fifth of what such a step
-    takes to trace, and torch's own operations refuse sizes that do not go together.
+
+def usual(grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]) -> list[Column] | None:
+    """Columns, where gradients, moments and parameters have the same keys and shapes; None where they do not.
+
+    A graph looks at keys and dtypes alone: comparing shapes is a fifth of what such a step takes to trace, and torch's
+    own operations refuse sizes that do not go together.
     """
-    theirs, moments, kinds = params._leaves, state._leaves, {}
-    there = set(theirs)  # of our own: asking the dict of an argument whether it has a key makes a guard each time
-    if set(moments) != {"step", *[p for name in names for p in prefixed(name, grads._leaves)]}:
+    if not matching(list(grads._leaves), list(params._leaves), list(state._leaves), names):
         return None
-    if grads._size != params._size:
+    if grads._size != params._size or state._leaves["step"].shape != params._size:
         return None
-    seen = not traced()
-    for path, g in grads._leaves.items():
-        x = theirs[path] if path in there else None
-        if not isinstance(x, Tensor):
-            return None
-        if seen and (g.shape != x.shape or any([moments[join(name, path)].shape != x.shape for name in names])):
-            return None
-        kinds.setdefault(x.dtype, []).append(path)
-    fine = all([dtype.is_floating_point or dtype.is_complex for dtype in kinds])
-    return kinds if fine and moments["step"].shape == params._size else None
+    columns = columns_of(grads, state, params, names)
+    if not all([isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex) for x in columns[0]]):
+        return None
+    if not traced() and any([[x.shape for x in c] != [g.shape for g in columns[1]] for c in columns]):
+        return None
+    return columns
 
 
 def of_dtype(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tdc.optim.base import DOUBLE, Transform, by_dtype, check_numbers, trainable, wide
+from tdc.optim.base import DOUBLE, Transform, check_numbers, grouped, trainable, wide
 from tdc.optim.columns import times
 from tdc.tensordict import TensorDict, make
 
@@ -74,10 +74,10 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
         leaves = dict(grads._leaves)
-        real = grads.filter(lambda key, g: trainable(g))
-        for dtype, paths in by_dtype(real, real).items():
-            wider = [leaves[p].to(wide(dtype)) for p in paths]
-            leaves.update(zip(paths, [x.to(dtype) for x in times(wider, scale)], strict=True))
+        paths = [p for p, g in leaves.items() if trainable(g)]
+        for dtype, places in grouped([leaves[p].dtype for p in paths]):
+            wider = [leaves[paths[i]].to(wide(dtype)) for i in places]
+            leaves |= {paths[i]: x.to(dtype) for i, x in zip(places, times(wider, scale), strict=True)}
         return make(leaves, grads._nodes, grads._size, grads._device), state
 
     return Transform(lambda params: TensorDict({}, params.batch_size), update)

@@ -2,8 +2,9 @@
 
     means = lerp(means, grads, 0.1)        one line for all leaves, not one call for each
 
-In a graph a column is one comprehension, since a Python call for each leaf takes longer to trace than what it does.
-Eagerly it is one foreach kernel where torch has the same numbers for it, else the comprehension.
+It is one foreach operation where torch has one for it; of these Inductor makes the same kernels as of many, and on a
+GPU fewer. Under transforms of `torch.func`, which have no rule for them, it is one comprehension: a Python call for
+each leaf would take longer to trace than what it does. Eagerly it is that, too, where the numbers would differ.
 
     xs, ys      columns of one dtype                  a, b      Python numbers
     by          a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
@@ -30,6 +31,16 @@ def at_a_time(*columns: Any) -> bool:
         return False
     tensors = [x for column in columns if isinstance(column, list) for x in column]
     return at_once(tensors) and not any([isinstance(by, Tensor) and by.ndim for by in columns])
+
+
+def in_a_graph(*columns: Any) -> bool:
+    """What Dynamo traces in place of `at_a_time`: a graph has tensors only, and Inductor one arithmetic for all."""
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return not any([isinstance(by, Tensor) and by.ndim for by in columns])
+
+
+at_a_time._torchdynamo_inline = in_a_graph  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 def each(by: Scalar, xs: Column) -> list[Any]:
@@ -106,4 +117,6 @@ def minus(xs: Column, ys: Column, by: Scalar) -> Column:
     """`x - by * y`: a step of length `by` against a direction."""
     if not isinstance(by, Tensor):
         return plus(xs, ys, -by)
+    if at_a_time(xs, ys, by):
+        return list(kernels._foreach_addcmul(xs, ys, each(by, xs), value=-1))
     return [torch.addcmul(x, y, s, value=-1) for x, y, s in zip(xs, ys, each(by, xs), strict=True)]

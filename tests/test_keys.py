@@ -1,0 +1,131 @@
+"""Key paths: one form for each, the empty str among them, and what graphs know of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import pytest
+import torch
+
+from tdc import StructureError, TensorDict
+from tdc._keys import (
+    below,
+    children,
+    gathered,
+    heads,
+    inside,
+    inside_traced,
+    join,
+    parts,
+    path_of,
+    place_of,
+    replaced,
+    span,
+    unravel_key,
+    within,
+)
+from tdc.optim import adamw, sgd
+
+TABLE = {"a": 1, ("b", "c"): 2, ("b", "d", "e"): 3, "": 4, ("", "x"): 5, "b2": 6}
+
+
+@pytest.mark.parametrize("key", ["a", "", ("a",), ("a", "b"), (("a", "b"), "c"), ((("a",),),), ("", "")])
+def test_each_key_has_one_form(key: Any):
+    path = unravel_key(key)
+    assert unravel_key(path) == path == path_of(parts(path))
+    assert isinstance(path, str) or len(path) > 1
+    assert all(within(path, head) and not within(head, path) for head in heads(path))
+    assert within(path, ())
+    assert join((), path) == join(path, ()) == path
+
+
+@pytest.mark.parametrize("node", ["b", "", ("b", "d"), "a", ()])
+def test_what_is_below_a_node(node: Any):
+    wanted = {p: x for p, x in TABLE.items() if p != node and parts(p)[: len(parts(node))] == parts(node)}
+    assert below(TABLE, node) == wanted
+    if node != ():
+        assert (
+            inside(TABLE, node)
+            == inside_traced(TABLE, node)
+            == {path_of(parts(p)[len(parts(node)) :]): x for p, x in wanted.items()}
+        )
+
+
+def test_entries_that_follow_one_another_are_taken_at_once():
+    paths = list(TABLE)
+    assert span(paths, "b") == (1, 2)
+    assert span([*paths, ("b", "z")], "b") == (-1, 0)
+    assert place_of(paths, ["c", ("d", "e")], "b") == 1
+    assert place_of(paths, ["d", "c"], "b") == -1
+    assert gathered(TABLE, ["c", ("d", "e")], "b") == [2, 3]
+    assert gathered(TABLE, ["b2", "a"]) == [6, 1]
+    assert gathered(TABLE, []) == []
+    assert list(replaced(TABLE, ["a", "b2"], [7, 8]).items()) == [*{**TABLE, "a": 7, "b2": 8}.items()]
+    assert replaced(TABLE, ["c", ("d", "e")], [7, 8], "b") == {**TABLE, ("b", "c"): 7, ("b", "d", "e"): 8}
+    assert children([*TABLE, ()]) == ("a", "b", "", "b2")
+
+
+def test_the_empty_str_is_a_key():
+    td = TensorDict({"": torch.ones(2), "n": {"": torch.zeros(2), "x": {"": torch.ones(2)}}}, [2])
+    assert td[""].sum() == 2
+    assert td["n", ""].sum() == 0
+    assert td["n"]["x"][""].sum() == 2
+    assert td.keys() == ("", "n")
+    assert td["n"].keys() == ("", "x")
+    assert td.delete("").set(("", ""), torch.ones(2)).keys(True, True) == (("n", ""), ("n", "x", ""), ("", ""))
+    assert TensorDict({"": {"": torch.ones(2)}}, [2]).to_dict().keys() == {""}
+    assert td.select("").keys() == ("",)
+    assert td.exclude("n").keys() == ("",)
+
+
+def test_keys_may_be_a_kind_of_str():
+    class Name(StrEnum):
+        X = "x"
+        Y = "y"
+
+    td = TensorDict({Name.X: torch.ones(2), (Name.Y, Name.X): torch.zeros(2)}, [2])
+    assert td["x"].sum() == 2
+    assert td["y", "x"].sum() == 0
+    assert td[Name.Y][Name.X].sum() == 0
+    assert td.keys() == ("x", "y")
+
+
+@pytest.mark.parametrize("order", [["p.a", "p.b.c", "q", "p.b.d"], ["q", "p.a", "p.b.c", "p.b.d"]])
+def test_inner_nodes_in_a_graph(order: list[str]):
+    td = TensorDict({tuple(k.split(".")): torch.full((2,), float(i)) for i, k in enumerate(order)}, [2])
+
+    def fn(td: TensorDict) -> dict[Any, torch.Tensor]:
+        inner = td["p"]
+        out = {k: inner[k] + 1 for k in tuple(inner.keys()) if type(k) is str and k != "b"}
+        return out | {("b", k): x * 2 for k, x in td["p", "b"].items()}
+
+    got = torch.compile(fn, fullgraph=True, backend="eager")(td)
+    want = fn(td)
+    assert got.keys() == want.keys()
+    assert all([torch.equal(got[k], x) for k, x in want.items()])
+
+
+@pytest.mark.parametrize("how", ["one dtype", "two dtypes", "another order", "some gradients"])
+def test_a_step_of_an_optimiser_is_the_same_in_a_graph(how: str):
+    dtypes = [torch.float32, torch.float64 if how == "two dtypes" else torch.float32] * 2
+    params = TensorDict({("m", f"w{i}"): torch.randn(3, dtype=d) for i, d in enumerate(dtypes)} | {"b": torch.randn(2)})
+    grads = params.apply(torch.cos)
+    if how == "another order":
+        grads = grads.select("b", ("m", "w3"), ("m", "w0"), ("m", "w2"), ("m", "w1"))
+    if how == "some gradients":
+        grads = grads.exclude("b")
+    for opt in (adamw(0.1), sgd(0.1, momentum=0.9)):
+        state = opt.init(params if how != "some gradients" else params.exclude("b"))
+        step = torch.compile(opt.update, fullgraph=True, backend="aot_eager")
+        eager, graph = opt.update(grads, state, params), step(grads, state, params)
+        for x, y in zip(eager, graph, strict=True):
+            assert x.keys(True) == y.keys(True)
+            torch.testing.assert_close(x.to_dict(), y.to_dict())
+        assert eager[0].keys(True) == params.keys(True)
+
+
+def test_a_state_without_a_step_is_named():
+    params = TensorDict({"w": torch.ones(2)})
+    with pytest.raises(StructureError, match="a state with keys mean, square, step"):
+        adamw().update(params, params, params)
