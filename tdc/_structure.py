@@ -135,7 +135,7 @@ class Structure(Frozen):
 
 
 def normal_dim(dim: int, ndim: int, op: OpName) -> int:
-    """`dim` counted from the front.
+    """`dim` counted from the front. In a graph a constant, also where it is an argument that took several values.
 
     Raises:
         ShapeError: `dim` is outside `[-ndim, ndim)`.
@@ -144,7 +144,7 @@ def normal_dim(dim: int, ndim: int, op: OpName) -> int:
         raise ShapeError(
             message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape")
         )
-    return dim % ndim
+    return tuple(range(ndim))[dim]  # an index becomes a constant, `dim % ndim` stays a symbol
 
 
 def mark_dynamic(x: Any, *dims: int) -> Any:

@@ -144,7 +144,7 @@ def along(
 def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: Any) -> Any:
     given = bound(op, how, args, kwargs)
     dim = given.pop("dim", how.default)
-    if dim is NEEDED or (dim is None and how.default is not None):
+    if not isinstance(dim, int) and (dim is NEEDED or (dim is None and how.default is not None)):
         raise needs_dim(op, x.ndim)
     dims, run = batch_dims(op, dim, x.ndim, how.several), how.run or on_leaves(op)
     if dims is None and how.several and x.ndim:
