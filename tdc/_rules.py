@@ -272,7 +272,7 @@ UNARY_OPERATORS: dict[str, Op] = {
     "neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not,
 }  # fmt: skip
 TENSOR_OPERATORS = {op: getattr(torch.Tensor, f"__{name}__") for name, op in (OPERATORS | UNARY_OPERATORS).items()}
-SWAPPED = [name for name in REFLECTED if name not in ("add", "mul", "matmul", "and", "or", "xor")]
+SWAPPED = [name for name in REFLECTED if name not in ("add", "mul", "and", "or", "xor")]
 TENSOR_REFLECTED: dict[Op, Op] = {
     OPERATORS[name]: getattr(torch.Tensor, f"__r{name}__") for name in (*SWAPPED, "lshift", "rshift")
 }  # fmt: skip
@@ -282,6 +282,5 @@ for _name, _op in OPERATORS.items():
 for _name, _op in UNARY_OPERATORS.items():
     setattr(Container, f"__{_name}__", as_method(_op, f"__{_name}__"))
 for _name in REFLECTED:  # torch, too, computes 0.1 * x as x * 0.1: in half precision the other way rounds 0.1 first
-    _swapped = _name not in ("add", "mul", "and", "or", "xor")
-    setattr(Container, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", _swapped))
+    setattr(Container, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", _name in SWAPPED))
 Container.__hash__ = object.__hash__  # type: ignore[method-assign]  # == is elementwise, identity hashes, as for Tensor

@@ -3,20 +3,16 @@
 A name is no row of its own: it runs the rows of what it stands for, as a function and as a method, for every container
 that has one.
 
-A reflected operator is such a name with its operands the other way round: `Tensor.__rpow__(x, 2)` is `2 ** x`.
-
 Invariant: torch gives both names the same arguments and results, but for the names of arguments.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
 from tdc._errors import op_name
-from tdc._rules import DISPATCH, IMPLS, OPERATORS, as_method
+from tdc._rules import DISPATCH, as_method
 from tdc._typing import Op
 
 ARC = "acos acosh asin asinh atan atanh"
@@ -43,8 +39,6 @@ ALIASES: dict[Op, Op] = {
     **{getattr(torch.special, name): getattr(torch, name) for name in SPECIAL.split()},
 }  # fmt: skip
 
-REFLECTED = ("sub", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift")
-
 
 def install(classes: dict[str, type]) -> None:
     """Let every other name, and the Tensor method of that name, reach the rows of its operation."""
@@ -58,18 +52,3 @@ def install(classes: dict[str, type]) -> None:
             if method is not None and method not in table:
                 table[method] = table[op]
                 setattr(classes[kind], name, as_method(alias, name))
-    for table in DISPATCH.values():
-        for name in REFLECTED:
-            if OPERATORS[name] in table:
-                row = f"{table[OPERATORS[name]]}.reflected"
-                table[getattr(torch.Tensor, f"__r{name}__")] = row
-                IMPLS[row] = swapped(IMPLS[table[OPERATORS[name]]])
-
-
-def swapped(impl: Op) -> Op:
-    """A rule of two operands that takes the second one first."""
-
-    def call(x: Any, other: Any) -> Any:
-        return impl(other, x)
-
-    return call
