@@ -34,24 +34,21 @@ from tdc.ops.pointwise import neutral, packed
 
 def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
     like = first_of(NestedTensor, op, args, kwargs)
-    whole = like.values.shape
-    operands = [packed(a, like, op) for a in args]
-    given = {k: packed(a, like, op) for k, a in kwargs.items() if a is not None}
-    loss = run(
-        *[a.expand(whole) if isinstance(a, Tensor) and a.ndim else a for a in operands], reduction="none", **given
-    )
+    loss = elementwise(run, lambda a: packed(a, like, op), like.values.shape, args, kwargs)
     return reduced(op, like.with_values(loss), reduction)
 
 
 def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
     like = first_of(MaskedBatch, op, args, kwargs)
-    whole = like.data.shape
-    operands = [neutral(a, like, op) for a in args]
-    given = {k: neutral(a, like, op) for k, a in kwargs.items() if a is not None}
-    loss = run(
-        *[a.expand(whole) if isinstance(a, Tensor) and a.ndim else a for a in operands], reduction="none", **given
-    )
+    loss = elementwise(run, lambda a: neutral(a, like, op), like.data.shape, args, kwargs)
     return reduced(op, like.with_data(loss.masked_fill(~like.mask, 0)), reduction)
+
+
+def elementwise(run: Op, dense: Op, whole: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The loss of each element of operands that `dense` makes tensors; positional ones grow to the shape `whole`."""
+    operands = [dense(a) for a in args]
+    operands = [a.expand(whole) if isinstance(a, Tensor) and a.ndim else a for a in operands]
+    return run(*operands, reduction="none", **{k: dense(a) for k, a in kwargs.items() if a is not None})
 
 
 def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Any:
