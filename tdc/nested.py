@@ -160,6 +160,11 @@ class NestedTensor(Container):
         return self.shape if dim is None else self.shape[dim]
 
     @property
+    def _batch_dim(self) -> int:
+        """The dim of the rows, by the name that a MaskedBatch has for it."""
+        return self._structure.batch_dim
+
+    @property
     def ndim(self) -> int:
         """Number of logical dims, the batch dim among them."""
         return self.values.ndim + self.structure.ragged_ndim

@@ -175,12 +175,11 @@ def into(x: Any, dim: int | None) -> tuple[Any, Any]:
         return x, dim
     d = normal_dim(dim, x.ndim, "vmap")
     ragged = x.ragged_dims
-    batch_dim = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-    if d in ragged or d == batch_dim:
+    if d in ragged or d == x._batch_dim:
         kind = "ragged" if d in ragged else "the batch of ragged rows"
         got, hint = f"dim {dim} of {describe(x)}, which is {kind}", "rows differ in size: loop over x.unbind()"
         raise ShapeError(message("vmap", "a static dim", got, hint=hint))
-    lower = batch_dim - (d < batch_dim)
+    lower = x._batch_dim - (d < x._batch_dim)
     if isinstance(x, NestedTensor):
         s: Any = x.structure
         axis = s.axis(d, x.ndim, "vmap")

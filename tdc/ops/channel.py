@@ -53,8 +53,7 @@ def positions(x: NestedTensor | MaskedBatch, op: OpName) -> Positions:
     Raises:
         ShapeError: dim 1 is ragged, or the batch is not dim 0.
     """
-    batch_dim = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-    if batch_dim != 0 or 1 in x.ragged_dims:
+    if x._batch_dim != 0 or 1 in x.ragged_dims:
         got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
         raise ShapeError(message(op, "the batch as dim 0 and channels as dim 1", got, hint=hint))
     return packed(x) if isinstance(x, NestedTensor) else padded(x)

@@ -30,7 +30,7 @@ from tdc.nested import like as nested_like
 from tdc.ops.einsum import Term, by_padding, check_letters, fresh, is_ragged, kinds_of, of_masked
 from tdc.ops.leafwise import first_of
 from tdc.ops.linalg import ends_static, last_is_static, no_matrices, on_static
-from tdc.ops.matmul import BATCH, batch_dim, example
+from tdc.ops.matmul import BATCH, example
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.rectangle import rectangle
 from tdc.ops.reduction import drop_static
@@ -71,7 +71,7 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
     """
     like = first_of((NestedTensor, MaskedBatch), op, (x1, x2), {})
     d = normal_dim(dim, like.ndim, op)
-    if d == batch_dim(like):
+    if d == like._batch_dim:
         hint = "the examples of a batch are no vectors; name another dim"
         raise ShapeError(message(op, "a dim of the examples", f"dim {dim}, the batch", hint=hint))
     if d in like.ragged_dims:
@@ -109,7 +109,7 @@ def whole(x: Any, like: Any, op: Op, fill: float) -> Tensor:
 def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
     like = first_of((NestedTensor, MaskedBatch), torch.linalg.cross, (input, other), {})
     d = normal_dim(dim, like.ndim, torch.linalg.cross)
-    if d == batch_dim(like) or d in like.ragged_dims or like.shape[d] != 3:
+    if d == like._batch_dim or d in like.ragged_dims or like.shape[d] != 3:
         got = f"dim {dim} of {describe(like)}"
         raise ShapeError(message("cross", "a static dim of size 3", got, hint="torch.linalg.cross(x, y, dim=...)"))
     if isinstance(like, MaskedBatch):
@@ -125,7 +125,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
 def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     """Along the first static dim of size 3, as torch does, which a batch of three examples is not."""
     like = first_of((NestedTensor, MaskedBatch), torch.cross, (input, other), {})
-    fixed = [d for d in range(like.ndim) if d != batch_dim(like) and d not in like.ragged_dims and like.shape[d] == 3]
+    fixed = [d for d in range(like.ndim) if d != like._batch_dim and d not in like.ragged_dims and like.shape[d] == 3]
     return linalg_cross(input, other, dim=dim if dim is not None else fixed[0] if fixed else -1)
 
 
@@ -162,7 +162,7 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> An
     """The diagonal of two dims of every example, as the last dim; a ragged one where one of them is."""
     x = input
     d1, d2 = normal_dim(dim1, x.ndim, "diagonal"), normal_dim(dim2, x.ndim, "diagonal")
-    b = batch_dim(x)
+    b = x._batch_dim
     if b in (d1, d2) or d1 == d2:
         hint = "name two dims of the examples, e.g. torch.diagonal(x, 0, 1, 2)"
         raise ShapeError(message("diagonal", "two dims of the examples", f"dims {dim1} and {dim2}", hint=hint))
@@ -187,7 +187,7 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> An
 
 def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
     """Of two static dims."""
-    ahead = [d for d in (d1, d2) if d < batch_dim(x)]
+    ahead = [d for d in (d1, d2) if d < x._batch_dim]
     if isinstance(x, MaskedBatch):
         kept = tuple([r - (r > d1) - (r > d2) for r in x.ragged_dims])
         out = masked_like(x.filled(0).diagonal(offset, d1, d2), x.lengths, kept, x.batch_dim - len(ahead))
@@ -214,7 +214,7 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
         UnsupportedError: other places than the last two for the new dims.
     """
     x, last = input, input.ndim - 1
-    if sorted([d % (x.ndim + 1) for d in (dim1, dim2)]) != [last, last + 1] or batch_dim(x) == last:
+    if sorted([d % (x.ndim + 1) for d in (dim1, dim2)]) != [last, last + 1] or x._batch_dim == last:
         hint = "put the batch in front, and permute the result"
         raise UnsupportedError(message("diag_embed", "matrices in the last two dims", f"{dim1}, {dim2}", hint=hint))
     places = dim1 - (x.ndim + 1) * (dim1 > 0), dim2 - (x.ndim + 1) * (dim2 > 0)
@@ -231,15 +231,15 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     n = longest(x.structure)[0] + abs(offset)
     s = fresh(both, (n, n))
     total = torch.repeat_interleave(s.offsets.diff()).shape[0]
-    rows = pack_rows(data.movedim(batch_dim(x), 0).movedim((-2, -1), (1, 2)), s, total)
-    return nested_like(s.moved(last - 1, batch_dim(x)), rows.movedim(0, last - 1))
+    rows = pack_rows(data.movedim(x._batch_dim, 0).movedim((-2, -1), (1, 2)), s, total)
+    return nested_like(s.moved(last - 1, x._batch_dim), rows.movedim(0, last - 1))
 
 
 def diag(input: Any, diagonal: int = 0) -> Any:
     """Of examples that are vectors a matrix, of matrices their diagonal."""
     if input.ndim == 2:
         return diag_embed(input, diagonal)
-    if input.ndim == 3 and batch_dim(input) == 0:
+    if input.ndim == 3 and input._batch_dim == 0:
         return diagonal_of(input, diagonal, 1, 2)
     got, hint = describe(input), "torch.diagonal(x, 0, dim1, dim2)"
     raise ShapeError(message("diag", "examples that are vectors or matrices", got, hint=hint))

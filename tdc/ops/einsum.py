@@ -169,7 +169,7 @@ def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
     for t in batches[1:]:
         if type(t.x) is not type(first):
             raise mixed(op, first, t.x)
-    letters = [t.dims[t.x._structure.batch_dim if isinstance(t.x, NestedTensor) else t.x.batch_dim] for t in batches]
+    letters = [t.dims[t.x._batch_dim] for t in batches]
     ragged = "".join(dict.fromkeys("".join([ragged_of(t) for t in batches])))
     if len(set(letters)) > 1 or letters[0] in ragged:
         got = " and ".join([repr(letter) for letter in dict.fromkeys(letters)])

@@ -260,8 +260,7 @@ def trace(x: Any) -> Any:
     """Of ragged matrices as well, since 0 adds nothing."""
     if ends_static(x, 2):
         return on_static(torch.trace, traces, (x,), {})
-    b = x._structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-    if min(*x.ragged_dims, x.ndim) < x.ndim - 2 or b >= x.ndim - 2:
+    if min(*x.ragged_dims, x.ndim) < x.ndim - 2 or x._batch_dim >= x.ndim - 2:
         raise no_matrices(torch.trace, x, True)
     return traces(rectangle(x, 0))
 

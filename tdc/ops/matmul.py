@@ -46,10 +46,6 @@ def product_rule(op: Op, impl: Op, ref: Op | None = None) -> None:
         add_rule(Rule(op, kind, "matmul", impl, ref or op, source=f"torch.{getattr(op, '__name__', '')}"))
 
 
-def batch_dim(x: Any) -> int:
-    return x._structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-
-
 # -- broadcast over the logical shape
 
 
@@ -108,8 +104,8 @@ def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
     left, right = [lead[len(lead) - n :] for n in counts]
     left, right = left + "ij"[2 - ranks[0] :], right + "jk"[: ranks[1]]
     if is_ragged(a) and is_ragged(b):  # a vector of each example has the batch of the matrices
-        left = right[batch_dim(b)] + "j" if ranks[0] == 1 else left
-        right = left[batch_dim(a)] + "j" if ranks[1] == 1 else right
+        left = right[b._batch_dim] + "j" if ranks[0] == 1 else left
+        right = left[a._batch_dim] + "j" if ranks[1] == 1 else right
     both = left + right
     out = [c for c in lead if c in both] + ["i"] * (ranks[0] > 1) + ["k"] * (ranks[1] > 1)
     return left, right, "".join(out)
@@ -135,7 +131,7 @@ def example(op: Op, x: Any, dims: str) -> Term:
         ShapeError: another number of dims.
     """
     if is_ragged(x) and x.ndim == len(dims) + 1:
-        return Term(dims[: batch_dim(x)] + BATCH + dims[batch_dim(x) :], x)
+        return Term(dims[: x._batch_dim] + BATCH + dims[x._batch_dim :], x)
     if not is_ragged(x) and x.ndim in (len(dims), len(dims) + 1):
         return Term(dims if x.ndim == len(dims) else BATCH + dims, x)
     kind = {1: "vectors", 2: "matrices"}[len(dims)]
@@ -154,7 +150,7 @@ def inner(input: Any, other: Any) -> Any:
     for x in (input, other):
         dims = [next(pool) for _ in range(x.ndim - 1 - is_ragged(x))] + [last]
         if is_ragged(x):
-            dims.insert(batch_dim(x), BATCH)
+            dims.insert(x._batch_dim, BATCH)
         terms.append(Term("".join(dims), x))
     out = BATCH + "".join([c for t in terms for c in t.dims if c not in (last, BATCH)])
     return contract(torch.inner, terms, out, exact=last + BATCH)
@@ -261,7 +257,7 @@ def kron(input: Any, other: Any) -> Any:
         got = f"{describe(other)} for {describe(input)}"
         raise ShapeError(message("kron", "as many dims as an example at most", got, hint="the batch is no dim of it"))
     (d,) = input.ragged_dims
-    at = d - (d > batch_dim(input))  # the ragged dim of an example
+    at = d - (d > input._batch_dim)  # the ragged dim of an example
     dense = other.reshape([1] * (input.ndim - 1 - other.ndim) + list(other.shape))
     times = dense.shape[at]
     if isinstance(input, NestedTensor):
@@ -271,8 +267,8 @@ def kron(input: Any, other: Any) -> Any:
             return nested_like(s, out)
         extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), out.device)
         return nested_like(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
-    out = products(input.filled(0), dense.unsqueeze(batch_dim(input)))
-    like = masked_like(out, input.lengths * times, input.ragged_dims, batch_dim(input), fresh=True)
+    out = products(input.filled(0), dense.unsqueeze(input._batch_dim))
+    like = masked_like(out, input.lengths * times, input.ragged_dims, input._batch_dim, fresh=True)
     return like.with_data(out.masked_fill(~like.mask, 0))
 
 

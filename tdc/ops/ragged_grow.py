@@ -59,9 +59,8 @@ def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
         raise ShapeError(message("pad", f"an even count of numbers, {2 * x.ndim} at most", f"{len(pad)}", hint=hint))
     found = [(x.ndim - 1 - k, pad[2 * k], pad[2 * k + 1]) for k in range(len(pad) // 2)]
     found = [entry for entry in found if entry[1:] != (0, 0)]
-    batch = x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
-    if any([d == batch for d, _, _ in found]):
-        raise ShapeError(message("pad", "dims of a row", f"the batch, dim {batch}", hint="torch.cat([x, rows])"))
+    if any([d == x._batch_dim for d, _, _ in found]):
+        raise ShapeError(message("pad", "dims of a row", f"the batch, dim {x._batch_dim}", hint="torch.cat([x, rows])"))
     return found
 
 

@@ -63,7 +63,7 @@ def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Any:
     if reduction == "sum":
         return total
     if reduction == "batchmean" and op is F.kl_div:
-        return total / loss.shape[loss.structure.batch_dim if isinstance(loss, NestedTensor) else loss.batch_dim]
+        return total / loss.shape[loss._batch_dim]
     if reduction != "mean":
         hint = "torch has no others"
         raise ShapeError(message(op, "reduction 'mean', 'sum' or 'none'", repr(reduction), hint=hint))

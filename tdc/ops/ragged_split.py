@@ -45,7 +45,7 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
     ends = [0]
     for n in lengths:
         ends.append(ends[-1] + n)
-    return tuple([rows(x, a, b) if dim == batch_dim(x) else part(x, dim, a, b) for a, b in pairwise(ends)])
+    return tuple([rows(x, a, b) if dim == x._batch_dim else part(x, dim, a, b) for a, b in pairwise(ends)])
 
 
 def rows(x: Any, begin: Any, end: Any) -> Any:
@@ -54,11 +54,6 @@ def rows(x: Any, begin: Any, end: Any) -> Any:
         return slice_rows(x, begin, end)
     data, lengths = [t.narrow(d, begin, end - begin) for t, d in ((x.data, x.batch_dim), (x.lengths, 0))]
     return masked_like(data, lengths, x.ragged_dims, x.batch_dim)
-
-
-def batch_dim(x: NestedTensor | MaskedBatch) -> int:
-    """The dim of the rows."""
-    return x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
 
 
 def row_sizes(x: Any, dim: int) -> Tensor:

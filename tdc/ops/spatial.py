@@ -102,7 +102,7 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
     if not isinstance(x, (NestedTensor, MaskedBatch)):
         got, hint = describe(x), "weights are common to all rows; the input is the batch"
         raise ShapeError(message(op, "a ragged batch as its input", got, hint=hint))
-    if batch_dim(x) != 0 or x.ndim != n + 2 or x.ragged_dims[0] < 2:
+    if x._batch_dim != 0 or x.ndim != n + 2 or x.ragged_dims[0] < 2:
         expected = f"(B, C, {', '.join(['-1'] * n)}), {n} dim{'s' * (n > 1)} behind channels"
         got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"
         raise ShapeError(message(op, expected, got, hint=hint))
@@ -213,12 +213,7 @@ def kernel_text(kernel: Any) -> str:
 def is_frames(x: Any, n: int | None) -> bool:
     """Whether examples are sequences of frames `(T, C, *S)`, with n dims in S where that is known."""
     ragged = isinstance(x, (NestedTensor, MaskedBatch)) and x.ragged_dims == (1,)
-    return ragged and (x.ndim > 3 if n is None else x.ndim == n + 3) and batch_dim(x) == 0
-
-
-def batch_dim(x: Ragged) -> int:
-    """The dim of the rows."""
-    return x.structure.batch_dim if isinstance(x, NestedTensor) else x.batch_dim
+    return ragged and (x.ndim > 3 if n is None else x.ndim == n + 3) and x._batch_dim == 0
 
 
 def each_frame(run: Op, x: Ragged) -> Any:
