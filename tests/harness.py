@@ -25,10 +25,10 @@ from torch.utils import _pytree as pytree
 
 from tdc._errors import TdcError
 from tdc._rules import MODES, Container, Rule
+from tdc.testing.rules import Module, dynamic_sizes
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER = ((3, 0, 5, 1), (4, 4), (1, 7, 2))
-AUTO, STATIC = torch.export.Dim.AUTO, torch.export.Dim.STATIC
 GRAPHS = {"nested": 1, "masked": 1, "tensordict": 2}  # a TensorDict's batch size becomes dynamic with the second one
 GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
@@ -212,17 +212,6 @@ def check_vmap(rule: Rule, sample: Sample) -> list[str]:
     return [f"member {line}" for line in wrong]
 
 
-class Module(torch.nn.Module):
-    """A call as a module, which export wants."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(*inputs)
-
-
 def check_export(rule: Rule, sample: Sample) -> list[str]:
     cases = [Case(rule, sample, lengths) for lengths in TRACED]
     shapes = [dynamic_sizes(parts) for parts in zip(*[case.inputs for case in cases], strict=True)]
@@ -231,13 +220,6 @@ def check_export(rule: Rule, sample: Sample) -> list[str]:
     )
     module = program.module()
     return [line for case in cases for line in case.compare(module(*case.inputs))]
-
-
-def dynamic_sizes(inputs: tuple[Any, ...]) -> Any:
-    """Which sizes of one input vary from batch to batch; a list of that for the tensors of a container."""
-    if isinstance(inputs[0], Container):
-        return [dynamic_sizes(parts) for parts in zip(*[pytree.tree_leaves(x) for x in inputs], strict=True)]
-    return tuple(AUTO if len(set(sizes)) > 1 else STATIC for sizes in zip(*[x.shape for x in inputs], strict=True))
 
 
 CHECKS: dict[str, Callable[[Rule, Sample], list[str]]] = {
