@@ -21,6 +21,7 @@ from typing import Any
 
 import optree
 import torch
+from torch.utils import _pytree as pytree
 
 import tdc
 from bench._timing import Call
@@ -269,7 +270,7 @@ def shared(i: Inputs, module: Any, stack: Any, cat: Any) -> dict[str, Call]:
         "zeros_like": lambda: torch.zeros_like(td),
         "clone": lambda: td.clone(),
         "to": lambda: td.to(torch.float64),
-        "tree_map": lambda: torch.utils._pytree.tree_map(lambda v: v + 1, td),
+        "tree_map": lambda: pytree.tree_map(lambda v: v + 1, td),
     }
 
 

@@ -34,6 +34,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # idle compile work
 
 import torch
 import torch._dynamo
+from torch._logging._internal import set_logs
 
 import tdc
 
@@ -191,7 +192,7 @@ class Report:
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
-        torch._logging.set_logs(all=logging.ERROR)
+        set_logs(all=logging.ERROR)
         self.machine = machine_line(self.device)
         self.versions = {"python": platform.python_version(), "torch": torch.__version__, "tdc": tdc.__version__}
         print(f"{self.name}: {self.question}\n{self.machine}", flush=True)

@@ -16,7 +16,7 @@ where a peer cannot: it then says so and is left out of that row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -88,7 +88,7 @@ def inference(model: Callable[[Any], Any], x: Any) -> Call:
     return call
 
 
-def training(model: Callable[[Any], Any], name: str, x: Any, weights: list[Tensor]) -> Call:
+def training(model: Callable[[Any], Any], name: str, x: Any, weights: Sequence[Tensor]) -> Call:
     """Forward, sum, backward to the weights."""
 
     def call() -> Any:

@@ -14,7 +14,7 @@ from catalogue_ragged_shape import sample
 from harness import Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import Rule
+from tdc._rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 Row = Callable[[Tensor], Tensor]
@@ -28,9 +28,9 @@ def movedim(rule: Rule) -> Iterator[Sample]:
 
 
 def rot90(rule: Rule) -> Iterator[Sample]:
-    for k, modes in ((1, LIGHT), (2, LIGHT), (3, None)):
+    for k, modes in ((1, LIGHT), (2, LIGHT), (3, MODES)):
         yield sample(f"{k}", "features", lambda b, k=k: (k, (1, 2)), lambda r, k=k: r.rot90(k, (0, 1)),
-                     (1,) if k == 2 else (2,), **({} if modes is None else {"modes": modes}))  # fmt: skip
+                     (1,) if k == 2 else (2,), modes=modes)  # fmt: skip
 
 
 def flipped(rule: Rule) -> Iterator[Sample]:
