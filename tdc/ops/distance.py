@@ -28,12 +28,12 @@ from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.einsum import Term, by_padding, check_letters, fresh, is_ragged, kinds_of, of_masked
+from tdc.ops.lanes import with_dim
 from tdc.ops.leafwise import first_of
 from tdc.ops.linalg import ends_static, last_is_static, no_matrices, on_static
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.rectangle import rectangle
-from tdc.ops.reduction import drop_static
 
 # -- one number for each pair
 
@@ -83,15 +83,10 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
         a, b = [x.filled(0) if isinstance(x, MaskedBatch) else x for x in (x1, raw(x2, like, op))]
         a, b = [raw(x, like, op) if not isinstance(x, Tensor) else x for x in (a, b)]
         out = run(*torch.broadcast_tensors(a, b), d).masked_fill(~like.mask, 0)
-        if keepdim:
-            return like.with_data(out)
-        dims = tuple([r - (r > d) for r in like.ragged_dims])
-        return masked_like(out.squeeze(d), like.lengths, dims, like.batch_dim - (like.batch_dim > d))
-    s = like.structure
-    axis = s.axis(d, like.ndim, op)
-    assert axis is not None
-    out = run(*torch.broadcast_tensors(packed(x1, like, op), packed(x2, like, op)), axis)
-    return nested_like(s, out) if keepdim else drop_static(out, s, [axis])
+    else:
+        axis: Any = like.structure.axis(d, like.ndim, op)
+        out = run(*torch.broadcast_tensors(packed(x1, like, op), packed(x2, like, op)), axis)
+    return with_dim(like, out, d, keepdim)
 
 
 def whole(x: Any, like: Any, op: Op, fill: float) -> Tensor:
