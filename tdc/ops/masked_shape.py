@@ -24,7 +24,7 @@ from tdc._structure import normal_dim
 from tdc._typing import Dims, Op
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
-from tdc.ops.ragged_shape import filled
+from tdc.ops.ragged_shape import filled, moves, with_dims
 from tdc.ops.shape import ints, shape_rule
 
 
@@ -124,12 +124,7 @@ def place_of(sizes: list[Any], begin: int, before: int, size: Any) -> int | None
 
 def expand_masked(x: MaskedBatch, *sizes: Any) -> MaskedBatch:
     """Static dims of size 1 grow, and dims come in front of all."""
-    given = list(ints(sizes))
-    if len(given) < x.ndim:
-        hint = "one for each dim; more of them stand in front"
-        raise ShapeError(message("expand", f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
-    while x.ndim < len(given):
-        x = opened_masked(x, 0)
+    x, given = with_dims("expand", x, sizes)
     for d in (x.batch_dim, *x.ragged_dims):
         if given[d] != -1 and given[d] != x.data.shape[d]:
             raise regrouped(torch.Tensor.expand, x, f"size {given[d]} for dim {d}")
@@ -141,12 +136,7 @@ def expand_masked(x: MaskedBatch, *sizes: Any) -> MaskedBatch:
 
 def repeat_masked(x: MaskedBatch, *sizes: Any) -> MaskedBatch:
     """Copies of the whole batch, one after another, and of static dims."""
-    given = list(ints(sizes))
-    if len(given) < x.ndim or any([n < 0 for n in given]):
-        hint = "one for each dim; more of them stand in front"
-        raise ShapeError(message("repeat", f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
-    while x.ndim < len(given):
-        x = opened_masked(x, 0)
+    x, given = with_dims("repeat", x, sizes)
     if any([given[r] != 1 for r in x.ragged_dims]):
         raise regrouped(torch.Tensor.repeat, x, "copies along a ragged dim")
     lengths = x.lengths.repeat(given[x.batch_dim], 1)
@@ -165,11 +155,7 @@ def roll_masked(x: MaskedBatch, shifts: Any, dims: Any = None) -> MaskedBatch:
     """Static dims, the rows, or the elements of each row moved on, the last ones to the front."""
     if dims is None:
         raise regrouped(torch.roll, x, "no dims: elements would move from row to row")
-    each = [(n,) if isinstance(n, int) else n for n in (shifts, dims)]
-    if len(each[0]) != len(each[1]):
-        got = f"{len(each[0])} for {len(each[1])} dims"
-        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
-    for shift, dim in zip(*each, strict=True):
+    for shift, dim in moves(shifts, dims):
         d = normal_dim(dim, x.ndim, "roll")
         if d in x.ragged_dims:
             length = x.lengths[:, x.ragged_dims.index(d), None]

@@ -78,18 +78,18 @@ def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
     return y if copies == 1 else cat_rows([y] * copies) if copies else slice_rows(y, 0, 0)
 
 
-def with_dims(op: str, x: NestedTensor, sizes: Any) -> tuple[NestedTensor, list[Any]]:
-    """A batch with new static dims in front, so that there is one for each size; and the sizes as a list.
+def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
+    """A ragged batch with new static dims in front, so that there is one for each size; and the sizes as a list.
 
     Raises:
         ShapeError: fewer sizes than dims, or one that is no size.
     """
     given = list(ints(sizes))
     if len(given) < x.ndim or (op == "repeat" and any([n < 0 for n in given])):
-        hint = "one for each dim of the logical shape; more of them stand in front"
+        hint = "one for each dim; more of them stand in front"
         raise ShapeError(message(op, f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
     while x.ndim < len(given):
-        x = unsqueeze_nested(x, 0)
+        x = x.unsqueeze(0)
     return x, given
 
 
@@ -198,11 +198,7 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
     s = x.structure
     if dims is None:
         raise regrouped("roll", x, "no dims: elements would move from row to row")
-    each = [(n,) if isinstance(n, int) else n for n in (shifts, dims)]
-    if len(each[0]) != len(each[1]):
-        got = f"{len(each[0])} for {len(each[1])} dims"
-        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
-    for shift, dim in zip(*each, strict=True):
+    for shift, dim in moves(shifts, dims):
         axis = s.axis(dim, x.ndim, "roll")
         if axis is None:
             rows = (torch.arange(s.batch_size, device=x.device) - shift) % max(s.batch_size, 1)
@@ -214,6 +210,19 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
         else:
             x = nested_like(s, x.values.roll(shift, axis))
     return x
+
+
+def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
+    """The shift and the dim of each step of a roll.
+
+    Raises:
+        ShapeError: not as many shifts as dims.
+    """
+    each = [(n,) if isinstance(n, int) else n for n in (shifts, dims)]
+    if len(each[0]) != len(each[1]):
+        got = f"{len(each[0])} for {len(each[1])} dims"
+        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
+    return list(zip(*each, strict=True))
 
 
 def shifted(s: Structure, total: int, shift: int | None) -> Tensor:
