@@ -3,10 +3,9 @@
     varlen_attention   q (N, H, D), k and v (M, G, D), structures of both   what everything else calls
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
-On CPU rows go through one operation that runs a fused SDPA for each example (`varlen`), so that padding is never
-computed and the graph holds one node for all lengths. Where that kernel does not apply (attention dropout, a mask that
-wants a gradient, a function of scores, other devices) rows are padded, which needs the longest length and gives the
-same numbers. Which of the two is decided by metadata alone.
+Rows stay packed where a kernel takes them so: a fused SDPA for each example on CPU, torch's flash kernel and
+flex_attention on CUDA (`varlen` has the list and chooses by metadata alone). Where none applies rows are padded, which
+needs the longest length and gives the same numbers.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
 with two ragged dims.
@@ -20,7 +19,6 @@ lengths; a query without any key to attend to gives 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +27,15 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, describe, message
 from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, longest, pack_rows, pad_rows, require, sizes_of, valid_mask
+from tdc._structure import Structure, eager, is_zero, longest, pack_rows, pad_rows, require, sizes_of, valid_mask
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
-from tdc.ops.varlen import Attend, check_mask
+from tdc.ops.varlen import Attend, Call, backend
+from tdc.ops.varlen_cpu import check_mask
+from tdc.ops.varlen_flash import largest_head
+from tdc.ops.varlen_flex import ScoreMod, flex_rows
 
 NAME = "scaled_dot_product_attention"
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class How(NamedTuple):
@@ -44,7 +44,7 @@ class How(NamedTuple):
     causal: bool
     scale: float
     dropout: float = 0.0
-    mask: Tensor | None = None
+    mask: Any = None
     score_mod: ScoreMod | None = None
 
 
@@ -66,15 +66,15 @@ def varlen_attention(
         mask: bool, True attends, or added to the scores. Dense, broadcastable to `(B, H, Lq, Lk)` and at least as large
             as the longest rows, or a NestedTensor `(B, -1, -1)` or `(B, H, -1, -1)`.
         score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast to `(B, H, Lq, Lk)`: the
-            scaled scores, and row, head, place of the query and place of the key. It runs on padded rows.
+            scaled scores, and row, head, place of the query and place of the key. What it learns it reads by index.
 
     Raises:
         StructureError: other numbers of rows, or a ragged mask of other sizes.
         ShapeError: a mask that is too small, heads of queries that are no multiple of those of keys.
 
     Compile:
-        One node on CPU. Elsewhere, with dropout, score_mod or a mask that wants a gradient, padded: the structures must
-        carry their longest length.
+        One node on CPU, and on CUDA in half precision; flex_attention in graphs on CUDA. With dropout and in the other
+        cases of `tdc.ops.varlen` padded: the structures must carry their longest length.
 
     Source:
         `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
@@ -93,20 +93,69 @@ def varlen_attention(
             message("attention", "as many rows of queries as of keys", got, hint="pair the batches row by row")
         )
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    for t in (k, v):
+        check_heads(q.shape[1], t.shape[1])
+    how = How(causal, scale, dropout, mask, score_mod)
+    chosen = backend(call_of(q, k, v, q_rows, k_rows, how))
+    if chosen == "flex":
+        return flex_rows(q, k, v, q_rows, k_rows, causal, scale, score_mod)
+    if chosen == "flash":
+        limits = bound(q_rows, q.shape[0]), bound(k_rows, k.shape[0])
+        return attend_rows(q, k, v, q_rows, k_rows, (None, None, *limits, causal, scale))
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
-    free = score_mod is not None or dropout != 0.0 or (mask is not None and mask.requires_grad)
-    if q.device.type == "cpu" and not free and v.shape[-1] == q.shape[-1]:
-        # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
-        k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
-        k_offsets = None if k_rows.offsets is q_rows.offsets else k_rows.offsets
-        added, pairs = operand(mask, q, q_rows, k_rows)
-        return Attend.apply(q, k, v, q_rows.offsets, k_offsets, added, pairs, causal, scale)[0]
+    if chosen == "rows":
+        return attend_rows(q, k, v, q_rows, k_rows, (*operand(mask, q, q_rows, k_rows), None, None, causal, scale))
+    return attend_rectangle(q, k, v, q_rows, k_rows, how)
+
+
+def call_of(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Call:
+    """What the choice of a backend depends on."""
+    call = Call(
+        q.device.type, q.dtype, (q.shape[-1], v.shape[-1]), how.causal, k_rows.offsets is q_rows.offsets,
+        how.mask is not None, how.mask is not None and how.mask.requires_grad, how.score_mod is not None,
+        how.dropout != 0.0,
+    )  # fmt: skip
+    return call._replace(flash_head=largest_head(q.device), fuses=fuses(q, k)) if q.is_cuda else call
+
+
+def fuses(q: Tensor, k: Tensor) -> bool:
+    """Whether flex_attention becomes a kernel here: in a graph that differentiates it, of more than nothing."""
+    under_transform = torch._C._are_functorch_transforms_active()
+    return not (eager() or under_transform or is_zero(q.shape[0]) or is_zero(k.shape[0]))
+
+
+def bound(rows: Structure, total: int) -> int:
+    """The longest length where the structure carries it, else the packed total, which no length exceeds."""
+    return total if rows.extent is None or rows.shapes is not None else rows.extent.shape[0]
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, rest: tuple[Any, ...]) -> Tensor:
+    """The operation of `varlen` on packed rows (N, H, D)."""
+    # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
+    k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
+    k_offsets = None if k_rows.offsets is q_rows.offsets else k_rows.offsets
+    return Attend.apply(q, k, v, q_rows.offsets, k_offsets, *rest)[0]
+
+
+def attend_rectangle(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:
+    """Packed rows (N, H, D), padded on the way."""
     q_BHLD, k_BHMD, v_BHMD = (
         pad_rows(t, rows, longest(rows)).transpose(1, 2) for t, rows in ((q, q_rows), (k, k_rows), (v, k_rows))
     )
-    dense = as_dense(mask, q_rows, k_rows, (q_BHLD.shape[2], k_BHMD.shape[2]))
-    out = attend_padded(q_BHLD, k_BHMD, v_BHMD, sizes_of(k_rows), How(causal, scale, dropout, dense, score_mod))
+    dense = as_dense(how.mask, q_rows, k_rows, (q_BHLD.shape[2], k_BHMD.shape[2]))
+    out = attend_padded(q_BHLD, k_BHMD, v_BHMD, sizes_of(k_rows), how._replace(mask=dense))
     return pack_rows(out.transpose(1, 2), q_rows, q.shape[0])
+
+
+def check_heads(heads: int, groups: int) -> None:
+    """Heads of queries are a multiple of those of keys.
+
+    Raises:
+        ShapeError: they are not.
+    """
+    if heads % groups:
+        got = f"{heads} and {groups}"
+        raise ShapeError(message("attention", "heads of queries, a multiple of those of keys", got, hint="check dim 1"))
 
 
 def shared_heads(t: Tensor, heads: int) -> Tensor:
@@ -115,12 +164,8 @@ def shared_heads(t: Tensor, heads: int) -> Tensor:
     Raises:
         ShapeError: heads is no multiple of G.
     """
-    if t.shape[1] == heads:
-        return t
-    if heads % t.shape[1]:
-        got = f"{heads} and {t.shape[1]}"
-        raise ShapeError(message("attention", "heads of queries, a multiple of those of keys", got, hint="check dim 1"))
-    return t.repeat_interleave(heads // t.shape[1], 1)
+    check_heads(heads, t.shape[1])
+    return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], 1)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -190,7 +235,7 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, k_sizes: Tenso
     scores = scores.masked_fill(~allowed, -math.inf) if how.mask is None else scores + mask
     dead = (scores == -math.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
-    return F.dropout(weights, how.dropout) @ v_BHMD
+    return F.dropout(weights, how.dropout).to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
 
 
 def check_operands(parts: tuple[Any, ...], cls: type, mask: Any, causal: bool, gqa: bool) -> None:

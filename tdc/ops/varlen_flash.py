@@ -1,0 +1,80 @@
+"""Attention within rows on CUDA in half precision: torch's flash kernel, which takes packed rows as they are.
+
+    q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
+
+The kernel wants offsets in int32 and a bound of the lengths; it reads the lengths themselves on the device, so there is
+no sync. Groups of H / G heads share keys.
+
+Invariants: exact for every length, zero included; the same bits for every bound that is large enough.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tdc._typing import constant
+
+forward = torch.ops.aten._flash_attention_forward
+backward = torch.ops.aten._flash_attention_backward
+contiguous = torch.ops.aten.contiguous  # the method asks for the device, which tensors without data may not have
+
+ALIGNED = 8  # numbers of 16 bits in the 16 bytes that the kernel loads at once
+EVERY_GPU = 192  # largest head size whose backward runs on every GPU that has the kernel
+
+
+@constant
+def largest_head(device: torch.device) -> int:
+    """The largest head size the kernel has on a device: 0 where there is none, `EVERY_GPU` where no GPU is at hand."""
+    if torch.version.hip is not None:
+        return 0  # the logsumexp has another layout there, torch 2.11
+    if not torch.cuda.is_available():
+        return EVERY_GPU
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8 or not torch.backends.cuda.is_flash_attention_available():
+        return 0
+    return 256 if (major, minor) in ((8, 0), (9, 0)) else EVERY_GPU
+
+
+def forward_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """q (N, H, D), k, v (M, G, D), offsets (B+1,), bounds of lengths -> out (N, H, D), logsumexp (N, H)."""
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=torch.float32)
+    starts = bounds(q_offsets, k_offsets)
+    parts = [loadable(t) for t in (q, k, v)]
+    out, lse, *_ = forward(*parts, *starts, max_q, max_k, 0.0, causal, False, scale=scale)
+    return contiguous(out), contiguous(lse.t())
+
+
+def backward_rows(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor,
+    k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v."""
+    if q.shape[0] == 0 or k.shape[0] == 0:
+        zeros = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+        return zeros[0], zeros[1], zeros[2]
+    starts = bounds(q_offsets, k_offsets)
+    parts = [loadable(t) for t in (grad, q, k, v, out)]
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)  # of the dropout there is none of
+    dq, dk, dv = backward(
+        *parts, contiguous(lse.t()), *starts, max_q, max_k, 0.0, causal, *state, scale=scale
+    )  # fmt: skip
+    return contiguous(dq), contiguous(dk), contiguous(dv)
+
+
+def bounds(q_offsets: Tensor, k_offsets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Offsets of queries and of keys as the kernel takes them."""
+    q = q_offsets.to(torch.int32)
+    return q, q if k_offsets is None else k_offsets.to(torch.int32)
+
+
+def loadable(t: Tensor) -> Tensor:
+    """A tensor (N, H, D) with all its rows where the kernel can load them; a copy if they are not."""
+    starts = (t.storage_offset(), *t.stride()[:2])
+    if t.stride(2) == 1 and all([s % ALIGNED == 0 for s in starts]):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
