@@ -31,10 +31,7 @@ MODULES: dict[str, nn.Module] = {
     "alpha_dropout": nn.AlphaDropout(0.2),
     "sequential": nn.Sequential(nn.Linear(SIZE, 6), nn.Sequential(nn.PReLU(), nn.RMSNorm(6)), nn.Softplus()),
 }
-UNTRACED = ("hardsigmoid", "hardswish")  # Dynamo does not hand them on to our rules (2.11-2.13)
-ALL = nn.Sequential(
-    *[m for name, m in MODULES.items() if name not in ("unflatten", "sequential", *UNTRACED)], nn.Linear(SIZE, 3)
-)
+ALL = nn.Sequential(*[m for name, m in MODULES.items() if name not in ("unflatten", "sequential")], nn.Linear(SIZE, 3))
 PAIRS: dict[str, nn.Module] = {
     "bilinear": nn.Bilinear(SIZE, SIZE, 3),
     "cosine_similarity": nn.CosineSimilarity(-1),

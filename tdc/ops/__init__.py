@@ -20,6 +20,7 @@ from tdc.ops import embedding_bag as embedding_bag
 from tdc.ops import extend as extend
 from tdc.ops import extremes as extremes
 from tdc.ops import factory as factory
+from tdc.ops import handed_on as handed_on
 from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
@@ -51,6 +52,7 @@ from tdc.ops import rowwise_norm as rowwise_norm
 from tdc.ops import scan as scan
 from tdc.ops import shape as shape
 from tdc.ops import sort as sort
+from tdc.ops import torch_masked as torch_masked
 from tdc.ops import whole as whole
 from tdc.ops.attention import varlen_attention as varlen_attention
 from tdc.ops.extend import implements as implements

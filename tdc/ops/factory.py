@@ -18,7 +18,7 @@ from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.batch import lift
-from tdc.ops.pointwise import UNTRACED, nary, unary
+from tdc.ops.pointwise import nary, unary
 from tdc.ops.shape import ints
 from tdc.tensordict import TensorDict
 
@@ -94,7 +94,7 @@ def factory(op: Op, impl: Op) -> None:
 
 for _op in (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like):
     unary(_op, family="factory")
-nary(torch.fill, modes=UNTRACED)
+nary(torch.fill)
 factory(torch.Tensor.new_zeros, partial(new_tensordict, "new_zeros"))
 factory(torch.Tensor.new_ones, partial(new_tensordict, "new_ones"))
 factory(torch.Tensor.new_empty, partial(new_tensordict, "new_empty"))

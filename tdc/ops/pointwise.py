@@ -220,8 +220,6 @@ def move(op: Op, impl: Op, modes: tuple[str, ...] = MODES) -> None:
         add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
 
 
-# Dynamo traces into these without asking the container, since `torch.overrides` lists them as fixed (torch 2.11-2.13).
-UNTRACED = ("eager", "vmap", "grad", "export")
 SPECIAL = torch.special
 UNARY: tuple[Op, ...] = (
     torch.abs, torch.neg, torch.sign, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
@@ -275,7 +273,7 @@ for _kind in KINDS:
 unary(F.rrelu, run=rrelu)
 unary(torch.sgn, run=sgn)
 for _op in (F.hardswish, F.hardsigmoid):
-    unary(_op, modes=UNTRACED)
+    unary(_op)
 for _op in NARY:
     nary(_op)
 nary(torch.where, where)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tdc._rules import Rule, add_rule
 from tdc.masked import MaskedBatch
 from tdc.ops.leafwise import unary_tensordict
-from tdc.ops.pointwise import UNTRACED, unary, unary_nested
+from tdc.ops.pointwise import unary, unary_nested
 
 
 def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
@@ -26,7 +26,7 @@ def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
 for _op in (F.dropout, F.alpha_dropout):
     unary(_op, family="random")
 for _op in (torch.rand_like, torch.randn_like, torch.randint_like):
-    unary(_op, family="random", modes=UNTRACED)
+    unary(_op, family="random")
 for _kind, _impl in (
     ("nested", partial(unary_nested, torch.bernoulli)),
     ("masked", bernoulli_masked),

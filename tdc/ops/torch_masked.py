@@ -1,0 +1,119 @@
+"""`torch.masked.sum` and the like of packed rows in a graph. Eagerly torch's own Python runs on them as it is.
+
+    masked.sum(x, dim, mask=m) = sum(where(m, x, 0), dim)        others with the element that changes nothing there
+
+Dynamo (torch 2.11-2.13) does not trace into `torch.masked`, so these are no rows for eager calls.
+
+Invariant: without a mask each is torch's own operation of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tdc._rules import Rule, add_rule
+from tdc._typing import Op
+from tdc.nested import NestedTensor
+from tdc.ops.handed_on import hand_on
+from tdc.ops.reduction import finite
+
+MASKED: Any = torch.masked
+FILLS: dict[Op, float] = {
+    torch.sum: 0, torch.prod: 1, torch.amax: -math.inf, torch.amin: math.inf, torch.logsumexp: -math.inf,
+    torch.argmax: -math.inf, torch.argmin: math.inf, torch.softmax: -math.inf, torch.log_softmax: -math.inf,
+    F.softmin: math.inf, torch.cumsum: 0, torch.cumprod: 1,
+}  # fmt: skip
+
+
+def covered(x: Any, mask: Any, fill: float, dtype: Any = None) -> Any:
+    """Elements outside the mask replaced."""
+    x = x if dtype is None else x.to(dtype)
+    return x if mask is None else torch.where(mask, x, finite(fill, x.dtype))
+
+
+def all_of(x: Any, dim: Any) -> Any:
+    """The dims that a reduction takes: none named are all."""
+    return tuple(range(x.ndim)) if dim is None or dim == () else dim
+
+
+def reduced(
+    op: Op, input: NestedTensor, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
+    x = covered(input, mask, FILLS[op], dtype)
+    if op in (torch.argmax, torch.argmin):
+        return op(x, dim, keepdim).to(x.dtype)  # as torch.masked has it
+    if op is not torch.prod:
+        return op(x, all_of(x, dim), keepdim)
+    dims = all_of(x, dim)
+    for d in sorted([d % x.ndim for d in ((dims,) if isinstance(dims, int) else dims)], reverse=True):
+        x = x.prod(d, keepdim)
+    return x
+
+
+def along(op: Op, input: NestedTensor, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    return op(covered(input, mask, FILLS[op], dtype), dim)
+
+
+def norm(
+    input: NestedTensor,
+    ord: float = 2.0,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Any:
+    x = covered(input, mask, math.inf if ord == -math.inf else 0, dtype)
+    return torch.linalg.vector_norm(x, ord, all_of(x, dim), keepdim)
+
+
+def normalize(
+    input: NestedTensor, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None
+) -> Any:
+    length = norm(input, ord, dim, keepdim=True, dtype=dtype, mask=mask)
+    return covered(input, mask, 0, dtype) / length.clamp(min=eps)
+
+
+def mean(input: NestedTensor, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+    x = covered(input, mask, 0, dtype)
+    if mask is None:
+        return torch.mean(x, all_of(x, dim), keepdim)
+    return torch.sum(x, all_of(x, dim), keepdim) / real(x, mask, dim, keepdim)
+
+
+def var(
+    input: NestedTensor, dim: Any = None, unbiased: bool | None = None, *, correction: float | None = None,
+    keepdim: bool = False, dtype: Any = None, mask: Any = None,
+) -> Any:  # fmt: skip
+    x = covered(input, mask, 0, dtype)
+    less = correction if correction is not None else 1 if unbiased is None else int(unbiased)
+    if mask is None:
+        return torch.var(x, all_of(x, dim), correction=less, keepdim=keepdim)
+    apart = covered(torch.sub(x, mean(x, dim, keepdim=True, mask=mask)), mask, 0)
+    total = apart.abs().square().sum(all_of(x, dim), keepdim)
+    return total / (real(x, mask, dim, keepdim) - less).clamp(min=0)
+
+
+def std(*args: Any, **kwargs: Any) -> Any:
+    """The root of `var`."""
+    return torch.sqrt(var(*args, **kwargs))
+
+
+def real(x: NestedTensor, mask: Any, dim: Any, keepdim: bool) -> Any:
+    """How many elements the mask leaves."""
+    return torch.where(mask, torch.ones_like(x.detach().abs()), 0).sum(all_of(x, dim), keepdim)
+
+
+RULES: dict[Op, Op] = {
+    MASKED.mean: mean, MASKED.var: var, MASKED.std: std, MASKED.norm: norm, MASKED.normalize: normalize,
+    **{getattr(MASKED, op.__name__): partial(reduced, op) for op in list(FILLS)[:7]},
+    **{getattr(MASKED, op.__name__): partial(along, op) for op in list(FILLS)[7:]},
+}  # fmt: skip
+hand_on(MASKED, tuple(RULES))
+for _op, _impl in RULES.items():
+    add_rule(Rule(_op, "nested", "masked", _impl, _op), rows=[], foreign=True)
