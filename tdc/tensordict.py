@@ -180,9 +180,12 @@ class TensorDict(Keyed):
                 return self._at(key)
             return leaf if type(leaf) is not Leaf else leaf._value
         if type(key) is tuple and key and type(key[0]) is str:
-            leaf = self._leaves.get(key)
-            if type(leaf) is Tensor:
-                return leaf
+            try:
+                leaf = self._leaves[key]
+            except (KeyError, TypeError):  # an inner node, a key in need of unravelling, or no key
+                pass
+            else:
+                return leaf if type(leaf) is not Leaf else leaf._value
         return self.get(key) if is_key(key) else index(self, key)
 
     def __getitems__(self, rows: list[int]) -> TensorDict:
