@@ -29,6 +29,7 @@ from tdc.ops.varlen import Call, backend
 
 QUERIES, KEYS = (3, 0, 140, 5, 2), (4, 2, 150, 0, 6)  # more than one block, rows without queries and without keys
 OTHERS = (((150, 7), (3, 160)), ((60, 2, 0, 90), (0, 70, 5, 71)))
+BUILT = torch.backends.cuda.is_built()
 HALF, WHOLE = torch.float16, torch.float32
 GPU = Call("cuda", HALF, (64, 64), flash_head=192, fuses=True)
 
@@ -405,6 +406,31 @@ def test_a_call_on_cuda_takes_the_flash_kernel():
     assert tuple(found.shape) == (2, 4, -1, 16)
     calls = [args for name, args in recorder.seen if name == "tdc.varlen_attention.flash"]
     assert [args[5:] for args in calls] == [(7, 7, True, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "node"),
+    [
+        (torch.float16, "varlen_attention.flash"),
+        pytest.param(torch.float32, "flex_attention", marks=pytest.mark.skipif(not BUILT, reason="built without CUDA")),
+    ],
+)
+def test_a_graph_for_cuda_is_chosen_without_a_gpu(dtype: torch.dtype, node: str):
+    """One node of the backend, and nothing of it read on the host."""
+    nodes: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        nodes.extend([str(n.target) for n in graph.graph.nodes])
+        return graph.forward
+
+    torch._dynamo.reset()
+    call = counted(lambda x: F.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3), backend=keep, fullgraph=True)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        values = torch.empty(10, 4, 16, dtype=dtype, device="cuda")
+        found: Any = call(NestedTensor(values, torch.empty(3, dtype=torch.int64, device="cuda")))
+    assert (found.values.device.type, found.values.dtype) == ("cuda", dtype)
+    assert [n for n in nodes if "attention" in n] == [f"tdc.{node}" if "." in node else node]
+    assert not [n for n in nodes if n in ("item", "tolist")]
 
 
 def test_function_of_scores_in_half_precision():
