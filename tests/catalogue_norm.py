@@ -137,12 +137,36 @@ def normalize(rule: Rule) -> Iterator[Sample]:
         yield Sample(f"{p}, {dim}", lambda d, p=p, k=dim: call(d.ragged(), p, k), want, modes)
 
 
+def gumbel_softmax(rule: Rule) -> Iterator[Sample]:
+    """What does not hang on the numbers drawn: logits far apart, or so high a temperature that all are alike.
+
+    `test_random.py` has the numbers and their distribution.
+    """
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        x, tau, hard = args
+        dim = kwargs["dim"] % (x.rows[0].ndim + 1) - 1
+        return x.with_rows([ref(row, tau, hard, dim=dim) if row.numel() else row for row in x.rows])
+
+    def draw(d: Draw, layout: str, dim: int, tau: float, hard: bool) -> Call:
+        x = d.ragged(layout)
+        at = dim % (x.rows[0].ndim + 1) - 1
+        rows = [row * 0 + row.detach().argsort(at).argsort(at) * 1000 if hard else row for row in x.rows]
+        return call(x.with_rows(rows), tau, hard, dim=dim)
+
+    for layout, dim in (("features", 2), ("features", 1), ("second", 1), ("last", -1), ("two", 1), ("two", 3)):
+        for tau, hard in ((1.0, True), (1e9, False)):
+            modes = MODES if layout == "features" else ("eager", "grad")
+            made = lambda d, n=layout, k=dim, t=tau, h=hard: draw(d, n, k, t, h)  # noqa: E731
+            yield Sample(f"{layout}, dim {dim}, tau {tau:g}", made, want, modes)
+
+
 def refused(rule: Rule) -> Iterator[Sample]:
     yield Sample("any", lambda d: call(d.ragged()), lambda *_: None)
 
 
 RAGGED = {
-    "normalize": normalize, "pdist": refused, "gumbel_softmax": refused,
+    "normalize": normalize, "pdist": refused, "gumbel_softmax": gumbel_softmax,
     **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"), all_dropped),
     "embedding_bag": embedding_bag,
     "group_norm": group_norm, "instance_norm": instance_norm, "batch_norm": batch_norm, "prelu": prelu,

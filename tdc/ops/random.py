@@ -1,4 +1,4 @@
-"""Random operations: dropout, and new random batches like an existing one.
+"""Random operations: dropout, gumbel_softmax, and new random batches like an existing one.
 
 Random numbers are drawn for real elements only in a NestedTensor and for the whole rectangle in a MaskedBatch, so the
 same seed drops different elements in the two. A TensorDict draws leaf after leaf.
@@ -6,21 +6,69 @@ same seed drops different elements in the two. A TensorDict draws leaf after lea
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from tdc._errors import DtypeError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule
+from tdc._structure import is_zero, normal_dim, spread
 from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.ops.batch import along
+from tdc.ops.extremes import place_of
+from tdc.ops.lanes import along_static, data_of, lanes_of, like_lanes, with_data
 from tdc.ops.leafwise import unary_tensordict
 from tdc.ops.pointwise import unary, unary_nested
+from tdc.ops.rectangle import rectangle, repacked
 
 
 def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
     """Padding is no probability, and draws 0."""
     return x.with_data(torch.bernoulli(x.filled(0), *args, **kwargs))
+
+
+def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Any:
+    """A draw from the softmax along a static or ragged dim; `hard` is one-hot, with the derivative of the soft one.
+
+    Args:
+        eps: taken as torch takes it, and without effect.
+
+    Raises:
+        DtypeError: the logits are no floating point numbers.
+        UnsupportedError: `dim` is the batch.
+    """
+    data, d = data_of(logits), normal_dim(dim, logits.ndim, F.gumbel_softmax)
+    if not data.is_floating_point():
+        raise DtypeError(message("gumbel_softmax", "floating point logits", describe(logits), hint="x.float()"))
+    if d == (logits.structure if isinstance(logits, NestedTensor) else logits).batch_dim:
+        hint = "name the dim that the choices lie along, e.g. dim=-1"
+        raise UnsupportedError(message("gumbel_softmax", "a static or ragged dim", "the batch", hint=hint))
+    drawn = -torch.empty_like(data).exponential_().log()
+    soft = torch.softmax(with_data(logits, (data + drawn) / tau), d)
+    return one_hot(soft.detach(), d) - soft.detach() + soft if hard else soft
+
+
+def one_hot(x: Any, dim: int) -> Any:
+    """1 at the largest element along a static or ragged dim, 0 elsewhere."""
+    if dim not in x.ragged_dims:
+        return along_static(F.gumbel_softmax, x, dim, largest)
+    if isinstance(x, MaskedBatch) or len(x.ragged_dims) > 1:
+        return repacked(largest(rectangle(x, 0), dim), x)
+    lanes = lanes_of(F.gumbel_softmax, x, dim)
+    place = spread(place_of(lanes, -math.inf), x.structure, lanes.values.shape[0])
+    return like_lanes(x, dim, (place == lanes.local).to(x.dtype))
+
+
+def largest(values: Tensor, axis: int) -> Tensor:
+    """`one_hot` of a dense tensor; as it is where there is no element."""
+    if is_zero(values.shape[axis]):
+        return values
+    return torch.zeros_like(values).scatter(axis, values.argmax(axis, True), 1.0)
 
 
 for _op in (F.dropout, F.alpha_dropout):
@@ -33,3 +81,6 @@ for _kind, _impl in (
     ("tensordict", partial(unary_tensordict, torch.bernoulli)),
 ):
     add_rule(Rule(torch.bernoulli, _kind, "random", _impl, torch.bernoulli))
+for _kind in ("nested", "masked"):
+    add_rule(Rule(F.gumbel_softmax, _kind, "random", gumbel_softmax_ragged, F.gumbel_softmax))
+along(F.gumbel_softmax, "tau hard eps dim", "random", default=-1)

@@ -10,7 +10,3 @@ unsupported(
     F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
     family="linalg", hint="torch.cdist(x, x), both halves of the matrix of each row",
 )  # fmt: skip
-unsupported(
-    F.gumbel_softmax, ["nested", "masked"], "random numbers that torch draws in place", family="random",
-    hint="with g = -(-torch.rand_like(x).clamp_min(1e-9).log()).log(): torch.softmax((x + g) / tau, dim)",
-)  # fmt: skip
