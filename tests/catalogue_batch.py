@@ -145,6 +145,9 @@ NORM = table(
     normalize=[of("dim 1"), of("dims", 1.0, (0, 1), modes=LIGHT)],
     cosine_similarity=[of("dim 1", tree(-1, 2)), of("dim 0", tree(-1, 2), 0, modes=LIGHT)],
 )  # fmt: skip
+GATE = table(
+    glu=[of("last"), of("both", 1, modes=LIGHT), Sample("dim 0", lambda d: call(tree(4, 2)(d), 0), columnwise)]
+)
 RANDOM = table(gumbel_softmax=[of("numbers that weigh nothing", 1e9, dim=0), of("last", 1e9, modes=LIGHT)])
 LOOKUP = table(
     select=[of("dim 0", 0, 1), of("dim -1", -1, 0, modes=LIGHT)],
@@ -214,5 +217,5 @@ DICTS: dict[str, Callable[[Rule], Iterator[Sample]]] = {
     **dict.fromkeys((*WHOLE, *SEVERAL, "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"), reduced),
     "max": extreme, "min": extreme, "quantile": quantile, "nanquantile": quantile,
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), fresh),
-    **SORT, **SCAN, **NORM, **RANDOM, **LOOKUP, **SHAPE, **JOIN,
+    **SORT, **SCAN, **NORM, **RANDOM, **GATE, **LOOKUP, **SHAPE, **JOIN,
 }  # fmt: skip

@@ -161,12 +161,27 @@ def gumbel_softmax(rule: Rule) -> Iterator[Sample]:
             yield Sample(f"{layout}, dim {dim}, tau {tau:g}", made, want, modes)
 
 
+def glu(rule: Rule) -> Iterator[Sample]:
+    """Halves of a static dim, wherever it is."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        x, dim = args
+        return x.with_rows([ref(row, dim if dim < 0 else dim - (dim > x.batch_dim)) for row in x.rows])
+
+    for label, layout, dim, at in (
+        ("features", Layout((), (6,)), 2, 0), ("last", Layout((), (6,)), -1, 0), ("channels", CHANNELS, 1, 0),
+        ("image", IMAGE, 1, 0), ("batch second", Layout((), (6,)), 2, 1), ("batch behind", CHANNELS, 0, 1),
+    ):  # fmt: skip
+        made = lambda d, n=layout, k=dim, b=at: call(d.ragged(n, batch_dim=b), k)  # noqa: E731
+        yield Sample(label, made, want, MODES if at == 0 else ("eager", "grad", "vmap"))
+
+
 def refused(rule: Rule) -> Iterator[Sample]:
     yield Sample("any", lambda d: call(d.ragged()), lambda *_: None)
 
 
 RAGGED = {
-    "normalize": normalize, "pdist": refused, "gumbel_softmax": gumbel_softmax,
+    "normalize": normalize, "pdist": refused, "gumbel_softmax": gumbel_softmax, "glu": glu,
     **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"), all_dropped),
     "embedding_bag": embedding_bag,
     "group_norm": group_norm, "instance_norm": instance_norm, "batch_norm": batch_norm, "prelu": prelu,

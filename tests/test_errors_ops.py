@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from texts import T, Texts, ragged, tree
 
 import tdc
@@ -52,6 +53,31 @@ def test_no_copies():
 
 
 class TestTexts(Texts):
+    def test_halves_of_a_ragged_dim(self):
+        self.says(lambda: F.glu(tdc.pack([torch.ones(4, 2), torch.ones(2, 2)]), 1), """\
+ShapeError
+tdc.glu: expected a static dim of even size, got dim 1 of NestedTensor float32[2, -1, 2]
+hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)""")
+
+    def test_halves_of_an_odd_size(self):
+        self.says(lambda: torch.nn.GLU()(tdc.pack([torch.ones(4, 3)]).to_padded()), """\
+ShapeError
+tdc.glu: expected a static dim of even size, got dim -1 of MaskedBatch float32[1, 4, 3]
+hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)""")
+
+    def test_halves_of_the_batch(self):
+        self.says(lambda: F.glu(tdc.pack([torch.ones(4, 3)]), 0), """\
+ShapeError
+tdc.glu: expected a static dim of even size, got dim 0 of NestedTensor float32[1, -1, 3]
+hint: name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)""")
+
+    def test_halves_of_an_odd_batch(self):
+        self.says(lambda: F.glu(TensorDict({"a": torch.ones(3, 2)}, [3])), """\
+ShapeError
+tdc.glu: expected arguments for batch_size [3], got others
+at a: Tensor float32[3, 2]
+hint: torch: Halving dimension must be even, but dimension 0 is size 3""")
+
     def test_a_row_out_of_range(self):
         self.says(lambda: tree().select(0, 9), """\
 KeyPathError

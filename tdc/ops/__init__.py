@@ -20,6 +20,7 @@ from tdc.ops import embedding_bag as embedding_bag
 from tdc.ops import extend as extend
 from tdc.ops import extremes as extremes
 from tdc.ops import factory as factory
+from tdc.ops import gate as gate
 from tdc.ops import handed_on as handed_on
 from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing
