@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from batches import Dict, Draw, Ragged
+from batches import Dict, Draw, Layout, Ragged
 from harness import EAGER, Call, Sample, call
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from tdc._rules import MODES, Rule
 LIGHT = ("eager", "grad", "vmap")
 TRUTH = {"any", "all"}
 EXTREMES = {"amax", "amin"}
+IMAGES = Layout((2,), (), 2)
 ONE_DIM = {"prod"}  # torch takes one dim
 
 
@@ -58,11 +59,11 @@ def expected(rule: Rule, ref: Any, args: Any, kwargs: Any) -> Any:
         out = reduced(rule, joined, inner, keep, rest)
         return out.unsqueeze(x.batch_dim) if keep else out
     rows = [reduced(rule, r, inner, keep, rest) for r in x.rows]
-    if ragged:
+    if len(ragged) == len(x.dims):
         at = x.batch_dim if keep else x.batch_dim - sum(d < x.batch_dim for d in dims)
         return torch.stack(rows, at)
     kept = [d for d in range(ndim) if keep or d not in dims]
-    return Ragged(rows, tuple(kept.index(d) for d in x.dims), kept.index(x.batch_dim))
+    return Ragged(rows, tuple(kept.index(d) for d in x.dims if d not in dims), kept.index(x.batch_dim))
 
 
 def over_batch(rule: Rule, x: Ragged, rest: Any) -> Tensor:
@@ -81,6 +82,8 @@ CASES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("flat", (0, 1), LIGHT), ("flat", None, LIGHT), ("second", 1, MODES), ("second", 2, MODES), ("second", 3, LIGHT),
     ("second", (1, 3), LIGHT), ("second", (1, 2), LIGHT), ("second", (0, 2), LIGHT), ("second", (0, 1, 2, 3), LIGHT),
     ("last", 1, LIGHT), ("last", 2, LIGHT), ("two", 3, MODES), ("two", None, LIGHT),
+    ("two", 1, MODES), ("two", 2, MODES), ("two", (2, 3), LIGHT), ("two", (1, 3), LIGHT), ("images", 3, LIGHT),
+    ("images", (1, 2), LIGHT),
 )  # fmt: skip
 MASKED_CASES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("features", 0, MODES), ("features", (0, 2), LIGHT), ("two", (1, 2), MODES), ("two", (1, 2, 3), LIGHT),
@@ -93,11 +96,11 @@ def reduction(rule: Rule) -> Iterator[Sample]:
 
     def of(layout: str, dim: Any, modes: tuple[str, ...], dom: str = dom, at: int = 0, **options: Any) -> Sample:
         def draw(d: Draw) -> Call:
-            x = d.ragged(layout, dom, batch_dim=at)
+            x = d.ragged(IMAGES if layout == "images" else layout, dom, batch_dim=at)
             return call(x, **options) if dim is None else call(x, dim, **options)
 
         label = ", ".join([layout, f"dim {dim}", *[f"{k} {v}" for k, v in options.items()], *([dom] * (dom != "real"))])
-        return Sample(label if at == 0 else f"{label}, batch second", draw, want, modes)
+        return Sample(label if at == 0 else f"{label}, batch at {at}", draw, want, modes)
 
     for layout, dim, modes in CASES + MASKED_CASES * (rule.kind == "masked"):
         if isinstance(dim, tuple) and rule.name in ONE_DIM:
@@ -108,6 +111,9 @@ def reduction(rule: Rule) -> Iterator[Sample]:
     for dim in (0, 2) if rule.name in ONE_DIM else (0, 2, (0, 1), (0, 2)):
         yield of("features", dim, LIGHT, at=1)
         yield of("features", dim, LIGHT, at=1, keepdim=True)
+    for dim in (0, 1):
+        yield of("two", dim, LIGHT, at=2)
+        yield of("two", dim, LIGHT, at=2, keepdim=True)
     for dim in (1, 2) if rule.name in ONE_DIM else (1, 2, (0, 1)):
         if rule.name != "mean":
             yield of("features", dim, LIGHT, "natural")

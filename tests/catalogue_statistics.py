@@ -28,6 +28,8 @@ NONE: dict[str, tuple[Any, ...]] = {
     "vector_norm": (0,), "norm": (0,), "hash_tensor": (0,), "median": (math.nan, -1), "nanmedian": (math.nan, -1),
     "mode": (math.nan, -1), "quantile": (math.nan,), "nanquantile": (math.nan,),
 }  # fmt: skip
+WHOLE_RAGGED = {"quantile", "nanquantile", "kthvalue", "trapezoid"}  # of several ragged dims all or none
+LINES = {"logsumexp", "max", "var_mean", "nanmean"}
 
 
 def parts(x: Any) -> tuple[Tensor, ...]:
@@ -42,7 +44,8 @@ def of_row(rule: Rule, ref: Any, row: Tensor) -> tuple[Tensor, ...]:
     except (RuntimeError, IndexError):
         assert row.numel() == 0
     full = parts(ref(row.new_ones([max(n, 1) for n in row.shape])))
-    return tuple(torch.full_like(t, nothing(v, t.dtype)) for t, v in zip(full, NONE[rule.name], strict=True))
+    none = [torch.full_like(t, nothing(v, t.dtype)) for t, v in zip(full, NONE[rule.name], strict=True)]
+    return tuple(t + row.sum() * 0 if t.is_floating_point() else t for t in none)  # still part of the autograd graph
 
 
 def nothing(value: float, dtype: torch.dtype) -> float:
@@ -71,11 +74,12 @@ def expected(rule: Rule, lead: int, ref: Any, args: Any, kwargs: Any) -> Any:
         return unpacked(tuple(t.unsqueeze(x.batch_dim) if keep else t for t in parts(run(joined))))
     columns = list(zip(*[of_row(rule, run, r) for r in x.rows], strict=True))
     place = x.batch_dim - (0 if keep else sum(d < x.batch_dim for d in dims)) + lead
-    if set(x.dims) & set(dims):
+    if set(x.dims) <= set(dims):
         return unpacked(tuple(torch.stack(c, place) for c in columns))
     kept = [d for d in range(x.rows[0].ndim + 1) if keep or d not in dims]
-    moved = tuple(kept.index(d) + lead for d in x.dims)
-    cut = [(k - (k > place), d) for k, d in zip(moved, x.row_dims(), strict=True)]
+    moved = tuple(kept.index(d) + lead for d in x.dims if d not in dims)
+    left = [r for r, d in zip(x.row_dims(), x.dims, strict=True) if d not in dims]
+    cut = [(k - (k > place), r) for k, r in zip(moved, left, strict=True)]
     return unpacked(
         tuple(Ragged([crop(t, r, cut) for t, r in zip(c, x.rows, strict=True)], moved, place) for c in columns)
     )
@@ -125,6 +129,9 @@ def common(rule: Rule, *rest: Any, several: bool = True, dom: str = "real", keep
         yield of(rule, "second", (1, 2), *rest, dom=dom, modes=LIGHT)
         yield of(rule, "features", (0, 1), *rest, dom=dom, modes=LIGHT, **more)
         yield of(rule, "two", (1, 2), *rest, dom=dom, modes=LIGHT)
+    if rule.name not in WHOLE_RAGGED:
+        yield of(rule, "two", 1, *rest, dom=dom, modes=LIGHT, **more)
+        yield of(rule, "two", 2, *rest, dom=dom, modes=MODES if rule.name in LINES else LIGHT)
 
 
 def nans(rule: Rule) -> Iterator[Sample]:

@@ -24,6 +24,11 @@ def packed(rows: list[torch.Tensor], **options: Any) -> Any:
     return NestedTensor(x.values, x.offsets, **options) if options else x
 
 
+def images() -> Any:
+    """Two ragged dims."""
+    return tdc.pack([torch.ones(2, 3), torch.ones(1, 1)], ragged_dim=(1, 2))
+
+
 def batches() -> list[Any]:
     """The rows packed, and padded with what must never be read."""
     x = packed(ROWS)
@@ -67,14 +72,31 @@ tdc.sum: expected each dim once, got dim (1, 1)
 hint: the batch has 3 dims""",
         )
 
-    def test_some_of_several_ragged_dims(self):
-        x = tdc.pack([torch.ones(2, 3), torch.ones(1, 1)], ragged_dim=(1, 2))
+    def test_an_order_of_some_of_several_ragged_dims(self):
         self.says(
-            lambda: x.var(1),
+            lambda: images().quantile(0.5, 1),
             """\
 UnsupportedError
-tdc.var: expected all ragged dims reduced, or none, got dim 1
-hint: reduce them together""",
+tdc.quantile: expected one ragged dim, got dim 1, one of 2
+hint: loop over x.unbind()""",
+        )
+
+    def test_vectors_along_one_of_several_ragged_dims(self):
+        self.says(
+            lambda: torch.nn.functional.normalize(images()),
+            """\
+UnsupportedError
+tdc.normalize: expected static dims, or all ragged ones, got dim 1 of NestedTensor float32[2, -1, -1]
+hint: x.data / norm.data of x = x.to_padded(), norm = x.norm(2, dim, True)""",
+        )
+
+    def test_the_batch_and_one_of_several_ragged_dims(self):
+        self.says(
+            lambda: images().sum((0, 1)),
+            """\
+ShapeError
+tdc.sum: expected the ragged dim reduced together with the batch, got dim (0, 1) of NestedTensor float32[2, -1, -1]
+hint: rows differ in length: reduce dim (0, 1, 2), or x.to_padded() first""",
         )
 
     def test_unbiased_and_correction(self):

@@ -26,6 +26,7 @@ from tdc.ops import higher as higher
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
 from tdc.ops import linalg as linalg
+from tdc.ops import lines as lines
 from tdc.ops import lookup as lookup
 from tdc.ops import loop as loop
 from tdc.ops import loss as loss

@@ -23,6 +23,7 @@ from tdc._typing import Op
 from tdc.nested import NestedTensor
 from tdc.ops.batch import Along, along, along_tensordict
 from tdc.ops.lanes import Lanes, along_static, at, is_static, lanes_of, named
+from tdc.ops.lines import by_lines, over_lines
 from tdc.ops.reduction import finite
 
 NONE = torch.iinfo(torch.int64).max
@@ -55,6 +56,8 @@ def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim:
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values)
         return out.view([1] * x.ndim) if keepdim else out
+    if by_lines(op, x, dim):
+        return over_lines(op, partial(arg_ragged, op, identity), x, dim, keepdim)
     if dim is not None and is_static(op, x, dim):
         return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
     lanes = lanes_of(op, x, dim)
@@ -67,6 +70,8 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
         return PAIRED[op](x, dim if other is None else other)
     if dim is None:
         return op(x.values) if isinstance(x, NestedTensor) else (x.amax() if op is torch.max else x.amin())
+    if by_lines(op, x, dim):
+        return over_lines(op, partial(extreme_ragged, op), x, dim, keepdim)
     if is_static(op, x, dim):
         return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
     lanes = lanes_of(op, x, dim)
@@ -77,6 +82,8 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
 
 def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """Both as `amin` and `amax` give them, with their derivatives."""
+    if by_lines(torch.aminmax, x, dim):  # so that both share their lengths
+        return over_lines(torch.aminmax, aminmax_ragged, x, dim, keepdim)
     return named(torch.aminmax, x.amin(dim, keepdim), x.amax(dim, keepdim))
 
 

@@ -23,6 +23,7 @@ from tdc._errors import ShapeError, message
 from tdc._rules import Rule, add_rule, unsupported
 from tdc._typing import Op
 from tdc.nested import NestedTensor
+from tdc.ops.lines import by_lines, over_lines
 from tdc.ops.reduction import composed, count, filled, reduce_composed
 
 
@@ -36,6 +37,8 @@ def nansum_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any)
 
 def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """Where all elements are NaN, or none is there, 0 / 0 is NaN."""
+    if by_lines(torch.nanmean, x, dim):
+        return over_lines(torch.nanmean, partial(nanmean_ragged, **kwargs), x, dim, keepdim)
     total, real = nansum_ragged(x, dim, keepdim, **kwargs), x.isnan().logical_not().sum(dim, keepdim)
     return total / real.to(total.dtype)
 
@@ -83,6 +86,8 @@ def with_mean_ragged(
     op: Op, x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, **kwargs: Any
 ) -> tuple[Any, Any]:
     """`std_mean` and `var_mean`: what `op` gives, and the mean."""
+    if by_lines(op, x, dim):  # so that both share their lengths
+        return over_lines(op, partial(with_mean_ragged, op, unbiased=unbiased, **kwargs), x, dim, keepdim)
     return moment_ragged(op, x, dim, unbiased, keepdim, **kwargs), x.mean(
         None if isinstance(dim, bool) else dim, keepdim
     )

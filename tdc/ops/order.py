@@ -25,6 +25,7 @@ from tdc.nested import NestedTensor
 from tdc.ops.batch import along
 from tdc.ops.extremes import place_of, values_of
 from tdc.ops.lanes import Lanes, along_static, at, in_front, is_static, lanes_of, named, order_of, place_at
+from tdc.ops.lines import by_lines, over_lines
 
 ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
 
@@ -95,12 +96,16 @@ def nothing(values: Tensor) -> float:
 
 def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """`median` and `nanmedian`."""
+    if by_lines(op, x, dim):
+        return over_lines(op, partial(median_ragged, op), x, dim, keepdim)
     if dim is not None and is_static(op, x, dim):
         return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
     return ranked(op, partial(median_rank, op is torch.nanmedian), x, dim, keepdim)
 
 
 def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    if by_lines(torch.mode, x, dim):
+        return over_lines(torch.mode, mode_ragged, x, dim, keepdim)
     if is_static(torch.mode, x, dim):
         return along_static(torch.mode, x, dim, lambda v, axis: torch.mode(v, axis, True), keepdim)
     return ranked(torch.mode, mode_rank, x, dim, keepdim)

@@ -105,11 +105,11 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
     rows, e, count = x.shape[0], s.packed_dim, s.ragged_ndim
     sizes = tuple(x.shape[e + 1 : e + 1 + count])
     total = values.shape[e]
-    if rows != 1 and rows != s.batch_size:
+    if rows != s.batch_size and rows != 1:  # in this order, as a graph may not know the number of rows
         raise unbroadcast(x, like, op)
     if all([n == 1 for n in sizes]):
         x = x.flatten(e + 1, e + count).select(e + 1, 0)
-        return (x if rows == 1 else spread(x, s, total)).movedim(0, e)
+        return (spread(x, s, total) if rows == s.batch_size else x).movedim(0, e)
     need = longest(s) if s.extent is not None else None
     if need is not None and any([n not in (1, m) for n, m in zip(sizes, need, strict=True)]):
         raise unbroadcast(x, like, op)
@@ -125,7 +125,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
 def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
     """Whether sizes broadcast against a logical shape, counted from the last dim; a ragged dim (-1) takes any."""
     pairs = zip(reversed(shape), reversed(logical), strict=False)
-    return all([n == 1 or m in (-1, 1) or n == m for n, m in pairs])
+    return all([n == m or n == 1 or m in (-1, 1) for n, m in pairs])
 
 
 def unbroadcast(x: Tensor, like: NestedTensor, op: Op) -> ShapeError:

@@ -8,7 +8,9 @@ Every reduction carries its identity element, the value that changes nothing: pa
 row gives it. Reducing the batch dim of a NestedTensor is a true reduction over the batch, so it needs the ragged dims
 reduced as well: rows of different lengths have no common positions.
 
-Invariants: a reduced ragged dim gives a dense tensor, a kept one the same container, whatever the data.
+Some of several ragged dims are reduced line by line, see `lines`.
+
+Invariants: without a ragged dim a result is a dense tensor, with one the same container, whatever the data.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._errors import ShapeError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
 from tdc._typing import Op
@@ -30,6 +32,7 @@ from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.batch import along
+from tdc.ops.lines import by_lines, over_lines
 
 Rows = Callable[[Tensor, Structure], Tensor]
 
@@ -57,14 +60,16 @@ class Plan(NamedTuple):
     Attributes:
         dims: logical dims, counted from the front.
         static: the axes of `values` among them that are not the packed one.
-        ragged: whether the ragged dims are among them.
+        ragged: whether all ragged dims are among them.
         batch: whether the batch is.
+        some: whether some of several ragged dims are, so that lines give results.
     """
 
     dims: tuple[int, ...]
     static: tuple[int, ...]
     ragged: bool
     batch: bool
+    some: bool
 
     @property
     def by_rows(self) -> bool:
@@ -72,22 +77,16 @@ class Plan(NamedTuple):
         return self.ragged and not self.batch
 
 
-def reduced_dims(op: Op, dim: Any, ndim: int, ragged_dims: tuple[int, ...]) -> tuple[int, ...]:
+def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
     """The dims that a reduction is over, counted from the front; all of them for None and for ().
 
     Raises:
         ShapeError: a dim out of range, or named twice.
-        UnsupportedError: some of several ragged dims.
     """
     given = (dim,) if isinstance(dim, int) else tuple(range(ndim)) if dim is None or len(dim) == 0 else tuple(dim)
     dims = tuple([normal_dim(d, ndim, op) for d in given])
     if len(set(dims)) < len(dims):
         raise ShapeError(message(op, "each dim once", f"dim {dim}", hint=f"the batch has {ndim} dims"))
-    ragged = [d for d in ragged_dims if d in dims]
-    if ragged and len(ragged) < len(ragged_dims):
-        raise UnsupportedError(
-            message(op, "all ragged dims reduced, or none", f"dim {dim}", hint="reduce them together")
-        )
     return dims
 
 
@@ -96,17 +95,16 @@ def plan(op: Op, x: NestedTensor, dim: Any) -> Plan:
 
     Raises:
         ShapeError: a dim out of range, or the batch without the ragged dims.
-        UnsupportedError: some of several ragged dims.
     """
     s = x.structure
-    dims = reduced_dims(op, dim, x.ndim, s.ragged_dims)
-    ragged, batch = s.ragged_dims[0] in dims, s.batch_dim in dims
+    dims = reduced_dims(op, dim, x.ndim)
+    ragged, batch = all([d in dims for d in s.ragged_dims]), s.batch_dim in dims
     if batch and not ragged:
         got = f"dim {dim} of {describe(x)}"
-        hint = f"rows differ in length: reduce dim ({s.batch_dim}, {s.ragged_dims[0]}), or x.to_padded() first"
+        hint = f"rows differ in length: reduce dim {(s.batch_dim, *s.ragged_dims)}, or x.to_padded() first"
         raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
     axes = [s.axis(d, x.ndim, op) for d in dims if d not in s.ragged_dims]
-    return Plan(dims, tuple([a for a in axes if a is not None]), ragged, batch)
+    return Plan(dims, tuple([a for a in axes if a is not None]), ragged, batch, by_lines(op, x, dims))
 
 
 def reduce_nested(op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
@@ -114,6 +112,8 @@ def reduce_nested(op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim:
     if dim is None and not keepdim:
         return op(x.values, **kwargs)
     p, s, values = plan(op, x, dim), x.structure, x.values
+    if p.some:
+        return over_lines(op, partial(reduce_nested, op, rows, **kwargs), x, p.dims, keepdim)
     for axis in p.static:
         values = op(values, axis, True, **kwargs)
     if not p.ragged:
@@ -153,7 +153,9 @@ def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> T
 
 def reduce_masked(op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """A result that has all its ragged dims stays a MaskedBatch; one without them, or the batch, is dense."""
-    dims = reduced_dims(op, dim, x.ndim, x.ragged_dims)
+    dims = reduced_dims(op, dim, x.ndim)
+    if by_lines(op, x, dims):
+        return over_lines(op, partial(reduce_masked, op, rule, **kwargs), x, dims, keepdim)
     out = rule(x, dims, keepdim, **kwargs)
     if x.batch_dim in dims or x.ragged_dims[0] in dims:
         return out
@@ -185,8 +187,12 @@ def reduce_composed(
     run = dense or op
     if isinstance(x, NestedTensor):
         p = plan(op, x, dim)
+        if p.some:
+            return over_lines(op, partial(reduce_composed, op, rule, dense=dense, **kwargs), x, p.dims, keepdim)
         return rule(x, p.dims, keepdim, **kwargs) if p.by_rows else reduce_values(run, x, p, keepdim, **kwargs)
-    dims = reduced_dims(op, dim, x.ndim, x.ragged_dims)
+    dims = reduced_dims(op, dim, x.ndim)
+    if by_lines(op, x, dims):
+        return over_lines(op, partial(reduce_composed, op, rule, dense=dense, **kwargs), x, dims, keepdim)
     if x.batch_dim in dims or x.ragged_dims[0] in dims:
         return rule(x, dims, keepdim, **kwargs)
     return reduce_masked(op, partial(reduce_data, run), x, dims, keepdim, **kwargs)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import UnsupportedError, message
+from tdc._errors import UnsupportedError, describe, message
 from tdc._rules import MODES, Rule, add_rule
 from tdc.ops.lanes import data_of, with_data
+from tdc.ops.lines import by_lines
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
 
 
@@ -91,10 +92,14 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
     """Vectors along dim 1, unless another is named, divided by their norm.
 
     Raises:
-        UnsupportedError: `out` is given.
+        UnsupportedError: `out` is given, or `dim` is one of several ragged dims.
     """
     if out is not None:
         raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
+    if by_lines(F.normalize, input, dim):
+        expected, got = "static dims, or all ragged ones", f"dim {dim} of {describe(input)}"
+        hint = "x.data / norm.data of x = x.to_padded(), norm = x.norm(2, dim, True)"
+        raise UnsupportedError(message("normalize", expected, got, hint=hint))
     return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
 
 
@@ -106,7 +111,7 @@ def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) 
     """
     if mode != 0:
         raise UnsupportedError(message("hash_tensor", "mode 0, exclusive or", f"mode {mode}", hint="leave mode out"))
-    dims = reduced_dims(torch.hash_tensor, dim, x.ndim, x.ragged_dims)
+    dims = reduced_dims(torch.hash_tensor, dim, x.ndim)
     odd = with_data(x, bits(data_of(x))).sum(dims, keepdim).remainder(2)
     return word(odd) if isinstance(odd, Tensor) else with_data(odd, word(data_of(odd)))
 

@@ -1,0 +1,151 @@
+"""Reductions over some of several ragged dims: a batch of images as the batch of its lines.
+
+    images (B, -1, -1)     sum(x, 2): B images of h lines, of w places each     -> (B, -1), h numbers in each row
+                           sum(x, 1): the same of columns
+
+A reduction needs no rule of its own for them: each line is a row of a longer batch, whose dense result `(M, ...)` is
+packed as it is. Lines along the last ragged dims lie in the packed axis already, others are gathered.
+
+    M lines of the whole batch; padded, the lines of padding are among them, and empty
+
+Invariants: what a line without elements gives is what an empty row gives; M is data, so a packed batch reads it on the
+host, and in a graph it is an unbacked size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc._errors import ShapeError, message
+from tdc._structure import Exchange, Structure, extent_of, normal_dim, offsets_of, row_ids, sizes_of, valid_mask
+from tdc._typing import Op, OpName
+from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
+from tdc.nested import NestedTensor
+from tdc.nested import like as nested_like
+
+
+class Lines(NamedTuple):
+    """A batch as its lines.
+
+    Attributes:
+        batch: `(M, ...)`, whose ragged dims are those that are reduced.
+        place: a dim of the original batch as a dim of this one.
+        back: a dense result of all its dims, reduced ones of size 1, as the original batch reduced; `(out, keepdim)`.
+    """
+
+    batch: Any
+    place: Callable[[int], int]
+    back: Callable[[Tensor, bool], Any]
+
+
+def by_lines(op: OpName, x: Any, dim: Any) -> bool:
+    """Whether one dim or several have some of the ragged dims among them, and not all; nor the batch.
+
+    Raises:
+        ShapeError: a dim out of range.
+    """
+    if dim is None or isinstance(dim, bool) or len(x.ragged_dims) == 1:
+        return False
+    dims = [normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)]
+    batch_dim = (x.structure if isinstance(x, NestedTensor) else x).batch_dim
+    return batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)
+
+
+def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
+    """`run(lines, dim=, keepdim=True)` of the lines of a batch along `dim`, one or several; its results as batches.
+
+    Several results come in the named tuple that torch returns, and share their lengths.
+
+    Raises:
+        ShapeError: a dim of size 1 would be kept between ragged dims.
+    """
+    dims = tuple([normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)])
+    kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
+    if keepdim and kept[-1] - kept[0] >= len(kept):
+        got = "a dim of size 1 between them"
+        raise ShapeError(message(op, "ragged dims side by side", got, hint="leave keepdim out"))
+    lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
+    places = tuple([lines.place(d) for d in dims])
+    out = run(lines.batch, dim=places[0] if isinstance(dim, int) else places, keepdim=True)
+    return lines.back(out, keepdim) if isinstance(out, Tensor) else type(out)([lines.back(t, keepdim) for t in out])
+
+
+def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
+    s, sizes, values = x.structure, sizes_of(x.structure).unbind(1), x.values
+    e, along = s.packed_dim, [r for r, d in enumerate(s.ragged_dims) if d in dims]
+    kept, count = [r for r in range(s.ragged_ndim) if r not in along], len(along)
+    if kept[-1] > along[0]:
+        values = in_order(values.movedim(e, 0), s, [*kept, *along]).movedim(0, e)
+    number = torch.stack([sizes[r] for r in kept], 1)
+    rows = torch.repeat_interleave(number.prod(1))
+    each = torch.stack([sizes[r] for r in along], 1)[rows]
+    inner = Structure(offsets_of(each.prod(1)), each if count > 1 else None, None, e, 0, count).marked()
+    extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in kept]), x.device)
+    batch_dim = s.batch_dim - len([d for d in s.ragged_dims if d in dims and d < s.batch_dim])
+    shapes = number if len(kept) > 1 else None
+    outer = Structure(offsets_of(number.prod(1)), shapes, extent, e, batch_dim, len(kept)).marked()
+
+    def place(d: int) -> int:
+        axis: Any = s.axis(d, x.ndim, "sum")
+        return 1 + (axis if axis < e else axis + count - 1 if axis > e else e + along.index(s.ragged_dims.index(d)))
+
+    def back(out: Tensor, keepdim: bool) -> Any:
+        y: Any = nested_like(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))
+        lost = sorted([d for d in s.ragged_dims if d in dims])
+        if not keepdim:
+            return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
+        for d in lost:
+            y = y.unsqueeze(d)
+        return y
+
+    return Lines(nested_like(inner, values), place, back)
+
+
+def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
+    """Packed positions (N, *D) with the ragged dims of each row in another order."""
+    sizes, total = list(sizes_of(s).unbind(1)), values.shape[0]
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    index = turned(s, sizes, order, total)
+    return Exchange.apply(values, index, None, 0.0, turned(s, [sizes[r] for r in order], inverse, total), None)
+
+
+def turned(s: Structure, sizes: list[Tensor], order: list[int], total: int) -> Tensor:
+    """For each position of rows whose ragged dims are in `order`, its position where they are as in `sizes`, (N,)."""
+    rows = row_ids(s, total)
+    index, columns = s.offsets[rows], [column[rows] for column in sizes]
+    rest = torch.arange(total, device=index.device) - index
+    for i, r in enumerate(order):
+        inner = math.prod([columns[k] for k in order[i + 1 :]])
+        index = index + rest // inner * math.prod(columns[r + 1 :])
+        rest = rest % inner
+    return index
+
+
+def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:
+    along = [r for r, d in enumerate(x.ragged_dims) if d in dims]
+    kept = [r for r in range(len(x.ragged_dims)) if r not in along]
+    front = (x.batch_dim, *[x.ragged_dims[r] for r in kept])
+    rest = [d for d in range(x.ndim) if d not in front]
+    first = tuple(range(len(front)))
+    data = x.data.movedim(front, first)
+    lead, lengths = data.shape[: len(front)], x.lengths.unbind(1)
+    number = torch.stack([lengths[r] for r in kept], 1)
+    real = valid_mask(number, tuple(lead[1:]))
+    each = [torch.where(real, lengths[r].view(-1, *[1] * len(kept)), 0).flatten() for r in along]
+    ragged = tuple([1 + rest.index(x.ragged_dims[r]) for r in along])
+    batch = masked_like(data.flatten(0, len(kept)), torch.stack(each, 1), ragged, fresh=True)
+
+    def back(out: Tensor, keepdim: bool) -> MaskedBatch:
+        whole = out.unflatten(0, lead).movedim(first, front)
+        stay = [d for d in range(x.ndim) if keepdim or d not in dims]
+        whole = whole if keepdim else whole.squeeze(dims)
+        places = tuple([stay.index(x.ragged_dims[r]) for r in kept])
+        return masked_like(whole, number, places, stay.index(x.batch_dim), True)
+
+    return Lines(batch, lambda d: 1 + rest.index(d), back)

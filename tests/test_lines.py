@@ -1,0 +1,91 @@
+"""Reductions over some of several ragged dims: volumes, padded batches across rows, graphs, and what has no place."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+
+import tdc
+from tdc import ShapeError
+from tdc.compile import counted
+
+SIZES = ((2, 3, 4), (1, 2, 5), (3, 1, 1), (2, 0, 3))
+SOME = [dims for count in (1, 2) for dims in combinations((2, 3, 4), count)]
+
+
+def volumes() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(2, *size, 3) for size in SIZES]
+
+
+def images(*sizes: tuple[int, int]) -> Any:
+    return tdc.pack([torch.randn(size) for size in sizes or ((3, 2), (1, 4), (2, 2))], ragged_dim=(1, 2))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dims", SOME)
+def test_volumes(dims: tuple[int, ...], padded: bool):
+    rows = volumes()
+    x: Any = tdc.pack(rows, ragged_dim=(2, 3, 4))
+    x = x.to_padded(fill=math.nan) if padded else x
+    inner = tuple(d - 1 for d in dims)
+    for got, want in (
+        (x.sum(dims), [row.sum(inner) for row in rows]),
+        (x.mean((1, *dims)), [row.mean((0, *inner)) for row in rows]),
+        (torch.logsumexp(x, (*dims, -1)), [row.logsumexp((*inner, -1)) for row in rows]),
+    ):
+        assert type(got) is type(x)
+        torch.testing.assert_close(list(got.unbind()), want, equal_nan=True)
+
+
+def test_a_kept_dim_between_ragged_dims_has_no_place():
+    x: Any = tdc.pack(volumes(), ragged_dim=(2, 3, 4))
+    assert x.sum(4, keepdim=True).shape == (4, 2, -1, -1, 1, 3)
+    assert x.sum(2, keepdim=True).shape == (4, 2, 1, -1, -1, 3)
+    for batch in (x, x.to_padded()):
+        with pytest.raises(
+            ShapeError, match=r"tdc\.sum: expected ragged dims side by side, got a dim of size 1 between"
+        ):
+            batch.sum(3, keepdim=True)
+
+
+def test_of_a_padded_batch_the_rows_may_go_as_well():
+    x = images()
+    data = x.to_padded(fill=math.nan)
+    want = x.to_padded().data.sum((0, 2))
+    torch.testing.assert_close(data.sum((0, 2)), want)
+    real = x.with_values(torch.ones_like(x.values)).to_padded().data.sum((0, 2))
+    torch.testing.assert_close(data.mean((0, 2)), want / real)
+    torch.testing.assert_close(data.logsumexp((0, 2)), x.to_padded(fill=-math.inf).data.logsumexp((0, 2)))
+
+
+def test_results_share_their_lengths_and_know_the_longest():
+    values, places = images().max(1)
+    assert values.structure is places.structure
+    assert values.max_length == 4
+    assert (values + places).lengths.tolist() == [2, 4, 2]
+
+
+def test_one_graph_for_all_sizes():
+    fn = counted(lambda x: (x.sum(2).values, x.mean(1).sum(1), x.amax((1, 2))), backend="aot_eager")
+    for batch in (images(), images((2, 5), (4, 3)), images((6, 2), (3, 3), (2, 7), (5, 5))):
+        rows = batch.unbind()
+        lines, means, tops = fn(batch)
+        torch.testing.assert_close(lines, torch.cat([row.sum(1) for row in rows]))
+        torch.testing.assert_close(means, torch.stack([row.mean(0).sum() for row in rows]))
+        torch.testing.assert_close(tops, torch.stack([row.max() for row in rows]))
+    assert (fn.counts.graphs, fn.counts.compiles) == (1, 1)
+
+
+def test_second_derivatives():
+    sizes = ((2, 3), (1, 2))
+
+    def fn(*parts: torch.Tensor) -> Any:
+        return tdc.pack(list(parts), ragged_dim=(1, 2)).logsumexp(1).values
+
+    parts = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    assert torch.autograd.gradgradcheck(fn, parts)
