@@ -1,18 +1,19 @@
-"""What code asks of a tensor besides its shape: bytes, contiguity, autograd, pinned memory. Of ragged batches, too.
+"""What code asks of a tensor besides its shape: bytes, contiguity, autograd, pinned memory, padding. Of ragged batches, too.
 
 Each answers for the values of a NestedTensor and the data of a MaskedBatch; offsets and lengths do not count.
 
-Invariant: nothing here reads data or depends on it.
+Invariant: nothing here reads data or depends on it, but for `occupancy`, which reads lengths.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tdc._structure import Structure
+from tdc._structure import Structure, is_zero, longest
 from tdc._typing import read_only
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
@@ -102,8 +103,25 @@ def cu_seqlens(x: NestedTensor) -> Tensor:
     return x.offsets.to(torch.int32)
 
 
+def occupancy(x: Ragged) -> float:
+    """How much of the padded batch is real, from 0 to 1: of `x.to_padded().data`, or of `x.data`; 1 of nothing.
+
+    Compile:
+        A float that the graph computes anew in each call, one graph for all lengths. Of a NestedTensor that knows its
+        longest row it is made of sizes; else lengths are read on the host, and a graph does not ask whether the
+        batch is empty.
+    """
+    if isinstance(x, NestedTensor):
+        s = x.structure
+        real, whole = x.values.shape[s.packed_dim], s.batch_size * math.prod(longest(s))
+    else:
+        real = int(x.lengths.prod(1).sum())
+        whole = math.prod([x.data.shape[d] for d in (x.batch_dim, *x.ragged_dims)])
+    return 1.0 if is_zero(whole) else real / whole
+
+
 METHODS = (is_contiguous, element_size, nelement, get_device, retain_grad, is_pinned, pin_memory)
-PROPERTIES = (itemsize, nbytes, is_cpu, is_leaf, grad_fn)
+PROPERTIES = (itemsize, nbytes, is_cpu, is_leaf, grad_fn, occupancy)
 
 for _cls in (NestedTensor, MaskedBatch):
     for _method in METHODS:

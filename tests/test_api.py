@@ -261,6 +261,7 @@ nbytes
 ndim
 nelement(x)
 numel(self)
+occupancy
 offsets
 pin_memory(x)
 ragged_dims
@@ -333,6 +334,7 @@ mask
 nbytes
 ndim
 nelement(x)
+occupancy
 pin_memory(x)
 ragged_dims
 real

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tdc
 from tdc import DtypeError, MaskedBatch, NestedTensor, ShapeError, StructureError, UnsupportedError
+from tdc.compile import counted
 
 T = torch.tensor
 NAN = float("nan")
@@ -220,3 +221,33 @@ def test_conversions_compile_to_one_graph():
         x = tdc.pack([torch.randn(n, 2) for n in sizes])
         with torch.compiler.set_stance("fail_on_recompile" if len(sizes) == 2 else "default"):
             assert torch.equal(compiled(x), x.values * 2)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_occupancy_is_the_share_of_real_elements(traced: bool):
+    def known(*lengths: int) -> Any:
+        return tdc.pack([torch.ones(n, 2) for n in lengths])
+
+    def unknown(*lengths: int) -> Any:
+        return NestedTensor(known(*lengths).values, known(*lengths).offsets)
+
+    def images(*lengths: int) -> Any:
+        return tdc.pack([torch.ones(n, n + 1) for n in lengths], ragged_dim=(1, 2))
+
+    for make in (known, unknown, images, lambda *n: known(*n).to_padded(), lambda *n: images(*n).to_padded()):
+        torch._dynamo.reset()
+        fn = counted(lambda x: x.occupancy, backend="aot_eager")
+        for lengths in ((3, 2), (4, 1, 7), (5, 5, 5, 2)):
+            x = make(*lengths)
+            mask = (x if isinstance(x, MaskedBatch) else x.to_padded()).mask
+            share = fn(x) if traced else x.occupancy
+            assert type(share) is float
+            assert share == pytest.approx(mask.float().mean().item())
+        assert not traced or (fn.counts.graphs, fn.counts.compiles) == (1, 1)
+
+
+def test_occupancy_of_nothing_and_of_spare_room():
+    nothing = tdc.pack([torch.ones(0, 2)])
+    assert nothing.occupancy == nothing.to_padded().occupancy == nothing[:0].occupancy == 1.0
+    spare = NestedTensor(torch.ones(3), torch.tensor([0, 1, 3]), max_length=6)
+    assert spare.occupancy == spare.to_padded().occupancy == 3 / 12

@@ -25,7 +25,7 @@ SPELLINGS: dict[str, tuple[Any, Any]] = {
     "x.tensor": (lambda: batch().to_padded().filled(0), T([[1, 2, 3], [4, 5, 0]])),
     "x.mask": (lambda: batch().to_padded().mask, T([[True, True, True], [True, True, False]])),
     "x.concat": (lambda: batch().values, T([1, 2, 3, 4, 5])),
-    "x.occupancy": (lambda: batch().numel() / batch().to_padded().data.numel(), 5 / 6),
+    "x.occupancy": (lambda: batch().occupancy, 5 / 6),
     "x[0]": (lambda: batch()[0], T([1, 2, 3])),
     "x[:, 1:]": (lambda: batch()[:, 1:].tolist(), [[2, 3], [5]]),
     "x + 10": (lambda: (batch() + 10).tolist(), [[11, 12, 13], [14, 15]]),
