@@ -360,10 +360,15 @@ def check_rows(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
 def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
     """The rows of a packed batch, as views; `unpack(pack(rows)) == rows`.
 
+    Raises:
+        DtypeError: no NestedTensor.
+
     Example:
         >>> [r.shape[0] for r in unpack(pack([torch.ones(2), torch.ones(0)]))]
         [2, 0]
     """
+    if not isinstance(x, NestedTensor):
+        raise DtypeError(message("unpack", "a NestedTensor", describe(x), hint="tdc.pack(rows) makes one of rows"))
     return x.unbind()
 
 

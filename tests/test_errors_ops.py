@@ -115,6 +115,12 @@ StructureError
 tdc.stack: expected at least one operand, got an empty list
 hint: give one; its keys are those of the result""")
 
+    def test_a_cat_of_nothing(self):
+        self.says(lambda: tdc.cat([]), """\
+StructureError
+tdc.cat: expected at least one operand, got an empty list
+hint: give one; its keys are those of the result""")
+
     def test_a_stack_of_a_dict(self):
         self.says(lambda: tdc.stack([tree(), {"tokens": 1}]), """\
 StructureError
