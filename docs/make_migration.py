@@ -88,7 +88,11 @@ ROWS: dict[str, list[Row]] = {
         Row("td.select('a'), td.exclude('a')", SAME),
         Row("td.split_keys(['a'])", "first, rest = td.split_keys(['a'])"),
         Row("td.separates('a')", "td, part = td.exclude('a'), td.select('a')", "or `tdc.partition`"),
-        Row("td.keys(True, True), td.items(True)", "td.keys(True, True), td.items(True)", "tuples; same arguments"),
+        Row(
+            "td.keys(True, True), td.items(True)",
+            "td.keys(True, True), td.items(True)",
+            "a str at the top, a tuple below; same arguments",
+        ),
         Row("td.sorted_keys", "sorted(td.keys())"),
         Row("td.flatten_keys('.'), td.unflatten_keys('.')", "td.flatten_keys('.').unflatten_keys('.')"),
         Row("td.to_dict(), td.numpy()", "td.to_dict(), td.to_numpy()"),
@@ -99,7 +103,7 @@ ROWS: dict[str, list[Row]] = {
         Row("td.cat_tensors('f', ('b', 'c'), out_key='z', dim=-1)", "tdc.cat_keys(td, ['f', ('b', 'c')], 'z')"),
         Row("td.stack_tensors('a', 'e', out_key='z', dim=-1)", "tdc.stack_keys(td, ['a', 'e'], 'z')"),
         Row("merge_tensordicts(td, other)", "tdc.merge(td.select('a'), other.select('b'))"),
-        Row("td.lock_(), td.unlock_(), td.is_locked", "", "every TensorDict is locked"),
+        Row("td.lock_(), td.unlock_(), td.is_locked", "", "every TensorDict is locked; `td.mutate()` gives a builder"),
         Row("td.create_nested('q')", "td = td.set('q', {})"),
     ],
     "Indexing": [
@@ -191,6 +195,50 @@ ROWS: dict[str, list[Row]] = {
             "torch.vmap(call, (0, None))(stacked, y)",
             "torch.vmap(lambda p, y: tdc.functional_call(net, p, y), (0, None))(stacked, y)",
         ),
+        Row(
+            "TensorDict.from_modules(net, net, as_module=True)",
+            "stacked = tdc.stack_modules([net, net])",
+            "with buffers: `params, buffers = ...`",
+        ),
+        Row(
+            "torch.vmap(lambda p, y: p(y), (0, None))(stacked, y)",
+            "tdc.ensemble(net, stacked, randomness='same')(x)",
+            "each member may have its own data",
+        ),
+        Row("TensorDictParams(params)", "tdc.TensorDictParams(params)", "an `nn.Module`, for stock optimisers"),
+        Row("torch.func.grad(loss)(params)", "tdc.grad(lambda p: tdc.functional_call(net, p, x).sum())(params)"),
+        Row(
+            "torch.func.jacrev(fn)(td)",
+            "tdc.jacrev(lambda t: t['a'] * 2)(td)",
+            "also `jacfwd`, `hessian`, `jvp`, `vjp`",
+        ),
+        Row(
+            "loss.backward(); optim.step(); optim.zero_grad()",
+            "step = tdc.compile.train_step(lambda p, y: tdc.functional_call(net, p, y).sum(), tdc.optim.adamw(1e-3))",
+            "then `state, metrics = step(state, batch)`, one graph",
+        ),
+        Row("td if flag else other", "tdc.cond(torch.tensor(True), lambda t: t, lambda t: t + 1, (td,))", "in a graph"),
+        Row(
+            "for row in td.unbind(0): carry = fn(carry, row)",
+            "tdc.scan(lambda carry, row: (carry + row['a'], row), x[0], td)",
+            "also `while_loop`, `associative_scan`",
+        ),
+        Row(
+            "TensorDictModule(net, ['a'], ['z'])",
+            "td = td.set('z', torch.relu(td['a']))",
+            "a function of a TensorDict needs no wrapper",
+        ),
+        Row(
+            "TensorDictSequential(first, second)",
+            "run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)",
+            "a function, or the `forward` of an `nn.Module`",
+        ),
+        Row(
+            "td.memmap('dir'), TensorDict.load_memmap('dir')",
+            "",
+            "not there yet; `torch.save`, or `numpy.memmap` leaves",
+        ),
+        Row("MemoryMappedTensor", "", "not there yet; `tdc.copy_` writes into a `numpy.memmap` leaf"),
         Row("td.state_dict()", "tdc.to_state_dict(td)", "flat keys, as of a module"),
         Row("td.load_state_dict(state_dict)", "tdc.from_state_dict(net.state_dict())"),
         Row(
