@@ -1,4 +1,4 @@
-"""What code asks of a tensor besides its shape: bytes, contiguity, autograd, pinned memory, padding. Of ragged batches, too.
+"""What code asks of a tensor besides its shape: bytes, contiguity, autograd, pinned memory; how much is padding.
 
 Each answers for the values of a NestedTensor and the data of a MaskedBatch; offsets and lengths do not count.
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from tdc._errors import ShapeError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
-from tdc.nested import NestedTensor
 from tdc.ops.batch import along
 from tdc.ops.lanes import along_static
 
@@ -25,8 +24,7 @@ def glu_ragged(input: Any, dim: int = -1) -> Any:
         ShapeError: `dim` is the batch, ragged or of odd size.
     """
     d = normal_dim(dim, input.ndim, F.glu)
-    batch_dim = (input.structure if isinstance(input, NestedTensor) else input).batch_dim
-    if d == batch_dim or d in input.ragged_dims or input.shape[d] % 2:
+    if d == input._batch_dim or d in input.ragged_dims or input.shape[d] % 2:
         got = f"dim {dim} of {describe(input)}"
         hint = "name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)"
         raise ShapeError(message("glu", "a static dim of even size", got, hint=hint))

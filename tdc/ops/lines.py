@@ -53,8 +53,7 @@ def by_lines(op: OpName, x: Any, dim: Any) -> bool:
     if dim is None or isinstance(dim, bool) or len(x.ragged_dims) == 1:
         return False
     dims = [normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)]
-    batch_dim = (x.structure if isinstance(x, NestedTensor) else x).batch_dim
-    return batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)
+    return x._batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)
 
 
 def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:

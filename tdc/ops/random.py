@@ -18,7 +18,6 @@ from tdc._errors import DtypeError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import is_zero, normal_dim, spread
 from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
 from tdc.ops.batch import along
 from tdc.ops.extremes import place_of
 from tdc.ops.lanes import along_static, data_of, lanes_of, like_lanes, with_data
@@ -45,7 +44,7 @@ def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: 
     data, d = data_of(logits), normal_dim(dim, logits.ndim, F.gumbel_softmax)
     if not data.is_floating_point():
         raise DtypeError(message("gumbel_softmax", "floating point logits", describe(logits), hint="x.float()"))
-    if d == (logits.structure if isinstance(logits, NestedTensor) else logits).batch_dim:
+    if d == logits._batch_dim:
         hint = "name the dim that the choices lie along, e.g. dim=-1"
         raise UnsupportedError(message("gumbel_softmax", "a static or ragged dim", "the batch", hint=hint))
     drawn = -torch.empty_like(data).exponential_().log()
