@@ -247,8 +247,8 @@ class Keyed(Container):
             [('a',), ('b',), ('c',)]
         """
         groups = [[present(self, "split_keys", key) for key in keys] for keys in sets]
-        parts = [self.select(*paths) for paths in groups]
-        return (*parts, self.exclude(*[path for paths in groups for path in paths]))
+        chosen = [self.select(*paths) for paths in groups]
+        return (*chosen, self.exclude(*[path for paths in groups for path in paths]))
 
     def rename_keys(self, names: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Any:
         """Leaves and inner nodes under other keys, at the same places in the order.

@@ -48,7 +48,7 @@ def unravel_key(key: Any) -> Any:
         return key
     if isinstance(key, tuple) and key:
         if len(key) > 1 and all([isinstance(part, str) for part in key]):
-            return key
+            return key if type(key) is tuple else tuple(key)  # not a named one
         return path_of(tuple([name for part in key for name in parts(unravel_key(part))]))
     got = "an empty tuple" if isinstance(key, tuple) else f"{key!r} of type {type(key).__name__}"
     raise KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint='spell it like "a" or ("a", "b")'))
@@ -92,7 +92,9 @@ def heads(path: KeyPath) -> list[Any]:
         >>> heads("a"), heads(("a", "b", "c"))
         ([], ['a', ('a', 'b')])
     """
-    return [path[0], *[path[:n] for n in range(2, len(path))]] if len(path) > 1 and type(path) is tuple else []
+    if isinstance(path, str) or len(path) < 2:
+        return []
+    return [path[0], *[path[:n] for n in range(2, len(path))]]
 
 
 def within(path: KeyPath, node: KeyPath) -> bool:
@@ -174,7 +176,7 @@ def place_of(paths: Sequence[KeyPath], run: Sequence[KeyPath], prefix: KeyPath =
 
 @constant
 def children(paths: Sequence[KeyPath]) -> tuple[str, ...]:
-    """The keys directly below the root, in the order of the paths.
+    """The keys directly below the root, in the order of the paths. In a graph to look up entries, not to hand out.
 
     Example:
         >>> children(["x", ("a", "b"), ("a", "c"), ()])

@@ -88,7 +88,7 @@ def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None
 
 def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
     """Put a leaf at a path, in place of whatever stood there."""
-    for head in () if type(path) is str else heads(path):
+    for head in heads(path):
         if nodes.get(head) != 0:
             put_node_at(leaves, nodes, head, 0)
     if path in nodes:

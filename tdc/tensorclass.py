@@ -185,7 +185,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         """With other values of fields, inner nodes merged; any other key makes a TensorDict of it."""
         if not is_tensordict(other):
             other = {k: as_entry(self, k, v) for k, v in other.items()}
-        unset = [p for p, n in self._nodes.items() if type(p) is str and type(n) is Static]
+        unset = [p for p, n in self._nodes.items() if isinstance(p, str) and type(n) is Static]
         nodes = {k: other.get(k) for k in unset if k in other and is_inner_value(other.get(k))}  # in place of None
         base: Any = with_fields(self, nodes) if nodes else self
         return Keyed.update(base, other, keys=keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from enum import StrEnum
 from typing import Any
 
@@ -89,6 +90,14 @@ def test_keys_may_be_a_kind_of_str():
     assert td["y", "x"].sum() == 0
     assert td[Name.Y][Name.X].sum() == 0
     assert td.keys() == ("x", "y")
+
+
+def test_a_named_tuple_is_a_tuple():
+    key = namedtuple("Key", "x y")("b", "c")
+    td = TensorDict({key: torch.ones(2), "b": {"d": torch.zeros(2)}}, [2])
+    assert [type(k) for k in td.keys(True, True)] == [tuple, tuple]
+    assert td.set(key._replace(y="z"), torch.ones(2))["b"].keys() == ("c", "d", "z")
+    assert td.select(key)["b"].keys() == ("c",)
 
 
 @pytest.mark.parametrize("order", [["p.a", "p.b.c", "q", "p.b.d"], ["q", "p.a", "p.b.c", "p.b.d"]])

@@ -126,6 +126,20 @@ def test_steps_do_not_share_the_recompile_limit():
             assert step.counts.compiles == 1
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_what_else_is_in_a_state_stays(compile: bool):
+    net = make_net()
+    step = train_step(loss_of(net), sgd(0.1), compile=compile, backend="aot_eager")
+    state = step.init(net).set("run", tdc.Static("seven")).set("notes", {})
+    after, _ = step(state, plain())
+    assert after.keys(True) == state.keys(True)
+    assert after["run"] == "seven"
+    assert after["step"] == 1
+    if not compile:
+        with pytest.raises(tdc.StructureError, match="epoch"):
+            step(state.set("epoch", torch.tensor(1)), plain())
+
+
 # -- donation
 
 

@@ -79,18 +79,18 @@ def value_and_grad(
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        parts = [Part(args[i], "grad", sort=False) for i in chosen]
+        taken = [Part(args[i], "grad", sort=False) for i in chosen]
 
         def inner(values: list[list[Tensor]], rest: list[list[Any]], full: list[Any], named: dict[str, Any]) -> Any:
             full = list(full)
-            for i, part, tensors, others in zip(chosen, parts, values, rest, strict=True):
+            for i, part, tensors, others in zip(chosen, taken, values, rest, strict=True):
                 full[i] = part.filled(tensors, others)
             return fn(*full, **named)
 
         run = torch.func.grad_and_value(inner, has_aux=has_aux)
         others = [None if i in chosen else x for i, x in enumerate(args)]
-        grads, value = run([part.tensors for part in parts], [part.others for part in parts], others, kwargs)
-        found = [part.gradients(tensors) for part, tensors in zip(parts, grads, strict=True)]
+        grads, value = run([part.tensors for part in taken], [part.others for part in taken], others, kwargs)
+        found = [part.gradients(tensors) for part, tensors in zip(taken, grads, strict=True)]
         return value, found[0] if isinstance(argnums, int) else tuple(found)
 
     return call

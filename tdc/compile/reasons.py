@@ -1,6 +1,6 @@
 """Guards, causes of recompiles and graph breaks in the words of whoever wrote the function.
 
-    tensor 'td._leaves[('x',)]._values' size mismatch at index 0. expected 5, actual 7
+    tensor 'td._leaves['x']._values' size mismatch at index 0. expected 5, actual 7
     td['x'].values: size of dim 0 was 5, now 7
 
 Reads text that torch wrote (2.11-2.13). What it does not know it leaves as it is, with names put in the user's terms.

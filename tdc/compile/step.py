@@ -150,20 +150,20 @@ def assembled(new: dict[str, Any], old: TensorDict) -> TensorDict:
     Raises:
         StructureError: it has other keys.
     """
-    ordered = [(name, new[name]) for name in children([*old._leaves, *old._nodes])]
-    parts = [(name, part._leaves if isinstance(part, TensorDict) else {(): part}) for name, part in ordered]
-    values = [x for _, leaves in parts for x in list(leaves.values())]
-    if lined_up(list(old._leaves), [name for name, _ in parts], [list(leaves) for _, leaves in parts]):
+    names = [name for name in children([*old._leaves, *old._nodes]) if name in new]  # no static values, no empty nodes
+    tables = [new[name]._leaves if isinstance(new[name], TensorDict) else {(): new[name]} for name in names]
+    values = [x for table in tables for x in list(table.values())]
+    if lined_up(list(old._leaves), names, [list(table) for table in tables]):
         found = {p: x for p, x in zip(list(old._leaves), values, strict=True)}
         return make(found, old._nodes, old._size, old._device)
-    paths = [join(name, p) for name, leaves in parts for p in leaves]
+    paths = [join(name, p) for name, table in zip(names, tables, strict=True) for p in table]
     return in_order(dict(zip(paths, values, strict=True)), old)
 
 
 @constant
-def lined_up(paths: Sequence[KeyPath], names: Sequence[str], parts: Sequence[Sequence[KeyPath]]) -> bool:
+def lined_up(paths: Sequence[KeyPath], names: Sequence[str], tables: Sequence[Sequence[KeyPath]]) -> bool:
     """Whether paths are those of parts with these names, one after the other."""
-    return [*paths] == [join(name, p) for name, part in zip(names, parts, strict=True) for p in part]
+    return [*paths] == [join(name, p) for name, table in zip(names, tables, strict=True) for p in table]
 
 
 def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:

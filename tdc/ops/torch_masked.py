@@ -1,5 +1,7 @@
 """`torch.masked.sum` and the like of packed rows in a graph. Eagerly torch's own Python runs on them as it is.
 
+There `mean`, `var` and `std` want a mask: without one torch makes a rectangle of the shape.
+
     masked.sum(x, dim, mask=m) = sum(where(m, x, 0), dim)        others with the element that changes nothing there
 
 Dynamo (torch 2.11-2.13) does not trace into `torch.masked`, so these are no rows for eager calls.
