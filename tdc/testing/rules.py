@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._errors import UnsupportedError, describe, message, op_name
-from tdc._rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Container, Rule
+from tdc._errors import UnsupportedError, describe, message
+from tdc._rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Container, Rule, name_of
 from tdc.compile.counts import counted
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -82,7 +82,7 @@ def check_rule(
                 lines = [f"{type(error).__name__}: {error}"]
             wrong += [f"{kind}, {mode}: {line}" for line in lines]
     if wrong:
-        expected = f"the results of {op_name(op)!r} for each example"
+        expected = f"the results of {name_of(op)!r} for each example"
         raise AssertionError(message(OP, expected, f"{len(wrong)} differences", wrong, "see tdc.ops.implements"))
 
 
@@ -99,7 +99,7 @@ def rule_of(op: Any, kind: str) -> Rule:
     for rule in reversed([*RULES, *USER_RULES]):
         if rule.kind == kind and DISPATCH[kind].get(rule.op) in names:
             return rule
-    got, hint = f"none for {op_name(op)!r}", f"@tdc.ops.implements(op, kinds={kind!r})"
+    got, hint = f"none for {name_of(op)!r}", f"@tdc.ops.implements(op, kinds={kind!r})"
     raise UnsupportedError(message(OP, f"a row for {CLASS_NAMES.get(kind, kind)}", got, hint=hint))
 
 
