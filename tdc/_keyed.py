@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -193,7 +193,8 @@ class Keyed(Container):
     def select(self, *keys: NestedKey, strict: bool = True) -> Any:
         """Only the leaves and inner nodes at `keys`, in their order; absent ones are an error unless `strict=False`."""
         if not self._nodes:
-            own, names = self._leaves, cast(Any, keys)
+            own: Any = self._leaves
+            names: Any = keys
             try:  # leaves at the top: the usual case, in one step
                 return self._with({name: own[name] for name in names}, self._nodes)
             except (KeyError, TypeError):
