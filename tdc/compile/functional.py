@@ -201,6 +201,7 @@ def collect(
     leaves: Tensors, nodes: Nodes,
 ) -> None:  # fmt: skip
     """Add the detached tensors of a module and all below it, and the paths of the modules that have some."""
+    head = parts(prefix)  # once for a module: `join` of each name takes a third of the time of all
     for kind in kinds:
         store = getattr(module, kind)
         if store:
@@ -211,11 +212,11 @@ def collect(
                         leaf = seen[id(x)] = x.detach()
                     elif remove_duplicate:
                         continue
-                    leaves[join(prefix, name)] = leaf
+                    leaves[(*head, name) if head else name] = leaf
     if module._modules:
         for name, child in module._modules.items():
             if child is not None:
-                path, count = join(prefix, name), len(leaves)
+                path, count = (*head, name) if head else name, len(leaves)
                 collect(child, path, kinds, remove_duplicate, seen, leaves, nodes)
                 if len(leaves) > count:
                     nodes[path] = 0
