@@ -67,14 +67,19 @@ def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> Non
     Raises:
         KeyPathError: a prefix is a leaf or a static value.
     """
-    for head in heads(path):
-        if nodes.get(head) != 0:
-            put_node_at(leaves, nodes, head, 0)
+    put_heads(leaves, nodes, path)
     if type(entry) is Static:
         remove(leaves, nodes, path)
         nodes[path] = entry
     else:
         put_node_at(leaves, nodes, path, entry)
+
+
+def put_heads(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
+    """Make all proper prefixes of a path inner nodes; those that are plain ones already are most."""
+    for head in heads(path):
+        if nodes.get(head) != 0:
+            put_node_at(leaves, nodes, head, 0)
 
 
 def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None:
@@ -88,9 +93,7 @@ def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None
 
 def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
     """Put a leaf at a path, in place of whatever stood there."""
-    for head in heads(path):
-        if nodes.get(head) != 0:
-            put_node_at(leaves, nodes, head, 0)
+    put_heads(leaves, nodes, path)
     if path in nodes:
         remove(leaves, nodes, path)
     leaves[path] = leaf
@@ -110,9 +113,9 @@ def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
         return nodes
     out = dict(nodes)
     for path, entry in nodes.items():
-        inner = [*inside(leaves, path), *inside(nodes, path)] if type(entry) is Typed else []
-        if type(entry) is Typed and set(children(inner)) != set(entry.cls._fields):
-            out[path] = entry.extra
+        if type(entry) is Typed:
+            inner = children([*inside(leaves, path), *inside(nodes, path)])
+            out[path] = entry if set(inner) == set(entry.cls._fields) else entry.extra
     if type(out.get(())) is int:
         del out[()]
     return out
@@ -158,7 +161,7 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
     head = parts(prefix)
     for key, value in source.items():
         plain = type(key) is str
-        path = (head + (key,) if head else key) if plain else join(prefix, unravel_key(key))  # noqa: RUF005  # quicker
+        path = (head + (key,) if head else key) if plain else join(prefix, unravel_key(key))  # noqa: RUF005  # in half the time
         if plain and type(value) is Tensor and device is None:  # the usual case, in one step
             if path in leaves or path in nodes:
                 raise taken(path)
