@@ -143,7 +143,7 @@ def traced(fn: Callable[..., Any], *args: Any) -> tuple[float, int, int]:
         graphs += 1
         return graph.forward
 
-    compiled = torch.compile(fn, backend=count)
+    compiled = torch.compile(fn, backend=count, fullgraph=True)
     begin = time.thread_time()
     compiled(*args)
     seconds = time.thread_time() - begin

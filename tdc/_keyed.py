@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import KeyPathError, message
-from tdc._keys import below, depth, heads, join, missing_key, parts, path_of, show, unravel_key, within
+from tdc._keys import below, depth, heads, join, missing_key, nodes_above, parts, show, unravel_key, within
 from tdc._leaf import Leaf, unwrap, unwrapped
 from tdc._nodes import Nodes, Static, any_extra, is_inner, statics
 from tdc._rules import Container
@@ -133,13 +133,17 @@ class Keyed(Container):
             ShapeError: the value's shape does not begin with the batch size.
             KeyPathError: the path leads through a leaf.
         """
-        path, leaves, size = key if type(key) is str else unravel_key(key), self._leaves, self._size
-        known = path in leaves and self._device is None and isinstance(value, Tensor)
-        alone = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
-        if known and alone and value.shape[: len(size)] == size:
-            leaves = leaves.copy()
-            leaves[path] = value
-            return self._with(leaves, self._nodes)
+        leaves, size = self._leaves, self._size
+        try:  # most keys are paths already
+            known = key in leaves and self._device is None and isinstance(value, Tensor)
+        except TypeError:
+            known = False
+        if known and value.shape[: len(size)] == size:
+            if type(key) is str or not any_extra(self._nodes):  # no inner node has batch dims to agree with
+                leaves = leaves.copy()
+                leaves[key] = value
+                return self._with(leaves, self._nodes)
+        path = unravel_key(key)
         return merge(self, "set", {path: value}, instead=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
@@ -351,18 +355,17 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     Raises:
         KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
     """
-    places = {path: place(path) for path in td._leaves}
     fixed = statics(td._nodes)
-    places |= {path: place(path) for path in fixed}
-    above = dict.fromkeys([new[:-1] for new in places.values() if type(new) is tuple])
-    nodes: Nodes = dict.fromkeys([node for keys in above for node in (*heads(keys), path_of(keys))], 0)
+    places = [place(path) for path in [*td._leaves, *fixed]]
+    nodes: Nodes = dict.fromkeys(nodes_above(places), 0)
     for path, entry in td._nodes.items():
         if path != () and path not in fixed:
             put_node({}, nodes, place(path), entry)
-    if len(set(places.values())) < len(places) or any([new in nodes for new in places.values()]):
-        raise taken_twice(op, places, nodes)
-    leaves = {places[path]: leaf for path, leaf in td._leaves.items()}
-    nodes |= {places[path]: entry for path, entry in fixed.items()}
+    entries = dict(zip(places, [*td._leaves.values(), *fixed.values()], strict=True))
+    if len(entries) < len(places) or not nodes.keys().isdisjoint(places):
+        raise taken_twice(op, dict(zip([*td._leaves, *fixed], places, strict=True)), nodes)
+    leaves = {path: entry for path, entry in entries.items() if type(entry) is not Static}
+    nodes |= statics(entries)
     if any_extra(nodes):
         check_extra(op, leaves, nodes, len(td._size))
     return td._with(leaves, retype(leaves, nodes))

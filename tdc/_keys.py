@@ -97,6 +97,20 @@ def heads(path: KeyPath) -> list[Any]:
     return [path[0], *[path[:n] for n in range(2, len(path))]]
 
 
+def nodes_above(paths: Iterable[KeyPath]) -> list[Any]:
+    """The nodes that some paths go through, each once, outer ones first: `heads` of all, without a call for each.
+
+    Example:
+        >>> nodes_above(["x", ("a", "b", "c"), ("a", "d")])
+        ['a', ('a', 'b')]
+    """
+    inner = dict.fromkeys([p[:-1] for p in paths if type(p) is tuple])
+    found: dict[Any, None] = dict.fromkeys([p[0] for p in inner])
+    for n in range(2, max([len(p) for p in inner], default=0) + 1):
+        found |= dict.fromkeys([p[:n] for p in inner if len(p) >= n])
+    return list(found)
+
+
 def within(path: KeyPath, node: KeyPath) -> bool:
     """Whether a path is that of a node or below it.
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
-from tdc._keys import heads, join, parts, show
+from tdc._keys import join, nodes_above, parts, show
 from tdc._typing import KeyPath
 from tdc.tensordict import TensorDict, make
 
@@ -286,7 +286,7 @@ def from_buffers(stores: list[Store]) -> TensorDict:
     leaves: Tensors = {}
     for prefix, store, is_buffer in stores:
         leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
-    return tree_of(leaves, {head: 0 for path in leaves for head in heads(path)})
+    return tree_of(leaves, dict.fromkeys(nodes_above(leaves), 0))
 
 
 # -- checks
