@@ -19,6 +19,7 @@ from torch import nn
 
 import tdc
 from tdc import ObjectArray, Static, TensorDict
+from tdc._absent import instead
 
 PAGE = Path(__file__).with_name("migration.md")
 HEAD = """\
@@ -29,8 +30,8 @@ A TensorDict here never changes: what wrote into one returns a new one, which sh
 lazy stacks, no `inplace=` and no `out=`. No name ends in an underscore but `tdc.copy_`, which writes into memory.
 
 In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, `x` a tensor of that size. An empty cell says that
-there is no such thing here, and the note why. `python docs/make_migration.py` generates this page, and a test runs
-every line of it.
+there is no such thing here, and the note why. A name of tensordict that is missing raises an error that says the same.
+`python docs/make_migration.py` generates this page, and a test runs every line of it.
 """
 
 
@@ -51,30 +52,26 @@ class Row(NamedTuple):
 ROWS: dict[str, list[Row]] = {
     "Making one": [
         Row("TensorDict({'a': x}, batch_size=[3, 4])", SAME),
-        Row(
-            "TensorDict(a=x, batch_size=[3, 4])",
-            "TensorDict(dict(a=x), batch_size=[3, 4])",
-            "keywords are arguments, not keys",
-        ),
-        Row("TensorDict.from_dict(d, auto_batch_size=True)", "tdc.from_dict(d, batch_dims=2)", "never guessed unasked"),
-        Row("td.auto_batch_size_()", "td = td.with_batch_size(tdc.infer_batch_size(td))"),
+        Row("TensorDict(a=x, batch_size=[3, 4])", SAME),
+        Row("TensorDict.from_dict(d, auto_batch_size=True)", instead("from_dict"), "never guessed unasked"),
+        Row("td.auto_batch_size_()", instead("auto_batch_size_")),
         Row("td.batch_size = [3]", "td = td.with_batch_size([3])"),
-        Row("td.clear_device_()", "td = td.with_device(None)"),
+        Row("td.clear_device_()", instead("clear_device_")),
         Row(
             "TensorDict.from_pytree(tree)",
-            "inner, spec = tdc.from_pytree(tree)",
+            instead("from_pytree"),
             "`tdc.to_pytree(inner, spec)` undoes it",
         ),
-        Row("TensorDict.from_dataclass(dc)", "tdc.from_dataclass(dc)"),
-        Row("TensorDict.from_namedtuple(nt)", "tdc.from_namedtuple(nt)"),
-        Row("TensorDict.from_struct_array(array)", "tdc.from_struct_array(array)"),
-        Row("TensorDict.from_module(net)", "params = tdc.from_module(net)", "detached; tied parameters stay tied"),
-        Row("TensorDict.from_modules(net, net)", "torch.stack([tdc.from_module(net), tdc.from_module(net)])"),
+        Row("TensorDict.from_dataclass(dc)", instead("from_dataclass")),
+        Row("TensorDict.from_namedtuple(nt)", instead("from_namedtuple")),
+        Row("TensorDict.from_struct_array(array)", instead("from_struct_array")),
+        Row("TensorDict.from_module(net)", instead("from_module"), "detached; tied parameters stay tied"),
+        Row("TensorDict.from_modules(net, net)", instead("from_modules")),
         Row("td.empty()", SAME),
-        Row("td.copy()", "td", "nothing can change it"),
+        Row("td.copy()", instead("copy"), "nothing can change it"),
         Row("td.clone()", SAME),
         Row("td.new_zeros(5)", SAME),
-        Row("td.names, td.refine_names(...)", "", "names of dims cost every compiled call a guard"),
+        Row("td.names, td.refine_names(...)", "", instead("names")),
     ],
     "Reading and writing by key": [
         Row("td['a'], td['b', 'c'], td.get('q', None)", SAME),
@@ -84,34 +81,34 @@ ROWS: dict[str, list[Row]] = {
         Row("td.setdefault('q', x)", "td = td.setdefault('q', x)"),
         Row("del td['a']", "td = td.delete('a')"),
         Row("value = td.pop('a')", "value, td = td.pop('a')"),
-        Row("td.rename_key_('a', 'z')", "td = td.rename_keys({'a': 'z'})"),
+        Row("td.rename_key_('a', 'z')", instead("rename_key_")),
         Row("td.select('a'), td.exclude('a')", SAME),
         Row("td.split_keys(['a'])", "first, rest = td.split_keys(['a'])"),
-        Row("td.separates('a')", "td, part = td.exclude('a'), td.select('a')", "or `tdc.partition`"),
+        Row("td.separates('a')", instead("separates"), "or `tdc.partition`"),
         Row(
             "td.keys(True, True), td.items(True)",
             "td.keys(True, True), td.items(True)",
             "a str at the top, a tuple below; same arguments",
         ),
-        Row("td.sorted_keys", "sorted(td.keys())"),
+        Row("td.sorted_keys", instead("sorted_keys")),
         Row("td.flatten_keys('.'), td.unflatten_keys('.')", "td.flatten_keys('.').unflatten_keys('.')"),
         Row("td.to_dict(), td.numpy()", "td.to_dict(), td.to_numpy()"),
-        Row("td.filter_empty_()", "td = td.filter(lambda key, leaf: True)"),
+        Row("td.filter_empty_()", instead("filter_empty_")),
         Row(
             "for key in keys: td[key] = x", "m = td.mutate(); m['a'] = x; td = m.finish()", "a builder for many writes"
         ),
-        Row("td.cat_tensors('f', ('b', 'c'), out_key='z', dim=-1)", "tdc.cat_keys(td, ['f', ('b', 'c')], 'z')"),
-        Row("td.stack_tensors('a', 'e', out_key='z', dim=-1)", "tdc.stack_keys(td, ['a', 'e'], 'z')"),
-        Row("merge_tensordicts(td, other)", "tdc.merge(td.select('a'), other.select('b'))"),
-        Row("td.lock_(), td.unlock_(), td.is_locked", "", "every TensorDict is locked; `td.mutate()` gives a builder"),
-        Row("td.create_nested('q')", "td = td.set('q', {})"),
+        Row("td.cat_tensors('f', ('b', 'c'), out_key='z', dim=-1)", instead("cat_tensors")),
+        Row("td.stack_tensors('a', 'e', out_key='z', dim=-1)", instead("stack_tensors")),
+        Row("merge_tensordicts(td, other)", instead("merge_tensordicts")),
+        Row("td.lock_(), td.unlock_(), td.is_locked", "", instead("lock_")),
+        Row("td.create_nested('q')", instead("create_nested")),
     ],
     "Indexing": [
         Row("td[0], td[:, 1:], td[mask], td[[0, 2]]", SAME),
         Row("td[0] = other[0]", "td = td.at[0].set(other[0])"),
         Row("td[mask] = 0", "td = td.at[mask].set(0)", "also `add`, `mul`, `min`, `max`, `apply`"),
-        Row("td.set_at_('a', 0, idx)", "td = td.at[idx].set({'a': 0})"),
-        Row("td.get_at('a', 0)", "td['a'][0]"),
+        Row("td.set_at_('a', 0, idx)", instead("set_at_")),
+        Row("td.get_at('a', 0)", instead("get_at")),
         Row("td.masked_select(mask)", SAME),
         Row("td.masked_fill(mask, 0)", SAME),
         Row("td.gather(0, index)", SAME),
@@ -122,18 +119,16 @@ ROWS: dict[str, list[Row]] = {
         Row("td.reshape(12), td.permute(1, 0), td.unsqueeze(0)", SAME),
         Row("td.expand(2, 3, 4), td.repeat_interleave(2, dim=0)", SAME),
         Row("with td.view(-1) as flat: ...", "flat = td.view(-1)", "no undo at the end of a block: nothing changed"),
-        Row(
-            "torch.stack(tds), TensorDict.stack(tds)", "torch.stack(tds)", "always dense; in a compiled function a list"
-        ),
+        Row("torch.stack(tds), TensorDict.stack(tds)", instead("stack"), "always dense; in a compiled function a list"),
         Row("torch.cat(tds)", SAME),
         Row("td.unbind(0), td.split(2), td.chunk(2)", SAME),
         Row(
             "LazyStackedTensorDict.lazy_stack(rows)",
-            "tdc.ragged_stack(rows)",
+            instead("lazy_stack"),
             "NestedTensor leaves where lengths differ",
         ),
-        Row("LazyStackedTensorDict(...).append(td)", "", "a list until it is stacked"),
-        Row("tensordict.pad(td, [0, 1])", "F.pad(td, (0, 0, 0, 1))", "dims from the last, as in torch"),
+        Row("LazyStackedTensorDict(...).append(td)", "", instead("append")),
+        Row("tensordict.pad(td, [0, 1])", instead("pad"), "dims from the last, as in torch"),
         Row("tensordict.pad_sequence(rows)", "tdc.pad_sequence(rows)", "MaskedBatch leaves, which know their mask"),
         Row("DataLoader(data, collate_fn=...)", "tdc.collate(list(td.unbind(0)))", "stacks, pads or packs by key"),
     ],
@@ -147,22 +142,22 @@ ROWS: dict[str, list[Row]] = {
         Row("td.sum(reduce=True)", "sum(leaf.sum() for leaf in td.values(True, True))"),
         Row("(td == other).all()", "torch.equal(td, other)", "`all` reduces batch dims, and gives a TensorDict"),
         Row("td.apply(fn), td.apply(torch.add, other)", SAME),
-        Row("td.apply_(fn)", "td = td.apply(fn)"),
+        Row("td.apply_(fn)", instead("apply_")),
         Row("td.apply(fn, batch_size=[])", "td.apply(torch.sum, batch_size=[])"),
-        Row("td.named_apply(fn, nested_keys=True)", "td.apply_with_path(lambda key, leaf: leaf)"),
+        Row("td.named_apply(fn, nested_keys=True)", instead("named_apply")),
         Row("torch.vmap(fn, (0, None))(td, x)", "torch.vmap(lambda row, x: row, (0, None))(td, x)"),
         Row(
             "torch.vmap(fn, out_dims=(1,))(td)",
             "tdc.vmap(lambda row: row, out_dims=(1,))(td)",
             "torch takes `out_dims=1`",
         ),
-        Row("td.detach(), td.data", "td.detach()"),
-        Row("td.pack()", "flat, unravel = tdc.ravel(td)"),
+        Row("td.detach(), td.data", instead("data")),
+        Row("td.pack()", instead("pack")),
     ],
     "Dtypes, devices, sizes": [
         Row("td.to('cpu'), td.to(torch.float64)", SAME),
         Row("td.float(), td.cpu()", SAME),
-        Row("td.share_memory_()", "td = td.share_memory()"),
+        Row("td.share_memory_()", instead("share_memory_")),
         Row("td.bytes(), td.param_count()", "tdc.nbytes(td), tdc.param_count(td)"),
         Row("td.device, td.requires_grad", SAME),
     ],
@@ -172,11 +167,9 @@ ROWS: dict[str, list[Row]] = {
             "td = td.set('name', Static('train'))",
             "one object for the batch, a constant of a graph",
         ),
-        Row("NonTensorData('train')", "Static('train')"),
-        Row(
-            "NonTensorStack('a', 'b')", "TensorDict({'n': ObjectArray(['a', 'b'])}, [2])", "one object for each example"
-        ),
-        Row("td.get_non_tensor('name')", "td.set('name', Static('train'))['name']", "read as any key"),
+        Row("NonTensorData('train')", instead("NonTensorData")),
+        Row("NonTensorStack('a', 'b')", instead("NonTensorStack"), "one object for each example"),
+        Row("td.get_non_tensor('name')", instead("get_non_tensor"), "read as any key"),
         Row("@tensorclass", "tdc.tensorclass", "frozen; or inherit from `tdc.TensorClass`"),
         Row("data.images = images", "data = data.replace(images=images)"),
         Row("MyData.from_tensordict(td)", "type(data).from_tensordict({'images': images})"),
@@ -186,11 +179,11 @@ ROWS: dict[str, list[Row]] = {
             "",
             "a field takes what its annotation says; convert in `__post_init__` or before",
         ),
-        Row("TypedTensorDict", "tdc.check(td, tdc.spec(td))", "or a tensorclass"),
-        Row("set_lazy_legacy, set_list_to_stack, ...", "", "no global settings: each would be a guard of every graph"),
+        Row("TypedTensorDict", instead("TypedTensorDict"), "or a tensorclass"),
+        Row("set_lazy_legacy, set_list_to_stack, ...", "", instead("set_lazy_legacy")),
     ],
     "Modules and files": [
-        Row("with params.to_module(net): net(y)", "tdc.functional_call(net, params, y)", "the module is not touched"),
+        Row("with params.to_module(net): net(y)", instead("to_module"), "the module is not touched"),
         Row(
             "torch.vmap(call, (0, None))(stacked, y)",
             "torch.vmap(lambda p, y: tdc.functional_call(net, p, y), (0, None))(stacked, y)",
@@ -225,29 +218,25 @@ ROWS: dict[str, list[Row]] = {
         ),
         Row(
             "TensorDictModule(net, ['a'], ['z'])",
-            "td = td.set('z', torch.relu(td['a']))",
+            instead("TensorDictModule"),
             "a function of a TensorDict needs no wrapper",
         ),
         Row(
             "TensorDictSequential(first, second)",
-            "run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)",
+            instead("TensorDictSequential"),
             "a function, or the `forward` of an `nn.Module`",
         ),
-        Row(
-            "td.memmap('dir'), TensorDict.load_memmap('dir')",
-            "",
-            "not there yet; `torch.save`, or `numpy.memmap` leaves",
-        ),
-        Row("MemoryMappedTensor", "", "not there yet; `tdc.copy_` writes into a `numpy.memmap` leaf"),
-        Row("td.state_dict()", "tdc.to_state_dict(td)", "flat keys, as of a module"),
-        Row("td.load_state_dict(state_dict)", "tdc.from_state_dict(net.state_dict())"),
+        Row("td.memmap('dir'), TensorDict.load_memmap('dir')", "", instead("memmap")),
+        Row("MemoryMappedTensor", "", instead("MemoryMappedTensor")),
+        Row("td.state_dict()", instead("state_dict"), "flat keys, as of a module"),
+        Row("td.load_state_dict(state_dict)", instead("load_state_dict")),
         Row(
             "torch.save(td, file), pickle",
             "import pickle; pickle.loads(pickle.dumps(td))",
             "loads with `weights_only=True`",
         ),
-        Row("CudaGraphModule(fn)", "torch.compile(fn, mode='reduce-overhead')"),
-        Row("ProbabilisticTensorDictModule", "", "sampling is a matter of the policy, not of the container"),
+        Row("CudaGraphModule(fn)", instead("CudaGraphModule")),
+        Row("ProbabilisticTensorDictModule", "", instead("ProbabilisticTensorDictModule")),
     ],
 }
 
@@ -256,8 +245,9 @@ def sample() -> dict[str, Any]:
     """Names that the rows use, made anew for each."""
     x = torch.arange(12.0).view(3, 4)
     d = {"a": x, "b": {"c": torch.ones(3, 4, 2)}, "e": x + 1, "f": torch.zeros(3, 4, 5)}
-    td, net, images = TensorDict(d, [3, 4]), nn.Linear(4, 2), torch.ones(2, 3)
-    params = tdc.from_module(net)
+    td: Any = TensorDict(d, [3, 4])
+    net, images = nn.Linear(4, 2), torch.ones(2, 3)
+    params: Any = tdc.from_module(net)
     return {
         "F": F, "ObjectArray": ObjectArray, "Static": Static, "TensorDict": TensorDict, "tdc": tdc, "torch": torch,
         "array": np.zeros(3, dtype=[("f", "f4"), ("i", "i8")]), "d": d, "data": image_class()(images, batch_size=[2]),

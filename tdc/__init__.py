@@ -1,5 +1,6 @@
 """tdc: batches of structured and variable-length data that go through torch.compile in one piece."""
 
+from . import _absent as _absent
 from . import compile as compile
 from . import nn as nn
 from . import ops as ops

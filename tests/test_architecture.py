@@ -40,7 +40,7 @@ LAYERS = (
     ),
     ("ops",),
     ("compile",),
-    ("nn", "optim", "io", "data", "dist", "viz", "testing", "demo", "doctor", "__main__"),
+    ("nn", "optim", "io", "data", "dist", "viz", "testing", "_absent", "demo", "doctor", "__main__"),
 )
 PLACE = {unit: (row, column) for row, units in enumerate(LAYERS) for column, unit in enumerate(units)}
 FIRST_OPTIONAL_ROW = 4  # from here on a function may import an optional package

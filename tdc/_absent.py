@@ -1,0 +1,243 @@
+"""Names that users of tensordict, torch.nested and DanLing type, and what to write here instead.
+
+One table for each class and one for the modules: names, and the spelling that replaces them. A name of a class becomes
+a descriptor that raises `MethodError` with that spelling, so that attributes that exist cost nothing; one of a module
+goes through its `__getattr__`. docs/make_migration.py takes the spellings of its page from here.
+
+Invariant: a name in the table is no name of ours; `hasattr` of it is False.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from tdc import nn
+from tdc._errors import MethodError, message
+from tdc._rules import CLASS_NAMES, Absent
+from tdc.masked import MaskedBatch
+from tdc.nested import NestedTensor
+from tdc.ops import CLASSES as CLASSES  # which have their methods now
+from tdc.tensordict import TensorDict
+
+MADE = {  # constructors: of TensorDict and of the module alike
+    "from_any from_tuple": "tdc.as_tensordict(obj) for dicts and records, tdc.from_pytree(tree) for lists and tuples",
+    "from_consolidated from_h5 from_zarr load load_memmap load_memmap_": "torch.load(file)",
+    "from_csv from_json from_pandas from_parquet": "TensorDict({name: df[name].to_numpy() for name in df}, [len(df)])",
+    "from_modules": "torch.stack([tdc.from_module(net), tdc.from_module(net)])",
+    "fromkeys": "TensorDict(dict.fromkeys(keys, 0))",
+    "lazy_stack": "tdc.ragged_stack(rows)",
+    "maybe_dense_stack": "torch.stack(tds), or tdc.ragged_stack(rows) where lengths differ",
+    "memmap": "not there yet: torch.save(td, file), or numpy.memmap leaves, which tdc.copy_ writes into",
+    "pad": "F.pad(td, (0, 0, 0, 1))",
+    "save": "torch.save(td, file)",
+}
+WRITES = "every TensorDict is locked; m = td.mutate() gives a builder, td = m.finish() ends it"
+SENDS = "torch.distributed on leaves, e.g. td.apply(fn)"
+FILES = "td.to_numpy(), and the writer of that format"
+CASTS = "complex128 complex32 complex64 float16 float32 float64 int16 int32 int64 int8 uint16 uint32 uint64 uint8"
+RAGGED = {
+    "fill_": "torch.full_like(x, value)",
+    "normal_": "torch.randn_like(x)",
+    "uniform_": "torch.rand_like(x)",
+    "zero_": "torch.zeros_like(x)",
+    "from_tensor_mask": "tdc.from_padded(tensor, mask=mask).to_packed()",
+    "from_packed": "tdc.NestedTensor(values, offsets)",
+}
+INSTEAD: dict[Any, dict[str, str]] = {
+    TensorDict: {
+        **MADE,
+        "stack": "torch.stack(tds)",
+        "cat": "torch.cat(tds)",
+        "from_dict from_dict_instance": "tdc.from_dict(d, batch_dims=2)",
+        "from_list": "torch.stack([TensorDict(row) for row in rows])",
+        "from_dataclass": "tdc.from_dataclass(dc)",
+        "from_namedtuple": "tdc.from_namedtuple(nt)",
+        "from_pytree": "inner, spec = tdc.from_pytree(tree)",
+        "from_struct_array": "tdc.from_struct_array(array)",
+        "from_module": "params = tdc.from_module(net)",
+        "from_schema": "tdc.zeros(schema, batch_size)",
+        "to_module": "tdc.functional_call(net, params, y)",
+        "to_namedtuple": "tdc.to_namedtuple(td)",
+        "to_pytree": "tdc.to_pytree(inner, spec)",
+        "to_struct_array": "tdc.to_struct_array(td)",
+        "to_tensordict": "td.clone()",
+        "to_lazystack": "td.unbind(0)",
+        "densify to_padded_tensor": "td.apply(lambda leaf: leaf.to_padded().data)",
+        "as_tensor": "td.apply(torch.as_tensor)",
+        "atleast_1d atleast_2d atleast_3d": "td.unsqueeze(0)",
+        "auto_batch_size_": "td = td.with_batch_size(tdc.infer_batch_size(td))",
+        "auto_device_": "td = td.with_device(next(iter(td.values(True, True))).device)",
+        "clear_device_": "td = td.with_device(None)",
+        "names refine_names rename rename_": "no names of dims: each would cost every compiled call a guard",
+        "batch_dims ndimension": "td.ndim",
+        "dtype": "td['a'].dtype, each leaf has its own",
+        "data": "td.detach()",
+        "numpy": "td.to_numpy()",
+        "tolist": "td.to_dict(), and leaf.tolist()",
+        "is_empty": "not td.keys()",
+        "depth": "max(1 if isinstance(key, str) else len(key) for key in td.keys(True, True))",
+        "copy": "td",
+        "lock_ unlock_ is_locked": WRITES,
+        "clear": "td = td.empty()",
+        "set_": "tdc.copy_(td['a'], x) writes into memory; td = td.set('a', x) does not",
+        "update_ load_": "tdc.copy_(td, {'a': x}) writes into memory; td = td.update({'a': x}) does not",
+        "set_at_": "td = td.at[idx].set({'a': 0})",
+        "update_at_": "td = td.at[idx].set(other)",
+        "copy_ copy_at_": "tdc.copy_(td, src, index=None)",
+        "get_at": "td['a'][0]",
+        "get_item_shape": "td['a'].shape",
+        "del_ popitem": "td = td.delete('a')",
+        "rename_key_": "td = td.rename_keys({'a': 'z'})",
+        "filter_empty_": "td = td.filter(lambda key, leaf: True)",
+        "separates": "td, part = td.exclude('a'), td.select('a')",
+        "sorted_keys": "sorted(td.keys())",
+        "create_nested": "td = td.set('q', {})",
+        "cat_tensors cat_from_tensordict": "tdc.cat_keys(td, ['f', ('b', 'c')], 'z')",
+        "stack_tensors stack_from_tensordict": "tdc.stack_keys(td, ['a', 'e'], 'z')",
+        "get_non_tensor": "td.set('name', Static('train'))['name']",
+        "set_non_tensor": "td = td.set('name', Static('train'))",
+        "is_non_tensor": "not isinstance(td['a'], torch.Tensor)",
+        "non_tensor_items filter_non_tensor_data": "td.filter(lambda key, leaf: isinstance(leaf, torch.Tensor))",
+        "append extend insert": "rows stay in a list until torch.stack(rows), or tdc.ragged_stack(rows)",
+        "named_apply": "td.apply_with_path(lambda key, leaf: leaf)",
+        "map map_iter": "tdc.vmap(fn)(td), or a torch.utils.data.DataLoader for work in processes",
+        "apply_": "td = td.apply(fn)",
+        "fill_": "td.apply(lambda leaf: torch.full_like(leaf, value))",
+        "zero_": "torch.zeros_like(td)",
+        "normal_": "torch.randn_like(td)",
+        "uniform_": "torch.rand_like(td)",
+        "maximum_": "td = torch.maximum(td, other)",
+        "minimum_": "td = torch.minimum(td, other)",
+        "mod": "td % other",
+        "rsub": "other - td",
+        "requires_grad_": "td = td.apply(lambda leaf: leaf.detach().requires_grad_())",
+        "zero_grad": "grads = tdc.grad(fn)(td), which are returned, not gathered",
+        "backward": "grads = tdc.grad(fn)(td)",
+        "pack": "flat, unravel = tdc.ravel(td)",
+        "consolidate is_consolidated": "flat, unravel = tdc.ravel(td)",
+        "bytes nbytes": "tdc.nbytes(td)",
+        "param_count": "tdc.param_count(td)",
+        CASTS: "td.to(dtype)",
+        "pin_memory_": "td = td.pin_memory()",
+        "share_memory_": "td = td.share_memory()",
+        "state_dict": "tdc.to_state_dict(td)",
+        "load_state_dict": "tdc.from_state_dict(net.state_dict())",
+        "memmap_ memmap_like make_memmap is_memmap memmap_refresh_": MADE["memmap"],
+        "dumps": MADE["save"],
+        "to_csv to_h5 to_json to_pandas to_parquet to_zarr": FILES,
+        "all_gather all_reduce broadcast gather_and_stack reduce send recv isend irecv init_remote": SENDS,
+    },
+    NestedTensor: {
+        **RAGGED,
+        "copy_": "tdc.copy_(x.values, src), which writes into memory that others share",
+        "data": "x.detach()",
+        "numpy": "[row.numpy() for row in x.unbind()], or x.values.numpy()",
+        "concat": "x.values",
+        "element_sizes": "x.sizes",
+        "mask": "x.to_padded().mask",
+        "packed_like": "x.with_values(values)",
+        "packed_local_indices": "tdc.positions(x)",
+        "packed_offsets": "x.cu_seqlens, or x.offsets",
+        "tensor": "x.to_padded().filled(0)",
+        "tensor_mask": "p = x.to_padded(); p.data, p.mask",
+        "to_padded_tensor": "x.to_padded().filled(0)",
+        "to_torch_nested": "tdc.to_torch(x)",
+    },
+    MaskedBatch: {
+        **RAGGED,
+        "copy_": "tdc.copy_(x.data, src), which writes into memory that others share",
+        "numpy": "x.data.numpy(), and x.lengths.numpy()",
+        "offsets": "x.to_packed().offsets",
+        "concat values": "x.to_packed().values",
+        "tensor to_padded_tensor": "x.filled(0)",
+        "tensor_mask": "x.data, x.mask",
+    },
+}  # fmt: skip
+MODULE: dict[str, str] = {
+    **MADE,
+    "LazyStackedTensorDict": "tdc.ragged_stack(rows)",
+    "dense_stack_tds": "torch.stack(tds)",
+    "merge_tensordicts": "tdc.merge(td.select('a'), other.select('b'))",
+    "make_tensordict": "TensorDict({'a': x}, batch_size=[3, 4])",
+    "TensorDictBase TensorCollection": "TensorDict",
+    "NonTensorData MetaData": "Static('train')",
+    "NonTensorStack": "TensorDict({'n': ObjectArray(['a', 'b'])}, [2])",
+    "TypedTensorDict": "tdc.check(td, tdc.spec(td))",
+    "TensorDictModule WrapModule": "td = td.set('z', torch.relu(td['a']))",
+    "TensorDictSequential": "run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)",
+    "ProbabilisticTensorDictModule ProbabilisticTensorDictSequential": "torch.distributions, in a function",
+    "EnsembleModule": "stacked = tdc.stack_modules([net, net])",
+    "CudaGraphModule": "torch.compile(fn, mode='reduce-overhead')",
+    "MemoryMappedTensor PersistentTensorDict": MADE["memmap"],
+    "is_tensor_collection": "isinstance(x, TensorDict)",
+    "is_tensorclass": "isinstance(x, tdc.TensorClass)",
+    "is_non_tensor": "not isinstance(x, torch.Tensor)",
+    "assert_close assert_allclose_td": "torch.testing.assert_close(td.to_dict(), other.to_dict())",
+    "set_lazy_legacy lazy_legacy set_list_to_stack list_to_stack set_interaction_type set_skip_existing":
+        "no global settings: each would be a guard of every graph",
+    "unravel_key_list unravel_key_to_tuple": "tdc.unravel_key(key)",
+    "nested_tensor as_nested_tensor": "tdc.pack(tensors)",
+    "PNTensor": "collate_fn=tdc.pack",
+}  # fmt: skip
+
+
+class Other(Absent):
+    """Stands in a class for a name of another library."""
+
+    __slots__ = ("instead",)
+
+    def __init__(self, name: str, instead: str) -> None:
+        super().__init__(name)
+        self.instead = instead
+
+    def __get__(self, x: Any, owner: Any = None) -> NoReturn:
+        raise MethodError(text_of(self.name, CLASS_NAMES[owner._kind], self.instead))
+
+
+def text_of(name: str, owner: str, instead: str) -> str:
+    """The message of a name that is not there."""
+    expected = "no change in place" if name.endswith("_") else f"a name of {owner}"
+    return message(name, expected, f"{owner}.{name}", hint=instead)
+
+
+def each(table: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """A table name by name."""
+    for names, instead in table.items():
+        for name in names.split():
+            yield name, instead
+
+
+def instead(name: str, owner: type = TensorDict) -> str:
+    """What to write for `name`, of a class or else of the module; what docs/migration.md shows.
+
+    Example:
+        >>> instead("rename_key_")
+        "td = td.rename_keys({'a': 'z'})"
+    """
+    return {**dict(each(MODULE)), **dict(each(INSTEAD[owner]))}[name]
+
+
+def getter(module: str) -> Callable[[str], NoReturn]:
+    """`__getattr__` of a module: the spelling for a name of another library.
+
+    `from tdc import name` drops the text of an AttributeError, so there it is an ImportError.
+    """
+    table = dict(each(MODULE))
+
+    def __getattr__(name: str) -> NoReturn:
+        if name in table:
+            text = text_of(name, module, table[name])
+            importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+            raise ImportError(text, name=module) if importing else MethodError(text)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
+
+    return __getattr__
+
+
+for _cls, _table in INSTEAD.items():
+    for _name, _instead in each(_table):
+        setattr(_cls, _name, Other(_name, _instead))
+for _module in ("tdc", nn.__name__):
+    vars(sys.modules[_module])["__getattr__"] = getter(_module)
