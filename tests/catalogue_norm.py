@@ -135,6 +135,8 @@ def normalize(rule: Rule) -> Iterator[Sample]:
     for p, dim in ((2.0, 2), (2.0, 1), (3.0, 2)):
         modes = MODES if p == 2 else ("eager", "grad")
         yield Sample(f"{p}, {dim}", lambda d, p=p, k=dim: call(d.ragged(), p, k), want, modes)
+    yield Sample("one of two", lambda d: call(d.ragged("two"), 2.0, 1), want)
+    yield Sample("the other of two", lambda d: call(d.ragged("two"), 2.0, 2), want, ("eager", "grad", "vmap"))
 
 
 def gumbel_softmax(rule: Rule) -> Iterator[Sample]:

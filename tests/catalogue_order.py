@@ -50,27 +50,33 @@ def sorting(rule: Rule) -> Iterator[Sample]:
     yield each("second", 2, descending=True, stable=True, modes=LIGHT, dom="natural")
     yield each("flat", -1, stable=True, modes=LIGHT)
     yield each("features", 1, stable=True, modes=PLAIN, dom="special")
+    yield each("two", 1, stable=True, modes=MODES if rule.name == "sort" else LIGHT)
+    yield each("two", 2, descending=True, modes=LIGHT)
 
 
 def topk(rule: Rule) -> Iterator[Sample]:
     for sample in (
         of(rule, "features", 1, 2, modes=LIGHT), of(rule, "second", 2, 1, largest=False, modes=LIGHT),
-        of(rule, "last", 2, 2, modes=LIGHT),
+        of(rule, "last", 2, 2, modes=LIGHT), of(rule, "two", 1, 2),
     ):  # fmt: skip
         yield replace(sample, batches=LONG, expect=top, modes=PLAIN)
+    yield replace(of(rule, "two", 2, 1), expect=top)
     yield each("features", 2, 2)
 
 
 def top(ref: Any, args: Any, kwargs: Any) -> Any:
-    """k of each row are a dense tensor, in place of the ragged dim."""
+    """k of each row are a dense tensor, in place of the ragged dim; of several ragged dims the others stay."""
     x, dim = args[0], kwargs["dim"]
     rows = [parts(ref(r, *args[1:], **{**kwargs, "dim": dim - 1})) for r in x.rows]
-    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+    left = tuple([d for d in x.dims if d != dim])
+    return tuple(Ragged(list(c), left) if left else torch.stack(c) for c in zip(*rows, strict=True))
 
 
 def kth(rule: Rule) -> Iterator[Sample]:
     for sample in (of(rule, "features", 1, 2, modes=PLAIN), of(rule, "second", 2, 1, keepdim=True, modes=PLAIN)):
         yield replace(sample, batches=LONG)
+    yield replace(of(rule, "two", 1, 2, keepdim=True, modes=PLAIN), batches=LONG)
+    yield of(rule, "two", 2, 1, modes=LIGHT)
     yield of(rule, "features", 2, 2)
 
 
@@ -95,6 +101,8 @@ def quantiles(rule: Rule) -> Iterator[Sample]:
         yield of(rule, "last", 2, 0.4, modes=PLAIN, interpolation=how)
     yield of(rule, "features", None, 0.5, modes=PLAIN)
     yield of(rule, "features", 1, 0.5, modes=("eager",), dom="special")
+    yield of(rule, "two", 1, 0.3, modes=MODES if rule.name == "quantile" else LIGHT)
+    yield of(rule, "two", 2, torch.tensor([0.2, 0.7]), modes=LIGHT, keepdim=True, lead=1)
 
 
 def scan(rule: Rule) -> Iterator[Sample]:
@@ -108,14 +116,16 @@ def scan(rule: Rule) -> Iterator[Sample]:
     yield each("features", 0, at=1, modes=PLAIN)
 
 
-def pairs(label: str, dim: int, modes: tuple[str, ...], **options: Any) -> Sample:
-    return replace(each("features", dim, modes=modes, **options), label=label)
+def pairs(label: str, dim: int, modes: tuple[str, ...], layout: str = "features", **options: Any) -> Sample:
+    return replace(each(layout, dim, modes=modes, **options), label=label)
 
 
 def differences(rule: Rule) -> Iterator[Sample]:
     yield pairs("ragged", 1, COUNTED)
     yield pairs("twice", 1, COUNTED, n=2)
     yield pairs("static", 2, MODES)
+    yield pairs("two, first", 1, COUNTED, "two", n=2)
+    yield pairs("two, second", 2, COUNTED, "two")
 
     def joined(d: Draw) -> Call:
         return call(d.ragged(), dim=1, prepend=d.ragged())
@@ -132,10 +142,13 @@ def areas(rule: Rule) -> Iterator[Sample]:
     yield replace(of(rule, "features", 1, modes=COUNTED), label="ragged")
     yield replace(of(rule, "features", 1, modes=COUNTED, dx=0.5), label="ragged, dx")
     yield of(rule, "features", 2)
+    yield replace(of(rule, "two", 1, modes=COUNTED), label="two, first", batches=LONG)
+    yield replace(of(rule, "two", 2, modes=COUNTED, dx=0.5), label="two, second, dx")
 
 
 def running_areas(rule: Rule) -> Iterator[Sample]:
     yield pairs("ragged", 1, COUNTED)
+    yield pairs("two", 1, COUNTED, "two")
     yield pairs("static", 2, MODES, dx=0.5)
 
 

@@ -93,6 +93,9 @@ def flip(rule: Rule) -> Iterator[Sample]:
     yield sample("static", "features", lambda b: ((2,),), lambda r: r.flip(1))
     yield sample("ragged", "features", lambda b: ((1,),), lambda r: r.flip(0))
     yield sample("second, ragged and static", "second", lambda b: ((2, 3),), lambda r: r.flip(1, 2), modes=LIGHT)
+    yield sample("one of two", "two", lambda b: ((1,),), lambda r: r.flip(0))
+    yield sample("one of two and static", "two", lambda b: ((2, 3),), lambda r: r.flip(1, 2), modes=LIGHT)
+    yield sample("both of two", "two", lambda b: ((1, 2),), lambda r: r.flip(0, 1), modes=LIGHT)
 
     def rows(ref: Any, given: Any, kwargs: Any) -> Ragged:
         return given[0].with_rows(given[0].rows[::-1])
@@ -104,6 +107,8 @@ def roll(rule: Rule) -> Iterator[Sample]:
     yield sample("static", "features", lambda b: (1, 2), lambda r: r.roll(1, 1))
     yield sample("ragged", "features", lambda b: (-2, 1), lambda r: r.roll(-2, 0))
     yield sample("both", "second", lambda b: ((1, 1), (1, 2)), lambda r: r.roll((1, 1), (0, 1)), modes=LIGHT)
+    yield sample("one of two", "two", lambda b: (1, 1), lambda r: r.roll(1, 0), modes=LIGHT)
+    yield sample("both of two", "two", lambda b: ((-1, 2), (1, 2)), lambda r: r.roll((-1, 2), (0, 1)), modes=LIGHT)
 
     def rows(ref: Any, given: Any, kwargs: Any) -> Ragged:
         x = given[0].rows

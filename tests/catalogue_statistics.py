@@ -28,7 +28,6 @@ NONE: dict[str, tuple[Any, ...]] = {
     "vector_norm": (0,), "norm": (0,), "hash_tensor": (0,), "median": (math.nan, -1), "nanmedian": (math.nan, -1),
     "mode": (math.nan, -1), "quantile": (math.nan,), "nanquantile": (math.nan,),
 }  # fmt: skip
-WHOLE_RAGGED = {"quantile", "nanquantile", "kthvalue", "trapezoid"}  # of several ragged dims all or none
 LINES = {"logsumexp", "max", "var_mean", "nanmean"}
 
 
@@ -129,9 +128,8 @@ def common(rule: Rule, *rest: Any, several: bool = True, dom: str = "real", keep
         yield of(rule, "second", (1, 2), *rest, dom=dom, modes=LIGHT)
         yield of(rule, "features", (0, 1), *rest, dom=dom, modes=LIGHT, **more)
         yield of(rule, "two", (1, 2), *rest, dom=dom, modes=LIGHT)
-    if rule.name not in WHOLE_RAGGED:
-        yield of(rule, "two", 1, *rest, dom=dom, modes=LIGHT, **more)
-        yield of(rule, "two", 2, *rest, dom=dom, modes=MODES if rule.name in LINES else LIGHT)
+    yield of(rule, "two", 1, *rest, dom=dom, modes=LIGHT, **more)
+    yield of(rule, "two", 2, *rest, dom=dom, modes=MODES if rule.name in LINES else LIGHT)
 
 
 def nans(rule: Rule) -> Iterator[Sample]:

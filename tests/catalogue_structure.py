@@ -67,10 +67,10 @@ def stack(rule: Rule) -> Iterator[Sample]:
     def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
         xs, dim = args
         d = dim % (xs[0].rows[0].ndim + 2)
-        rows = [torch.stack(parts, d - 1) for parts in zip(*[x.rows for x in xs], strict=True)]
-        return Ragged(rows, tuple(r + (d <= r) for r in xs[0].dims))
+        rows = [torch.stack(parts, max(d - 1, 0)) for parts in zip(*[x.rows for x in xs], strict=True)]
+        return Ragged(rows, tuple(r + (d <= r) for r in xs[0].dims), int(d == 0))
 
-    for layout, dims in {"features": (1, 2, 3, -1), "flat": (1, 2), "second": (1, 3), "two": (1, 3, 4)}.items():
+    for layout, dims in {"features": (0, 1, 2, 3, -1), "flat": (1, 2), "second": (1, 3), "two": (0, 1, 3, 4)}.items():
         for dim in dims:
             draw = lambda d, n=layout, at=dim: call([d.ragged(n), d.ragged(n)], at)  # noqa: E731
             yield Sample(f"{layout}, dim {dim}", draw, want, MODES if dim == 1 else LIGHT)

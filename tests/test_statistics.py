@@ -72,22 +72,20 @@ tdc.sum: expected each dim once, got dim (1, 1)
 hint: the batch has 3 dims""",
         )
 
-    def test_an_order_of_some_of_several_ragged_dims(self):
+    def test_an_order_of_several_dims(self):
         self.says(
-            lambda: images().quantile(0.5, 1),
+            lambda: images().sort((1, 2)),
             """\
-UnsupportedError
-tdc.quantile: expected one ragged dim, got dim 1, one of 2
-hint: loop over x.unbind()""",
+ShapeError
+tdc.sort: expected one dim, got (1, 2)
+hint: name one dim, e.g. dim=-1""",
         )
-
-    def test_vectors_along_one_of_several_ragged_dims(self):
         self.says(
-            lambda: torch.nn.functional.normalize(images()),
+            lambda: images().quantile(0.5, (0, 1)),
             """\
-UnsupportedError
-tdc.normalize: expected static dims, or all ragged ones, got dim 1 of NestedTensor float32[2, -1, -1]
-hint: x.data / norm.data of x = x.to_padded(), norm = x.norm(2, dim, True)""",
+ShapeError
+tdc.quantile: expected one dim, got (0, 1)
+hint: name one dim, e.g. dim=-1""",
         )
 
     def test_the_batch_and_one_of_several_ragged_dims(self):
@@ -115,6 +113,22 @@ hint: correction=1 is unbiased=True""",
 ShapeError
 tdc.topk: expected at least 3 elements in each row, got a shorter row
 hint: drop short rows first: x = x[x.lengths >= 3]""",
+        )
+
+    def test_more_than_a_line_has(self):
+        self.says(
+            lambda: images().topk(2, 2),
+            """\
+ShapeError
+tdc.topk: expected at least 2 elements in each row, got a shorter row
+hint: drop short rows first: x = x[x.sizes[:, 1] >= 2]""",
+        )
+        self.says(
+            lambda: images().to_padded().kthvalue(2, 1),
+            """\
+ShapeError
+tdc.kthvalue: expected at least 2 elements in each row, got a shorter row
+hint: drop short rows first: x = x[x.lengths[:, 0] >= 2]""",
         )
 
     def test_the_kth_of_a_shorter_row(self):
@@ -167,16 +181,6 @@ hint: rows of different lengths have no common positions: x.to_padded() first"""
 ShapeError
 tdc.cumsum: expected a ragged or static dim, got the batch, dim 0
 hint: x.filled(value) is the rectangle""",
-        )
-
-    def test_neighbours_in_one_of_several_ragged_dims(self):
-        x = tdc.pack([torch.ones(2, 3), torch.ones(1, 1)], ragged_dim=(1, 2))
-        self.says(
-            lambda: x.diff(dim=1),
-            """\
-UnsupportedError
-tdc.diff: expected the only ragged dim, got dim 1, one of 2
-hint: loop over x.unbind()""",
         )
 
     def test_places_that_are_not_like_the_rows(self):

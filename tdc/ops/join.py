@@ -308,13 +308,14 @@ def grown(x: MaskedBatch, sizes: list[int]) -> torch.Tensor:
 def stack_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
     xs = same_kind("stack", tensors, MaskedBatch)
     first, d = xs[0], normal_dim(dim, xs[0].ndim + 1, "stack")
-    if first.ragged_dims[0] < d <= first.ragged_dims[-1] or d <= first.batch_dim:
-        hint = "stack on a dim behind the batch, or cat on dim 0"
-        raise UnsupportedError(message("stack", "a new static dim behind the batch", f"dim {d}", hint=hint))
+    if first.ragged_dims[0] < d <= first.ragged_dims[-1]:
+        hint = "ragged dims stay side by side"
+        raise ShapeError(message("stack", "a new dim in front of the ragged dims or behind", f"dim {d}", hint=hint))
     for x in xs[1:]:
         require_same_lengths(first, x, "stack")
     ragged = tuple([r + (d <= r) for r in first.ragged_dims])
-    return masked_like(torch.stack([x.data for x in xs], d), first.lengths, ragged, first.batch_dim)
+    batch_dim = first.batch_dim + (d <= first.batch_dim)
+    return masked_like(torch.stack([x.data for x in xs], d), first.lengths, ragged, batch_dim)
 
 
 def join_rule(op: Op, **impls: Op) -> None:

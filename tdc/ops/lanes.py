@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message, op_name
+from tdc._errors import ShapeError, describe, message, op_name
 from tdc._structure import Structure, lengths_of, local_ids, normal_dim, reduce_rows, row_ids
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
@@ -87,15 +87,9 @@ class Lanes(NamedTuple):
 def lanes_of(op: Op, x: Any, dim: Any) -> Lanes:
     """The lanes along the ragged dim of a NestedTensor, or along any dim of a MaskedBatch; along all of it for None.
 
-    Raises:
-        UnsupportedError: one of several ragged dims.
+    Of several ragged dims one has lanes in the batch of its lines, see `lines`.
     """
     d = dim if dim is None else normal_dim(dim, x.ndim, op)
-    ragged = len(x.ragged_dims)
-    if d is not None and d in x.ragged_dims and ragged > 1:
-        raise UnsupportedError(
-            message(op, "one ragged dim", f"dim {dim}, one of {ragged}", hint="loop over x.unbind()")
-        )
     if isinstance(x, NestedTensor):
         s = x.structure
         back = partial(lambda dims, out, keepdim: settle(out, s, dims, keepdim), s.ragged_dims)

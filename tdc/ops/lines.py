@@ -1,10 +1,13 @@
-"""Reductions over some of several ragged dims: a batch of images as the batch of its lines.
+"""Operations along some of several ragged dims: a batch of images as the batch of its lines.
 
     images (B, -1, -1)     sum(x, 2): B images of h lines, of w places each     -> (B, -1), h numbers in each row
                            sum(x, 1): the same of columns
 
-A reduction needs no rule of its own for them: each line is a row of a longer batch, whose dense result `(M, ...)` is
-packed as it is. Lines along the last ragged dims lie in the packed axis already, others are gathered.
+    images (B, -1, -1)     sort(x, 2): each line sorted                          -> (B, -1, -1)
+
+No operation needs a rule of its own for them: each line is a row of a longer batch. A reduction of it gives a dense
+result `(M, ...)`, which is packed as it is; what keeps the lines, or makes all of a row as much shorter, is put back.
+Lines along the last ragged dims lie in the packed axis already, others are gathered.
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
@@ -36,12 +39,14 @@ class Lines(NamedTuple):
     Attributes:
         batch: `(M, ...)`, whose ragged dims are those that are reduced.
         place: a dim of the original batch as a dim of this one.
-        back: a dense result of all its dims, reduced ones of size 1, as the original batch reduced; `(out, keepdim)`.
+        back: `(out, keepdim)`: a dense result of all its dims, as a batch with those along the lines or without.
+        again: a batch of lines as one like the original, or of other sizes `(B, R)`.
     """
 
     batch: Any
     place: Callable[[int], int]
     back: Callable[[Tensor, bool], Any]
+    again: Callable[[Any, Tensor | None], Any]
 
 
 def by_lines(op: OpName, x: Any, dim: Any) -> bool:
@@ -62,59 +67,90 @@ def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
     Several results come in the named tuple that torch returns, and share their lengths.
 
     Raises:
-        ShapeError: a dim of size 1 would be kept between ragged dims.
+        ShapeError: a static dim would be kept between ragged dims.
     """
-    dims = tuple([normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)])
+    lines, dims, at = lines_of(op, x, dim)
     kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
     if keepdim and kept[-1] - kept[0] >= len(kept):
-        got = "a dim of size 1 between them"
-        raise ShapeError(message(op, "ragged dims side by side", got, hint="leave keepdim out"))
-    lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
-    places = tuple([lines.place(d) for d in dims])
-    out = run(lines.batch, dim=places[0] if isinstance(dim, int) else places, keepdim=True)
+        got, hint = "a static dim between them", "keepdim=False where there is one, or loop over x.unbind()"
+        raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
+    out = run(lines.batch, dim=at, keepdim=True)
     return lines.back(out, keepdim) if isinstance(out, Tensor) else type(out)([lines.back(t, keepdim) for t in out])
+
+
+def along_lines(op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """`run(lines, dim=)` of the lines of a batch along `dim`, one or several, which it keeps; its results as batches.
+
+    Args:
+        resized: of the sizes of a ragged dim those that `run` makes of them, (B,) -> (B,); without it they stay.
+    """
+    lines, dims, at = lines_of(op, x, dim)
+    out, new = run(lines.batch, dim=at), None
+    if resized is not None:
+        sizes = (sizes_of(x.structure) if isinstance(x, NestedTensor) else x.lengths).unbind(1)
+        new = torch.stack([resized(n) if d in dims else n for d, n in zip(x.ragged_dims, sizes, strict=True)], 1)
+    return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
+
+
+def lines_of(op: OpName, x: Any, dim: Any) -> tuple[Lines, tuple[int, ...], Any]:
+    """The lines along one dim or several, these counted from the front, and where they are in the batch of lines."""
+    dims = tuple([normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)])
+    lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
+    at = tuple([lines.place(d) for d in dims])
+    return lines, dims, at[0] if isinstance(dim, int) else at
 
 
 def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     s, sizes, values = x.structure, sizes_of(x.structure).unbind(1), x.values
     e, along = s.packed_dim, [r for r, d in enumerate(s.ragged_dims) if d in dims]
     kept, count = [r for r in range(s.ragged_ndim) if r not in along], len(along)
-    if kept[-1] > along[0]:
-        values = in_order(values.movedim(e, 0), s, [*kept, *along]).movedim(0, e)
+    order, turn = [*kept, *along], kept[-1] > along[0]
+    if turn:
+        values = in_order(values.movedim(e, 0), s, order).movedim(0, e)
     number = torch.stack([sizes[r] for r in kept], 1)
     rows = torch.repeat_interleave(number.prod(1))
     each = torch.stack([sizes[r] for r in along], 1)[rows]
     inner = Structure(offsets_of(each.prod(1)), each if count > 1 else None, None, e, 0, count).marked()
     extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in kept]), x.device)
-    batch_dim = s.batch_dim - len([d for d in s.ragged_dims if d in dims and d < s.batch_dim])
-    shapes = number if len(kept) > 1 else None
+    lost = [d for d in s.ragged_dims if d in dims]
+    batch_dim, shapes = s.batch_dim - len([d for d in lost if d < s.batch_dim]), number if len(kept) > 1 else None
     outer = Structure(offsets_of(number.prod(1)), shapes, extent, e, batch_dim, len(kept)).marked()
+    wide = outer.moved(e + len([r for r in along if r < kept[0]]), s.batch_dim)
 
     def place(d: int) -> int:
         axis: Any = s.axis(d, x.ndim, "sum")
         return 1 + (axis if axis < e else axis + count - 1 if axis > e else e + along.index(s.ragged_dims.index(d)))
 
     def back(out: Tensor, keepdim: bool) -> Any:
+        if keepdim:
+            return nested_like(wide, out.movedim(0, wide.packed_dim))
         y: Any = nested_like(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))
-        lost = sorted([d for d in s.ragged_dims if d in dims])
-        if not keepdim:
-            return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
-        for d in lost:
-            y = y.unsqueeze(d)
-        return y
+        return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
 
-    return Lines(nested_like(inner, values), place, back)
+    def again(out: Any, new: Tensor | None) -> NestedTensor:
+        t = s
+        if new is not None:
+            t = Structure(offsets_of(new.prod(1)), new, s.extent, e, s.batch_dim, s.ragged_ndim).marked()
+        if not turn:
+            return nested_like(t, out.values)
+        turned = Structure(t.offsets, sizes_of(t)[:, order])
+        return nested_like(t, in_order(out.values.movedim(e, 0), turned, inverse(order)).movedim(0, e))
+
+    return Lines(nested_like(inner, values), place, back, again)
 
 
 def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
     """Packed positions (N, *D) with the ragged dims of each row in another order."""
     sizes, total = list(sizes_of(s).unbind(1)), values.shape[0]
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    index = turned(s, sizes, order, total)
-    return Exchange.apply(values, index, None, 0.0, turned(s, [sizes[r] for r in order], inverse, total), None)
+    index, back = places(s, sizes, order, total), places(s, [sizes[r] for r in order], inverse(order), total)
+    return Exchange.apply(values, index, None, 0.0, back, None)
 
 
-def turned(s: Structure, sizes: list[Tensor], order: list[int], total: int) -> Tensor:
+def inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def places(s: Structure, sizes: list[Tensor], order: list[int], total: int) -> Tensor:
     """For each position of rows whose ragged dims are in `order`, its position where they are as in `sizes`, (N,)."""
     rows = row_ids(s, total)
     index, columns = s.offsets[rows], [column[rows] for column in sizes]
@@ -147,4 +183,8 @@ def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:
         places = tuple([stay.index(x.ragged_dims[r]) for r in kept])
         return masked_like(whole, number, places, stay.index(x.batch_dim), True)
 
-    return Lines(batch, lambda d: 1 + rest.index(d), back)
+    def again(out: Any, new: Tensor | None) -> MaskedBatch:
+        data = out.data.unflatten(0, lead).movedim(first, front)
+        return masked_like(data, x.lengths if new is None else new, x.ragged_dims, x.batch_dim, new is not None)
+
+    return Lines(batch, lambda d: 1 + rest.index(d), back, again)

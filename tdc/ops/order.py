@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, message
 from tdc._rules import MODES, Rule, add_rule
-from tdc._structure import require
+from tdc._structure import normal_dim, require, sizes_of
 from tdc._typing import Op
 from tdc.nested import NestedTensor
 from tdc.ops.batch import along
@@ -56,24 +56,27 @@ def mode_rank(lanes: Lanes, order: Tensor) -> Tensor:
     return place_of(lanes._replace(values=run, real=None if lanes.real is None else owner == 0), -math.inf)
 
 
-def kth_rank(op: Op, k: int, lanes: Lanes, order: Tensor) -> Tensor:
-    enough(op, k, lanes)
-    return torch.full_like(lanes.lengths, k - 1).expand(-1, *order.shape[1:])
+def kth_rank(k: int, lanes: Lanes, order: Tensor) -> Tensor:
+    """None in a line of padding, which is empty."""
+    return torch.where(lanes.lengths < k, -1, k - 1).expand(-1, *order.shape[1:])
 
 
-def enough(op: Op, k: int, lanes: Lanes) -> None:
-    """Every row has `k` elements.
+def enough(op: Op, k: int, x: Any, dim: int) -> None:
+    """Every row has `k` elements along a ragged dim, or every place that is of any row along the batch.
 
     Raises:
         ShapeError: it has not: at once on CPU, asynchronously on CUDA.
     """
-    text = message(
-        op,
-        f"at least {k} elements in each row",
-        "a shorter row",
-        hint=f"drop short rows first: x = x[x.lengths >= {k}]",
-    )
-    require((lanes.lengths >= k).all(), text, ShapeError)
+    d, packed = normal_dim(dim, x.ndim, op), isinstance(x, NestedTensor)
+    if d in x.ragged_dims:
+        r = x.ragged_dims.index(d)
+        lengths = (sizes_of(x.structure) if packed else x.lengths)[:, r]
+        name = "x.lengths" if packed and len(x.ragged_dims) == 1 else f"x.{'sizes' if packed else 'lengths'}[:, {r}]"
+        hint = f"drop short rows first: x = x[{name} >= {k}]"
+    else:
+        lengths, hint = x.mask.sum(d), "of a dim within each row, or x.filled(value) first"
+    text = message(op, f"at least {k} elements in each row", "a shorter row", hint=hint)
+    require((lengths >= k).all(), text, ShapeError)
 
 
 def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
@@ -116,7 +119,11 @@ def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any
         raise ShapeError(message("kthvalue", "k of 1 or more", f"{k}", hint="k = 1 is the smallest element"))
     if is_static(torch.kthvalue, x, dim):
         return along_static(torch.kthvalue, x, dim, lambda v, axis: torch.kthvalue(v, k, axis, True), keepdim)
-    return ranked(torch.kthvalue, partial(kth_rank, torch.kthvalue, k), x, dim, keepdim)
+    enough(torch.kthvalue, k, x, dim)
+    run = partial(ranked, torch.kthvalue, partial(kth_rank, k))
+    if by_lines(torch.kthvalue, x, dim):
+        return over_lines(torch.kthvalue, run, x, dim, keepdim)
+    return run(x, dim, keepdim)
 
 
 def rank_of(q: Tensor, last: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,14 +154,18 @@ def quantile_ragged(
         return out.view(*out.shape, *[1] * x.ndim) if keepdim else out
     if dim is not None and is_static(op, x, dim):
         return static_quantile(op, x, q, dim, keepdim, interpolation)
-    lanes = lanes_of(op, x, dim)
-    order, qs = order_of(lanes), torch.as_tensor(q, dtype=x.dtype, device=x.device)
-    every, real = counts(lanes)
-    last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
-    found = [
-        lanes.back(quantile_of(lanes, order, last, one, interpolation), keepdim) for one in qs.reshape(-1).unbind()
-    ]
+    qs = torch.as_tensor(q, dtype=x.dtype, device=x.device)
+    run = partial(each_quantile, op, qs.reshape(-1), interpolation)
+    found = over_lines(op, run, x, dim, keepdim) if by_lines(op, x, dim) else run(x, dim, keepdim)
     return torch.stack(found) if qs.ndim else found[0]
+
+
+def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim: bool) -> tuple[Tensor, ...]:
+    """Quantiles (Q,) along a ragged dim one by one."""
+    lanes = lanes_of(op, x, dim)
+    order, (every, real) = order_of(lanes), counts(lanes)
+    last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
+    return tuple([lanes.back(quantile_of(lanes, order, last, q, how), keepdim) for q in qs.unbind()])
 
 
 def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -> Any:

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._errors import ShapeError, describe, message
 from tdc._ragged_index import index_rows, slice_rows
 from tdc._structure import Structure, local_ids, normal_dim, row_ids
 from tdc._typing import Dims, Op
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.join import cat_rows
+from tdc.ops.lines import along_lines, by_lines
 from tdc.ops.reduction import drop_static
-from tdc.ops.shape import ints, shape_rule
+from tdc.ops.shape import ints, normal_dims, shape_rule
 
 
 def unsqueeze_nested(x: NestedTensor, dim: int) -> NestedTensor:
@@ -184,12 +185,15 @@ def unflatten_nested(x: NestedTensor, dim: int, sizes: Any) -> NestedTensor:
 
 def flip_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
     """Static dims, the rows, or each row in reverse."""
-    s = x.structure
-    axes = [s.axis(d, x.ndim, "flip") for d in ints(dims)]
+    s, given = x.structure, ints(dims)
+    axes = [s.axis(d, x.ndim, "flip") for d in given]
     values = x.values.flip([a for a in axes if a is not None and a != s.packed_dim])
-    if s.packed_dim in axes:
-        values = values.index_select(s.packed_dim, shifted(one_ragged(x, "flip"), values.shape[s.packed_dim], None))
     y = nested_like(s, values)
+    ragged = tuple([d for d in normal_dims("flip", given, x.ndim) if d in s.ragged_dims])
+    if by_lines("flip", x, ragged):
+        y = along_lines("flip", lambda v, dim: flip_nested(v, dim), y, ragged)
+    elif ragged:
+        y = nested_like(s, values.index_select(s.packed_dim, shifted(s, values.shape[s.packed_dim], None)))
     return index_rows(y, torch.arange(s.batch_size - 1, -1, -1, device=x.device)) if None in axes else y
 
 
@@ -204,8 +208,10 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
             rows = (torch.arange(s.batch_size, device=x.device) - shift) % max(s.batch_size, 1)
             x = index_rows(x, rows)
             s = x.structure
+        elif by_lines("roll", x, dim):
+            x = along_lines("roll", lambda v, dim, shift=shift: roll_nested(v, shift, dim), x, dim)
         elif axis == s.packed_dim:
-            index = shifted(one_ragged(x, "roll"), x.values.shape[axis], shift)
+            index = shifted(s, x.values.shape[axis], shift)
             x = nested_like(s, x.values.index_select(axis, index))
         else:
             x = nested_like(s, x.values.roll(shift, axis))
@@ -230,18 +236,6 @@ def shifted(s: Structure, total: int, shift: int | None) -> Tensor:
     rows, local = row_ids(s, total), local_ids(s, total)
     length = s.offsets.diff()[rows]
     return s.offsets[:-1][rows] + (length - 1 - local if shift is None else (local - shift) % length)
-
-
-def one_ragged(x: NestedTensor, op: Op | str) -> Structure:
-    """The structure of a batch with one ragged dim.
-
-    Raises:
-        UnsupportedError: it has several.
-    """
-    if x.structure.ragged_ndim > 1:
-        got = f"{x.structure.ragged_ndim}"
-        raise UnsupportedError(message(op, "one ragged dim", got, hint="loop over x.unbind()"))
-    return x.structure
 
 
 def regrouped(op: Op | str, x: NestedTensor, got: str) -> ShapeError:

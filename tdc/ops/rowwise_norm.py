@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import UnsupportedError, describe, message
+from tdc._errors import UnsupportedError, message
 from tdc._rules import MODES, Rule, add_rule
 from tdc.ops.lanes import data_of, with_data
-from tdc.ops.lines import by_lines
+from tdc.ops.lines import along_lines, by_lines
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
 
 
@@ -92,14 +92,12 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
     """Vectors along dim 1, unless another is named, divided by their norm.
 
     Raises:
-        UnsupportedError: `out` is given, or `dim` is one of several ragged dims.
+        UnsupportedError: `out` is given.
     """
     if out is not None:
         raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
     if by_lines(F.normalize, input, dim):
-        expected, got = "static dims, or all ragged ones", f"dim {dim} of {describe(input)}"
-        hint = "x.data / norm.data of x = x.to_padded(), norm = x.norm(2, dim, True)"
-        raise UnsupportedError(message("normalize", expected, got, hint=hint))
+        return along_lines(F.normalize, lambda v, dim: normalize_ragged(v, p, dim, eps), input, dim)
     return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
 
 

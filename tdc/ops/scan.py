@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._errors import ShapeError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, take_spans
 from tdc._typing import Op
@@ -27,6 +27,7 @@ from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.lanes import along_static, data_of, is_static, with_data
+from tdc.ops.lines import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
 
 
@@ -59,17 +60,20 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
     d = ragged_dim(op, x, dim)
     if d is None:
         return along_static(op, x, dim, partial(along_axis, fn))
-    if len(x.ragged_dims) > 1:
-        got = f"dim {dim}, one of {len(x.ragged_dims)}"
-        raise UnsupportedError(message(op, "the only ragged dim", got, hint="loop over x.unbind()"))
+    if by_lines(op, x, d):
+        return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter)
     if isinstance(x, MaskedBatch):  # what lies behind a row is 0 before and after: no gradient comes out of it
-        out = masked_like(along_axis(fn, x.filled(0), d), (x.lengths - 1).clamp(min=0), x.ragged_dims, x.batch_dim)
+        out = masked_like(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
         return out.with_data(out.data.masked_fill(~out.mask, 0))
     s = x.structure
-    offsets, first = take_spans(s.offsets[:-1], (lengths_of(s) - 1).clamp(min=0))
-    shorter = Structure(offsets, None, s.extent, s.packed_dim, s.batch_dim, 1).marked()
+    offsets, first = take_spans(s.offsets[:-1], shorter(lengths_of(s)))
+    spans = Structure(offsets, None, s.extent, s.packed_dim, s.batch_dim, 1).marked()
     former, later = [x.values.index_select(s.packed_dim, index) for index in (first, first + 1)]
-    return nested_like(shorter, fn(later, former))
+    return nested_like(spans, fn(later, former))
+
+
+def shorter(lengths: Tensor) -> Tensor:
+    return (lengths - 1).clamp(min=0)
 
 
 def along_axis(fn: Callable[[Tensor, Tensor], Tensor], values: Tensor, axis: int) -> Tensor:

@@ -13,6 +13,7 @@ other sizes (`unique`) is refused.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.ops.batch import along, lift
 from tdc.ops.lanes import Lanes, along_static, is_static, lanes_of, like_lanes, named, order_of
+from tdc.ops.lines import along_lines, by_lines, over_lines
 from tdc.ops.order import enough
 from tdc.tensordict import TensorDict
 
 
 def sort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    if by_lines(torch.sort, x, dim):
+        return along_lines(torch.sort, partial(sort_ragged, descending=descending, stable=stable), x, dim)
     if is_static(torch.sort, x, dim):
         return along_static(torch.sort, x, dim, lambda v, d: torch.sort(v, dim=d, descending=descending, stable=stable))
     d, lanes, order = ordered(torch.sort, x, dim, descending)
@@ -38,6 +42,8 @@ def sort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = 
 
 
 def argsort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    if by_lines(torch.argsort, x, dim):
+        return along_lines(torch.argsort, partial(argsort_ragged, descending=descending, stable=stable), x, dim)
     if is_static(torch.argsort, x, dim):
         return along_static(
             torch.argsort, x, dim, lambda v, d: torch.argsort(v, dim=d, descending=descending, stable=stable)
@@ -73,13 +79,22 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
     """
     if is_static(torch.topk, x, dim):
         return along_static(torch.topk, x, dim, lambda v, d: torch.topk(v, k, d, largest, sorted))
+    enough(torch.topk, k, x, dim)
+    if by_lines(torch.topk, x, dim):
+        return over_lines(torch.topk, lambda v, dim, keepdim: top(v, k, dim, largest), x, dim, True)
+    return top(x, k, dim, largest)
+
+
+def top(x: Any, k: int, dim: int, largest: bool) -> Any:
+    """The first `k` in order along a ragged dim, where there are as many."""
     d, lanes, order = ordered(torch.topk, x, dim, largest)
-    enough(torch.topk, k, lanes)
     start = lanes.start if lanes.rows is None else lanes.start.unsqueeze(1)
     ranks = start + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
     shape = (ranks.shape[0], k, *order.shape[1:])
     index = order.gather(0, ranks.expand(shape).flatten(0, 1))
     values, places = lanes.values.gather(0, index).view(shape), index.view(shape) - start
+    if lanes.real is not None:  # no gradient passes to an empty line, one of padding
+        values = values.masked_fill((lanes.lengths < k).unsqueeze(1), 0)
     found = [torch.stack([lanes.back(t, False) for t in each.unbind(1)], d) for each in (values, places)]
     return named(torch.topk, *found)
 
