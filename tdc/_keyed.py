@@ -133,16 +133,17 @@ class Keyed(Container):
             ShapeError: the value's shape does not begin with the batch size.
             KeyPathError: the path leads through a leaf.
         """
+        path: Any = key
         leaves, size = self._leaves, self._size
         try:  # most keys are paths already
-            known = key in leaves and self._device is None and isinstance(value, Tensor)
+            known = path in leaves and self._device is None and isinstance(value, Tensor)
         except TypeError:
             known = False
-        if known and value.shape[: len(size)] == size:
-            if type(key) is str or not any_extra(self._nodes):  # no inner node has batch dims to agree with
-                leaves = leaves.copy()
-                leaves[key] = value
-                return self._with(leaves, self._nodes)
+        alone = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
+        if known and alone and value.shape[: len(size)] == size:
+            leaves = leaves.copy()
+            leaves[path] = value
+            return self._with(leaves, self._nodes)
         path = unravel_key(key)
         return merge(self, "set", {path: value}, instead=path)
 

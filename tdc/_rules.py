@@ -123,8 +123,8 @@ def refuse(op: Op, kind: str, reason: str, hint: str) -> Op:
 
 
 @constant
-def row_of(op: Op, cls: Any) -> str:
-    """Name of the row that runs `op` for a container class.
+def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
+    """Name of the row that runs `op` for a container class, or for the outermost of several types.
 
     A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
     none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
@@ -132,10 +132,21 @@ def row_of(op: Op, cls: Any) -> str:
     Raises:
         UnsupportedError: no row.
     """
-    row = DISPATCH[cls._kind].get(op)
+    kind = (cls if len(types) < 2 else outermost(types))._kind
+    row = DISPATCH[kind].get(op)
     if row is None:
-        missing(op, cls._kind)
+        missing(op, kind)
     return row
+
+
+@constant
+def operator_row(op: Op, cls: Any, other: Any) -> str | None:
+    """Name of the row of an operator between a container and an object of another type; None where that is refused."""
+    if issubclass(other, Container):
+        return row_of(op, other if other._rank > cls._rank else cls)
+    if issubclass(other, (torch.Tensor, int, float, complex)) or hasattr(other, "dtype"):
+        return row_of(op, cls)
+    return None
 
 
 def missing(op: Op, kind: str) -> NoReturn:
@@ -180,7 +191,7 @@ class Container(Frozen):
 
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        impl = IMPLS[row_of(func, cls if len(types) == 1 else outermost(types))]
+        impl = IMPLS[row_of(func, cls, types)]
         return impl(*args, **kwargs) if kwargs else impl(*args)
 
     if TYPE_CHECKING:  # methods come from the rule table; at run time this would slow down every attribute
@@ -243,12 +254,10 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
     """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); Python refuses other types."""
 
     def method(self: Any, other: Any) -> Any:
-        cls = type(self)
-        if isinstance(other, Container):
-            cls = type(other) if other._rank > cls._rank else cls
-        elif not isinstance(other, (torch.Tensor, int, float, complex)) and not hasattr(other, "dtype"):
+        row = operator_row(op, type(self), type(other))
+        if row is None:
             return NotImplemented
-        run = IMPLS[row_of(op, cls)]
+        run = IMPLS[row]
         return run(other, self) if reflected else run(self, other)
 
     method.__name__ = method.__qualname__ = name

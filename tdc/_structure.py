@@ -174,6 +174,13 @@ def mark_traced(x: Any, *dims: int) -> Any:
     return view
 
 
+def mark_result_traced(x: Any, dim: int) -> Any:
+    """`mark_traced` in place of `mark_result`."""
+    view = x.view_as(x)
+    view._dynamo_weak_dynamic_indices = {dim}
+    return view
+
+
 def eager() -> bool:
     """Whether operations run as they are called: neither traced nor under a transform of `torch.func`."""
     return not torch._C._are_functorch_transforms_active()
@@ -195,8 +202,8 @@ def is_zero_symbol(n: int) -> bool:
     return fx.experimental.symbolic_shapes.guard_or_false(n == 0)
 
 
-for _mark in (mark_dynamic, mark_result):
-    _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+mark_dynamic._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+mark_result._torchdynamo_inline = mark_result_traced  # type: ignore[attr-defined]  # the same
 eager._torchdynamo_inline = traced  # type: ignore[attr-defined]  # the same
 is_zero._torchdynamo_inline = is_zero_symbol  # type: ignore[attr-defined]  # the same
 

@@ -285,6 +285,15 @@ def like(s: Structure, values: Tensor) -> NestedTensor:
     return out
 
 
+def fresh(s: Structure, values: Tensor) -> NestedTensor:
+    """`like` of the one tensor that an operation gave: a graph marks it as it is, not a view that it makes of it."""
+    out = object.__new__(NestedTensor)
+    values._dynamo_weak_dynamic_indices = {s.packed_dim}  # type: ignore[attr-defined]  # see `mark_result`
+    out._values = values
+    out._structure = s
+    return out
+
+
 def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
     """Pack tensors of different sizes into one batch.
 

@@ -39,17 +39,31 @@ PLAIN = {Tensor, Parameter}
 EXACT = {torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
-def unary_tensordict(op: Op, x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
-    kwargs.pop("inplace", None)
-    leaves = x._leaves
-    if not args and not kwargs and eager() and op in FOREACH and at_once(leaves.values()):
-        done = FOREACH[op](list(leaves.values()))
-        return make(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
-    return make({p: op(v, *args, **kwargs) for p, v in leaves.items()}, x._nodes, x._size, x._device)
+def unary_tensordict(op: Op) -> Op:
+    """What runs `op` on each leaf, or on all at once."""
+    at_all = FOREACH.get(op)
+
+    def run(x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
+        kwargs.pop("inplace", None)
+        leaves = x._leaves
+        if not args and not kwargs and eager() and at_all is not None and at_once(leaves.values()):
+            done = at_all(list(leaves.values()))
+            return make(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
+        return make({p: op(v, *args, **kwargs) for p, v in leaves.items()}, x._nodes, x._size, x._device)
+
+    return run
 
 
-def nary_tensordict(op: Op, call: Op, *args: Any, **kwargs: Any) -> TensorDict:
-    """`op` names the operation, `call` runs it on leaves."""
+def nary_tensordict(op: Op, call: Op) -> Op:
+    """What runs an operation on leaves at the same paths: `op` names it, `call` is what runs."""
+
+    def run(*args: Any, **kwargs: Any) -> TensorDict:
+        return by_columns(op, call, args, kwargs)
+
+    return run
+
+
+def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorDict:
     operands = (*args, *kwargs.values())
     like = first_of(TensorDict, op, args, kwargs)
     tds = [a for a in operands if isinstance(a, TensorDict)]

@@ -27,7 +27,7 @@ from tdc._structure import longest, pack_rows, pad_rows, require, require_same, 
 from tdc._typing import Op, OpName
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
+from tdc.nested import NestedTensor, fresh
 from tdc.nested import like as nested_like
 from tdc.ops.pointwise import mixed
 from tdc.ops.rectangle import rectangle, repacked
@@ -61,7 +61,7 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> Non
 def linear_nested(input: NestedTensor, weight: Tensor, bias: Tensor | None = None) -> NestedTensor:
     """One product over all real positions: (B, -1, I) -> (B, -1, O)."""
     last_is_static(input, "linear", 1)
-    return input.with_values(F.linear(input._values, weight, bias))
+    return fresh(input._structure, F.linear(input._values, weight, bias))
 
 
 def linear_masked(input: MaskedBatch, weight: Tensor, bias: Tensor | None = None) -> MaskedBatch:

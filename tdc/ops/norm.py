@@ -18,7 +18,7 @@ from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim, reduce_rows, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.nested import NestedTensor, fresh
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.linalg import last_is_static
 from tdc.ops.rectangle import repacked
@@ -26,7 +26,7 @@ from tdc.ops.rectangle import repacked
 
 def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:
     last_is_static(input, "layer_norm", len(normalized_shape))
-    return input.with_values(F.layer_norm(input._values, normalized_shape, *args, **kwargs))
+    return fresh(input._structure, F.layer_norm(input._values, normalized_shape, *args, **kwargs))
 
 
 def layer_norm_masked(input: MaskedBatch, normalized_shape: Any, *args: Any, **kwargs: Any) -> MaskedBatch:
@@ -40,7 +40,7 @@ def rms_norm_nested(
     input: NestedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> NestedTensor:
     last_is_static(input, "rms_norm", len(normalized_shape))
-    return input.with_values(F.rms_norm(input._values, normalized_shape, weight, eps))
+    return fresh(input._structure, F.rms_norm(input._values, normalized_shape, weight, eps))
 
 
 def rms_norm_masked(

@@ -15,7 +15,6 @@ operands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from tdc._rules import KINDS, MODES, Rule, add_rule
 from tdc._structure import longest, pack_rows, require, require_same, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.nested import NestedTensor
+from tdc.nested import NestedTensor, fresh
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import first_of, nary_tensordict, unary_tensordict
 from tdc.tensordict import TensorDict
@@ -36,28 +35,38 @@ from tdc.tensordict import TensorDict
 def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     """Rows for a function of one tensor, for all three containers; `run` is called in its place."""
     call = run or op
-    for kind, impl in (("nested", unary_nested), ("masked", unary_masked)):
-        add_rule(Rule(op, kind, family, partial(impl, call), op, modes=modes))
-    add_rule(Rule(op, "tensordict", family, partial(unary_tensordict, on_leaves(call)), op, modes=modes))
+    run_tensordict = unary_tensordict(on_leaves(call))
+    for kind, impl in (("nested", unary_nested(call)), ("masked", unary_masked(call)), ("tensordict", run_tensordict)):
+        add_rule(Rule(op, kind, family, impl, op, modes=modes))
 
 
 def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     """Rows for a function of several tensors that broadcast, for all three containers; `run` is called in its place."""
     call = run or op
-    for kind, impl in (("nested", nary_nested), ("masked", nary_masked)):
-        add_rule(Rule(op, kind, "pointwise", partial(impl, call), op, modes=modes))
-    add_rule(Rule(op, "tensordict", "pointwise", partial(nary_tensordict, call, on_leaves(call)), op, modes=modes))
+    run_tensordict = nary_tensordict(call, on_leaves(call))
+    for kind, impl in (("nested", nary_nested(call)), ("masked", nary_masked(call)), ("tensordict", run_tensordict)):
+        add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
 
 
-def unary_nested(op: Op, x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
-    """`inplace=True`, which stock activations pass on, is not followed: nothing is changed in place."""
-    kwargs.pop("inplace", None)
-    return x.with_values(op(x._values, *args, **kwargs))
+def unary_nested(op: Op) -> Op:
+    """`inplace=True`, which stock activations pass on, is not followed: nothing is changed in place.
+
+    This and the others are closures, since a graph holds two guards on one of these, and six on a partial.
+    """
+
+    def run(x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
+        kwargs.pop("inplace", None)
+        return fresh(x._structure, op(x._values, *args, **kwargs))
+
+    return run
 
 
-def unary_masked(op: Op, x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
-    kwargs.pop("inplace", None)
-    return x.with_data(op(x.data, *args, **kwargs))
+def unary_masked(op: Op) -> Op:
+    def run(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
+        kwargs.pop("inplace", None)
+        return x.with_data(op(x.data, *args, **kwargs))
+
+    return run
 
 
 def frexp(x: Any) -> Any:
@@ -69,11 +78,13 @@ def frexp(x: Any) -> Any:
     return type(out)([put(part) for part in out])
 
 
-def nary_nested(op: Op, *args: Any, **kwargs: Any) -> NestedTensor:
-    like = first_of(NestedTensor, op, args, kwargs)
-    return like.with_values(
-        op(*[packed(a, like, op) for a in args], **{k: packed(a, like, op) for k, a in kwargs.items()})
-    )
+def nary_nested(op: Op) -> Op:
+    def run(*args: Any, **kwargs: Any) -> NestedTensor:
+        like = first_of(NestedTensor, op, args, kwargs)
+        values = op(*[packed(a, like, op) for a in args], **{k: packed(a, like, op) for k, a in kwargs.items()})
+        return fresh(like._structure, values)
+
+    return run
 
 
 def packed(x: Any, like: NestedTensor, op: Op) -> Any:
@@ -140,18 +151,23 @@ def mixed(op: Op, a: Any, b: Any) -> UnsupportedError:
     return UnsupportedError(message(op, "operands of one kind", got, hint="convert with to_packed() or to_padded()"))
 
 
-def nary_masked(op: Op, *args: Any, **kwargs: Any) -> MaskedBatch:
+def nary_masked(op: Op) -> Op:
     """Dense operands may take part in autograd, so padding is neutral before the operation and cut off behind it."""
-    like = first_of(MaskedBatch, op, args, kwargs)
-    everything = (*args, *kwargs.values())
-    if not any([isinstance(a, Tensor) for a in everything]):
-        return like.with_data(op(*[raw(a, like, op) for a in args], **{k: raw(a, like, op) for k, a in kwargs.items()}))
-    out = op(*[neutral(a, like, op) for a in args], **{k: neutral(a, like, op) for k, a in kwargs.items()})
-    if out.shape != like.data.shape:
-        dense = next(a for a in everything if isinstance(a, Tensor))
-        expected = f"an operand that broadcasts against {describe(like)}"
-        raise ShapeError(message(op, expected, describe(dense), hint="the padded shape cannot grow"))
-    return like.with_data(out.masked_fill(~like.mask, 0))
+
+    def run(*args: Any, **kwargs: Any) -> MaskedBatch:
+        like = first_of(MaskedBatch, op, args, kwargs)
+        everything = (*args, *kwargs.values())
+        part = neutral if any([isinstance(a, Tensor) for a in everything]) else raw
+        out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
+        if part is raw:
+            return like.with_data(out)
+        if out.shape != like.data.shape:
+            dense = next(a for a in everything if isinstance(a, Tensor))
+            expected = f"an operand that broadcasts against {describe(like)}"
+            raise ShapeError(message(op, expected, describe(dense), hint="the padded shape cannot grow"))
+        return like.with_data(out.masked_fill(~like.mask, 0))
+
+    return run
 
 
 def raw(x: Any, like: MaskedBatch, op: Op) -> Any:

@@ -7,7 +7,6 @@ same seed drops different elements in the two. A TensorDict draws leaf after lea
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,9 +74,9 @@ for _op in (F.dropout, F.alpha_dropout):
 for _op in (torch.rand_like, torch.randn_like, torch.randint_like):
     unary(_op, family="random")
 for _kind, _impl in (
-    ("nested", partial(unary_nested, torch.bernoulli)),
+    ("nested", unary_nested(torch.bernoulli)),
     ("masked", bernoulli_masked),
-    ("tensordict", partial(unary_tensordict, torch.bernoulli)),
+    ("tensordict", unary_tensordict(torch.bernoulli)),
 ):
     add_rule(Rule(torch.bernoulli, _kind, "random", _impl, torch.bernoulli))
 for _kind in ("nested", "masked"):
