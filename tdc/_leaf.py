@@ -18,6 +18,7 @@ from typing import Any, final
 
 import torch
 
+from tdc._arguments import expect
 from tdc._errors import UnsupportedError, message, op_name
 from tdc._rules import Container
 from tdc._typing import Op, OpName
@@ -76,6 +77,7 @@ def register_leaf(
     Source:
         RFC torch.dict.TensorDict, "Tensor-like interaction".
     """
+    expect("register_leaf", cls, type)
     given = {"getitem": index, "stack": stack, "cat": cat, "to": to}
     table: dict[str, Op] = dict.fromkeys((*UNCHANGED, "to"), same)
     table |= {name: same if to is None else partial(cast, to, dtype) for name, dtype in CASTS.items()}

@@ -67,7 +67,11 @@ class ObjectArray(Frozen):
             got, hint = describe(items), "ObjectArray([x]); ObjectArray([x], ()) has no dims"
             raise DtypeError(message("ObjectArray", "a list of objects", got, hint=hint)) from None
         sizes = [len(self._items)] if shape is None else [shape] if isinstance(shape, int) else shape
-        size = torch.Size(sizes)
+        try:
+            size = torch.Size(sizes)
+        except TypeError:
+            hint = "ObjectArray(items, [2, 3])"
+            raise DtypeError(message("ObjectArray", "ints as its shape", describe(shape), hint=hint)) from None
         if prod(size) != len(self._items):
             expected, got = f"{prod(size)} objects for shape {show_sizes(size)}", f"{len(self._items)}"
             raise ShapeError(message("ObjectArray", expected, got, hint="leave shape out for one dim"))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc._index import FULL, Span, as_rows, bounds, cut, full_index, kept, longest_span, spans, whole
 from tdc._structure import (
@@ -64,6 +65,7 @@ def truncate(x: Any, lengths: Any) -> Any:
         x `(B, *S0, -1, *S1)`, lengths `(B,)` or an int -> `(B, *S0, -1, *S1)`.
 
     Raises:
+        DtypeError: no ragged batch.
         ShapeError: not one length for each row, or several ragged dims.
 
     Compile:
@@ -74,6 +76,7 @@ def truncate(x: Any, lengths: Any) -> Any:
         >>> truncate(pack([torch.arange(3), torch.arange(2)]), torch.tensor([1, 5])).tolist()
         [[0], [0, 1]]
     """
+    expect("truncate", x, NestedTensor, MaskedBatch)
     return cut_rows(x, x.ragged_dims[0], None, lengths)
 
 

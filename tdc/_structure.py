@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._slow import announce
 from tdc._typing import Frozen, OpName, immutable
@@ -226,6 +227,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
         >>> offsets_of(torch.tensor([2, 0, 3]))
         tensor([0, 2, 2, 5])
     """
+    expect("offsets_of", lengths, Tensor)
     return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, UnsupportedError, describe, message
 from tdc._keys import children, parts, show
 from tdc._leaf import unwrap
@@ -79,6 +80,7 @@ def to_struct_array(td: TensorDict) -> Any:
         >>> a["meta"]["id"].tolist(), a.dtype.names
         ([0, 1, 2], ('xy', 'meta'))
     """
+    expect("to_struct_array", td, TensorDict)
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not has_dtype(unwrap(x))}
     wrong |= {show(p): repr(n) for p, n in td._nodes.items() if type(n) is Static}
     if wrong:

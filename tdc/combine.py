@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect_number
 from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc._keyed import present
 from tdc._keys import is_key, show
@@ -325,6 +326,7 @@ def feature_dim(op: OpName, td: TensorDict, dim: int, ndim: int, hint: str) -> i
     if is_key(dim):
         got, spelled = f"{dim!r}", f"keys in one list: tdc.{op}(td, ['a', 'b'], 'out', dim=-1)"
         raise DtypeError(message(op, "an int as dim", got, hint=spelled))
+    expect_number(op, dim, whole=True)
     if ndim <= td.ndim:
         raise ShapeError(message(op, "leaves with features", "none beyond the batch", hint=hint))
     d = normal_dim(dim, ndim, op)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect, expect_number
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc._structure import (
     Exchange,
@@ -57,6 +58,8 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         tensor([[1., 0.],
                 [1., 1.]])
     """
+    expect("to_padded", x, NestedTensor)
+    expect_number("to_padded", fill)
     s = x.structure
     if s.batch_dim != 0:
         raise ShapeError(
@@ -89,6 +92,7 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
         >>> to_packed(x).values
         tensor([1., 2., 3.])
     """
+    expect("to_packed", x, MaskedBatch)
     dims, count = x.ragged_dims, len(x.ragged_dims)
     if x.batch_dim != 0:
         raise ShapeError(
@@ -183,6 +187,8 @@ def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
         >>> nested_like(torch.tensor([[1.0, 9.0], [2.0, 3.0]]), x).tolist()
         [[1.0], [2.0, 3.0]]
     """
+    expect("nested_like", data, Tensor)
+    expect("nested_like", like, NestedTensor)
     s, dims = like.structure, like.ragged_dims
     if s.batch_dim != 0 or data.ndim <= dims[-1] or data.shape[0] != s.batch_size:
         got, hint = f"{describe(data)} for {describe(like)}", "the batch is dim 0 of both"
@@ -207,6 +213,7 @@ def to_torch(x: NestedTensor) -> Tensor:
         >>> to_torch(pack([torch.ones(1), torch.ones(2)])).is_nested
         True
     """
+    expect("to_torch", x, NestedTensor)
     s = x.structure
     if s.ragged_ndim > 1 or s.batch_dim != 0:
         got = f"{s.ragged_ndim} of them, batch at dim {s.batch_dim}"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
 from tdc._structure import Structure, extent_of, offsets_of, require_same
 from tdc.convert import shifted, to_padded
@@ -51,6 +52,7 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
         >>> td["input_ids"].tolist()
         [[5, 6], [7, 8, 9]]
     """
+    expect("from_hf", encoding, Mapping, of=" of tensors")
     mask = encoding.get("attention_mask")
     absent = [key for key in keys if key not in encoding]
     if mask is None or absent:
@@ -107,6 +109,7 @@ def to_hf(
     """
     if isinstance(batch, NestedTensor):
         batch = TensorDict({"inputs_embeds" if batch.dtype.is_floating_point else "input_ids": batch}, (len(batch),))
+    expect("to_hf", batch, TensorDict, NestedTensor, Mapping)
     ragged = {key: x for key, x in batch.items() if isinstance(x, NestedTensor)}
     if not ragged:
         got, hint = describe(batch), "tdc.pack(rows), or tdc.from_hf(encoding)"

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc._keyed import Keyed
 from tdc._keys import show
@@ -176,6 +177,7 @@ def to_dataclass(td: TensorDict, cls: type[T]) -> T:
         >>> to_dataclass(TensorDict({"obs": torch.zeros(3)}, [3]), Step)
         Step(obs=tensor([0., 0., 0.]))
     """
+    expect("to_dataclass", td, TensorDict)
     if not isinstance(cls, type) or not is_dataclass(cls):
         hint = "the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"
         raise DtypeError(message("to_dataclass", "a dataclass", described(cls), hint=hint))
@@ -216,6 +218,7 @@ def to_namedtuple(td: TensorDict, cls: Any = None) -> Any:
         >>> to_namedtuple(TensorDict({"x": torch.zeros(2), "meta": {"id": torch.ones(2)}}, [2]))
         Fields(x=tensor([0., 0.]), meta=Fields(id=tensor([1., 1.])))
     """
+    expect("to_namedtuple", td, TensorDict)
     if cls is None:
         inner = [(k, to_namedtuple(v) if is_tensordict(v) else v) for k, v in Keyed.items(td)]
         return fields_class(tuple([k for k, _ in inner]))(*[v for _, v in inner])

@@ -19,12 +19,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._pytree import register
 from tdc._rules import Container
@@ -317,6 +318,8 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
         >>> x.shape, x.offsets
         (torch.Size([2, -1, 4]), tensor([0, 2, 5]))
     """
+    if not isinstance(tensors, Iterable):
+        raise DtypeError(message("pack", "a list of tensors", describe(tensors), hint="tdc.pack([tensor, ...])"))
     tensors = list(tensors)
     if not tensors:
         hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
@@ -376,8 +379,7 @@ def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
         >>> [r.shape[0] for r in unpack(pack([torch.ones(2), torch.ones(0)]))]
         [2, 0]
     """
-    if not isinstance(x, NestedTensor):
-        raise DtypeError(message("unpack", "a NestedTensor", describe(x), hint="tdc.pack(rows) makes one of rows"))
+    expect("unpack", x, NestedTensor)
     return x.unbind()
 
 
@@ -387,12 +389,16 @@ def validate(x: Any) -> Any:
     Reads them on the host.
 
     Raises:
+        DtypeError: no ragged batch.
         StructureError: every violated invariant is named.
 
     Example:
         >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
         torch.Size([2, -1])
     """
+    if not hasattr(x, "_broken"):
+        hint = "tdc.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
+        raise DtypeError(message("validate", "a NestedTensor or a MaskedBatch", describe(x), hint=hint))
     wrong, hint = x._broken()
     if wrong:
         got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import MappingKey
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, KeyPathError, StructureError, message
 from tdc._keyed import Keyed
 from tdc._leaf import PROTOCOLS, Leaf
@@ -233,6 +234,7 @@ def tensorclass(cls: type[T]) -> type[T]:
         >>> (step + 1).reward.sum(), step.replace(reward=torch.zeros(4))[0].reward
         (tensor(8.), tensor(0.))
     """
+    expect("tensorclass", cls, type)
     if issubclass(cls, TensorClass):  # it inherits from one, and so is one already
         return cls
     body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}

@@ -19,6 +19,7 @@ from typing import Any
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, KeyPathError, StructureError, message
 from tdc._keyed import Keyed
 from tdc._keys import join, ordered, show, within
@@ -102,6 +103,7 @@ def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
     if not isinstance(spec, PytreeSpec):
         hint = "td, spec = tdc.from_pytree(tree)"
         raise DtypeError(message("to_pytree", "the spec of from_pytree", type(spec).__name__, hint=hint))
+    expect("to_pytree", td, TensorDict)
     known = {*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]}
     wrong = [f"{show(p)}: missing" for p in spec.paths if p not in td]
     wrong += [f"{show(p)}: not in the spec" for p in ordered(known) if not any([within(p, q) for q in spec.paths])]
@@ -152,6 +154,7 @@ def to_state_dict(td: TensorDict) -> dict[str, Any]:
         >>> to_state_dict(TensorDict({"fc": {"bias": torch.zeros(1)}}))
         {'fc.bias': tensor([0.])}
     """
+    expect("to_state_dict", td, TensorDict)
     return dict(Keyed.items(td.flatten_keys(".")))
 
 

@@ -83,7 +83,7 @@ hint: NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) 
             """\
 DtypeError
 tdc.unpack: expected a NestedTensor, got list
-hint: tdc.pack(rows) makes one of rows""",
+hint: tdc.pack([tensor, ...]) makes one""",
         )
 
     def test_pack_of_other_sizes(self):

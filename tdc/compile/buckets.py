@@ -28,7 +28,8 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._arguments import expect, expect_number
+from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc._rules import Container
 from tdc._structure import Structure, extent_of
 from tdc._tree import is_tensordict
@@ -58,6 +59,7 @@ def buckets(low: int, high: int, *, growth: float = 2.0) -> tuple[int, ...]:
         >>> buckets(8, 64), buckets(1000, 4000, growth=1.5)
         ((8, 16, 32, 64), (1000, 1500, 2250, 3375, 4000))
     """
+    expect_number("compile.buckets", low, high, whole=True)
     if not 1 <= low <= high or growth <= 1:
         got = f"low={low}, high={high}, growth={growth}"
         raise ShapeError(message("compile.buckets", "1 <= low <= high and growth > 1", got, hint="buckets(8, 64)"))
@@ -85,6 +87,7 @@ def to_bucket(
 
     Raises:
         ShapeError: the batch is larger than the largest size; the sizes are named.
+        DtypeError: sizes that are no ints.
         StructureError: a NestedTensor without `totals`.
         UnsupportedError: no batch of these kinds, or its batch dim is not the first.
 
@@ -102,6 +105,10 @@ def to_bucket(
     if packed and totals is None:
         hint = "totals=tdc.compile.buckets(low, high)"
         raise StructureError(message("compile.to_bucket", "totals for packed elements", "none", hint=hint))
+    for name, sizes in {"rows": rows, "totals": totals, "lengths": lengths}.items():
+        if sizes is not None and not (isinstance(sizes, (tuple, list)) and all([isinstance(n, int) for n in sizes])):
+            got, hint = describe(sizes), f"{name}=tdc.compile.buckets(low, high)"
+            raise DtypeError(message("compile.to_bucket", f"a tuple of ints as {name}", got, hint=hint))
     real = int(x.batch_size[0])
     count = real + packed
     if rows is not None:
@@ -127,6 +134,7 @@ def unbucket(x: T, valid: Tensor) -> T:
         >>> unbucket((torch.tensor([1.0, 2.0, 9.0]), torch.tensor(3.0)), torch.tensor([True, True, False]))
         (tensor([1., 2.]), tensor(3.))
     """
+    expect("compile.unbucket", valid, Tensor, of=", the one to_bucket returned")
     count, real = valid.shape[0], int(valid.sum())
     leaves, spec = pytree.tree_flatten(x, is_leaf=lambda v: isinstance(v, Container))
     plain = [not isinstance(v, (Tensor, Container)) or v.ndim == 0 for v in leaves]

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect_function
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.compile import steps
 from tdc.compile.carries import agree, moving, split, tensors_of
@@ -66,7 +67,7 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
         `torch.cond`.
     """
     flag = checked("cond", pred)
-    given = arguments("cond", "operands", operands)
+    given = arguments("cond", "operands", operands, true_fn, false_fn)
     if not traced():
         return true_fn(*given) if flag else false_fn(*given)
     entered("cond")
@@ -123,7 +124,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     Source:
         `torch.while_loop`.
     """
-    carry = arguments("while_loop", "carried_inputs", carried_inputs)
+    carry = arguments("while_loop", "carried_inputs", carried_inputs, cond_fn, body_fn)
     tensors, form = split("while_loop", "the carry", carry, numbers=False)
     if not traced():
         while checked("while_loop", cond_fn(*carry)):
@@ -273,12 +274,14 @@ def checked(op: str, pred: Any) -> Any:
     return pred
 
 
-def arguments(op: str, what: str, given: Any) -> tuple[Any, ...]:
-    """A tuple or list of arguments, as a tuple.
+def arguments(op: str, what: str, given: Any, *fns: Any) -> tuple[Any, ...]:
+    """A tuple or list of arguments of functions, as a tuple.
 
     Raises:
-        StructureError: it is something else.
+        DtypeError: a function that is none.
+        StructureError: arguments that are something else.
     """
+    expect_function(op, *fns)
     if not isinstance(given, (tuple, list)):
         raise StructureError(message(op, f"a tuple of {what}", describe(given), hint="(x,) is a tuple of one"))
     return tuple(given)

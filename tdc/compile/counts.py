@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tdc._arguments import expect_function
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 
@@ -67,6 +68,7 @@ class counted:
         mode: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
+        expect_function("compile.counted", fn)
         self.name = name or getattr(fn, "__name__", "function")
         self.fn = fn
         self._inner = backend_of(backend, mode, options, "compile.counted")
@@ -116,6 +118,7 @@ def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         >>> peak_bytes(lambda x: (x + 1) * 2, torch.zeros(256)) >= 1024
         True
     """
+    expect_function("compile.peak_bytes", fn)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

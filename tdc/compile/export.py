@@ -29,7 +29,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
-from tdc._errors import DtypeError, FormatError, UnsupportedError, message
+from tdc._arguments import expect_function
+from tdc._errors import DtypeError, FormatError, UnsupportedError, describe, message
 from tdc.compile.archive import read_weights, save_weights, seal, unseal, weights_file
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
 from tdc.compile.flat import Size
@@ -106,6 +107,7 @@ def export(
     Source:
         `torch.export.export`.
     """
+    expect_function("compile.export", fn)
     args = example_args if isinstance(example_args, tuple) else (example_args,)
     args, kwargs, names = named(fn, args, example_kwargs or {})
     args, kwargs = distinct((args, kwargs))
@@ -242,6 +244,8 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
     Warns:
         UserWarning: a graph exported by another version of torch.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise DtypeError(message("compile.load", "a path", describe(path), hint='tdc.compile.load("model.pt2")'))
     path = Path(path)
     data = unseal(path)
     signature = Signature.from_data(data["signature"])

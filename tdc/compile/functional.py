@@ -155,6 +155,7 @@ def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers:
         `TensorDictParams` makes them parameters for `torch.optim`.
 
     Raises:
+        DtypeError: no list.
         StructureError: no modules, or modules that differ; the first that does is named, with all its differences.
 
     Example:
@@ -165,6 +166,8 @@ def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers:
     Source:
         `torch.func.stack_module_state`.
     """
+    if not isinstance(modules, Iterable):
+        raise DtypeError(message("stack_modules", "modules", describe(modules), hint="stack_modules([net_a, net_b])"))
     modules = list(modules)
     wrong = {f"module {i}": describe(m) for i, m in enumerate(modules) if not isinstance(m, nn.Module)}
     if wrong or not modules:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._errors import DtypeError, describe, message
+from tdc._arguments import expect_function
+from tdc._errors import DtypeError, StructureError, describe, message
 from tdc._keys import ordered, parts, unravel_key
 from tdc._typing import KeyPath, constant
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
@@ -76,6 +77,7 @@ def value_and_grad(
     Source:
         `torch.func.grad_and_value`; the order of results is that of `jax.value_and_grad`.
     """
+    expect_function("grad", fn)
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -216,6 +218,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     Source:
         `torch.func.vjp`.
     """
+    expect_function("vjp", fn)
     parts = [Part(x, "vjp") for x in primals]
     run: Any = torch.func.vjp
     _, back, (value, *aux) = run(taken_apart(fn, parts, has_aux, "vjp"), *[p.tensors for p in parts], has_aux=True)
@@ -251,6 +254,11 @@ def jvp(
     Source:
         `torch.func.jvp`.
     """
+    expect_function("jvp", fn)
+    wrong = [describe(x) for x in (primals, tangents) if not isinstance(x, (tuple, list))]
+    if wrong or len(primals) != len(tangents):
+        got = ", ".join(wrong) or f"{len(primals)} and {len(tangents)}"
+        raise StructureError(message("jvp", "as many tangents as primals, in tuples", got, hint="jvp(fn, (x,), (t,))"))
     parts = [Part(x, "jvp") for x in primals]
     values, directions = tuple([p.tensors for p in parts]), tuple([Part(t, "jvp").tensors for t in tangents])
     run: Any = torch.func.jvp

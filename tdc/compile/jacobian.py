@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tdc._arguments import expect_function
 from tdc._errors import DtypeError, UnsupportedError, describe, message
 from tdc._typing import MISSING
 from tdc.compile.grad import Part, by_path, differentiable
@@ -119,6 +120,7 @@ def jacobian(
     op: str, transform: Transform, fn: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
 ) -> Callable[..., Any]:
     """`transform` of a function of lists of tensors, put together as result and arguments are."""
+    expect_function(op, fn)
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:

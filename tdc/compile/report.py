@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tdc._arguments import expect_function
 from tdc._errors import DtypeError, StructureError, describe, message
 from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
@@ -178,6 +179,7 @@ def report(
     """
     if not callable(fn):
         raise DtypeError(message("compile.report", "a function first", describe(fn), hint="report(fn, *examples)"))
+    expect_function("compile.report", fn)
     if not examples:
         hint = "report(fn, (a, b)) for fn(a, b); give several examples of different sizes"
         raise StructureError(message("compile.report", "at least one example", "none", hint=hint))

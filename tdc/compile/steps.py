@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tdc._arguments import expect_function, expect_number
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc._rules import Container
 from tdc._structure import normal_dim
@@ -29,6 +30,7 @@ class Steps:
     """What a loop walks along: tensors with their T steps in front, and the form of a slice."""
 
     def __init__(self, op: str, xs: Any, dim: int, reverse: bool = False) -> None:
+        expect_number(op, dim, whole=True)
         rowwise(op, "xs", xs, RAGGED)
         tensors, form = split(op, "xs", xs)
         if not tensors:
@@ -83,6 +85,7 @@ def placed(y: Any, dim: int) -> Any:
 
 def scan(combine_fn: Fn, init: Any, xs: Any, dim: int, reverse: bool) -> tuple[Any, Any]:
     """See `tdc.scan`."""
+    expect_function("scan", combine_fn)
     steps = Steps("scan", xs, dim, reverse)
     tensors, form = split("scan", "init", init, numbers=False)
     if not traced():
@@ -150,9 +153,12 @@ def pair(carry: Any, out: Any) -> tuple[Any, Any]:
 def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool, combine_mode: str) -> Any:
     """See `tdc.associative_scan`."""
     op = "associative_scan"
+    expect_function(op, combine_fn)
     steps = Steps(op, xs, dim, reverse)
-    if combine_mode not in ("pointwise", "generic"):
-        raise StructureError(message(op, "combine_mode 'pointwise' or 'generic'", repr(combine_mode)))
+    if not isinstance(combine_mode, str) or combine_mode not in ("pointwise", "generic"):
+        got = repr(combine_mode) if isinstance(combine_mode, str) else describe(combine_mode)
+        hint = "'generic' takes any function, on any device"
+        raise StructureError(message(op, "combine_mode 'pointwise' or 'generic'", got, hint=hint))
     if combine_mode == "pointwise" and not all([x.is_cuda for x in steps.tensors]):
         hint = 'combine_mode="generic"'
         raise UnsupportedError(message(op, "tensors on CUDA for combine_mode='pointwise'", "others", hint=hint))
@@ -183,6 +189,7 @@ def combined(combine_fn: Fn, a: Any, b: Any) -> Any:
 def map_(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
     """See `tdc.compile.map`."""
     op = "compile.map"
+    expect_function(op, f)
     steps = Steps(op, xs, 0)
     if not traced():
         ys = [f(steps.at(i), *args) for i in steps.order()]

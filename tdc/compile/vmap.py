@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from tdc._arguments import expect_function
 from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._keys import heads, missing_key, ordered, unravel_key
 from tdc._structure import normal_dim
@@ -64,6 +65,7 @@ def vmap(
     Source:
         `torch.vmap`; RFC torch.dict.TensorDict, "Functorch compatibility".
     """
+    expect_function("vmap", fn)
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         given = tuple(in_dims) if isinstance(in_dims, (tuple, list)) else (in_dims,) * len(args)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tdc._arguments import expect
 from tdc._errors import ShapeError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import local_ids
@@ -40,6 +41,7 @@ def positions(x: NestedTensor) -> NestedTensor:
         >>> positions(pack([torch.zeros(2, 8), torch.zeros(3, 8)])).values
         tensor([0, 1, 0, 1, 2])
     """
+    expect("positions", x, NestedTensor)
     s = x.structure
     places = local_ids(s, x.values.shape[s.packed_dim])
     same = s.packed_dim == 0 and s.ragged_ndim == 1 and s.batch_dim == 0

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect_function
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._rules import Container
 from tdc._slow import announce
@@ -55,6 +56,7 @@ def unbatched(fn: Callable[..., Any], in_dims: Any = None, *, ragged_dims: Any =
         >>> unbatched(torch.std, ragged_dims=())(pack([torch.tensor([1., 3.]), torch.tensor([4., 4.])]))
         tensor([1.4142, 0.0000])
     """
+    expect_function(OP, fn)
 
     def looped(*args: Any, **kwargs: Any) -> Any:
         announce("loops", OP)

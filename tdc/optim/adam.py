@@ -10,8 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect, expect_number
 from tdc.optim import columns as c
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, pair_of, rate_of, updated
 from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict
 
@@ -90,9 +91,8 @@ def of_kind(
     op: str, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, decoupled: bool
 ) -> Optimizer:
     """Adam, with weight decay past the gradient where it is decoupled."""
-    beta1, beta2 = betas
+    beta1, beta2 = pair_of(op, betas)
     check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
-    check_numbers(op, below=1.0, beta1=beta1, beta2=beta2)
 
     def many(
         ps: Column, gs: Column, means: Column, squares: Column, keep: Scalar, rate: Scalar, root: Scalar
@@ -123,4 +123,6 @@ def debias(beta: float, step: Tensor) -> Tensor:
         >>> debias(0.9, torch.tensor([1, 2]))
         tensor([0.1000, 0.1900])
     """
+    expect_number("optim.debias", beta)
+    expect("optim.debias", step, Tensor)
     return -torch.expm1(step * (math.log(beta) if beta else -math.inf))

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
 from tdc._keys import gathered, prefixed, replaced, show
 from tdc._tree import same_size
@@ -53,6 +54,7 @@ class Transform:
 
 def begin(params: TensorDict, names: tuple[str, ...]) -> TensorDict:
     """The state before the first step: zeros for each moment, and step 0 for each member."""
+    expect("optim.init", params, TensorDict, of=" of parameters")
     moments = {name: params.apply(zeros) for name in names}
     places = [p.device for p in params._leaves.values() if trainable(p)]
     step = torch.zeros(params.batch_size, dtype=torch.int64, device=places[0] if places else params.device)
@@ -112,6 +114,8 @@ def updated(
         names: of the moments.
         scalars: of the number of this step, from 1: a float with the digits that the parameters have.
     """
+    for x in (grads, state, params):
+        expect(op, x, TensorDict)
     columns = usual(grads, state, params, names)
     if columns is None:
         check_state(op, state, params, (*names, "step"), names)
@@ -234,12 +238,32 @@ def differing(moments: TensorDict, params: TensorDict, prefix: str = "") -> dict
     }
 
 
+def pair_of(op: str, betas: Any) -> tuple[float, float]:
+    """The decay rates of two means.
+
+    Raises:
+        DtypeError: not two of them.
+        StructureError: one is outside [0, 1).
+    """
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        got = f"{len(betas)} of them" if isinstance(betas, (tuple, list)) else describe(betas)
+        raise DtypeError(message(op, "two numbers as betas", got, hint="betas=(0.9, 0.999)"))
+    check_numbers(op, below=1.0, beta1=betas[0], beta2=betas[1])
+    return betas[0], betas[1]
+
+
 def check_numbers(op: str, *, below: float | None = None, **numbers: Any) -> None:
     """Settings are at least 0, and less than `below`. Tensors and schedules are not looked at.
 
     Raises:
+        DtypeError: one is no number.
         StructureError: one is not; every one is named.
     """
+    others = {
+        name: describe(x) for name, x in numbers.items() if not (isinstance(x, (int, float, Tensor)) or callable(x))
+    }
+    if others:
+        raise DtypeError(message(op, "numbers", f"{len(others)} others", others, "a float, e.g. lr=1e-3"))
     given = {name: x for name, x in numbers.items() if isinstance(x, (int, float))}
     wrong = [f"{name}={x:g}" for name, x in given.items() if not (x >= 0 and (below is None or x < below))]
     if wrong:

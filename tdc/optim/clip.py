@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect
 from tdc.optim.base import DOUBLE, Transform, check_numbers, grouped, trainable, wide
 from tdc.optim.columns import times
 from tdc.tensordict import TensorDict, make
@@ -32,6 +33,7 @@ def global_norm(td: TensorDict) -> Tensor:
     Source:
         `torch.nn.utils.get_total_norm`.
     """
+    expect("optim.global_norm", td, TensorDict)
     leaves = [x for x in td._leaves.values() if trainable(x)]
     if not leaves:
         return torch.zeros(td.batch_size, device=td.device)

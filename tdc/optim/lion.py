@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tdc.optim import columns as c
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
+from tdc.optim.base import Optimizer, Rate, begin, check_numbers, pair_of, rate_of, updated
 from tdc.optim.columns import Column, Scalar
 from tdc.tensordict import TensorDict
 
@@ -42,9 +42,8 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
         Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2.
     """
     op, names = "optim.lion", ("mean",)
-    beta1, beta2 = betas
+    beta1, beta2 = pair_of(op, betas)
     check_numbers(op, lr=lr, weight_decay=weight_decay)
-    check_numbers(op, below=1.0, beta1=beta1, beta2=beta2)
 
     def many(ps: Column, gs: Column, means: Column, keep: Scalar, rate: Scalar) -> tuple[Column, Column]:
         directions = c.sign(c.lerp(means, gs, 1 - beta1))

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from tdc._arguments import expect_number
 from tdc._errors import StructureError, message
 from tdc.optim.base import Schedule, check_numbers
 
@@ -69,6 +70,7 @@ def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedu
     """
     op = "optim.cosine"
     check_numbers(op, lr=lr, warmup=warmup, floor=floor)
+    expect_number(op, steps, warmup, whole=True)
     if steps <= warmup:
         hint = "steps counts the warm-up, too"
         raise StructureError(message(op, "more steps than warmup", f"steps={steps}, warmup={warmup}", hint=hint))

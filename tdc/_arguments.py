@@ -1,0 +1,71 @@
+"""Refuses an argument of another kind before anything reads it, so that no error comes from inside.
+
+Invariant: metadata only. A graph keeps the checks of containers; those of functions and numbers end where it begins,
+since Dynamo can tell neither whether any object is a function nor whether a size that varies is a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdc._errors import DtypeError, describe, message
+
+MADE = {
+    "TensorDict": "TensorDict({'key': tensor}, batch_size=[...]), or tdc.as_tensordict(obj)",
+    "NestedTensor": "tdc.pack([tensor, ...]) makes one",
+    "MaskedBatch": "tdc.from_padded(data, lengths=lengths) makes one",
+    "Tensor": "torch.as_tensor(x) makes one",
+    "Mapping": "pass a dict",
+    "type": "pass the class itself",
+}
+
+
+def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
+    """Refuse what is an instance of none of these classes.
+
+    Args:
+        of: what the argument is, where the class does not say it.
+
+    Raises:
+        DtypeError: it is none.
+
+    Example:
+        >>> from torch import Tensor
+        >>> expect("scale", [1.0], Tensor, of=" of weights")
+        Traceback (most recent call last):
+        tdc._errors.DtypeError: tdc.scale: expected a Tensor of weights, got list
+        hint: torch.as_tensor(x) makes one
+    """
+    if not isinstance(x, classes):
+        names = [cls.__name__ for cls in classes]
+        raise DtypeError(message(op, f"a {' or a '.join(names)}{of}", describe(x), hint=MADE[names[0]]))
+
+
+def expect_function(op: str, *fns: Any) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        DtypeError: one cannot.
+    """
+    for fn in fns:
+        if not callable(fn):
+            raise DtypeError(message(op, "a function", describe(fn), hint="the function itself, e.g. torch.relu"))
+
+
+def expect_number(op: str, *numbers: Any, whole: bool = False) -> None:
+    """Refuse what is no number; of tensors and arrays those without dims are numbers.
+
+    Raises:
+        DtypeError: one is none, or where they are to be whole not whole.
+    """
+    for x in numbers:
+        if isinstance(x, str) or not hasattr(x, "__index__" if whole else "__float__") or getattr(x, "ndim", 0):
+            raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint="a Python number"))
+
+
+def unchecked(op: str, *args: Any, whole: bool = False) -> None:
+    """In place of the checks that a graph cannot make."""
+
+
+for _check in (expect_function, expect_number):
+    _check._torchdynamo_inline = unchecked  # type: ignore[attr-defined]  # the attribute Dynamo looks for

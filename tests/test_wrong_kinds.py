@@ -1,0 +1,257 @@
+"""Every public function, each argument in turn given a list, a dict, None, a tensor, an array, a text or a number.
+
+`CALLS` has one sound call of each function, and a test that none is missing. What is given instead is taken, or refused
+in our three parts; a Python error from inside (`'list' object has no attribute 'values'`) says nothing to a newcomer.
+Only where torch has the function too, and gets the arguments as they are, may the error be torch's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tdc
+from tdc import DtypeError, NestedTensor, TdcError, TensorDict
+
+SPACES = ("tdc", "tdc.compile", "tdc.nn", "tdc.optim", "tdc.testing")
+MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
+    "Spec", "LeafSpec", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report", "Signature",
+    "TrainStep", "Average", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
+}  # fmt: skip
+WRONG: dict[str, Any] = {
+    "list": [1, 2], "dict": {"a": 1}, "None": None, "tensor": torch.zeros(3, 2), "array": np.zeros((3, 2)),
+    "str": "abc", "int": 3, "object": object(),
+}  # fmt: skip
+TORCHS = {"stack", "cat"}  # torch's functions, for plain tensors, too
+HANDED_ON = {  # arguments that go to the user's function, which has errors of its own
+    "cond": 3, "export": 1, "functional_call": 2, "peak_bytes": 1, "report": 1, "scan": 1,
+}  # fmt: skip
+FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)
+
+
+@dataclass
+class Record:
+    x: Tensor
+
+
+class Pair(NamedTuple):
+    x: Tensor
+
+
+def td() -> TensorDict:
+    return TensorDict({"x": torch.zeros(3, 2), "id": torch.zeros(3, 2)}, [3])
+
+
+def rows() -> NestedTensor:
+    return tdc.pack([torch.ones(2), torch.ones(3)])
+
+
+def square(x: Any) -> Any:
+    return (x * x).sum()
+
+
+def loss(params: TensorDict, batch: Tensor) -> Tensor:
+    return square(params["weight"])
+
+
+NET, PARAMS = nn.Linear(2, 2), tdc.from_module(nn.Linear(2, 2))
+tree, spec = tdc.from_pytree([torch.zeros(3)])
+X = torch.zeros(3, 2)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "TensorDict": (td(), [3]),
+    "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
+    "MaskedBatch": (X, torch.tensor([1, 2, 0])),
+    "ObjectArray": (["a", "b"], [2]),
+    "TensorDictParams": (PARAMS,),
+    "as_tensordict": (Record(X), [3]),
+    "associative_scan": (torch.add, X, 0, {"combine_mode": "generic"}),
+    "cat": ([X, X], 0),
+    "cat_keys": (td(), ["x", "id"], "z", -1),
+    "check": (td(), tdc.spec(td())),
+    "collate": ([td()[0], td()[1]],),
+    "cond": (torch.tensor(True), torch.neg, torch.abs, (X,)),
+    "copy_": (td(), td()),
+    "ensemble": (NET, tdc.stack([PARAMS, PARAMS])),
+    "from_dataclass": (Record(X), [3]),
+    "from_dict": ({"x": X}, [3]),
+    "from_hf": ({"input_ids": X.long(), "attention_mask": torch.ones(3, 2).long()},),
+    "from_list": ([[1, 2], [3]],),
+    "from_module": (NET,),
+    "from_namedtuple": (Pair(X), [3]),
+    "from_numpy": ([np.zeros(2), np.zeros(3)],),
+    "from_padded": (X, {"lengths": torch.tensor([1, 2, 0])}),
+    "from_pytree": ([X], [3]),
+    "from_state_dict": (NET.state_dict(), []),
+    "from_struct_array": (np.zeros(3, dtype=[("f", "f4")]), [3]),
+    "from_torch": (tdc.to_torch(rows()),),
+    "functional_call": (NET, PARAMS, (X,)),
+    "grad": (square,),
+    "group_by": (td().set("id", torch.arange(3)), "id"),
+    "hessian": (square,),
+    "infer_batch_size": (td(),),
+    "jacfwd": (square,),
+    "jacrev": (square,),
+    "jvp": (square, (X,), (X,)),
+    "merge": (td(), TensorDict({"y": X}, [3])),
+    "nbytes": (td(),),
+    "nested_like": (torch.zeros(2, 3), rows()),
+    "offsets_of": (torch.tensor([1, 2]),),
+    "pack": ([torch.ones(2), torch.ones(3)],),
+    "pad_sequence": ([td(), td()[:2]],),
+    "param_count": (td(),),
+    "partition": (td(), "x"),
+    "positions": (rows(),),
+    "ragged_stack": ([td(), td()[:2]],),
+    "ravel": (td(),),
+    "register_leaf": (object, {"shape": list, "index": list}),
+    "scan": (lambda c, x: (c + x, x), X[0], X),
+    "spec": (td(), [3]),
+    "stack": ([X, X], 0),
+    "stack_keys": (td(), ["x", "id"], "z", -1),
+    "stack_modules": ([NET, NET],),
+    "summary": (td(),),
+    "tensorclass": (Record,),
+    "to_dataclass": (td().select("x"), Record),
+    "to_hf": (TensorDict({"input_ids": rows()}, [2]),),
+    "to_namedtuple": (td().select("x"), Pair),
+    "to_packed": (rows().to_padded(),),
+    "to_padded": (rows(), 0.0),
+    "to_pytree": (tree, spec),
+    "to_state_dict": (td(),),
+    "to_struct_array": (td(),),
+    "to_torch": (rows(),),
+    "truncate": (rows(), torch.tensor([1, 1])),
+    "unbatched": (torch.neg,),
+    "unpack": (rows(),),
+    "unpad_sequence": (tdc.pad_sequence([td(), td()[:2]]),),
+    "unravel_key": ("x",),
+    "validate": (rows(),),
+    "value_and_grad": (square,),
+    "vjp": (square, X),
+    "vmap": (torch.neg,),
+    "while_loop": (lambda x: x.sum() < 3, lambda x: (x + 1,), (torch.zeros(1),)),
+    "zeros": (td(), [3]),
+    "buckets": (1, 8),
+    "checkpoint": (torch.neg,),
+    "counted": (torch.neg,),
+    "dynamic": (td(), "batch"),
+    "dynamic_shapes": ([X],),
+    "export": (torch.neg, (X,)),
+    "load": ("no/such/file.pt2",),
+    "map": (torch.neg, X),
+    "peak_bytes": (torch.neg, X),
+    "report": (torch.neg, X),
+    "to_bucket": (rows(), {"rows": (4, 8), "totals": (8, 16)}),
+    "train_step": (loss, tdc.optim.sgd(0.1)),
+    "unbucket": (torch.zeros(4), torch.tensor([True, True, False, False])),
+    "adam": (0.1, (0.9, 0.99)),
+    "adamw": (0.1, (0.9, 0.99)),
+    "chain": (tdc.optim.clip_by_global_norm(1.0), tdc.optim.sgd(0.1)),
+    "clip_by_global_norm": (1.0,),
+    "constant": (0.1,),
+    "cosine": (0.1, 10),
+    "debias": (0.9, torch.tensor(1)),
+    "ema": (0.9,),
+    "global_norm": (td(),),
+    "lion": (0.1, (0.9, 0.99)),
+    "sgd": (0.1,),
+}
+
+
+def public() -> dict[str, Callable[..., Any]]:
+    """Functions and containers that users call, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for space in SPACES:
+        for name, value in vars(sys.modules[space]).items():
+            ours = getattr(value, "__module__", "").startswith("tdc") and not name.startswith("_")
+            if ours and callable(value) and not (inspect.isclass(value) and issubclass(value, Exception)):
+                found.setdefault(name, value)
+    return found
+
+
+def test_every_public_function_has_a_call():
+    assert set(public()) - MADE_BY_US == set(CALLS)
+
+
+def with_wrong(call: tuple[Any, ...], place: int, wrong: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, the one at a place replaced; named ones are in a dict at the end, and count on."""
+    named = dict(call[-1]) if len(call) > 1 and type(call[-1]) is dict else {}
+    args = list(call[:-1] if named else call)
+    if place < len(args):
+        args[place] = wrong
+    else:
+        named[list(named)[place - len(args)]] = wrong
+    return args, named
+
+
+def problem(name: str, error: Exception) -> str:
+    """What is wrong with an error, if anything."""
+    if isinstance(error, TdcError):
+        return "" if FORM.fullmatch(str(error)) else f"not in three parts: {error}"
+    if name in TORCHS and isinstance(error, (TypeError, RuntimeError, IndexError)):
+        return ""
+    return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_kinds(name: str):
+    fn, call = public()[name], CALLS[name]
+    found = []
+    named = call[-1] if len(call) > 1 and type(call[-1]) is dict else ()
+    for place in set(range(len(call) + max(len(named) - 1, 0))) - {HANDED_ON.get(name)}:
+        for kind, wrong in WRONG.items():
+            args, named = with_wrong(call, place, wrong)
+            try:
+                fn(*args, **named)
+            except Exception as error:
+                if said := problem(name, error):
+                    found.append(f"argument {place}, {kind}: {said.splitlines()[0]}")
+    assert not found, "\n".join(["", *found])
+
+
+def test_the_calls_are_sound():
+    for name, call in CALLS.items():
+        if name not in ("load", "register_leaf", "report", "export", "peak_bytes"):
+            args, named = with_wrong(call, 0, call[0])
+            public()[name](*args, **named)
+
+
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if inspect.isroutine(call[0])])
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_function_is_refused_before_it_is_called(name: str, kind: str):
+    args, named = with_wrong(CALLS[name], 0, WRONG[kind])
+    with pytest.raises(DtypeError, match=r"expected a (function|loss_fn)"):
+        public()[name](*args, **named)
+
+
+@pytest.mark.parametrize("make", [tdc.optim.adam, tdc.optim.adamw, tdc.optim.lion, tdc.optim.sgd])
+@pytest.mark.parametrize("kind", WRONG)
+def test_optimizers(make: Any, kind: str):
+    opt, wrong = make(), WRONG[kind]
+    calls: list[Any] = [
+        lambda: opt.init(wrong),
+        lambda: opt.update(wrong, opt.init(PARAMS), PARAMS),
+        lambda: opt.update(PARAMS, wrong, PARAMS),
+        lambda: opt.update(PARAMS, opt.init(PARAMS), wrong),
+        lambda: make(wrong) if kind not in ("int", "tensor") else opt.init(None),
+    ]
+    for call in calls:
+        with pytest.raises(DtypeError) as caught:
+            call()
+        assert FORM.fullmatch(str(caught.value))
+
+
+def test_an_error_from_inside_is_a_problem():
+    assert problem("pack", AttributeError("'list' object has no attribute 'values'")).startswith("AttributeError")
+    assert problem("stack", KeyError("x")).startswith("KeyError")
+    assert problem("pack", tdc.ShapeError("tdc.pack: too long")).startswith("not in three parts")
+    assert problem("pack", tdc.ShapeError("tdc.pack: expected a, got b\nhint: c")) == ""
