@@ -112,7 +112,7 @@ ROWS: dict[str, list[Row]] = {
         Row("td.masked_select(mask)", SAME),
         Row("td.masked_fill(mask, 0)", SAME),
         Row("td.gather(0, index)", SAME),
-        Row("td.where(mask, other)", "torch.where(mask, td, other)"),
+        Row("td.where(mask, other)", SAME),
         Row("tensordict.group_by(td, 'id')", "tdc.group_by(td.flatten().set('id', ids), 'id')", "one batch dim"),
     ],
     "Shapes, joining, splitting": [

@@ -83,11 +83,14 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
     row = f"{rule.kind}.{rule.name}.{len(IMPLS)}"
     method = None if foreign else getattr(torch.Tensor, rule.name, None)
+    IMPLS[row] = rule.impl
+    if rule.op in SELF_SECOND:
+        IMPLS[row + ".method"] = self_second(rule.impl, SELF_SECOND[rule.op])
+        table.setdefault(method, row + ".method")
     operator = TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
         if op is not None:
             table.setdefault(op, row)
-    IMPLS[row] = rule.impl
     if rule.op in TENSOR_REFLECTED:  # Dynamo traces `x - tensor` as `Tensor.__rsub__(tensor, x)` (torch 2.11-2.13)
         IMPLS[row + ".reflected"] = swapped(rule.impl)
         table.setdefault(TENSOR_REFLECTED[rule.op], row + ".reflected")
@@ -102,6 +105,17 @@ def swapped(impl: Op) -> Op:
         return impl(b, a)
 
     return reflected
+
+
+def self_second(impl: Op, first: str) -> Op:
+    """An implementation as the method calls it, whose object is the second argument behind one named `first`."""
+
+    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if first in kwargs:
+            args = (kwargs.pop(first), *args)
+        return impl(*args[:1], x, *args[1:], **kwargs)
+
+    return method
 
 
 def unsupported(
@@ -225,7 +239,8 @@ def install_methods(classes: dict[str, type]) -> None:
     for rule in RULES:
         cls, name = classes[rule.kind], rule.name
         if name.isidentifier() and hasattr(torch.Tensor, name) and not hasattr(cls, name):
-            setattr(cls, name, as_method(rule.op, name))
+            op = getattr(torch.Tensor, name) if rule.op in SELF_SECOND else rule.op
+            setattr(cls, name, as_method(op, name))
     for name in dir(torch.Tensor):
         absent = Absent(name)
         for cls in classes.values() if not name.startswith("_") else ():
@@ -246,7 +261,7 @@ def as_method(op: Op, name: str) -> Op:
         return IMPLS[row_of(op, cls)](self, *args, **kwargs)
 
     method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"`torch.{name}` with this as its first argument."
+    method.__doc__ = f"`torch.Tensor.{name}` of this batch."
     return method
 
 
@@ -276,6 +291,7 @@ OPERATORS: dict[str, Op] = {
     "xor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge":
     torch.ge, "lshift": torch.bitwise_left_shift, "rshift": torch.bitwise_right_shift,
 }  # fmt: skip
+SELF_SECOND: dict[Op, str] = {torch.where: "condition", torch.polygamma: "n"}  # methods of what comes behind it
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 UNARY_OPERATORS: dict[str, Op] = {
     "neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tdc
-from tdc import TensorDict
+from tdc import TensorDict, UnsupportedError
+from tdc._rules import RULES, SELF_SECOND
 
 REFLECTED = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.int32, torch.int64]
@@ -90,3 +91,51 @@ def test_nodes_with_batch_dims_of_their_own_keep_them():
     narrow = TensorDict({"n": TensorDict({"a": torch.rand(2, 1), "b": torch.rand(2, 1)}, [2, 1])}, [2])
     with pytest.raises(tdc.ShapeError, match="share 2 batch dims"):
         narrow + wide
+
+
+def containers() -> list[Any]:
+    x = tdc.pack([torch.tensor([1.0, -2.0]), torch.tensor([3.0])])
+    return [x, x.to_padded(), TensorDict({"x": torch.tensor([1.0, -2.0, 3.0])}, [3])]
+
+
+@pytest.mark.parametrize("x", containers(), ids=lambda x: x._kind)
+class TestMethodsWhoseObjectIsTheSecondArgument:
+    """`x.where(condition, other)` is `torch.where(condition, x, other)`."""
+
+    def test_where(self, x: Any):
+        want = flat(torch.where(x > 0, x, -7.0))
+        for out in (x.where(x > 0, -7.0), x.where(x > 0, other=-7.0), x.where(condition=x > 0, other=-7.0)):
+            assert type(out) is type(x)
+            assert flat(out) == want == [1, -7, 3]
+        assert flat(x.where(x > 0, x * 10)) == [1, -20, 3]
+
+    def test_where_of_a_dense_object(self, x: Any):
+        assert flat(torch.ones(1).where(x > 0, x)) == [1, -2, 1]
+        compiled = torch.compile(lambda x: (x.where(x > 0, 0), torch.ones(1).where(x > 0, x)), backend="eager")
+        assert [flat(y) for y in compiled(x)] == [[1, 0, 3], [1, -2, 1]]
+
+    def test_where_of_a_condition_alone(self, x: Any):
+        with pytest.raises((UnsupportedError, TypeError), match="condition"):
+            x.where(x > 0)
+
+    def test_polygamma(self, x: Any):
+        for out in (x.polygamma(1), x.polygamma(n=1), torch.polygamma(1, x)):
+            torch.testing.assert_close(flat(out), torch.polygamma(1, torch.tensor([1.0, -2, 3])).tolist())
+
+
+def flat(x: Any) -> list[float]:
+    """The real elements."""
+    if isinstance(x, TensorDict):
+        return x["x"].tolist()
+    return (x if isinstance(x, tdc.NestedTensor) else x.to_packed()).values.tolist()
+
+
+def test_no_other_method_has_its_object_elsewhere():
+    """torch's own schemas say where the object of a method stands in the function of its name."""
+    elsewhere = set()
+    for rule in (r for r in RULES if getattr(torch, r.name, None) is r.op and hasattr(torch.Tensor, r.name)):
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{rule.name}")
+        places = [[a.name for a in s.arguments].index("self") for s in schemas if "self" in str(s)]
+        if any(places):
+            elsewhere.add(rule.op)
+    assert elsewhere == set(SELF_SECOND)
