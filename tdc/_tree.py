@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._bytes import bytes_of, bytes_text
 from tdc._errors import (
     DtypeError,
     IndexingError,
@@ -35,20 +34,9 @@ from tdc._keys import below, children, heads, inside, join, ordered, parts, pref
 from tdc._leaf import PROTOCOLS, Leaf, wrapped
 from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc._objects import ObjectArray
-from tdc._repr import (
-    MANY,
-    is_shared,
-    leaf_html,
-    page_html,
-    sizes_text,
-    static_html,
-    static_text,
-    tree_html,
-    tree_text,
-)
 from tdc._rules import Container
 from tdc._structure import mark_dynamic
-from tdc._typing import KeyPath, OpName
+from tdc._typing import MISSING, KeyPath, OpName
 
 Leaves = dict[KeyPath, Any]
 
@@ -276,7 +264,7 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
             raise StructureError(
                 message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
             )
-        if other._nodes != first._nodes:
+        if unlike(first._nodes, other._nodes):
             conflicting(op, first, other)
 
 
@@ -305,18 +293,43 @@ def same_size(op: OpName, first: Any, *others: Any) -> None:
             raise ShapeError(message(op, "TensorDicts of one batch size", got, hint="index or expand one of them"))
 
 
+def columns_of(op: OpName, *tds: Any) -> list[list[Any]]:
+    """The leaves of each TensorDict, in the order of the first. Raises as `same_keys`.
+
+    The others are only looked up, so that a graph holds no guard on the order of their keys.
+    """
+    first = tds[0]
+    order, found = list(first._leaves), [list(first._leaves.values())]
+    for td in tds[1:]:
+        own = td._leaves
+        try:
+            found.append([own[p] for p in order])
+            same = len(own) == len(order)
+        except KeyError:
+            same = False
+        if not same:
+            same_keys(op, *tds)
+        if unlike(first._nodes, td._nodes):
+            conflicting(op, first, td)
+    return found
+
+
+def unlike(a: Nodes, b: Nodes) -> bool:
+    """Whether two tables of nodes differ."""
+    return a is not b and a != b
+
+
+def unlike_traced(a: Nodes, b: Nodes) -> bool:
+    """What Dynamo traces in place of `unlike`: one is only looked up, so that a graph holds half as many guards."""
+    return len(a) != len(b) or any([b.get(p, MISSING) != entry for p, entry in a.items()])
+
+
+unlike._torchdynamo_inline = unlike_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+
+
 def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]:
     """For each path of the first TensorDict, the leaves there of all. Raises as `same_keys`."""
-    order, columns = list(tds[0]._leaves), [tds[0]._leaves.values()]
-    for td in tds[1:]:
-        if list(td._leaves) == order:
-            columns.append(td._leaves.values())
-        else:
-            same_keys(op, *tds)
-            columns.append([td._leaves[p] for p in order])
-        if td._nodes != tds[0]._nodes:
-            conflicting(op, tds[0], td)
-    return zip(order, zip(*columns, strict=True), strict=True)
+    return zip(list(tds[0]._leaves), zip(*columns_of(op, *tds), strict=True), strict=True)
 
 
 def mark_rows(leaves: Leaves) -> None:
@@ -360,46 +373,6 @@ def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
     for leaf in leaves.values() if extra and isinstance(batch_size, torch.Size) else ():
         return leaf.shape[: len(batch_size) + extra]
     return batch_size
-
-
-def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
-    """A tree as the RFC prints it, keys sorted."""
-    fields = []
-    for key in sorted(children([*leaves, *nodes])):
-        if key in leaves:
-            fields.append((key, leaves[key]))
-            continue
-        if type(nodes[key]) is Static:
-            fields.append((key, static_text(nodes[key].value)))
-            continue
-        found, inner, extra = subtree(leaves, nodes, key)
-        fields.append((key, node_text(found, inner, node_size(found, size, extra), device, indent + " " * 8)))
-    shared = bool(leaves) and all([is_shared(x) for x in leaves.values()])
-    return tree_text(title(nodes), fields, size, device, shared, indent)
-
-
-def title(nodes: Nodes) -> str:
-    """Name of the class of a tree."""
-    root = nodes.get(())
-    return root.cls.__name__ if type(root) is Typed else "TensorDict"
-
-
-def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None = None) -> str:
-    """A tree as nested `<details>`, keys in insertion order. The whole of it where no name says which node it is."""
-    items = []
-    for key in children([*leaves, *nodes]):
-        if key in leaves:
-            items.append(leaf_html(key, leaves[key]))
-            continue
-        if type(nodes[key]) is Static:
-            items.append(static_html(key, nodes[key].value))
-            continue
-        found, inner, extra = subtree(leaves, nodes, key)
-        items.append(f"<li>{node_html(found, inner, node_size(found, size, extra), key)}</li>")
-    sizes, count = f"batch_size={sizes_text(size)}", bytes_text(bytes_of(leaves.values()))
-    fields = [("kind", title(nodes) if name is not None else ""), ("shape", sizes), ("bytes", count)]
-    tree = tree_html(title(nodes) if name is None else name, fields, items, name is None or len(leaves) <= MANY)
-    return page_html(tree) if name is None else tree
 
 
 def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:

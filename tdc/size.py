@@ -15,10 +15,11 @@ import torch.utils._pytree as torch_pytree
 from tdc._bytes import bytes_of, bytes_text, tensors_of
 from tdc._errors import DtypeError, describe, message
 from tdc._keys import children, depth, join, parts
+from tdc._look import title
 from tdc._nodes import Nodes, Static
 from tdc._repr import cells, sizes_text, static_text
 from tdc._rules import Container
-from tdc._tree import Leaves, is_tensordict, node_size, subtree, title
+from tdc._tree import Leaves, is_tensordict, node_size, subtree
 from tdc._typing import KeyPath
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor

@@ -30,6 +30,7 @@ from tdc._errors import DtypeError, ImmutableError, IndexingError, message
 from tdc._keyed import Keyed, any_below, apply_leaves
 from tdc._keys import is_key, ordered
 from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
+from tdc._look import node_html, node_text
 from tdc._nodes import Nodes, Static, extra_of, with_extra, without_extra
 from tdc._pytree import register
 from tdc._rules import Container
@@ -43,8 +44,6 @@ from tdc._tree import (
     is_mask,
     mark_rows,
     misfit,
-    node_html,
-    node_text,
     retype,
     same_size,
     shape_of,

@@ -32,7 +32,7 @@ LAYERS = (
     ("_errors", "_arguments", "_typing", "_keys"),
     (
         *("_nodes", "_rules", "_pytree", "_slow", "_structure", "_index", "_leaf", "_bytes", "_repr"),
-        *("_objects", "_tree", "_keyed", "_builder"),
+        *("_objects", "_tree", "_look", "_keyed", "_builder"),
     ),
     (
         *("tensordict", "nested", "masked", "_ragged_index", "_attributes", "convert", "rows", "tensorclass", "memory"),

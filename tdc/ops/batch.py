@@ -117,18 +117,18 @@ class Along:
 
     Attributes:
         names: its arguments behind the first, in order; "dim" is among them.
+        run: what runs on each leaf: the operation itself, as it is called on leaves, or another one.
         default: the dim where none is given: None for all batch dims, NEEDED where one must be.
         several: whether torch takes a tuple of dims.
         spread: the arguments that have the dims of the batch, and are extended over features.
-        run: what runs on each leaf, where it is not the operation itself.
         whole: what runs for all batch dims as one, where torch gives something else then.
     """
 
     names: tuple[str, ...]
+    run: Op
     default: Any = None
     several: bool = False
     spread: tuple[str, ...] = ()
-    run: Op | None = None
     whole: Op | None = None
 
 
@@ -137,7 +137,8 @@ def along(
     modes: tuple[str, ...] = MODES, **how: Any,
 ) -> None:  # fmt: skip
     """A row for an operation along batch dims; `how` are further fields of `Along`."""
-    impl = partial(along_tensordict, op, Along(tuple(names.split()), **how))
+    takes = Along(tuple(names.split()), run=how.pop("run", None) or on_leaves(op), **how)
+    impl = partial(along_tensordict, op, takes)
     add_rule(Rule(op, "tensordict", family, impl, op, identity=identity, modes=modes), aliases)
 
 
@@ -146,7 +147,7 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     dim = given.pop("dim", how.default)
     if not isinstance(dim, int) and (dim is NEEDED or (dim is None and how.default is not None)):
         raise needs_dim(op, x.ndim)
-    dims, run = batch_dims(op, dim, x.ndim, how.several), how.run or on_leaves(op)
+    dims, run = batch_dims(op, dim, x.ndim, how.several), how.run
     if dims is None and how.several and x.ndim:
         dims = tuple(range(x.ndim))
     others = {name: value for name, value in given.items() if isinstance(value, TensorDict)}

@@ -21,7 +21,7 @@ from tdc._rules import Container, Rule, add_rule
 from tdc._structure import reduce_rows, spread
 from tdc._typing import Op
 from tdc.nested import NestedTensor
-from tdc.ops.batch import Along, along, along_tensordict
+from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.lanes import Lanes, along_static, at, is_static, lanes_of, named
 from tdc.ops.lines import by_lines, over_lines
 from tdc.ops.reduction import finite
@@ -107,7 +107,7 @@ for _op, _identity in ((torch.argmax, -math.inf), (torch.argmin, math.inf)):
 for _op, _pointwise in PAIRED.items():
     for _kind in ("nested", "masked"):
         add_rule(Rule(_op, _kind, "reduction", partial(extreme_ragged, _op), _op, identity=IDENTITY[_op]))
-    _how = Along(("dim", "keepdim"), whole=partial(values_of, _op))
+    _how = Along(("dim", "keepdim"), on_leaves(_op), whole=partial(values_of, _op))
     add_rule(Rule(_op, "tensordict", "reduction", partial(extreme_tensordict, _op, _pointwise, _how), _op))
 for _kind in ("nested", "masked"):
     add_rule(Rule(torch.aminmax, _kind, "reduction", aminmax_ragged, torch.aminmax))

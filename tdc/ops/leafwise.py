@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc._nodes import any_extra
 from tdc._structure import eager
-from tdc._tree import check_extra, same_keys, same_size
+from tdc._tree import check_extra, columns_of, same_size
 from tdc._typing import Op
 from tdc.tensordict import TensorDict, make
 
@@ -67,14 +67,14 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     operands = (*args, *kwargs.values())
     like = first_of(TensorDict, op, args, kwargs)
     tds = [a for a in operands if isinstance(a, TensorDict)]
+    own = columns_of(op, *tds)
     if len(tds) > 1:
-        same_keys(op, *tds)
         same_size(op, *tds)
     for a in operands:
         if isinstance(a, Tensor) and a.ndim > 0:
             check_broadcast(a, like._size, op)
     paths, k = list(like._leaves), len(like._size)
-    found = [column(a, like) for a in operands]
+    found = [own.pop(0) if isinstance(a, TensorDict) else column(a, like) for a in operands]
     if len(tds) > 1:
         found = aligned(found, [isinstance(a, TensorDict) for a in operands], k)
     columns = found[: len(args)]
@@ -126,12 +126,8 @@ def rows(columns: list[list[Any]], paths: list[Any]) -> Iterable[tuple[Any, ...]
 
 
 def column(x: Any, like: TensorDict) -> list[Any]:
-    """What an operand is for each leaf: its own leaf, a tensor extended over the features, or the same for all."""
+    """What an operand is for each leaf: a tensor extended over the features, or the same for all."""
     leaves = like._leaves
-    if isinstance(x, TensorDict):
-        if x is like or list(x._leaves) == list(leaves):
-            return list(x._leaves.values())
-        return [x._leaves[p] for p in leaves]
     if isinstance(x, Tensor) and x.ndim > 0:
         k = len(like._size)
         wide = {n: x.view(*x.shape, *[1] * (n - k)) for n in {v.ndim for v in leaves.values()}}

@@ -19,7 +19,7 @@ from tdc._errors import UnsupportedError, describe, message
 from tdc._rules import Container, Rule, add_rule, unsupported
 from tdc._structure import normal_dim
 from tdc._typing import Op
-from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift
+from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
 from tdc.ops.indexing import index_select_tensordict
 from tdc.ops.leafwise import check_broadcast
 from tdc.tensordict import TensorDict, index
@@ -69,7 +69,8 @@ def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> Ten
     return gather_leaves(x, dim, index, **kwargs)
 
 
-gather_leaves = partial(along_tensordict, torch.gather, Along(("dim", "index"), NEEDED, spread=("index",)))
+GATHER = Along(("dim", "index"), on_leaves(torch.gather), NEEDED, spread=("index",))
+gather_leaves = partial(along_tensordict, torch.gather, GATHER)
 
 
 def lookup_rule(op: Op, impl: Any) -> None:
