@@ -90,6 +90,17 @@ def test_recurrent_compiled(name: str, kind: str):
     assert counter.graphs == 1
 
 
+def test_recurrent_compiled_without_gradients():
+    module, x = nn.LSTM(SIZE, 4, batch_first=True).requires_grad_(False), build(rows(), "nested", Tensor.detach)
+    want, _ = module(x)
+    got, _ = torch.compile(plain, fullgraph=True, backend="aot_eager")(module, x)
+    assert torch.allclose(got.values, want.values)
+    module.requires_grad_()
+    with torch.no_grad():
+        got, _ = torch.compile(plain, fullgraph=True, backend="aot_eager")(module, x)
+    assert torch.allclose(got.values, want.values)
+
+
 @pytest.mark.slow
 def test_recurrent_with_inductor():
     module = RECURRENT["lstm"]()
@@ -158,6 +169,71 @@ def test_recurrent_gradients_check():
 
     values = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(run, (values,))
+
+
+def two_layers(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Callable[[Tensor], Any], Tensor]:
+    """A network, one result of it as a function of packed values, and values."""
+    module = nn.GRU(2, 3, 2, bidirectional=True, batch_first=True).to(dtype)
+    offsets = torch.tensor([0, 2, 2, 5])
+
+    def run(values: Tensor) -> Any:
+        out, last = module(tdc.NestedTensor(values, offsets, max_length=3))
+        return out.values, last
+
+    return module, run, torch.randn(5, 2, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", [name for name in RECURRENT if name != "relu"])  # a kink
+def test_recurrent_second_gradients_check(name: str):
+    module, offsets = RECURRENT[name]().double(), torch.tensor([0, 2, 2, 5])
+    h = torch.randn(4 if name in ("lstm", "gru") else 2, 3, 3 if name == "lstm_projected" else 4, dtype=torch.float64)
+    h.requires_grad_()
+
+    def run(values: Tensor, h: Tensor) -> Any:
+        given = (h, h) if name == "lstm" else h  # one tensor for both states
+        x = tdc.NestedTensor(values, offsets, max_length=3)
+        out, last = module(x) if name == "lstm_projected" else module(x, given)
+        return out.values, *states_of(last)
+
+    values = torch.randn(5, SIZE, dtype=torch.float64, requires_grad=True)
+    given = (values, h.detach()) if name == "lstm_projected" else (values, h)
+    assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
+
+
+def test_recurrent_backward_runs_twice():
+    module, run, values = two_layers()
+    loss = run(values)[0].square().sum()
+    leaves = [values, *module.parameters()]
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    second = torch.autograd.grad(loss, leaves)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_recurrent_gradients_of_last_states_only():
+    module, run, values = two_layers()
+    found = torch.autograd.grad(run(values)[1].square().sum(), [values, *module.parameters()])
+    last = torch.cat([one(module, row)[1] if len(row) else torch.zeros(4, 3) for row in values.split([2, 3])], 1)
+    want = torch.autograd.grad(last.square().sum(), [values, *module.parameters()])
+    assert all(close(a, b) for a, b in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_recurrent_half(dtype: torch.dtype):
+    module, run, values = two_layers(dtype)
+    found = torch.autograd.grad(run(values)[0].float().square().sum(), [values, *module.parameters()])
+    outs = torch.cat([module(row[None])[0][0] for row in values.split([2, 3])])
+    want = torch.autograd.grad(outs.float().square().sum(), [values, *module.parameters()])
+    assert all(torch.allclose(a, b, rtol=0.05, atol=0.02) for a, b in zip(found, want, strict=True))
+
+
+def test_recurrent_under_autocast():
+    """The dtype of torch's packed sequences."""
+    module, run, values = two_layers(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = run(values)
+        packed = nn.utils.rnn.pack_sequence([values[:2], values[2:]], enforce_sorted=False)
+        assert out.dtype == module(packed)[0].data.dtype
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), list(module.parameters())))
 
 
 def test_recurrent_layout_message():

@@ -3,10 +3,13 @@
     packed (NestedTensor)    (B, -1, D) -> (B, -1, H), and states (layers, B, H) after the last real step of each row
     padded (MaskedBatch)     the same on a rectangle; its padding is never read
 
-Real positions are reordered step by step, longest rows first, for torch's own packed-sequence kernels, so that no
-padding is computed in either direction. How many rows are alive at each step is read on the host, as those kernels
-want it. In a graph this happens inside one custom op, whose backward runs its forward again; torch would unroll the
-steps and specialise the graph on the longest row.
+Real positions are reordered step by step, longest rows first, so that no padding is computed in either direction. How
+many rows are alive at each step is read on the host. In a graph this happens inside one custom op; torch would unroll
+the steps and specialise the graph on the longest row.
+
+    on CPU                                    the cells of `rnn_cell`, which keep their gates for the backward
+    elsewhere, projections, autocast          torch's kernels for packed sequences; a graph's backward runs them again
+    a gradient of a gradient, without graph   the same, by autograd
 
     P places (packed total, or B·L), B rows, D features in, H out; S = layers · directions
 
@@ -26,6 +29,8 @@ from tdc._rules import Rule, add_rule
 from tdc._structure import eager, lengths_of
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
+from tdc.ops import rnn_steps
+from tdc.ops.rnn_steps import order_of
 
 KERNELS: dict[str, Any] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,
@@ -34,23 +39,9 @@ GIVEN = (
     "Tensor values, Tensor starts, Tensor lengths, Tensor[] states, Tensor[] weights, "
     "str mode, bool bias, int layers, bool bidirectional"
 )
-torch.library.define("tdc::rnn", f"({GIVEN}) -> Tensor[]")
-torch.library.define("tdc::rnn_backward", f"(Tensor[] grads, {GIVEN}) -> Tensor[]")
+torch.library.define("tdc::rnn", f"(bool keep, {GIVEN}) -> Tensor[]")
+torch.library.define("tdc::rnn_backward", f"(Tensor[] grads, Tensor[] kept, bool wants_values, {GIVEN}) -> Tensor[]")
 rnn_op, rnn_backward_op = torch.ops.tdc.rnn.default, torch.ops.tdc.rnn_backward.default
-
-
-def step_by_step(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Places of step 0 of all rows, of step 1, …, longest rows first; the rows alive at each step; the rows' order.
-
-    Reads the lengths on the host. Rows without positions are left out.
-    """
-    sizes, order = lengths.cpu().sort(descending=True, stable=True)
-    order = order[sizes > 0]
-    sizes = sizes[: order.shape[0]]
-    steps = torch.arange(int(sizes[0]) if len(sizes) else 0)[:, None]
-    alive = steps < sizes
-    places = (starts.cpu()[order] + steps)[alive]
-    return places.to(starts.device), alive.sum(1), order.to(starts.device)
 
 
 def run_rows(
@@ -61,51 +52,74 @@ def run_rows(
 
     Differentiable where autograd runs.
     """
-    places, alive, order = step_by_step(starts, lengths)
-    if len(alive) == 0:
+    order = order_of(starts, lengths)
+    places, rows = [t.to(values.device) for t in (order.places, order.rows)]
+    if len(rows) == 0:
         width = states[0].shape[-1] * (1 + bidirectional)
         return [values.new_zeros(values.shape[0], width), *[s.clone() for s in states]]
-    hx = tuple([s.index_select(1, order) for s in states])
+    hx = tuple([s.index_select(1, rows) for s in states])
     training = torch.is_grad_enabled()  # cuDNN keeps what its backward needs; there is no dropout in here
     given = (hx if mode == "lstm" else hx[0], weights, bias, layers, 0.0, training, bidirectional)
-    out, *last = KERNELS[mode](values.index_select(0, places), alive, *given)
+    out, *last = KERNELS[mode](values.index_select(0, places), order.alive, *given)
     whole = out.new_zeros(values.shape[0], out.shape[1]).index_copy(0, places, out)
-    return [whole, *[s.index_copy(1, order, t) for s, t in zip(states, last, strict=True)]]
+    return [whole, *[s.index_copy(1, rows, t) for s, t in zip(states, last, strict=True)]]
 
 
 @torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")
-def forward_rows(*args: Any) -> list[Tensor]:
-    """`run_rows` as one node."""
+def forward_rows(
+    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any
+) -> list[Tensor]:
+    """Outputs, last states, and if asked what the backward wants of the forward."""
+    device = values.device.type
     with torch.no_grad():
-        return run_rows(*args)
+        if rnn_steps.fits(values, states) and (keep or not torch.is_autocast_enabled(device)):
+            with torch.autocast(device, enabled=False):
+                return rnn_steps.forward(keep, values, starts, lengths, states, *args)
+        return run_rows(values, starts, lengths, states, *args)
 
 
 @torch.library.impl("tdc::rnn_backward", "CompositeExplicitAutograd")
-def backward_rows(grads: list[Tensor], values: Tensor, starts: Tensor, lengths: Tensor, *args: Any) -> list[Tensor]:
-    """Gradients of values, states and weights; runs the forward again."""
-    states, weights, *rest = args
-    given = [values, *states, *weights]
+def backward_rows(
+    grads: list[Tensor], kept: list[Tensor], wants_values: bool, values: Tensor, starts: Tensor, lengths: Tensor,
+    states: list[Tensor], weights: list[Tensor], *args: Any,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of values, states and weights."""
+    if kept:
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+            return rnn_steps.backward(grads, kept, wants_values, values, starts, lengths, states, weights, *args)
     with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in given]
-        first, second = leaves[1 : 1 + len(states)], leaves[1 + len(states) :]
-        outs = run_rows(leaves[0], starts, lengths, first, second, *rest)
-    found = torch.autograd.grad(outs, leaves, grads, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g.contiguous() for t, g in zip(given, found, strict=True)]
+        tensors = [t.detach().requires_grad_() for t in (values, *states, *weights)]
+        found = gradients(False, tensors, grads, starts, lengths, len(states), args)
+    return [g.contiguous() for g in found]
+
+
+def gradients(
+    again: bool, tensors: list[Tensor], grads: list[Tensor], starts: Tensor, lengths: Tensor, count: int, args: Any
+) -> list[Tensor]:
+    """Of values, `count` states and weights by autograd, which runs the forward again; differentiable if asked."""
+    leaves = [t.view_as(t) if t.requires_grad else t for t in tensors]  # views: one tensor may be there twice
+    outs = run_rows(leaves[0], starts, lengths, leaves[1 : 1 + count], leaves[1 + count :], *args)
+    wanted = [t for t in leaves if t.requires_grad]
+    found = iter(torch.autograd.grad(outs, wanted, grads, allow_unused=True, create_graph=again))
+    each = [next(found) if t.requires_grad else None for t in leaves]
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, each, strict=True)]
 
 
 @torch.library.register_fake("tdc::rnn")
 def _(
-    values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str, bias: bool,
-    layers: int, bidirectional: bool,
+    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str,
+    bias: bool, layers: int, bidirectional: bool,
 ) -> list[Tensor]:  # fmt: skip
-    width = states[0].shape[-1] * (1 + bidirectional)
-    return [values.new_empty(values.shape[0], width), *[s.new_empty(s.shape) for s in states]]
+    out = values.new_empty(values.shape[0], states[0].shape[-1] * (1 + bidirectional))
+    count = states[0].shape[0] if keep and rnn_steps.fits(values, states) else 0
+    kept = [b for _ in range(count) for b in rnn_steps.buffers(values, states, mode)]
+    return [out, *[s.new_empty(s.shape) for s in states], *kept]
 
 
 @torch.library.register_fake("tdc::rnn_backward")
 def _(
-    grads: list[Tensor], values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor],
-    mode: str, bias: bool, layers: int, bidirectional: bool,
+    grads: list[Tensor], kept: list[Tensor], wants_values: bool, values: Tensor, starts: Tensor, lengths: Tensor,
+    states: list[Tensor], weights: list[Tensor], mode: str, bias: bool, layers: int, bidirectional: bool,
 ) -> list[Tensor]:  # fmt: skip
     return [t.new_empty(t.shape) for t in (values, *states, *weights)]
 
@@ -128,26 +142,50 @@ for _op in (rnn_op, rnn_backward_op):
 
 
 class Recur(torch.autograd.Function):
-    """The two ops as one differentiable function, for graphs and for `torch.func`."""
+    """The two ops as one differentiable function, also in graphs and under `torch.func`."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], values: Tensor, *rest: Tensor) -> Any:
-        count, *given = options
-        return tuple(rnn_op(values, starts, lengths, list(rest[:count]), list(rest[count:]), *given))
+        keep, count, *given = options
+        return tuple(rnn_op(keep, values, starts, lengths, list(rest[:count]), list(rest[count:]), *given))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         starts, lengths, ctx.options, *tensors = inputs
-        ctx.save_for_backward(starts, lengths, *tensors)
+        kept, ctx.count = output[1 + ctx.options[1] :], len(tensors)
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(starts, lengths, *tensors, *kept)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        starts, lengths, values, *rest = ctx.saved_tensors
-        count, *given = ctx.options
-        parts = rnn_backward_op(list(grads), values, starts, lengths, rest[:count], rest[count:], *given)
-        return None, None, None, *parts
+    def backward(ctx: Any, *grads: Any) -> Any:
+        starts, lengths, *saved = ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
+        (_, count, *given), (values, *rest) = ctx.options, tensors
+        states, weights = rest[:count], rest[count:]
+        width = states[0].shape[-1] * (1 + given[-1])
+        shapes = [(values.shape[0], width), *[s.shape for s in states]]
+        known = [values.new_zeros(n) if g is None else g for n, g in zip(shapes, grads[: 1 + count], strict=True)]
+        if eager() and torch.is_grad_enabled():
+            return None, None, None, *gradients(True, tensors, known, starts, lengths, count, given)
+        wants = ctx.needs_input_grad[3]
+        return None, None, None, *rnn_backward_op(known, kept, wants, values, starts, lengths, states, weights, *given)
+
+
+def learns(tensors: list[Tensor]) -> bool:
+    """Whether there may be a gradient. Transforms of `torch.func` keep it to themselves."""
+    return torch.is_grad_enabled() and (not eager() or any([t.requires_grad for t in tensors]))
+
+
+def learns_traced(tensors: list[Tensor]) -> bool:
+    """What Dynamo traces in place of `learns`: without a gradient it gives `Recur.forward` a context (2.11-2.13)."""
+    known = any([t.requires_grad for t in tensors])
+    return torch.is_grad_enabled() and (known or torch._C._are_functorch_transforms_active())
+
+
+learns._torchdynamo_inline = learns_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 def run_layers(
@@ -158,10 +196,14 @@ def run_layers(
     states = list(hx) if mode == "lstm" else [hx]
     if not train or dropout == 0.0 or layers == 1:
         given = (mode, bias, layers, bidirectional)
-        if eager() and not torch._C._len_torch_dispatch_stack():  # nor under a mode, as export traces
-            return tuple(run_rows(values, starts, lengths, states, list(weights), *given))
+        cast = torch.is_autocast_enabled(values.device.type)
+        if (cast or not rnn_steps.fits(values, states)) and eager() and not torch._C._len_torch_dispatch_stack():
+            return tuple(run_rows(values, starts, lengths, states, list(weights), *given))  # and not as export traces
+        if not learns([values, *states, *weights]):
+            return tuple(rnn_op(False, values, starts, lengths, states, list(weights), *given))
         states = [s.view_as(s) for s in states]  # Dynamo wants different tensors there (2.13), users may pass one twice
-        return Recur.apply(starts, lengths, (len(states), *given), values, *states, *weights)
+        outs = Recur.apply(starts, lengths, (not cast, len(states), *given), values, *states, *weights)
+        return outs[: 1 + len(states)]
     count, directions, last = len(weights) // layers, 1 + bidirectional, []
     for i in range(layers):
         values = F.dropout(values, dropout) if i else values
