@@ -125,17 +125,17 @@ def within(path: KeyPath, node: KeyPath) -> bool:
 def below(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     """The entries of a table of paths below a node, without the node itself."""
     if isinstance(node, str):
-        return {p: x for p, x in table.items() if type(p) is tuple and p and p[0] == node}
+        return {p: x for p, x in table.items() if p and p[0] == node and type(p) is tuple}
     if not node:
         return {p: x for p, x in table.items() if p != ()}
     n, top = len(node), node[0]
-    return {p: x for p, x in table.items() if type(p) is tuple and len(p) > n and p[0] == top and p[:n] == node}
+    return {p: x for p, x in table.items() if p and p[0] == top and len(p) > n and p[:n] == node}
 
 
 def inside(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     """The entries of a table of paths below a node, by their paths from the node on."""
     if isinstance(node, str):  # the usual case, in one step
-        return {p[1] if len(p) == 2 else p[1:]: x for p, x in table.items() if type(p) is tuple and p and p[0] == node}
+        return {p[1] if len(p) == 2 else p[1:]: x for p, x in table.items() if p and p[0] == node and type(p) is tuple}
     n = depth(node)
     return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in below(table, node).items()}
 

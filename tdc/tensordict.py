@@ -233,7 +233,14 @@ class TensorDict(Keyed):
         return make({p: v.to(*args, **kwargs) for p, v in self._leaves.items()}, self._nodes, self._size, place)
 
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
-        return make(leaves, nodes, self._size if size is None else size, self._device)
+        if nodes and () in nodes:
+            return make(leaves, nodes, self._size if size is None else size, self._device)
+        td = object.__new__(TensorDict)  # as `make`, without the call: this is all that a write costs beside its dict
+        td._leaves = leaves
+        td._nodes = nodes
+        td._size = self._size if size is None else size
+        td._device = self._device
+        return td
 
     def empty(self) -> TensorDict:
         """Without keys: batch size and device stay."""
