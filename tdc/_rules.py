@@ -190,7 +190,9 @@ class Absent:
 
     def __get__(self, x: Any, owner: Any = None) -> NoReturn:
         if self.name.endswith("_"):
-            hint = f"x = x.{self.name[:-1]}(...), which returns a new one"
+            bare = self.name[:-1]
+            known = hasattr(owner, bare)
+            hint = f"x = x.{bare}(...), which returns a new one" if known else CONVERSIONS[owner._kind]
             raise MethodError(message(self.name, "no change in place", f"x.{self.name}", hint=hint))
         expected, got = f"an operation with a rule for {CLASS_NAMES[owner._kind]}", f"{self.name!r}, which has none"
         raise MethodError(message(self.name, expected, got, hint=CONVERSIONS[owner._kind]))

@@ -113,6 +113,15 @@ tdc.tensor: expected a name of MaskedBatch, got MaskedBatch.tensor
 hint: x.filled(0)""",
         )
 
+    def test_a_change_in_place_whose_copy_has_no_name(self):
+        self.says(
+            lambda: tree().tril_(),
+            """\
+MethodError
+tdc.tril_: expected no change in place, got x.tril_
+hint: apply it leaf by leaf with td.apply(fn)""",
+        )
+
     def test_a_name_of_the_module(self):
         self.says(
             lambda: lib.TensorDictModule,
