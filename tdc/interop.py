@@ -237,8 +237,8 @@ def described(x: Any) -> str:
 
 
 def is_dataclass(x: Any) -> bool:
-    """Whether a value is an instance of a dataclass, or a class is one."""
-    return hasattr(x, "__dataclass_fields__")
+    """Whether a value is an instance of a dataclass, or a class is one; a tensorclass is a TensorDict already."""
+    return hasattr(x, "__dataclass_fields__") and not issubclass(x if isinstance(x, type) else type(x), Container)
 
 
 def is_namedtuple(x: Any) -> bool:

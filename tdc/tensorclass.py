@@ -22,7 +22,8 @@ Invariants: instances never change; an instance has exactly its fields, and what
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -36,6 +37,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    overload,
 )
 
 import torch
@@ -43,7 +45,8 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey
 
 from tdc._arguments import expect
-from tdc._errors import DtypeError, KeyPathError, StructureError, message
+from tdc._dataclass import Declared, as_dataclass, check_stored, is_mark
+from tdc._errors import DtypeError, KeyPathError, StructureError, UnsupportedError, message
 from tdc._keyed import Keyed
 from tdc._leaf import PROTOCOLS, Leaf
 from tdc._nodes import TYPES, Nodes, Static, Typed, check_static, name_of
@@ -101,14 +104,19 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
     __instancecheck__ = type.__instancecheck__  # that of protocols asks for more than a plain class has
     __subclasscheck__ = type.__subclasscheck__
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any) -> Any:
+    def __new__(
+        mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], *, kw_only: bool = False, **kwargs: Any
+    ) -> Any:
         if TensorDict in bases:  # TensorClass itself, which has no fields
             return super().__new__(mcs, name, bases, {**body, "__slots__": ()}, **kwargs)
-        names = [n for n, note in annotations_in(body).items() if not is_class_var(note)]
+        notes = {n: note for n, note in annotations_in(body).items() if not is_class_var(note)}
+        marks = [i for i, note in enumerate(notes.values()) if is_mark(note)]
+        names = [n for n, note in notes.items() if not is_mark(note)]
         defaults = {n: body.pop(n) for n in names if n in body}
+        check_stored(name, notes, defaults)
         slots = tuple([f"_field_{n}" for n in names])
         cls: Any = super().__new__(mcs, name, bases, {**body, "__slots__": slots}, **kwargs)
-        prepare(cls, names, defaults)
+        prepare(cls, names, defaults, set(names if kw_only else names[marks[0] :] if marks else ()))
         return cls
 
 
@@ -221,9 +229,21 @@ class TensorClass(TensorDict, metaclass=Meta):
             setattr(self, slot, leaf)
 
 
+@overload
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def tensorclass(cls: type[T]) -> type[T]:
+def tensorclass(cls: type[T], /) -> type[T]: ...  # to a type checker it is the class it was
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def tensorclass(*, kw_only: bool = False) -> Callable[[type[T]], type[T]]: ...
+def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -> Any:
     """Make a class of annotated fields a tensorclass; see `TensorClass`.
+
+    Args:
+        kw_only: the constructor takes fields by name only.
+
+    Raises:
+        DtypeError: no class.
+        UnsupportedError: another setting, of a dataclass or of tensordict.
 
     Example:
         >>> @tensorclass
@@ -234,19 +254,26 @@ def tensorclass(cls: type[T]) -> type[T]:
         >>> (step + 1).reward.sum(), step.replace(reward=torch.zeros(4))[0].reward
         (tensor(8.), tensor(0.))
     """
+    if settings:
+        got, hint = ", ".join(settings), "leave it out; a tensorclass is frozen, and takes what annotations say"
+        raise UnsupportedError(message("tensorclass", "no setting but kw_only", got, hint=hint))
+    if cls is None:
+        return partial(tensorclass, kw_only=kw_only)
     expect("tensorclass", cls, type)
     if issubclass(cls, TensorClass):  # it inherits from one, and so is one already
+        if kw_only:
+            got, hint = f"one in front of {cls.__name__}", f"class {cls.__name__}(Base, kw_only=True), undecorated"
+            raise UnsupportedError(message("tensorclass", "kw_only where the class is made", got, hint=hint))
         return cls
     body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
     bases = tuple([b for b in cls.__bases__ if b is not object])
-    made: Any = Meta(cls.__name__, (*bases, TensorClass), body)
-    return made  # to a type checker it is the class it was
+    return Meta(cls.__name__, (*bases, TensorClass), body, kw_only=kw_only)
 
 
 # -- making a class
 
 
-def prepare(cls: Any, names: list[str], defaults: dict[str, Any]) -> None:
+def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[str]) -> None:
     """Give a class its fields, its constructor, an attribute for each field, and its place among the pytrees."""
     taken = [n for n in names if n.startswith("_") or (n not in FREE and is_written(n))]
     if taken:
@@ -254,7 +281,7 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any]) -> None:
         raise KeyPathError(message(cls.__name__, "field names that no method of TensorDict has", got, hint=hint))
     notes = hints(cls)
     fields = {n: f for base in reversed(cls.__mro__[1:]) for n, f in vars(base).get("_fields", {}).items()}
-    fields |= {n: declared(n, notes.get(n), defaults.get(n, MISSING)) for n in names}
+    fields |= {n: declared(n, notes.get(n), defaults.get(n, MISSING), n in by_name) for n in names}
     cls._fields = fields
     cls._typed = {(): Typed(0, cls)}
     cls._slotted = tuple([(n, f.slot) for n, f in fields.items() if f.slot])
@@ -262,7 +289,9 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any]) -> None:
         setattr(cls, name, read_only(name, attribute(fields[name])))
     if "__init__" not in vars(cls) and fields:
         cls.__init__ = constructor(cls)
-    cls.__match_args__ = tuple(fields)
+    if "__match_args__" not in vars(cls):
+        cls.__match_args__ = tuple([n for n, f in fields.items() if not f.kw_only])
+    as_dataclass(cls, [Declared(n, notes.get(n, Any), f.default, f.factory, f.kw_only) for n, f in fields.items()])
     TYPES[name_of(cls)] = cls
     register(cls, flatten, unflatten, lambda context: context[0], name_of(cls), MappingKey)
 
@@ -292,14 +321,15 @@ def hints(cls: Any) -> dict[str, Any]:
         return dict(annotations_in(dict(vars(cls))))
 
 
-def declared(name: str, note: Any, default: Any) -> Field:
-    """A field from its annotation and default."""
+def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
+    """A field from its annotation and default; by name where it does not say otherwise."""
     if isinstance(default, dataclasses.Field):
         given, factory = [
             MISSING if x is dataclasses.MISSING else x for x in (default.default, default.default_factory)
         ]
-        return Field(name, kind_of(note), allows_none(note, given), given, factory, default.kw_only is True)
-    return Field(name, kind_of(note), allows_none(note, default), default)
+        by_name = by_name if default.kw_only is dataclasses.MISSING else default.kw_only
+        return Field(name, kind_of(note), allows_none(note, given), given, factory, by_name)
+    return Field(name, kind_of(note), allows_none(note, default), default, kw_only=by_name)
 
 
 def allows_none(note: Any, default: Any) -> bool:

@@ -69,7 +69,9 @@ class TestNames(TestCase):
     def test_tdc(self):
         names = [n for n in tdc.__dir__() if not n.startswith("_")]
         text = "\n".join(one(n, getattr(tdc, n)) for n in sorted(set(names) & facade()))
-        self.assertExpectedInline(text, """\
+        self.assertExpectedInline(
+            text,
+            """\
 class DtypeError
 class FormatError
 class ImmutableError
@@ -141,7 +143,7 @@ stack(tensors, dim=0)
 stack_keys(td, keys, out, dim=-1)
 stack_modules(modules, *, params=True, buffers=True)
 summary(td)
-tensorclass(cls)
+tensorclass(cls=None, /, *, kw_only=False, **settings)
 testing/
 to_dataclass(td, cls)
 to_hf(batch, *, side='right', pad=0, length=None)
@@ -162,14 +164,17 @@ value_and_grad(fn, argnums=0, has_aux=False)
 vjp(fn, *primals, has_aux=False)
 vmap(fn, in_dims=0, out_dims=0, randomness='error', *, chunk_size=None)
 while_loop(cond_fn, body_fn, carried_inputs)
-zeros(schema, batch_size=None, *, device=None)""")
+zeros(schema, batch_size=None, *, device=None)""",
+        )
 
     def test_all_names_are_reexports(self):
         assert {"TensorDict", "NestedTensor", "MaskedBatch", "pack", "to_padded"} <= facade()
         assert all(hasattr(tdc, name) for name in facade())
 
     def test_tensordict(self):
-        self.assertExpectedInline(own(tdc.TensorDict), """\
+        self.assertExpectedInline(
+            own(tdc.TensorDict),
+            """\
 apply(self, fn, *others, batch_size=None, device=None)
 apply_with_path(self, fn, *others, batch_size=None, device=None)
 at
@@ -208,10 +213,13 @@ unflatten_keys(self, separator='.')
 update(self, other, *, keys=None)
 values(self, include_nested=False, leaves_only=False)
 with_batch_size(self, batch_size)
-with_device(self, device)""")
+with_device(self, device)""",
+        )
 
     def test_tensordict_operations(self):
-        self.assertExpectedInline(wrapped(operations(tdc.TensorDict)), """\
+        self.assertExpectedInline(
+            wrapped(operations(tdc.TensorDict)),
+            """\
 abs absolute acos acosh add addcdiv addcmul all allclose amax amin aminmax angle any arccos arccosh
 arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin asinh atan atan2 atanh
 bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
@@ -232,10 +240,13 @@ roll rot90 round rsqrt scatter scatter_add scatter_reduce sgn short sigmoid sign
 sinh softmax sort split split_with_sizes sqrt square squeeze std sub subtract sum swapaxes swapdims
 t take_along_dim tan tanh tensor_split tile to topk transpose true_divide trunc type_as unbind
 unflatten unfold unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes
-unsqueeze var view view_as vsplit where xlogy""")
+unsqueeze var view view_as vsplit where xlogy""",
+        )
 
     def test_nested(self):
-        self.assertExpectedInline(own(tdc.NestedTensor), """\
+        self.assertExpectedInline(
+            own(tdc.NestedTensor),
+            """\
 batch_size
 cu_seqlens
 device
@@ -278,10 +289,13 @@ to_torch(x)
 tolist(self)
 unbind(self, dim=0)
 values
-with_values(self, values)""")
+with_values(self, values)""",
+        )
 
     def test_nested_operations(self):
-        self.assertExpectedInline(wrapped(operations(tdc.NestedTensor)), """\
+        self.assertExpectedInline(
+            wrapped(operations(tdc.NestedTensor)),
+            """\
 abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin aminmax
 angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin
 asinh atan atan2 atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not
@@ -306,10 +320,13 @@ sigmoid sign signbit sin sinc sinh slogdet softmax solve sort split split_with_s
 squeeze std sub subtract sum svd swapaxes swapdims t take take_along_dim tan tanh tensor_split tile
 to topk trace transpose tril triu true_divide trunc type_as unflatten unfold unique
 unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze var vdot view view_as
-vsplit where xlogy""")
+vsplit where xlogy""",
+        )
 
     def test_masked(self):
-        self.assertExpectedInline(own(tdc.MaskedBatch), """\
+        self.assertExpectedInline(
+            own(tdc.MaskedBatch),
+            """\
 batch_dim
 batch_size
 data
@@ -346,10 +363,13 @@ size(self, dim=None)
 to_packed(x, *, total=None)
 tolist(x)
 unbind(self, dim=0)
-with_data(self, data)""")
+with_data(self, data)""",
+        )
 
     def test_masked_operations(self):
-        self.assertExpectedInline(wrapped(operations(tdc.MaskedBatch)), """\
+        self.assertExpectedInline(
+            wrapped(operations(tdc.MaskedBatch)),
+            """\
 abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all allclose amax amin aminmax
 angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere asin
 asinh atan atan2 atanh baddbmm bernoulli bfloat16 bitwise_and bitwise_left_shift bitwise_not
@@ -374,7 +394,8 @@ sigmoid sign signbit sin sinc sinh slogdet softmax solve sort split split_with_s
 squeeze std sub subtract sum svd swapaxes swapdims t take take_along_dim tan tanh tensor_split tile
 to topk trace transpose tril triu true_divide trunc type_as unflatten unfold unique
 unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze var vdot view view_as
-vsplit where xlogy""")
+vsplit where xlogy""",
+        )
 
 
 def facade() -> set[str]:

@@ -35,8 +35,8 @@ LAYERS = (
         *("_objects", "_tree", "_look", "_keyed", "_builder"),
     ),
     (
-        *("tensordict", "nested", "masked", "_ragged_index", "_attributes", "convert", "rows", "tensorclass", "memory"),
-        *("hf", "trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
+        *("tensordict", "nested", "masked", "_ragged_index", "_attributes", "convert", "rows", "_dataclass"),
+        *("tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
     ),
     ("ops",),
     ("compile",),

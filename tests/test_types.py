@@ -43,7 +43,7 @@ def mypy(path: Path, cache: Path) -> Found:
     for line in run("mypy", "--output", "json", "--cache-dir", str(cache), str(path)).splitlines():
         if line.startswith("{"):
             problem = json.loads(line)
-            if problem["severity"] == "error":
+            if problem["severity"] == "error" and Path(problem["file"]).name == path.name:
                 found.setdefault(problem["line"], set()).add(problem["code"])
     return found
 

@@ -6,6 +6,7 @@ between several of one; all others must pass. `assert_type` says what an express
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import field
 from typing import Any, ClassVar, assert_type
 
@@ -121,5 +122,42 @@ points(o)  # expect: reportArgumentType arg-type
 
 match p:
     case Point(xy=a, name=b):
+        assert_type(a, Tensor)
+        assert_type(b, str)
+
+# -- as a dataclass
+
+
+class Keyed(tdc.TensorClass, kw_only=True):
+    low: Tensor
+    high: Tensor | None = None
+
+
+@tdc.tensorclass(kw_only=True)
+class ByName:
+    low: Tensor
+    high: Tensor | None = None
+
+
+@tdc.tensorclass()
+class Bare:
+    low: Tensor
+
+
+assert_type(Keyed(high=x, low=x, batch_size=[3]).low, Tensor)
+assert_type(ByName(high=x, low=x).high, Tensor | None)
+assert_type(Bare(x).low, Tensor)
+Keyed(x)  # expect: reportCallIssue call-arg
+ByName(x)  # expect: reportCallIssue call-arg
+tdc.tensorclass(autocast=True)  # expect: reportCallIssue call-overload
+
+assert_type(dataclasses.replace(p, name="z"), Point)
+assert_type(dataclasses.replace(s, done=False), Step)
+assert_type(dataclasses.asdict(p), dict[str, Any])
+assert_type([f.name for f in dataclasses.fields(Point)], list[str])
+dataclasses.asdict(tdc.TensorDict())  # expect: reportArgumentType call-overload
+
+match p:
+    case Point(a, b):
         assert_type(a, Tensor)
         assert_type(b, str)
