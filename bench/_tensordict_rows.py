@@ -7,9 +7,9 @@ A row has a name and one line for each candidate:
     tdc, tensordict    the same line where both spell it alike
     optree    on the nested dict, where optree has something for it
 
-By hand nothing is checked but in `construct`: no batch size, no key sets. Everything is out of place, `set` and
-`update` give a new dict and leave the old one as it was (tensordict: `clone(recurse=False)` first). Leaves have batch
-dims (6, 4).
+By hand nothing is checked but in `construct`, `set checked` and `update checked`: no batch size, no key sets.
+Everything is out of place, `set` and `update` give a new dict and leave the old one as it was (tensordict:
+`clone(recurse=False)` first). Leaves have batch dims (6, 4).
 """
 
 from __future__ import annotations
@@ -120,6 +120,18 @@ def checked(d: Plain) -> Plain:
     return {k: checked(v) if isinstance(v, dict) else v for k, v in d.items()}
 
 
+def fitting(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that begins with the batch size."""
+    if x.shape[:2] != SIZE:
+        raise ValueError(x.shape)
+    return x
+
+
+def all_fitting(d: Plain) -> Plain:
+    """Nested dicts of such tensors."""
+    return {k: all_fitting(v) if isinstance(v, dict) else fitting(v) for k, v in d.items()}
+
+
 def parts(d: Plain, n: int, cut: Callable[[torch.Tensor], Any]) -> list[Plain]:
     """`n` dicts of the parts that `cut` makes of every leaf."""
     whole = tree_map(cut, d)
@@ -139,7 +151,9 @@ def flat_rows(i: Inputs) -> dict[str, Call]:
         "construct": lambda: checked(i.source),
         "get": lambda: d["key7"],
         "set": lambda: {**d, "key7": leaf},
+        "set checked": lambda: {**d, "key7": fitting(leaf)},
         "update": lambda: {**d, **new},
+        "update checked": lambda: {**d, **all_fitting(new)},
         "delete": lambda: {k: v for k, v in d.items() if k != "key7"},
         "select": lambda: {k: d[k] for k in i.names},
         "exclude": lambda: {k: v for k, v in d.items() if k not in names},
@@ -189,7 +203,9 @@ def nested_rows(i: Inputs) -> dict[str, Call]:
         "get": lambda: d["a1"]["b2"]["y"],
         "get node": lambda: d["a1"],
         "set": lambda: {**d, "a1": {**d["a1"], "b2": {**d["a1"]["b2"], "y": leaf}}},
+        "set checked": lambda: {**d, "a1": {**d["a1"], "b2": {**d["a1"]["b2"], "y": fitting(leaf)}}},
         "update": lambda: merge(d, new),
+        "update checked": lambda: merge(d, all_fitting(new)),
         "delete": lambda: without(d, i.key),
         "select": lambda: picked(d, paths),
         "exclude": lambda: without(without(d, paths[0]), paths[1]),
@@ -279,7 +295,9 @@ def ours(i: Inputs) -> dict[str, Call]:
     td = i.xs[0]
     return shared(i, tdc, tdc.stack, tdc.cat) | {
         "set": lambda: td.set(i.key, i.leaf),
+        "set checked": lambda: td.set(i.key, i.leaf),
         "update": lambda: td.update(i.new),
+        "update checked": lambda: td.update(i.new),
         "delete": lambda: td.delete(i.key),
         "gather": lambda: td.index_select(0, i.rows),
     }

@@ -8,7 +8,8 @@ are in `_tensordict_rows`; every call goes through a lambda, about 0.03 us of ea
     compiled    some rows: warm call (Inductor), trace (no code generation), guards (exact)
     tensorclass constructor and attribute read, to a frozen dataclass
 
-Outside the means: `get node`, which reads an inner node: flat storage looks for it, nested dicts have it.
+Outside the means: `get node`, which reads an inner node: flat storage looks for it, nested dicts have it; `set checked`
+and `update checked`, which are `set` and `update` with dicts that see to the batch size, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ CORE = (
     "get", "set", "update", "index", "slice", "mask", "stack", "cat", "reshape", "permute", "apply", "flatten_keys",
 )  # fmt: skip
 LIMITS = {"core": 1.4, "mean": 1.35, "row": 2.5, "construct": 3.5}
+CHECKED = ("set checked", "update checked")
 COMPILED = ("index", "mask", "stack", "reshape", "apply two", "add", "sum")
 
 
@@ -103,7 +105,9 @@ def eager(report: Report, layout: str, library: Any) -> dict[str, Any]:
     def mean(who: str, base: str, names: Any) -> Any:
         return geometric_mean([(found[n][who], found[n][base]) for n in names])
 
-    found = {name: times for name, times in found.items() if name != "get node"}
+    for name in CHECKED:
+        report.limit(f"{layout} {name}: tdc to dict", ratio(found[name]["tdc"], found[name]["dict"]), LIMITS["row"])
+    found = {name: times for name, times in found.items() if name not in ("get node", *CHECKED)}
     report.limit(
         f"{layout}: mean of {len(CORE)} core operations, tdc to dict", mean("tdc", "dict", CORE), LIMITS["core"]
     )
