@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from tdc._arguments import expect
-from tdc._errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
+from tdc._crops import Each, crop_rows, enough
+from tdc._errors import DtypeError, IndexingError, ShapeError, describe, message
 from tdc._index import FULL, Span, as_rows, bounds, cut, full_index, kept, longest_span, spans, whole
 from tdc._structure import (
     Structure,
@@ -30,7 +31,6 @@ from tdc._structure import (
     lengths_of,
     mirrored,
     offsets_of,
-    require,
     require_same,
     row_ids,
     take_spans,
@@ -50,14 +50,12 @@ def cut_rows(x: Any, dim: int, start: Any, stop: Any) -> Any:
     if isinstance(x, MaskedBatch):
         return slice_masked(x, dim, Span(start, stop))
     if x.structure.ragged_ndim > 1:
-        hint = "take one row first, x[i][...], or x.to_padded()"
-        got = f"{x.structure.ragged_ndim} of them"
-        raise ShapeError(message("index", "one ragged dim, or whole ones", got, hint=hint))
+        return crop_rows(x, [Span(start, stop) if d == dim else FULL for d in x.ragged_dims])
     return cut_ragged(x, Span(start, stop))
 
 
 def truncate(x: Any, lengths: Any) -> Any:
-    """The first elements of each row: as many as `lengths` says, or all of a shorter row.
+    """The first elements of each row: as many as `lengths` says, or all of a shorter row; lines of several ragged dims.
 
     The same as `x[:, :lengths]`, and in a graph the only spelling: Dynamo reads the ends of a slice on the host.
 
@@ -66,7 +64,7 @@ def truncate(x: Any, lengths: Any) -> Any:
 
     Raises:
         DtypeError: no ragged batch.
-        ShapeError: not one length for each row, or several ragged dims.
+        ShapeError: not one length for each row.
 
     Compile:
         One graph for all lengths.
@@ -152,12 +150,12 @@ def index_dims(x: NestedTensor, index: Any) -> Any:
             if d != b and not whole(parts[d]):
                 y = cut(y, d - (d > b), parts[d])
         return opened(y, parts, new)
-    if len(dims) > 1 and not all([whole(parts[d]) for d in dims]):
-        hint = "take one row first, x[i][...], or loop over x.unbind()"
-        raise ShapeError(
-            message("index", "whole ragged dims where there are several", describe_index(index), hint=hint)
-        )
     z, ragged = cut_static(y, parts), parts[dims[0]]
+    if len(dims) > 1:
+        chosen = [parts[d] for d in dims]
+        if isinstance(rows, Tensor) and isinstance(ragged, Tensor):
+            chosen[0], parts[dims[0]] = Each(paired_places(ragged, rows)), 0
+        return opened(z if all([whole(part) for part in chosen]) else crop_rows(z, chosen), parts, new)
     if paired:
         out = at_pairs(z, rows, ragged)
         parts[dims[0]] = 0
@@ -241,13 +239,6 @@ def paired_places(places: Tensor, rows: Tensor) -> Tensor:
         expected = f"one place for each of {rows.shape[0]} rows"
         raise IndexingError(message("index", expected, describe(places), hint="x[rows][:, places] for all of them"))
     return places[:, None]
-
-
-def enough(there: Tensor, part: Any = None) -> None:
-    """Every row has the places that are asked for: an assertion on the device."""
-    at = f"at {part}" if isinstance(part, int) else "at each place"
-    hint = "drop short rows first: x = x[x.lengths > k]"
-    require(there, message("index", f"rows with an element {at}", "a shorter row", hint=hint), IndexingError)
 
 
 def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:

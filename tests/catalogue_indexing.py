@@ -288,6 +288,7 @@ def split(rule: Rule) -> Iterator[Sample]:
         if rule.name != "split" or rule.kind == "nested":
             yield Sample("ragged", lambda d: call(bound(d), second, 1), each, modes)
             yield Sample("second, ragged", lambda d: call(d.ragged("second"), first, 2), each, LIGHT)
+            yield Sample("one of two", lambda d: call(d.ragged("two"), second, 2), each, LIGHT)
     else:
         equal = lambda d: Ragged([d.tensor(3, 2) for _ in d.lengths], slack=d.slack)  # noqa: E731
         yield Sample("ragged", lambda d: call(equal(d), first, 1), each, LIGHT)
@@ -328,11 +329,13 @@ def narrow(rule: Rule) -> Iterator[Sample]:
         if dim == 0:
             return x.with_rows(x.rows[rest[0] :][: rest[1]])
         rows = [ref(r, dim - 1, *rest) for r in x.rows]
-        return torch.stack(rows) if dim in x.dims else x.with_rows(rows)
+        left = tuple([d for d in x.dims if d != dim])
+        return Ragged(rows, left) if left else torch.stack(rows)
 
     yield Sample("rows", lambda d: call(d.ragged(), 0, 1, 1), want)
     yield Sample("static", lambda d: call(d.ragged("second"), 3, 1, 2), want)
     yield Sample("ragged", lambda d: call(longer(d), 1, -1, 1), want)
+    yield Sample("one of two", lambda d: call(d.ragged("two"), 2, 0, 1), want, LIGHT)
 
 
 def select(rule: Rule) -> Iterator[Sample]:
@@ -341,11 +344,12 @@ def select(rule: Rule) -> Iterator[Sample]:
         if dim == 0:
             return x.rows[k]
         rows = [ref(r, dim - 1, k) for r in x.rows]
-        dims = tuple(r - (dim < r) for r in x.dims)
-        return torch.stack(rows) if dim in x.dims else Ragged(rows, dims)
+        dims = tuple(r - (dim < r) for r in x.dims if r != dim)
+        return Ragged(rows, dims) if dims else torch.stack(rows)
 
     yield Sample("static", lambda d: call(d.ragged("second"), 1, 1), want)
     yield Sample("ragged", lambda d: call(longer(d, "second"), 2, -1), want)
+    yield Sample("one of two", lambda d: call(d.ragged("two"), 2, 0), want, LIGHT)
     yield Sample("row", lambda d: call(d.ragged(), 0, 1), want, ("eager", "grad"))
 
 

@@ -104,6 +104,9 @@ def cat(rule: Rule) -> Iterator[Sample]:
                 [d.ragged(n), d.ragged(n, lengths=tuple(reversed(d.lengths)))], k
             )
             yield Sample(f"{layout}, ragged", draw, joined)
+        wide = lambda d, w: Ragged([d.tensor(n % 2 + 1, n + w, 2) for n in d.lengths], (1, 2))  # noqa: E731
+        yield Sample("two, second", lambda d: call([wide(d, 0), wide(d, 2), wide(d, 1)], 2), joined)
+        yield Sample("two, first", lambda d: call([d.ragged("two"), d.ragged("two")], 1), joined, LIGHT)
 
 
 def linear(rule: Rule) -> Iterator[Sample]:

@@ -35,7 +35,7 @@ LAYERS = (
         *("_objects", "_tree", "_look", "_keyed", "_builder"),
     ),
     (
-        *("tensordict", "nested", "masked", "_ragged_index", "_attributes", "convert", "rows", "_dataclass"),
+        *("tensordict", "nested", "masked", "_crops", "_ragged_index", "_attributes", "convert", "rows", "_dataclass"),
         *("tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
     ),
     ("ops",),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 import tdc
-from tdc import ShapeError
+from tdc import ShapeError, StructureError
 from tdc.compile import counted
 
 SIZES = ((2, 3, 4), (1, 2, 5), (3, 1, 1), (2, 0, 3))
@@ -88,6 +88,24 @@ def test_places_of_lines(padded: bool):
             (torch.trapezoid(x, dim=dim), [torch.trapezoid(row, dim=dim - 1) for row in rows]),
         ):
             torch.testing.assert_close(list(got.unbind()), want)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4])
+def test_joined_lines(dim: int):
+    rows = volumes()
+    others = [row.repeat_interleave(n, dim - 1) for n, row in zip((1, 2, 0, 3), rows, strict=True)]
+    x, y = [tdc.pack(parts, ragged_dim=(2, 3, 4)) for parts in (rows, others)]
+    got = tdc.validate(torch.cat([x, y, x], dim))
+    want = [torch.cat([a, b, a], dim - 1) for a, b in zip(rows, others, strict=True)]
+    torch.testing.assert_close(list(got.unbind()), want, rtol=0, atol=0)
+
+
+def test_what_cannot_be_joined():
+    x = images()
+    with pytest.raises(StructureError, match=r"rows that differ in the dim they are joined along only, got others"):
+        torch.cat([x, images((3, 2), (1, 3), (2, 2))], 1)
+    with pytest.raises(StructureError, match=r"as many rows in each, got batch sizes \[3, 2\]\nhint: along the batch"):
+        torch.cat([x, x[:2]], 1)
 
 
 def test_a_kept_dim_between_ragged_dims_has_no_place():

@@ -291,11 +291,8 @@ def test_what_an_index_cannot_be(index: Any):
         packed("features")[0][index]
 
 
-def test_several_ragged_dims_are_indexed_whole():
+def test_rows_and_static_dims_of_several_ragged_ones():
     x, rows = packed("two behind")
-    for index in [(S(None), S(None), 0), (..., 0), (S(None), S(None), S(1, None))]:
-        with pytest.raises(ShapeError, match="whole ragged dims where there are several"):
-            x[index]
     same(x[:, 1:], [r[1:] for r in rows])
     same(x[[2, 0], 0], [rows[2][0], rows[0][0]])
 

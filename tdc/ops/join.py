@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
 from tdc._keys import show
 from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, extent_of, normal_dim, require_same, take_spans
+from tdc._structure import Structure, extent_of, normal_dim, offsets_of, require, require_same, row_ids, take_spans
 from tdc._tree import Leaves, same_size, together
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
@@ -207,7 +207,9 @@ def cat_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     if axis is None:
         return cat_rows(xs)
     if axis == s.packed_dim:
-        return cat_ragged(xs)
+        check_counts(xs)
+        d = normal_dim(dim, first.ndim, "cat")
+        return cat_ragged(xs) if s.ragged_ndim == 1 else cat_lines(xs, s.ragged_dims.index(d))
     for x in xs[1:]:
         require_same(s, x.structure, "cat")
     return first.with_values(torch.cat([x.values for x in xs], axis))
@@ -248,22 +250,65 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
     return nested_like(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
 
 
+def check_counts(xs: list[NestedTensor]) -> None:
+    """Operands that are joined row by row have as many rows.
+
+    Raises:
+        StructureError: they have not.
+    """
+    counts = [x.structure.batch_size for x in xs]
+    if any([n != counts[0] for n in counts]):
+        hint = f"along the batch, dim {xs[0].structure.batch_dim}, rows follow rows"
+        raise StructureError(message("cat", "as many rows in each", f"batch sizes {counts}", hint=hint))
+
+
 def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     """Row i of the result is row i of every operand, end to end."""
-    s, count = xs[0].structure, len(xs)
-    sizes = [x.structure.batch_size for x in xs]
-    layouts = {(x.structure.packed_dim, x.structure.batch_dim) for x in xs}
-    if s.ragged_ndim > 1 or len(layouts) > 1 or any([n != sizes[0] for n in sizes]):
-        got = f"{s.ragged_ndim} ragged dims, {len(layouts)} layouts, batch sizes {sizes}"
-        raise StructureError(
-            message("cat", "one ragged dim and as many rows in each", got, hint="x.unbind() and tdc.pack")
-        )
-    rows = cat_rows(xs)
+    s, count, rows = xs[0].structure, len(xs), cat_rows(xs)
     starts = rows.offsets[:-1].view(count, -1).t().reshape(-1)
     lengths = torch.stack([x.lengths for x in xs], 1)
     offsets, gather = take_spans(starts, lengths.reshape(-1))
     values = rows.values.index_select(s.packed_dim, gather)
     return nested_like(Structure(offsets[::count], None, None, s.packed_dim, s.batch_dim, 1).marked(), values)
+
+
+def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
+    """The same along one of several ragged dims, number `r`: every line of row i goes on in the next operand.
+
+    Raises:
+        StructureError: rows differ in another dim.
+    """
+    s, each = xs[0].structure, torch.stack([x.sizes for x in xs], 1)  # (B, K, R)
+    others = [k for k in range(s.ragged_ndim) if k != r]
+    text = message("cat", "rows that differ in the dim they are joined along only", "others", hint="F.pad or crop them")
+    require((each[:, :, others] == each[:, :1, others]).all(), text, StructureError)
+    part, ends = each[:, :, r], each[:, :, r].cumsum(1)
+    sizes = torch.stack([ends[:, -1] if k == r else each[:, 0, k] for k in range(s.ragged_ndim)], 1)
+    t = Structure(offsets_of(sizes.prod(1)), sizes, joined_extent(xs, r), s.packed_dim, s.batch_dim, s.ragged_ndim)
+    values = torch.cat([x.values for x in xs], s.packed_dim)
+    rows = row_ids(t, values.shape[s.packed_dim])
+    begins, starts = [0], []
+    for x in xs:
+        starts.append(x.offsets[:-1] + begins[-1])
+        begins.append(begins[-1] + x.values.shape[s.packed_dim])
+    inner = sizes[:, r + 1 :].prod(1)[rows]
+    rest = torch.arange(rows.shape[0], device=rows.device) - t.offsets[rows]
+    line, place = rest // inner // ends[rows, -1], rest // inner % ends[rows, -1]
+    which = torch.zeros_like(place)
+    for k in range(len(xs) - 1):
+        which = which + (place >= ends[rows, k])
+    place = place - (ends - part)[rows, which]
+    source = torch.stack(starts, 1)[rows, which] + (line * part[rows, which] + place) * inner + rest % inner
+    return nested_like(t.marked(), values.index_select(s.packed_dim, source))
+
+
+def joined_extent(xs: list[NestedTensor], r: int) -> Tensor | None:
+    """The longest sizes of rows that are joined along a ragged dim, or a bound of them."""
+    extents = [x.structure.extent for x in xs]
+    if extents[0] is None or any([e is None for e in extents]):
+        return None
+    top = [sum([e.shape[k] for e in extents if e is not None]) if k == r else n for k, n in enumerate(extents[0].shape)]
+    return extent_of(tuple(top[:-1]), extents[0].device)
 
 
 def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
