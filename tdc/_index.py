@@ -110,8 +110,8 @@ def as_step(part: Any, dim: int, shape: Any, device: Any) -> Any:
     """
     if isinstance(part, slice):
         return part
-    number = part.ndim == 0 and part.dtype != torch.bool if isinstance(part, Tensor) else not isinstance(part, bool)
-    if number:
+    other = part.ndim > 0 or part.dtype == torch.bool if isinstance(part, Tensor) else isinstance(part, (bool, list))
+    if not other:  # torch 2.11 does not trace that `operator.index` refuses a list
         with contextlib.suppress(TypeError):
             part = operator.index(part)
     size = shape[dim]
