@@ -185,8 +185,11 @@ def test_ragged_leaves_join_and_combine():
     assert [r.shape[0] for r in twice["m"]] == [2, 0, 3, 2]
     for i, one in enumerate(td.unbind()):
         assert torch.equal(one["x"], rows[i])
-    with pytest.raises(UnsupportedError, match="cat on dim 0"):
-        torch.stack([td, td])
+    both: Any = torch.stack([td, td])
+    assert both.batch_size == (2, 3)
+    for part in both.unbind():
+        for key in ("x", "m"):
+            assert [r.tolist() for r in part[key].unbind()] == [r.tolist() for r in td[key].unbind()]
     out = td.select("x") * T([1.0, 2.0, 3.0])
     for i, row in enumerate(out["x"]):
         assert torch.equal(row, rows[i] * (i + 1))
