@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from tdc._errors import KeyPathError, message
+from tdc._errors import KeyPathError, describe, message
 from tdc._typing import KeyPath, OpName, constant
 
 T = TypeVar("T")
@@ -50,7 +50,8 @@ def unravel_key(key: Any) -> Any:
         if len(key) > 1 and all([isinstance(part, str) for part in key]):
             return key if type(key) is tuple else tuple(key)  # not a named one
         return path_of(tuple([name for part in key for name in parts(unravel_key(part))]))
-    got = "an empty tuple" if isinstance(key, tuple) else f"{key!r} of type {type(key).__name__}"
+    plain = isinstance(key, (int, float, slice)) or key is None
+    got = f"{key!r} of type {type(key).__name__}" if plain else "an empty tuple" if key == () else describe(key)
     raise KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint='spell it like "a" or ("a", "b")'))
 
 

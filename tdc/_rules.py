@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from tdc._errors import DtypeError, MethodError, UnsupportedError, message, op_name
+from tdc._errors import DtypeError, MethodError, UnsupportedError, describe, message, op_name
 from tdc._typing import Frozen, Op, constant
 
 KINDS = ("tensordict", "nested", "masked")
@@ -158,7 +158,8 @@ def operator_row(op: Op, cls: Any, other: Any) -> str | None:
     """Name of the row of an operator between a container and an object of another type; None where that is refused."""
     if issubclass(other, Container):
         return row_of(op, other if other._rank > cls._rank else cls)
-    if issubclass(other, (torch.Tensor, int, float, complex)) or hasattr(other, "dtype"):
+    foreign = hasattr(other, "dtype") and not hasattr(other, "__array__")
+    if issubclass(other, (torch.Tensor, int, float, complex)) or foreign:
         return row_of(op, cls)
     return None
 
@@ -204,6 +205,7 @@ class Container(Frozen):
     __slots__ = ()
     _kind: str = ""
     _rank: int = 0
+    __array_ufunc__ = None  # `array + x` is for `x.__radd__`; numpy would go through x element by element
 
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -268,17 +270,33 @@ def as_method(op: Op, name: str) -> Op:
 
 
 def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
-    """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); Python refuses other types."""
+    """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); Python refuses other types.
+
+    What numpy has is a tensor here.
+    """
 
     def method(self: Any, other: Any) -> Any:
         row = operator_row(op, type(self), type(other))
         if row is None:
-            return NotImplemented
+            return method(self, dense(name, other)) if hasattr(other, "__array__") else NotImplemented
         run = IMPLS[row]
         return run(other, self) if reflected else run(self, other)
 
     method.__name__ = method.__qualname__ = name
     return method
+
+
+def dense(name: str, array: Any) -> torch.Tensor:
+    """An operand that numpy made as a tensor.
+
+    Raises:
+        DtypeError: it holds no numbers.
+    """
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError):
+        op = name.strip("_")
+        raise DtypeError(message(op, "an array of numbers", describe(array), hint="torch.as_tensor(array)")) from None
 
 
 CLASS_NAMES = {"tensordict": "TensorDict", "nested": "NestedTensor", "masked": "MaskedBatch"}

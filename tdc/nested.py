@@ -158,7 +158,7 @@ class NestedTensor(Container):
 
     def size(self, dim: int | None = None) -> Any:
         """Logical shape, or its entry at `dim`; -1 on a ragged dim."""
-        return self.shape if dim is None else self.shape[dim]
+        return self.shape if dim is None else self.shape[normal_dim(dim, self.ndim, "size")]
 
     @property
     def _batch_dim(self) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey
 
 from tdc._builder import Builder
-from tdc._errors import DtypeError, ImmutableError, IndexingError, message
+from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
 from tdc._keyed import Keyed, any_below, apply_leaves
 from tdc._keys import is_key, ordered
 from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
@@ -34,6 +34,7 @@ from tdc._look import node_html, node_text
 from tdc._nodes import Nodes, Static, extra_of, with_extra, without_extra
 from tdc._pytree import register
 from tdc._rules import Container
+from tdc._structure import normal_dim
 from tdc._tree import (
     Leaves,
     absorb,
@@ -147,7 +148,7 @@ class TensorDict(Keyed):
 
     def size(self, dim: int | None = None) -> Any:
         """The batch size, or its entry at `dim`."""
-        return self._size if dim is None else self._size[dim]
+        return self._size if dim is None else self._size[normal_dim(dim, len(self._size), "size")]
 
     def numel(self) -> int:
         """Number of examples: the product of the batch size."""
@@ -328,6 +329,10 @@ def shared(x: Tensor) -> torch.Tensor:
 def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, with_path: bool) -> Any:
     """`apply` and `apply_with_path`."""
     if others:
+        odd = [describe(x) for x in others if not isinstance(x, TensorDict)]
+        if odd:
+            hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
+            raise DtypeError(message("apply", "TensorDicts behind the function", ", ".join(odd), hint=hint))
         same_size("apply", td, *others)
         columns = together("apply", td, *others)
         if with_path:

@@ -89,7 +89,12 @@ def refused(op: Any, x: TensorDict, fn: Op, others: tuple[TensorDict, ...], erro
             fn(leaf, *[td._leaves[path] for td in others])
         except PLAIN:
             wrong[show(path)] = describe(leaf)
-    kinds = {IndexError: IndexingError, TypeError: DtypeError}
+    return explained(op, x, wrong, error)
+
+
+def explained(op: Any, x: TensorDict, wrong: dict[str, str], error: Exception) -> Exception:
+    """An error of torch as one of the library, with the leaves where it arises."""
+    kinds = {IndexError: IndexingError, TypeError: DtypeError, NotImplementedError: DtypeError}
     expected = f"arguments for batch_size {show_sizes(x.batch_size)}"
     return kinds.get(type(error), ShapeError)(message(op, expected, "others", wrong, first_line(error)))
 

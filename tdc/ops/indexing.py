@@ -124,7 +124,9 @@ def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], T
     for path, given in values_at(value, td, op).items():
         leaf = leaves[path]
         if not isinstance(leaf, Tensor):
-            hint = "write into a padded leaf (to_padded), or rebuild it with tdc.pack"
+            hint = f"td.set({show(path)!r}, value) for all of it, value made anew"
+            if isinstance(leaf, (NestedTensor, MaskedBatch)):
+                hint = "write into a padded leaf (to_padded), or rebuild it with tdc.pack"
             raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
         features = leaf.shape[len(size) :]
         v = as_value(given, leaf, path, op)

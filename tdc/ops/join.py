@@ -369,8 +369,20 @@ def join_rule(op: Op, **impls: Op) -> None:
         add_rule(Rule(op, kind, "join", impl, op))
 
 
-join_rule(torch.stack, nested=stack_nested, masked=stack_masked, tensordict=stack_tensordict)
-join_rule(torch.cat, nested=cat_nested, masked=cat_masked, tensordict=cat_tensordict)
+def named_axis(impl: Op) -> Op:
+    """`axis=`, as numpy calls it, for `dim`."""
+
+    def run(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Any:
+        return impl(tensors, dim if axis is None else axis)
+
+    return run
+
+
+for _op, _impls in (
+    (torch.stack, {"nested": stack_nested, "masked": stack_masked, "tensordict": stack_tensordict}),
+    (torch.cat, {"nested": cat_nested, "masked": cat_masked, "tensordict": cat_tensordict}),
+):
+    join_rule(_op, **{kind: named_axis(impl) for kind, impl in _impls.items()})
 join_rule(torch.unbind, tensordict=unbind_tensordict)
 join_rule(torch.split, tensordict=split_tensordict)
 join_rule(torch.chunk, tensordict=chunk_tensordict)
@@ -390,7 +402,11 @@ def joinable(op: str, tensors: Any) -> list[Any]:
     """
     found = list(tensors)
     kinds = [cls for cls in (TensorDict, NestedTensor, MaskedBatch) if any([isinstance(x, cls) for x in found])]
-    return found if found and not kinds else same_kind(op, found, kinds[0] if kinds else Tensor)
+    if kinds or not found or all([isinstance(x, Tensor) for x in found]):
+        return same_kind(op, found, kinds[0] if kinds else Tensor)
+    wrong = {f"operand {i}": describe(x) for i, x in enumerate(found) if not isinstance(x, Tensor)}
+    hint = "TensorDict(d, batch_size) of each, or tdc.collate(samples) for dicts"
+    raise StructureError(message(op, "tensors or containers", f"{len(wrong)} others", wrong, hint))
 
 
 def stack(tensors: Sequence[T], dim: int = 0) -> T:

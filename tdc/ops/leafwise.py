@@ -21,10 +21,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc._keys import show
 from tdc._nodes import any_extra
 from tdc._structure import eager
 from tdc._tree import check_extra, columns_of, same_size
 from tdc._typing import Op
+from tdc.ops.batch import explained
 from tdc.tensordict import TensorDict, make
 
 FOREACH: dict[Op, Op] = {
@@ -49,7 +51,10 @@ def unary_tensordict(op: Op) -> Op:
         if not args and not kwargs and eager() and at_all is not None and at_once(leaves.values()):
             done = at_all(list(leaves.values()))
             return make(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
-        return make({p: op(v, *args, **kwargs) for p, v in leaves.items()}, x._nodes, x._size, x._device)
+        try:
+            return make({p: op(v, *args, **kwargs) for p, v in leaves.items()}, x._nodes, x._size, x._device)
+        except RuntimeError as error:
+            raise refused(op, lambda v: op(v, *args, **kwargs), x, [x], error) from None
 
     return run
 
@@ -58,9 +63,28 @@ def nary_tensordict(op: Op, call: Op) -> Op:
     """What runs an operation on leaves at the same paths: `op` names it, `call` is what runs."""
 
     def run(*args: Any, **kwargs: Any) -> TensorDict:
-        return by_columns(op, call, args, kwargs)
+        try:
+            return by_columns(op, call, args, kwargs)
+        except RuntimeError as error:
+            like, n = first_of(TensorDict, op, args, kwargs), len(args)
+            again: Op = lambda *values: call(*values[:n], **dict(zip(kwargs, values[n:], strict=True)))  # noqa: E731
+            raise refused(op, again, like, (*args, *kwargs.values()), error) from None
 
     return run
+
+
+def refused(op: Op, call: Op, like: TensorDict, operands: Sequence[Any], error: Exception) -> Exception:
+    """An error of torch with the leaves where it arises. They run once more, which only a failure has to pay for."""
+    if type(error) not in (RuntimeError, NotImplementedError):  # the library's own, which say more
+        return error
+    wrong, paths = {}, list(like._leaves)
+    columns = [[a._leaves[p] for p in paths] if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
+    for path, *values in zip(paths, *columns, strict=True):
+        try:
+            call(*values)
+        except RuntimeError:
+            wrong[show(path)] = " and ".join([describe(v) for v in values])
+    return explained(op, like, wrong, error) if wrong else error
 
 
 def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorDict:
@@ -74,7 +98,7 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if isinstance(a, Tensor) and a.ndim > 0:
             check_broadcast(a, like._size, op)
     paths, k = list(like._leaves), len(like._size)
-    found = [own.pop(0) if isinstance(a, TensorDict) else column(a, like) for a in operands]
+    found = [own.pop(0) if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
     if len(tds) > 1:
         found = aligned(found, [isinstance(a, TensorDict) for a in operands], k)
     columns = found[: len(args)]
@@ -125,13 +149,17 @@ def rows(columns: list[list[Any]], paths: list[Any]) -> Iterable[tuple[Any, ...]
     return zip(*columns, strict=True) if columns else [()] * len(paths)
 
 
-def column(x: Any, like: TensorDict) -> list[Any]:
+def column(x: Any, like: TensorDict, op: Op) -> list[Any]:
     """What an operand is for each leaf: a tensor extended over the features, or the same for all."""
     leaves = like._leaves
     if isinstance(x, Tensor) and x.ndim > 0:
         k = len(like._size)
         wide = {n: x.view(*x.shape, *[1] * (n - k)) for n in {v.ndim for v in leaves.values()}}
         return [wide[v.ndim] for v in leaves.values()]
+    if hasattr(x, "__array__") and not isinstance(x, Tensor):  # numpy's, which Dynamo hands on as they are
+        array = torch.as_tensor(x)
+        check_broadcast(array, like._size, op)
+        return column(array, like, op)
     return [x] * len(leaves)
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
 from tdc._structure import normal_dim
 from tdc._typing import Dims, Op, OpName
@@ -36,8 +36,17 @@ def shape_rule(op: Op, **impls: Op) -> None:
 
 
 def ints(sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """Dims or sizes given one by one or as one sequence."""
-    return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    """Dims or sizes given one by one or as one sequence.
+
+    Raises:
+        DtypeError: a dtype, of which `Tensor.view` reads the bytes anew.
+    """
+    if len(sizes) != 1 or isinstance(sizes[0], int):
+        return sizes
+    if isinstance(sizes[0], torch.dtype):
+        hint = "x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew"
+        raise DtypeError(message("view", "sizes", "a dtype", hint=hint))
+    return tuple(sizes[0])
 
 
 # -- NestedTensor and MaskedBatch
