@@ -180,7 +180,8 @@ def absorb_tensordict(
         nodes.update(inner)
         return
     for path, entry in inner.items():
-        put_node(leaves, nodes, path, entry)
+        put = put_new if type(entry) is Static else put_node
+        put(leaves, nodes, path, entry)
     for path, leaf in fresh.items():
         put_new(leaves, nodes, path, leaf)
 

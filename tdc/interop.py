@@ -158,24 +158,14 @@ def from_dataclass(dc: Any, batch_size: Any = ()) -> TensorDict:
 
 
 def to_dataclass(td: TensorDict, cls: type[T]) -> T:
-    """An instance of a dataclass, its fields read from the keys of `td`.
+    """An instance of a dataclass, its fields read from the keys of `td`; the way back from `from_dataclass`.
 
     A field annotated as a dataclass or a named tuple takes an inner node as that, one annotated as a dict as dicts.
+    Compile and Example as there.
 
     Raises:
         DtypeError: `cls` is no dataclass.
         KeyPathError: keys that are no fields, or fields without a default and without a key; all are named.
-
-    Compile:
-        Traceable.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Step:
-        ...     obs: torch.Tensor
-        >>> to_dataclass(TensorDict({"obs": torch.zeros(3)}, [3]), Step)
-        Step(obs=tensor([0., 0., 0.]))
     """
     expect("to_dataclass", td, TensorDict)
     if not isinstance(cls, type) or not is_dataclass(cls):

@@ -7,7 +7,8 @@ import dataclasses
 import pprint
 import sys
 from dataclasses import KW_ONLY, InitVar, field
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 import tdc
 from tdc import ShapeError, TensorDict
+
+decorate: Any = tdc.tensorclass  # to a type checker other settings are errors
 
 
 class Point(tdc.TensorClass):
@@ -121,7 +124,7 @@ def test_printing_takes_it():
 
 
 def test_a_graph_takes_it_as_before():
-    def step(p: Point) -> Point:
+    def step(p: Any) -> Any:
         return (p + 1).replace(name="then")
 
     out = torch.compile(step, backend="eager", fullgraph=True)(point())
@@ -135,7 +138,7 @@ def test_a_graph_replaces_as_dataclasses_do():
 
 
 def test_records_of_torch_find_the_tensors():
-    apply = torch.distributed.utils._apply_to_tensors  # what FSDP runs over the inputs of a module
+    apply = resolve_name("torch.distributed.utils")._apply_to_tensors  # what FSDP runs over the inputs of a module
     out: Any = apply(lambda x: x.double(), {"p": point()})
     assert (out["p"].xy.dtype, out["p"].batch_size, out["p"].name) == (torch.float64, (3,), "there")
 
@@ -228,12 +231,13 @@ def test_patterns_take_positional_fields():
 
 def test_own_match_args_stay():
     class Own(tdc.TensorClass):
-        __match_args__ = ("name",)
+        __match_args__: ClassVar[Any] = ("name",)  # type checkers have their own idea of it
         xy: Tensor
         name: str = "here"
 
-    match Own(torch.zeros(2)):
-        case Own("here"):
+    own: Any = Own
+    match own(torch.zeros(2)):
+        case own("here"):
             pass
         case _:
             raise AssertionError
@@ -242,7 +246,7 @@ def test_own_match_args_stay():
 class TestTexts(Texts):
     def test_settings_of_others(self):
         self.says(
-            lambda: tdc.tensorclass(autocast=True),
+            lambda: decorate(autocast=True),
             """\
 UnsupportedError
 tdc.tensorclass: expected no setting but kw_only, got autocast

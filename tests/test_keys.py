@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
 import pytest
 import torch
 
-from tdc import StructureError, TensorDict
+from tdc import KeyPathError, Static, StructureError, TensorDict
 from tdc._keys import (
     below,
     children,
@@ -138,3 +139,25 @@ def test_a_state_without_a_step_is_named():
     params = TensorDict({"w": torch.ones(2)})
     with pytest.raises(StructureError, match="a state with keys mean, square, step"):
         adamw().update(params, params, params)
+
+
+ENTRIES: dict[str, Any] = {
+    "leaf": torch.zeros(3), "static": Static(1), "node": {"t": torch.ones(3)}, "node of a static": {"t": Static(2)},
+    "other node": {"u": torch.ones(3)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ENTRIES)
+@pytest.mark.parametrize("second", ENTRIES)
+def test_a_tensordict_given_twice_is_refused_as_the_mapping_of_its_entries(first: str, second: str):
+    def outcome(make: Callable[[Any], Any]) -> Any:
+        try:
+            found = TensorDict({"n": {"s": ENTRIES[first]}, ("n",): make({"s": ENTRIES[second]})}, [3])
+        except KeyPathError as error:
+            return str(error)
+        return repr(found)
+
+    plain = outcome(lambda entries: entries)
+    assert outcome(lambda entries: TensorDict(entries, [3])) == plain
+    merges = "node" in first and "node" in second and (first == "other node") != (second == "other node")
+    assert plain.startswith("TensorDict(" if merges else "tdc.")

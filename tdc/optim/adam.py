@@ -56,23 +56,7 @@ def adam(
 def adamw(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
 ) -> Optimizer:
-    """Adam with decoupled weight decay.
-
-    Shapes:
-        parameters, gradients and moments `(*batch_size, *features)`, step `batch_size`.
-
-    Args:
-        lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
-        betas, eps, weight_decay: as in `torch.optim.AdamW`, with its defaults.
-
-    Returns:
-        An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
-
-    Raises:
-        StructureError: a setting out of its range; in `update`, gradients or a state of other parameters.
-
-    Compile:
-        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+    """Adam with decoupled weight decay; all but that as `adam`, with the defaults of `torch.optim.AdamW`.
 
     Example:
         >>> opt = adamw(lr=0.1)
