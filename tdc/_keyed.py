@@ -363,7 +363,7 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
         if path != () and path not in fixed:
             put_node({}, nodes, place(path), entry)
     entries = dict(zip(places, [*td._leaves.values(), *fixed.values()], strict=True))
-    if len(entries) < len(places) or not nodes.keys().isdisjoint(places):
+    if len(entries) < len(places) or any([p in nodes for p in places]):
         raise taken_twice(op, dict(zip([*td._leaves, *fixed], places, strict=True)), nodes)
     leaves = {path: entry for path, entry in entries.items() if type(entry) is not Static}
     nodes |= statics(entries)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc._index import FULL
 from tdc._keys import join, missing_key, show, unravel_key
 from tdc._ragged_index import index_rows
@@ -130,16 +130,14 @@ def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], T
             raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
         features = leaf.shape[len(size) :]
         v = as_value(given, leaf, path, op)
-        shown = describe(v)
-        if given is value and v.ndim > 0:
-            v = v.view(*v.shape, *[1] * len(features))
+        wide = v.view(*v.shape, *[1] * len(features)) if given is value and v.ndim > 0 else v
         try:
-            v = v.expand([*where.shape, *features]).reshape(len(flat), *features)
+            wide = wide.expand([*where.shape, *features]).reshape(len(flat), *features)
         except RuntimeError:
-            expected = f"a value that broadcasts to {[*where.shape, *features]}"
+            expected = f"a value that broadcasts to {show_sizes([*where.shape, *features])}"
             hint = "a tensor spans batch dims; for features give {key: value}"
-            raise ShapeError(message(f"at.{op}", expected, shown, {show(path): describe(leaf)}, hint)) from None
-        leaves[path] = put(leaf.reshape(math.prod(size), *features), flat.to(leaf.device), v).view(leaf.shape)
+            raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint)) from None
+        leaves[path] = put(leaf.reshape(math.prod(size), *features), flat.to(leaf.device), wide).view(leaf.shape)
     return make(leaves, td._nodes, size, td.device)
 
 
@@ -173,15 +171,13 @@ def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
     Raises:
         DtypeError: it cannot become a tensor, or is of a kind of number that the leaf cannot hold.
     """
-    where = {show(path): describe(leaf)}
     try:
         v = torch.as_tensor(value, device=leaf.device)
     except (TypeError, ValueError, RuntimeError):
-        raise DtypeError(
-            message(f"at.{op}", "tensors or numbers", describe(value), where, "torch.as_tensor(value)")
-        ) from None
+        where, hint = {show(path): describe(leaf)}, "torch.as_tensor(value)"
+        raise DtypeError(message(f"at.{op}", "tensors or numbers", describe(value), where, hint)) from None
     if op != "set" and number_kind(v.dtype) > number_kind(leaf.dtype):
-        hint = "convert the leaf first: td.set(key, leaf.float())"
+        where, hint = {show(path): describe(leaf)}, "convert the leaf first: td.set(key, leaf.float())"
         raise DtypeError(message(f"at.{op}", f"a value that fits {leaf.dtype}", describe(v), where, hint))
     return v.to(leaf.dtype)
 

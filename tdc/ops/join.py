@@ -170,7 +170,7 @@ def part_lengths(given: Any, total: Any) -> list[Any]:
         ShapeError: a length that is no int above 0, or given lengths that do not add up to the dim.
     """
     if isinstance(given, SIZES) and given > 0:
-        return [min(given, total - i) for i in range(0, total, given)] or [0]
+        return equal_parts(given, total)
     listed = isinstance(given, (list, tuple))
     if not listed or not all([isinstance(n, SIZES) and n >= 0 for n in given]):
         hint = "td.split(2) or td.split([2, 1])"
@@ -181,6 +181,15 @@ def part_lengths(given: Any, total: Any) -> list[Any]:
         hint = "torch.tensor_split(x, indices) takes the places between parts"
         raise ShapeError(message("split", f"lengths that add up to {total}", f"{sum(lengths)}", hint=hint))
     return lengths
+
+
+def equal_parts(length: Any, total: Any) -> list[Any]:
+    """Parts of one length, and what is left. Not by a `range`, for which Dynamo takes a size as it is."""
+    lengths, rest = [], total
+    while rest > length:
+        lengths.append(length)
+        rest = rest - length
+    return [*lengths, rest]
 
 
 def chunk_lengths(chunks: Any, total: Any) -> list[Any]:

@@ -45,6 +45,11 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
     ends = [0]
     for n in lengths:
         ends.append(ends[-1] + n)
+    return between(x, dim, ends)
+
+
+def between(x: Any, dim: int, ends: list[Any]) -> tuple[Any, ...]:
+    """Parts from each place to the next one; places of the batch are in order and in range."""
     return tuple([rows(x, a, b) if dim == x._batch_dim else part(x, dim, a, b) for a, b in pairwise(ends)])
 
 
@@ -106,9 +111,8 @@ def tensor_split_ragged(
         raise ShapeError(message("tensor_split", "a number of parts of at least 1, or places", got, hint=hint))
     size = row_sizes(x, d) if d in x.ragged_dims else x.shape[d]
     least, more = size // given, size % given
-    low = (lambda k: more.clamp(max=k)) if isinstance(more, Tensor) else (lambda k: min(more, k))
-    begins = [least * k + low(k) for k in range(given + 1)]
-    return tuple([part(x, d, a, b) for a, b in pairwise(begins)])
+    low = (lambda k: more.clamp(max=k)) if isinstance(more, Tensor) else (lambda k: torch.sym_min(more, k))
+    return between(x, d, [least * k + low(k) for k in range(given + 1)])
 
 
 def split_at(dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:
