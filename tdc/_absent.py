@@ -193,7 +193,20 @@ class Other(Absent):
         self.instead = instead
 
     def __get__(self, x: Any, owner: Any = None) -> NoReturn:
-        raise MethodError(text_of(self.name, CLASS_NAMES[owner._kind], self.instead))
+        raise error_of(text_of(self.name, CLASS_NAMES[owner._kind], self.instead))
+
+
+def error_of(text: str) -> AttributeError:
+    """The error for a name that is not there."""
+    return MethodError(text)
+
+
+def traced_error(text: str) -> AttributeError:
+    """What Dynamo traces in place of `error_of`: in a graph `hasattr` knows no other class (torch 2.11-2.13)."""
+    return AttributeError(text)
+
+
+error_of._torchdynamo_inline = traced_error  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 def text_of(name: str, owner: str, instead: str) -> str:

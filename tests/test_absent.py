@@ -193,6 +193,14 @@ def says_what_to_do(owner: Any, name: str) -> bool:
     return True
 
 
+def test_a_graph_asks_whether_a_name_is_there():
+    def step(td: Any) -> Any:
+        return td.lock_() if hasattr(td, "lock_") or getattr(td, "names", None) else td["tokens"] + 1
+
+    fn = torch.compile(step, backend="eager", fullgraph=True)
+    assert fn(tree()).sum() == 24
+
+
 def test_every_name_of_the_migration_page_is_ours_or_says_what_to_do():
     holder = r"(?:td|TensorDict|params|data|MyData|tensordict|LazyStackedTensorDict(?:\(\.\.\.\))?)"
     seen = 0
