@@ -51,7 +51,8 @@ def unravel_key(key: Any) -> Any:
             return key if type(key) is tuple else tuple(key)  # not a named one
         return path_of(tuple([name for part in key for name in parts(unravel_key(part))]))
     plain = isinstance(key, (int, float, slice)) or key is None
-    got = f"{key!r} of type {type(key).__name__}" if plain else "an empty tuple" if isinstance(key, tuple) else describe(key)
+    other = "an empty tuple" if isinstance(key, tuple) else describe(key)
+    got = f"{key!r} of type {type(key).__name__}" if plain else other
     raise KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint='spell it like "a" or ("a", "b")'))
 
 
