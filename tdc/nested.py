@@ -354,7 +354,7 @@ def check_rows(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
     if first.ndim == 0:
         hint = "stack numbers with torch.stack; rows of one element have shape [1]"
         raise ShapeError(message("pack", "rows with at least one dim", describe(first), hint=hint))
-    if dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] <= first.ndim:
+    if not dims or dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] <= first.ndim:
         hint = "dim 0 is the batch; permute the rows so that ragged dims are neighbours"
         raise ShapeError(message("pack", f"neighbouring ragged dims in [1, {first.ndim}]", str(dims), hint=hint))
 

@@ -18,7 +18,7 @@ def permute(rule: Rule) -> Iterator[Sample]:
     """Batch and ragged dims among the others; `transpose` swaps two of them."""
     orders: dict[str, list[tuple[int, ...]]] = {
         "features": [(0, 2, 1), (1, 0, 2), (2, 1, 0)], "second": [(0, 2, 1, 3), (1, 0, 2, 3), (0, 1, 3, 2)],
-        "two": [(0, 3, 1, 2), (3, 0, 1, 2)], "last": [(0, -1, -2)],
+        "two": [(0, 2, 1, 3), (0, 3, 1, 2), (3, 0, 1, 2)], "last": [(0, -1, -2)],
     }  # fmt: skip
     for layout, lists in orders.items():
         for order in lists:
@@ -35,7 +35,7 @@ def permute(rule: Rule) -> Iterator[Sample]:
                 places = [d % len(order) for d in order]
                 inner = [d - 1 for d in places if d != 0]
                 rows = [row.permute(inner) for row in x.rows]
-                return Ragged(rows, tuple(places.index(d) for d in x.dims), places.index(0))
+                return Ragged(rows, tuple(sorted(places.index(d) for d in x.dims)), places.index(0))
 
             yield Sample(f"{layout} {order}", draw, want, MODES if order in lists[:1] else LIGHT)
 

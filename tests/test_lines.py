@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import pytest
@@ -90,12 +90,32 @@ def test_places_of_lines(padded: bool):
             torch.testing.assert_close(list(got.unbind()), want)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("order", list(permutations((2, 3, 4))), ids=str)
+def test_ragged_dims_in_another_order(order: tuple[int, ...], padded: bool):
+    rows = volumes()
+    x: Any = tdc.pack(rows, ragged_dim=(2, 3, 4))
+    got = (x.to_padded(fill=math.nan) if padded else x).permute(0, 5, *order, 1)
+    want = [row.permute(4, *[d - 1 for d in order], 0) for row in rows]
+    torch.testing.assert_close(list(tdc.validate(got).unbind()), want, rtol=0, atol=0)
+
+
+def test_a_quarter_turn_and_a_product_with_the_transpose():
+    x = images()
+    for got, want in (
+        (x.rot90(1, (1, 2)), [row.rot90() for row in x.unbind()]),
+        (x @ x.transpose(1, 2), [row @ row.T for row in x.unbind()]),
+    ):
+        torch.testing.assert_close(list(got.unbind()), want)
+
+
 @pytest.mark.parametrize("dim", [2, 3, 4])
 def test_joined_lines(dim: int):
     rows = volumes()
     others = [row.repeat_interleave(n, dim - 1) for n, row in zip((1, 2, 0, 3), rows, strict=True)]
     x, y = [tdc.pack(parts, ragged_dim=(2, 3, 4)) for parts in (rows, others)]
-    got = tdc.validate(torch.cat([x, y, x], dim))
+    parts: list[Any] = [x, y, x]
+    got: Any = tdc.validate(torch.cat(parts, dim))
     want = [torch.cat([a, b, a], dim - 1) for a, b in zip(rows, others, strict=True)]
     torch.testing.assert_close(list(got.unbind()), want, rtol=0, atol=0)
 

@@ -135,14 +135,23 @@ def named(op: Op, *results: Any) -> Any:
     return getattr(torch.return_types, op_name(op))(results)
 
 
+def one_dim(op: Op, dim: Any) -> None:
+    """A dim is one number.
+
+    Raises:
+        ShapeError: it is not.
+    """
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
+
+
 def is_static(op: Op, x: Any, dim: int) -> bool:
     """Whether a dim is one that torch can work along on packed or padded data.
 
     Raises:
         ShapeError: it is the batch of a NestedTensor, out of range or no number.
     """
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
+    one_dim(op, dim)
     d = normal_dim(dim, x.ndim, op)
     if isinstance(x, NestedTensor) and d == x.structure.batch_dim:
         got = f"dim {dim} of {describe(x)}"

@@ -55,7 +55,7 @@ def by_lines(op: OpName, x: Any, dim: Any) -> bool:
     Raises:
         ShapeError: a dim out of range.
     """
-    if dim is None or isinstance(dim, bool) or len(x.ragged_dims) == 1:
+    if len(x.ragged_dims) == 1 or isinstance(dim, bool) or not isinstance(dim, (int, tuple, list)):
         return False
     dims = [normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)]
     return x._batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)

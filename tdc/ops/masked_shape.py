@@ -24,7 +24,7 @@ from tdc._structure import normal_dim
 from tdc._typing import Dims, Op
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
-from tdc.ops.ragged_shape import filled, moves, with_dims
+from tdc.ops.ragged_shape import filled, moves, no_dims, with_dims
 from tdc.ops.shape import ints, shape_rule
 
 
@@ -154,7 +154,7 @@ def flip_masked(x: MaskedBatch, *dims: Any) -> MaskedBatch:
 def roll_masked(x: MaskedBatch, shifts: Any, dims: Any = None) -> MaskedBatch:
     """Static dims, the rows, or the elements of each row moved on, the last ones to the front."""
     if dims is None:
-        raise regrouped(torch.roll, x, "no dims: elements would move from row to row")
+        raise no_dims("roll")
     for shift, dim in moves(shifts, dims):
         d = normal_dim(dim, x.ndim, "roll")
         if d in x.ragged_dims:

@@ -94,10 +94,12 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     """The dim, which torch lets one leave out with a warning and we do not.
 
     Raises:
-        ShapeError: it is missing.
+        ShapeError: it is missing, or several.
     """
     if dim is None:
         raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", "None", hint="name the dim, e.g. dim=-1"))
+    if isinstance(dim, (tuple, list, str)):
+        raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
     return dim
 
 

@@ -170,7 +170,10 @@ def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = No
         return index_rows(x, rows.repeat_interleave(times, output_size=output_size))
     if axis != s.packed_dim:
         return x.with_values(x.values.repeat_interleave(times, axis, output_size=output_size))
-    if s.ragged_ndim > 1 or isinstance(times, Tensor):
+    if s.ragged_ndim > 1:
+        got, hint = f"dim {dim}, one of {s.ragged_ndim}", "F.interpolate scales images; or loop over x.unbind()"
+        raise UnsupportedError(message("repeat_interleave", "the only ragged dim", got, hint=hint))
+    if isinstance(times, Tensor):
         hint = "an int, or a NestedTensor (B, -1) with a number of times for each element"
         raise StructureError(
             message("repeat_interleave", "one ragged dim and numbers for it", describe(repeats), hint=hint)

@@ -201,7 +201,7 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
     """Static dims, the rows, or the elements of each row moved on, the last ones to the front."""
     s = x.structure
     if dims is None:
-        raise regrouped("roll", x, "no dims: elements would move from row to row")
+        raise no_dims("roll")
     for shift, dim in moves(shifts, dims):
         axis = s.axis(dim, x.ndim, "roll")
         if axis is None:
@@ -216,6 +216,12 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
         else:
             x = nested_like(s, x.values.roll(shift, axis))
     return x
+
+
+def no_dims(op: str) -> ShapeError:
+    """The error for a roll of the whole batch."""
+    hint = "name them, e.g. x.roll(1, 1)"
+    return ShapeError(message(op, "dims to roll along", "none: elements would move from row to row", hint=hint))
 
 
 def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc._rules import Rule, add_rule
-from tdc._structure import normal_dim
+from tdc._structure import Structure, extent_of, normal_dim, sizes_of
 from tdc._typing import Dims, Op, OpName
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.batch import lift
+from tdc.ops.lines import in_order
 from tdc.tensordict import TensorDict
 
 
@@ -53,7 +54,7 @@ def ints(sizes: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def permute_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
-    """Logical dims in another order; several ragged dims must stay side by side and in order."""
+    """Logical dims in another order; several ragged dims must stay side by side. In another order they are a gather."""
     s, order = x.structure, full_order(ints(dims), x.ndim)
     at = order.index(s.batch_dim)
     axes: list[int] = []
@@ -62,22 +63,29 @@ def permute_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
         if axis is not None and (axis != s.packed_dim or axis not in axes):
             axes.append(axis)
     kept = [d for d in order if d in s.ragged_dims]
-    places = [order.index(d) for d in s.ragged_dims]
     others = [d for d in order if d != s.batch_dim]
     together = [others.index(d) for d in kept]
-    if tuple(kept) != s.ragged_dims or together != list(range(together[0], together[0] + len(together))):
-        got = f"ragged dims {s.ragged_dims} at {places}"
+    if together != list(range(together[0], together[0] + len(together))):
+        got = f"ragged dims {s.ragged_dims} at {[order.index(d) for d in s.ragged_dims]}"
         raise ShapeError(message("permute", "several ragged dims side by side", got, hint="x.to_padded() first"))
-    return nested_like(s.moved(axes.index(s.packed_dim), at), x.values.permute(axes))
+    turned, values = s.moved(axes.index(s.packed_dim), at), x.values
+    if tuple(kept) != s.ragged_dims:
+        ragged = [s.ragged_dims.index(d) for d in kept]
+        values = in_order(values.movedim(s.packed_dim, 0), s, ragged).movedim(0, s.packed_dim)
+        extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in ragged]), x.device)
+        turned = Structure(s.offsets, sizes_of(s)[:, ragged], extent, turned.packed_dim, at, s.ragged_ndim).marked()
+    return nested_like(turned, values.permute(axes))
 
 
 def permute_masked(x: MaskedBatch, *dims: Any) -> MaskedBatch:
     order = full_order(ints(dims), x.ndim)
-    ragged = tuple([order.index(d) for d in x.ragged_dims])
+    at = [order.index(d) for d in x.ragged_dims]
+    ragged, turned = tuple(sorted(at)), sorted(at) != at
     if ragged != tuple(range(ragged[0], ragged[0] + len(ragged))):
-        got = f"dims {x.ragged_dims} at {ragged}"
+        got = f"dims {x.ragged_dims} at {tuple(at)}"
         raise ShapeError(message("permute", "several ragged dims side by side", got, hint="use x.data"))
-    return masked_like(x.data.permute(order), x.lengths, ragged, order.index(x.batch_dim))
+    lengths = x.lengths[:, [at.index(d) for d in ragged]] if turned else x.lengths
+    return masked_like(x.data.permute(order), lengths, ragged, order.index(x.batch_dim), turned)
 
 
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:

@@ -75,8 +75,10 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
     """Along a ragged dim every row has k elements, so that the result is dense, k in place of the ragged dim.
 
     Raises:
-        ShapeError: a row is shorter: at once on CPU, asynchronously on CUDA.
+        ShapeError: k is negative; a row is shorter: at once on CPU, asynchronously on CUDA.
     """
+    if k < 0:
+        raise ShapeError(message("topk", "k of 0 or more", f"{k}", hint="k = 1 is the largest element"))
     if is_static(torch.topk, x, dim):
         return along_static(torch.topk, x, dim, lambda v, d: torch.topk(v, k, d, largest, sorted))
     enough(torch.topk, k, x, dim)
