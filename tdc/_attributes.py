@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc._structure import Structure, is_zero, longest
+from tdc._exchange import is_zero
+from tdc._structure import Structure, longest
 from tdc._typing import read_only
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like

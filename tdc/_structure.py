@@ -30,6 +30,7 @@ from torch import Tensor
 
 from tdc._arguments import expect
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._exchange import exchange
 from tdc._slow import announce
 from tdc._typing import Frozen, OpName, immutable
 
@@ -192,21 +193,9 @@ def traced() -> bool:
     return False
 
 
-def is_zero(n: int) -> bool:
-    """Whether a size is 0; no for a size that a graph does not know, as that of `x @ x.transpose(1, 2)`."""
-    return n == 0 if isinstance(n, int) else is_zero_symbol(n)
-
-
-def is_zero_symbol(n: int) -> bool:
-    """`is_zero` of a size in a graph; the module is loaded by whoever traces."""
-    fx: Any = torch.fx
-    return fx.experimental.symbolic_shapes.guard_or_false(n == 0)
-
-
 mark_dynamic._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 mark_result._torchdynamo_inline = mark_result_traced  # type: ignore[attr-defined]  # the same
 eager._torchdynamo_inline = traced  # type: ignore[attr-defined]  # the same
-is_zero._torchdynamo_inline = is_zero_symbol  # type: ignore[attr-defined]  # the same
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
@@ -339,7 +328,7 @@ def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float 
     fill = fill if values.is_floating_point() or values.is_complex() else fill_of(fill, values.dtype)
     index, valid = pad_index(s, padded)
     back, inside = pack_index(s, values.shape[0], padded, cut)
-    return Exchange.apply(values, index, valid, fill, back, inside)
+    return exchange(values, index, valid, fill, back, inside)
 
 
 def fill_of(fill: float, dtype: torch.dtype) -> int:
@@ -352,39 +341,7 @@ def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
     sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
     index, valid = pad_index(s, sizes)
     flat = padded.flatten(0, s.ragged_ndim)
-    return Exchange.apply(flat, pack_index(s, total, sizes)[0], None, 0.0, index, valid)
-
-
-class Exchange(torch.autograd.Function):
-    """Gather rows along a partial bijection; the gradient is the gather along its inverse.
-
-    Shapes: x (P, *D), index (*Q) -> (*Q, *D); `inverse` has one entry per row of x. Where `valid` is False the result
-    is `fill`.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
-    ) -> Tensor:
-        features = x.shape[1:]
-        if is_zero(x.shape[0]):
-            return x.new_full((*index.shape, *features), fill)
-        out = x.index_select(0, index.reshape(-1)).view(*index.shape, *features)
-        return out if valid is None else torch.where(valid.view(*valid.shape, *[1] * len(features)), out, fill)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, index, valid, _, inverse, keep = inputs
-        ctx.save_for_backward(index, valid, inverse, keep)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        index, valid, inverse, keep = ctx.saved_tensors
-        flat = Exchange.apply(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0, index, valid)
-        return flat.flatten(0, inverse.ndim - 1), None, None, None, None, None
+    return exchange(flat, pack_index(s, total, sizes)[0], None, 0.0, index, valid)
 
 
 def mirrored(s: Structure, total: int) -> Tensor:

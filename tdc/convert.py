@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tdc._arguments import expect, expect_number
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._exchange import exchange
 from tdc._structure import (
-    Exchange,
     Structure,
     longest,
     offsets_of,
@@ -163,7 +163,7 @@ def shifted(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = Fals
     size = torch.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
     there, here = first + (places + shift) % size, first + (places - shift) % size
     index, inverse = (here, there) if back else (there, here)
-    return Exchange.apply(data.flatten(0, 1), index, None, 0.0, inverse, None)
+    return exchange(data.flatten(0, 1), index, None, 0.0, inverse, None)
 
 
 def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:

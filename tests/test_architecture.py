@@ -31,7 +31,7 @@ FACADE = "tdc"
 LAYERS = (
     ("_errors", "_arguments", "_typing", "_keys"),
     (
-        *("_nodes", "_rules", "_pytree", "_slow", "_structure", "_index", "_leaf", "_bytes", "_repr"),
+        *("_nodes", "_rules", "_pytree", "_slow", "_exchange", "_structure", "_index", "_leaf", "_bytes", "_repr"),
         *("_objects", "_tree", "_look", "_keyed", "_builder"),
     ),
     (

@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import ShapeError, StructureError, describe, message
+from tdc._exchange import is_zero
 from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, eager, is_zero, longest, pack_rows, pad_rows, require, sizes_of, valid_mask
+from tdc._structure import Structure, eager, longest, pack_rows, pad_rows, require, sizes_of, valid_mask
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.ops.varlen import Attend, Call, backend

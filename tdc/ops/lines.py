@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, message
-from tdc._structure import Exchange, Structure, extent_of, normal_dim, offsets_of, row_ids, sizes_of, valid_mask
+from tdc._exchange import exchange
+from tdc._structure import Structure, extent_of, normal_dim, offsets_of, row_ids, sizes_of, valid_mask
 from tdc._typing import Op, OpName
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
@@ -143,7 +144,7 @@ def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
     """Packed positions (N, *D) with the ragged dims of each row in another order."""
     sizes, total = list(sizes_of(s).unbind(1)), values.shape[0]
     index, back = places(s, sizes, order, total), places(s, [sizes[r] for r in order], inverse(order), total)
-    return Exchange.apply(values, index, None, 0.0, back, None)
+    return exchange(values, index, None, 0.0, back, None)
 
 
 def inverse(order: list[int]) -> list[int]:

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import DtypeError, UnsupportedError, describe, message
+from tdc._exchange import is_zero
 from tdc._rules import Rule, add_rule
-from tdc._structure import is_zero, normal_dim, spread
+from tdc._structure import normal_dim, spread
 from tdc.masked import MaskedBatch
 from tdc.ops.batch import along
 from tdc.ops.extremes import place_of

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, describe, message
+from tdc._exchange import is_zero
 from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, extent_of, is_zero, offsets_of, pack_rows, require
+from tdc._structure import Structure, extent_of, offsets_of, pack_rows, require
 from tdc._typing import Op, OpName
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
