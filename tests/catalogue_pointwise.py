@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from batches import LAYOUTS, Draw, Layout
-from harness import Call, Sample, call, rowwise
+from batches import LAYOUTS, Draw, Layout, Ragged
+from harness import Call, Sample, call, loop, rowwise
 
 from tdc._rules import MODES, Rule
 
@@ -132,10 +132,24 @@ def binary(rule: Rule) -> Iterator[Sample]:
         yield of("number", lambda d: call(d.ragged(domain=dom), number), MODES)
     yield of("dense first", lambda d: call(d.dense("features", "rows", dom), d.ragged(domain=second)), MODES)
     yield of("itself", lambda d: call(*[d.ragged(domain=dom)] * 2))
+    if rule.name in ("add", "sub", "eq"):
+        yield Sample("pairs", lambda d: pairs(d, dom), of_pairs)
+        column = Layout((), (1, 2))
+        yield of("a row of pairs", lambda d: call(d.ragged("two", dom), d.ragged(column, dom)))
     if dom not in ("int", "real"):
         yield of("int", lambda d: call(d.ragged(domain="natural"), d.ragged(domain="natural")))
     if rule.name == "pow":
         yield of("number first", lambda d: call(2.5, d.ragged()), MODES)
+
+
+def pairs(d: Draw, dom: str) -> Call:
+    """Each place of a row against each of another batch."""
+    x, y = d.ragged(domain=dom), d.ragged(domain=dom, lengths=tuple([n % 3 + 1 for n in d.lengths]))
+    return call(replace(x, rows=[r[:, None] for r in x.rows]), replace(y, rows=[r[None] for r in y.rows], dims=(2,)))
+
+
+def of_pairs(ref: Any, args: Any, kwargs: Any) -> Ragged:
+    return Ragged(loop(ref, args, kwargs), (1, 2))
 
 
 def where(rule: Rule) -> Iterator[Sample]:

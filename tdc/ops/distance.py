@@ -29,9 +29,9 @@ from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.einsum import Term, by_padding, check_letters, fresh, is_ragged, kinds_of, of_masked
 from tdc.ops.lanes import with_dim
-from tdc.ops.leafwise import first_of
 from tdc.ops.linalg import ends_static, last_is_static, no_matrices, on_static
 from tdc.ops.matmul import BATCH, example
+from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.rectangle import rectangle
 
@@ -69,7 +69,7 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
         run: `(a, b, axis)`; its result keeps the dim, with size 1.
         fill: what padding of the first operand holds; of the second it is 0. Together they change nothing.
     """
-    like = first_of((NestedTensor, MaskedBatch), op, (x1, x2), {})
+    like = widest_of(op, x1, x2)
     d = normal_dim(dim, like.ndim, op)
     if d == like._batch_dim:
         hint = "the examples of a batch are no vectors; name another dim"
@@ -102,7 +102,7 @@ def whole(x: Any, like: Any, op: Op, fill: float) -> Tensor:
 
 
 def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
-    like = first_of((NestedTensor, MaskedBatch), torch.linalg.cross, (input, other), {})
+    like = widest_of(torch.linalg.cross, input, other)
     d = normal_dim(dim, like.ndim, torch.linalg.cross)
     if d == like._batch_dim or d in like.ragged_dims or like.shape[d] != 3:
         got = f"dim {dim} of {describe(like)}"
@@ -119,7 +119,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
 
 def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     """Along the first static dim of size 3, as torch does, which a batch of three examples is not."""
-    like = first_of((NestedTensor, MaskedBatch), torch.cross, (input, other), {})
+    like = widest_of(torch.cross, input, other)
     fixed = [d for d in range(like.ndim) if d != like._batch_dim and d not in like.ragged_dims and like.shape[d] == 3]
     return linalg_cross(input, other, dim=dim if dim is not None else fixed[0] if fixed else -1)
 

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._rules import KINDS, MODES, Rule, add_rule
-from tdc._structure import longest, pack_rows, require, require_same, spread
+from tdc._structure import longest, pack_rows, require, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor, fresh
 from tdc.ops.batch import lift, on_leaves
-from tdc.ops.leafwise import first_of, nary_tensordict, unary_tensordict
+from tdc.ops.leafwise import nary_tensordict, unary_tensordict
+from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.tensordict import TensorDict
 
 
@@ -80,7 +81,7 @@ def frexp(x: Any) -> Any:
 
 def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
-        like = first_of(NestedTensor, op, args, kwargs)
+        like = widest(op, args, kwargs)
         values = op(*[packed(a, like, op) for a in args], **{k: packed(a, like, op) for k, a in kwargs.items()})
         return fresh(like._structure, values)
 
@@ -90,9 +91,9 @@ def nary_nested(op: Op) -> Op:
 def packed(x: Any, like: NestedTensor, op: Op) -> Any:
     """An operand as it broadcasts against the packed values of `like`."""
     if isinstance(x, NestedTensor):
-        if x._structure is not like._structure:
-            require_same(like._structure, x._structure, op)
-        return x._values
+        if x._structure is like._structure and x._values.ndim == like._values.ndim:
+            return x._values
+        return onto(x, like, op)
     if isinstance(x, Tensor) and x.ndim > 0:
         return pack_dense(x, like, op)
     if isinstance(x, MaskedBatch):
@@ -155,9 +156,10 @@ def nary_masked(op: Op) -> Op:
     """Dense operands may take part in autograd, so padding is neutral before the operation and cut off behind it."""
 
     def run(*args: Any, **kwargs: Any) -> MaskedBatch:
-        like = first_of(MaskedBatch, op, args, kwargs)
+        like = widest_masked(op, args, kwargs)
         everything = (*args, *kwargs.values())
-        part = neutral if any([isinstance(a, Tensor) for a in everything]) else raw
+        grows = any([isinstance(a, MaskedBatch) and a.ragged_dims != like.ragged_dims for a in everything])
+        part = neutral if grows or any([isinstance(a, Tensor) for a in everything]) else raw
         out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
         if part is raw:
             return like.with_data(out)
@@ -175,6 +177,8 @@ def raw(x: Any, like: MaskedBatch, op: Op) -> Any:
     if isinstance(x, NestedTensor):
         raise mixed(op, like, x)
     if isinstance(x, MaskedBatch):
+        if x.ragged_dims != like.ragged_dims or x.ndim != like.ndim:
+            return onto_masked(x, like, op)
         require_same_lengths(like, x, op)
         return x.data
     return x
@@ -182,9 +186,8 @@ def raw(x: Any, like: MaskedBatch, op: Op) -> Any:
 
 def neutral(x: Any, like: MaskedBatch, op: Op) -> Any:
     """As `raw`, with 1 in padding: inside the domain of every pointwise function."""
-    return (
-        raw(x, like, op) if not isinstance(x, MaskedBatch) else torch.where(like.mask, raw(x, like, op), 1).to(x.dtype)
-    )
+    data = raw(x, like, op)
+    return torch.where(x.mask, data, 1).to(x.dtype) if isinstance(x, MaskedBatch) else data
 
 
 def where(*args: Any, **kwargs: Any) -> Any:

@@ -29,17 +29,18 @@ from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.leafwise import first_of
 from tdc.ops.linalg import last_is_static
+from tdc.ops.pairs import widest, widest_masked
 from tdc.ops.pointwise import neutral, packed
 
 
 def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-    like = first_of(NestedTensor, op, args, kwargs)
+    like = widest(op, args, kwargs)
     loss = elementwise(run, lambda a: packed(a, like, op), like.values.shape, args, kwargs)
     return reduced(op, like.with_values(loss), reduction)
 
 
 def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-    like = first_of(MaskedBatch, op, args, kwargs)
+    like = widest_masked(op, args, kwargs)
     loss = elementwise(run, lambda a: neutral(a, like, op), like.data.shape, args, kwargs)
     return reduced(op, like.with_data(loss.masked_fill(~like.mask, 0)), reduction)
 

@@ -19,8 +19,8 @@ from tdc._structure import normal_dim
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
-from tdc.ops.leafwise import first_of
-from tdc.ops.pointwise import packed
+from tdc.ops.pairs import widest, widest_masked
+from tdc.ops.pointwise import packed, raw
 from tdc.ops.shape import ints, normal_dims, shape_rule
 
 
@@ -76,7 +76,7 @@ def broadcast_to_ragged(x: Any, *size: Any) -> Any:
 def broadcast_nested(*tensors: Any) -> tuple[NestedTensor, ...]:
     """All operands in one shape, and as ragged as the first batch among them."""
     xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    like = first_of(NestedTensor, torch.broadcast_tensors, xs, {})
+    like = widest(torch.broadcast_tensors, xs, {})
     wide = torch.broadcast_tensors(*[packed(x, like, torch.broadcast_tensors) for x in xs], like.values)
     return tuple([like.with_values(v) for v in wide[:-1]])
 
@@ -84,10 +84,12 @@ def broadcast_nested(*tensors: Any) -> tuple[NestedTensor, ...]:
 def broadcast_masked(*tensors: Any) -> tuple[MaskedBatch, ...]:
     """All operands in one shape, and with the lengths of the first batch among them."""
     xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    like = first_of(MaskedBatch, torch.broadcast_tensors, xs, {})
-    wide = torch.broadcast_tensors(*[x.data if isinstance(x, MaskedBatch) else x for x in xs], like.data)
-    pairs = zip(wide, xs, strict=False)  # no gradient of padding passes to a dense operand
-    return tuple([like.with_data(v if isinstance(x, MaskedBatch) else torch.where(like.mask, v, 0)) for v, x in pairs])
+    like = widest_masked(torch.broadcast_tensors, xs, {})
+    wide = torch.broadcast_tensors(*[raw(x, like, torch.broadcast_tensors) for x in xs], like.data)
+    # no gradient of padding passes to an operand that was spread
+    same = [isinstance(x, MaskedBatch) and x.ragged_dims == like.ragged_dims for x in xs]
+    wide = [v if own else torch.where(like.mask, v, 0) for v, own in zip(wide, same, strict=False)]
+    return tuple([like.with_data(v) for v in wide])
 
 
 def atleast(ndim: int, *tensors: Any) -> Any:
