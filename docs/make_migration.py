@@ -52,7 +52,8 @@ class Row(NamedTuple):
 ROWS: dict[str, list[Row]] = {
     "Making one": [
         Row("TensorDict({'a': x}, batch_size=[3, 4])", SAME),
-        Row("TensorDict(a=x, batch_size=[3, 4])", SAME),
+        Row("TensorDict(a=x, batch_size=[3, 4])", SAME, "a keyword that is no argument is a key"),
+        Row("TensorDict({'a': x}, batchsize=[3])", "", "an error: sizes for a name that is nearly `batch_size`"),
         Row("TensorDict.from_dict(d, auto_batch_size=True)", instead("from_dict"), "never guessed unasked"),
         Row("td.auto_batch_size_()", instead("auto_batch_size_")),
         Row("td.batch_size = [3]", "td = td.with_batch_size([3])"),
@@ -90,8 +91,17 @@ ROWS: dict[str, list[Row]] = {
             "td.keys(True, True), td.items(True)",
             "a str at the top, a tuple below; same arguments",
         ),
-        Row("td.sorted_keys", instead("sorted_keys")),
-        Row("td.flatten_keys('.'), td.unflatten_keys('.')", "td.flatten_keys('.').unflatten_keys('.')"),
+        Row("td.sorted_keys, td.keys(sort=True)", "td.keys(sort=True)", "also `values` and `items`"),
+        Row(
+            "td.keys(True, True, is_leaf=fn)",
+            "td.keys(True, True, is_leaf=lambda cls: True)",
+            "what is a leaf is not gone into",
+        ),
+        Row(
+            "td.flatten_keys('.'), td.unflatten_keys('.')",
+            "td.flatten_keys('.').unflatten_keys('.')",
+            "a key that holds the separator is an error",
+        ),
         Row("td.to_dict(), td.numpy()", "td.to_dict(), td.to_numpy()"),
         Row("td.filter_empty_()", instead("filter_empty_")),
         Row(
@@ -143,6 +153,12 @@ ROWS: dict[str, list[Row]] = {
         Row("(td == other).all()", "torch.equal(td, other)", "`all` reduces batch dims, and gives a TensorDict"),
         Row("td.apply(fn), td.apply(torch.add, other)", SAME),
         Row("td.apply_(fn)", instead("apply_")),
+        Row("td.apply(torch.add, other, default=0)", SAME),
+        Row(
+            "td.apply(fn, is_leaf=is_step)",
+            "td.apply(lambda x: x, is_leaf=lambda cls: True)",
+            "takes inner nodes whole",
+        ),
         Row("td.apply(fn, batch_size=[])", "td.apply(torch.sum, batch_size=[])"),
         Row("td.named_apply(fn, nested_keys=True)", instead("named_apply")),
         Row("torch.vmap(fn, (0, None))(td, x)", "torch.vmap(lambda row, x: row, (0, None))(td, x)"),
@@ -156,10 +172,12 @@ ROWS: dict[str, list[Row]] = {
     ],
     "Dtypes, devices, sizes": [
         Row("td.to('cpu'), td.to(torch.float64)", SAME),
-        Row("td.float(), td.cpu()", SAME),
+        Row("td.float(), td.int(), td.cpu()", SAME),
+        Row("td.bfloat16(cast_filter=torch.is_floating_point)", "td.to(torch.bfloat16, where=torch.is_floating_point)"),
         Row("td.share_memory_()", instead("share_memory_")),
-        Row("td.bytes(), td.param_count()", "tdc.nbytes(td), tdc.param_count(td)"),
-        Row("td.device, td.requires_grad", SAME),
+        Row("td.bytes(), td.param_count()", "tdc.nbytes(td), tdc.param_count(td)", "`td.summary()` has all of it"),
+        Row("td.device, td.requires_grad, td.is_cpu, td.is_cuda, td.is_meta", SAME, "of all leaves"),
+        Row("td.dtype, td.depth, td.batch_dims, td.is_empty(), td.is_floating_point()", SAME),
     ],
     "Values that are no tensors, typed batches": [
         Row(

@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tdc._errors import KeyPathError, message
-from tdc._keys import below, depth, heads, join, missing_key, nodes_above, parts, show, unravel_key, within
+from tdc._keys import below, depth, heads, join, missing_key, nodes_above, ordered, parts, show, unravel_key, within
 from tdc._leaf import Leaf, unwrap, unwrapped
 from tdc._nodes import Nodes, Static, any_extra, is_inner, statics
 from tdc._rules import Container
@@ -35,7 +35,9 @@ from tdc._tree import (
     retype,
     subtree,
 )
-from tdc._typing import MISSING, KeyPath, NestedKey, OpName
+from tdc._typing import MISSING, KeyPath, NestedKey, OpName, constant
+
+IsLeaf: TypeAlias = "Callable[[Any], bool] | None"
 
 
 class Keyed(Container):
@@ -81,13 +83,20 @@ class Keyed(Container):
         path = unravel_key(key)
         return path in self._leaves or path in self._nodes
 
-    def keys(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
+    def keys(
+        self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None, *, sort: bool = False
+    ) -> tuple[Any, ...]:
         """Keys in insertion order: str at the top, tuples below it.
 
         Args:
             include_nested: also keys inside inner nodes.
             leaves_only: leave inner nodes out.
+            is_leaf: takes the class of an entry: which ones are leaves. None counts all but TensorDicts; an inner node
+                for which it is True is not gone into.
+            sort: in the order of the keys, not in that of insertion.
         """
+        if is_leaf is not None or sort:
+            return walk(self, include_nested, leaves_only, is_leaf, sort)
         if not self._nodes:
             return tuple(self._leaves)
         if include_nested and leaves_only:
@@ -99,12 +108,18 @@ class Keyed(Container):
             found = dict.fromkeys([p[0] if type(p) is tuple else p for p in paths if p != ()])
         return tuple([p for p in found if not (leaves_only and is_inner(self._nodes.get(p)))])
 
-    def values(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[Any, ...]:
+    def values(
+        self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None, *, sort: bool = False
+    ) -> tuple[Any, ...]:
         """Values in the order of `keys` with the same arguments."""
-        return tuple([self.get(k) for k in Keyed.keys(self, include_nested, leaves_only)])
+        return tuple([self.get(k) for k in Keyed.keys(self, include_nested, leaves_only, is_leaf, sort=sort)])
 
-    def items(self, include_nested: bool = False, leaves_only: bool = False) -> tuple[tuple[Any, Any], ...]:
+    def items(
+        self, include_nested: bool = False, leaves_only: bool = False, is_leaf: IsLeaf = None, *, sort: bool = False
+    ) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
+        if is_leaf is not None or sort:
+            return tuple([(k, self.get(k)) for k in walk(self, include_nested, leaves_only, is_leaf, sort)])
         if [x for x in self._leaves.values() if type(x) is Leaf]:  # `in map(type, ...)`: no trace on torch 2.11
             return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
         if not self._nodes:
@@ -280,11 +295,17 @@ class Keyed(Container):
     def flatten_keys(self, separator: str = ".") -> Any:
         """One level of keys, paths joined by `separator`; empty inner nodes go.
 
+        Where nothing is nested this very object comes back, whatever its keys are.
+
         Raises:
-            KeyPathError: two paths join to one key.
+            KeyPathError: a key holds the separator, so that `unflatten_keys` would not bring it back; all are named.
         """
         if not self._nodes:
             return self
+        wrong = holding((*self._leaves, *self._nodes), separator)
+        if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
+            got, hint = f"{len(wrong)} with one", "choose another separator, or td.rename_keys({old: new}) first"
+            raise KeyPathError(message("flatten_keys", f"keys without the separator {separator!r}", got, wrong, hint))
         leaves: Leaves = {separator.join(parts(path)): leaf for path, leaf in self._leaves.items()}
         fixed = statics(self._nodes)
         joined: Nodes = {separator.join(parts(path)): entry for path, entry in fixed.items()}
@@ -307,6 +328,21 @@ class Keyed(Container):
             return tuple(keys) if len(keys) > 1 else keys[0]
 
         return rebuilt(self, "unflatten_keys", split)
+
+
+def walk(td: Keyed, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool) -> tuple[Any, ...]:
+    """`keys` with all of its arguments."""
+    found = Keyed.keys(td, include_nested, leaves_only and is_leaf is None)
+    if is_leaf is not None:
+        whole = [p for p in Keyed.keys(td, True) if is_inner(td._nodes.get(p)) and is_leaf(class_at(td, p))]
+        found = tuple([p for p in found if not any([head in whole for head in heads(p)])])
+        found = tuple([p for p in found if not leaves_only or is_leaf(class_at(td, p))])
+    return tuple(ordered(found)) if sort else found
+
+
+def class_at(td: Keyed, path: KeyPath) -> type:
+    """The class of the entry at a path."""
+    return Static if type(td._nodes.get(path)) is Static else type(td.get(path))
 
 
 def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
@@ -381,6 +417,12 @@ def taken_twice(op: OpName, places: dict[KeyPath, KeyPath], nodes: Nodes) -> Key
     wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in nodes]
     got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
     return KeyPathError(message(op, "different keys", got, wrong, hint))
+
+
+@constant
+def holding(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ...]:
+    """The keys that hold a separator, as a message shows them."""
+    return tuple([repr(show(p)) for p in paths if any([separator in key for key in parts(p)])])
 
 
 def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:

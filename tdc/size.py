@@ -155,6 +155,9 @@ def summary(td: TensorDict) -> Summary:
     return Summary(tuple(rows), len(td._leaves), param_count(td), nbytes(td))
 
 
+TensorDict.summary = summary  # type: ignore[attr-defined]  # the method is the function; no layer calls upwards
+
+
 # -- helpers
 
 

@@ -59,6 +59,7 @@ from tdc.tensordict import TensorDict, as_size, flatten, make, unflatten
 T = TypeVar("T")
 torch.serialization.add_safe_globals([make, Typed])  # what a pickled tensorclass names
 FREE = {"keys", "values", "items", "filter", "shape", "ndim", "dim", "size"}  # fields may hide them: nothing calls them
+FREE |= {"batch_dims", "depth", "dtype", "is_cpu", "is_cuda", "is_meta"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import MappingKey
 
+from tdc._apply import entries_applied, pruned
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
-from tdc._keyed import Keyed, any_below, apply_leaves
-from tdc._keys import is_key, ordered
+from tdc._keyed import IsLeaf, Keyed, apply_leaves
+from tdc._keys import check_entries, is_key, ordered
 from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
 from tdc._look import node_html, node_text
-from tdc._nodes import Nodes, Static, extra_of, with_extra, without_extra
+from tdc._nodes import Nodes, extra_of, with_extra, without_extra
 from tdc._pytree import register
 from tdc._rules import Container
 from tdc._structure import normal_dim
@@ -50,6 +51,7 @@ from tdc._tree import (
     shape_of,
     together,
 )
+from tdc._typing import MISSING
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias
@@ -72,11 +74,11 @@ class TensorDict(Keyed):
         source: mapping of NestedKeys to leaves, mappings or TensorDicts.
         batch_size: the shared leading sizes; always explicit.
         device: where given, every leaf is moved there.
-        entries: more keys, as keyword arguments.
+        entries: more keys, as keyword arguments: `TensorDict(a=x, batch_size=[3])`.
 
     Raises:
         ShapeError: leaves that do not begin with the batch size; every one is named.
-        KeyPathError: a key that is no NestedKey.
+        KeyPathError: a key that is no NestedKey; sizes as a keyword that is nearly `batch_size`.
         DtypeError: a value that is no tensor and cannot become one.
 
     Compile:
@@ -111,6 +113,7 @@ class TensorDict(Keyed):
         if source is not None:
             absorb(leaves, nodes, (), source, len(size), place)
         if entries:
+            check_entries(entries)
             absorb(leaves, nodes, (), entries, len(size), place)
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
@@ -193,7 +196,13 @@ class TensorDict(Keyed):
         return index(self, rows)
 
     def apply(
-        self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None
+        self,
+        fn: Callable[..., Any],
+        *others: TensorDict,
+        batch_size: Any = None,
+        device: Any = None,
+        is_leaf: IsLeaf = None,
+        default: Any = MISSING,
     ) -> TensorDict:
         """`fn` on every leaf, with the leaves of `others` at the same paths. A key whose result is None is dropped.
 
@@ -201,9 +210,12 @@ class TensorDict(Keyed):
             fn: takes one leaf for each TensorDict and returns a leaf or None.
             others: TensorDicts with the same keys.
             batch_size, device: those of the result, where `fn` changes them.
+            is_leaf: takes the class of an inner node: whether `fn` takes it whole, as `keys` has it.
+            default: what `fn` takes where another has nothing at a key; then others may have any keys.
 
         Raises:
             StructureError: others with different keys.
+            KeyPathError: others without a key, where `is_leaf` is given and no default.
             ShapeError: results that do not begin with the batch size.
 
         Example:
@@ -211,10 +223,16 @@ class TensorDict(Keyed):
             >>> td.apply(lambda x, y: x + y, td)["a"], td.apply(torch.sum, batch_size=[])["a"]
             (tensor([2., 2.]), tensor(2.))
         """
-        return mapped(self, fn, others, batch_size, device, False)
+        return mapped(self, fn, others, batch_size, device, False, is_leaf, default)
 
     def apply_with_path(
-        self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None
+        self,
+        fn: Callable[..., Any],
+        *others: TensorDict,
+        batch_size: Any = None,
+        device: Any = None,
+        is_leaf: IsLeaf = None,
+        default: Any = MISSING,
     ) -> TensorDict:
         """`apply` of a function that takes the key first: a str at the top, a tuple of str below.
 
@@ -223,15 +241,27 @@ class TensorDict(Keyed):
             >>> td.apply_with_path(lambda key, x: x * len(key))["b", "c"]
             tensor([2., 2.])
         """
-        return mapped(self, fn, others, batch_size, device, True)
+        return mapped(self, fn, others, batch_size, device, True, is_leaf, default)
 
-    def to(self, *args: Any, **kwargs: Any) -> TensorDict:
-        """`Tensor.to` for every leaf; a TensorDict or tensor as argument gives its device."""
+    def to(self, *args: Any, where: Callable[[Any], bool] | None = None, **kwargs: Any) -> TensorDict:
+        """`Tensor.to` for every leaf; a TensorDict or tensor as argument gives its device.
+
+        Args:
+            where: only leaves for which it is True; the others stay as they are.
+
+        Example:
+            >>> td = TensorDict({"x": torch.ones(2), "step": torch.tensor(1)})
+            >>> half = td.to(torch.float16, where=torch.is_floating_point)
+            >>> half["x"].dtype, half["step"].dtype
+            (torch.float16, torch.int64)
+        """
         args = tuple([a.device if isinstance(a, TensorDict) else a for a in args])
         given = [a.device if isinstance(a, Tensor) else a for a in (*args, kwargs.get("device"), kwargs.get("other"))]
         places = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]
-        place = torch.device(places[0]) if places else self._device
-        return make({p: v.to(*args, **kwargs) for p, v in self._leaves.items()}, self._nodes, self._size, place)
+        chosen = self._leaves if where is None else {p: v for p, v in self._leaves.items() if where(unwrap(v))}
+        leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
+        place = self._device if not places else torch.device(places[0]) if len(chosen) == len(leaves) else None
+        return make(leaves, self._nodes, self._size, place)
 
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
         if nodes and () in nodes:
@@ -326,39 +356,42 @@ def shared(x: Tensor) -> torch.Tensor:
     return x if x.is_shared() else x.detach().clone().share_memory_().requires_grad_(x.requires_grad)
 
 
-def mapped(td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, with_path: bool) -> Any:
+def mapped(
+    td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, with_path: bool, is_leaf: Any, default: Any
+) -> Any:
     """`apply` and `apply_with_path`."""
-    if others:
-        odd = [describe(x) for x in others if not isinstance(x, TensorDict)]
-        if odd:
-            hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
-            raise DtypeError(message("apply", "TensorDicts behind the function", ", ".join(odd), hint=hint))
-        same_size("apply", td, *others)
-        columns = together("apply", td, *others)
-        if with_path:
-            leaves = apply_leaves(fn, columns)
-        elif any([type(x) is Leaf for x in td._leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
-            leaves = {p: fn(*unwrapped(v)) for p, v in columns}
-        else:
-            leaves = {p: fn(*v) for p, v in columns}
-    elif with_path:
-        leaves = apply_leaves(fn, [(p, (v,)) for p, v in td._leaves.items()])
-    else:
-        leaves = {p: fn(v if type(v) is not Leaf else v._value) for p, v in td._leaves.items()}
-    nodes = td._nodes if batch_size is None else without_extra(td._nodes)
-    odd = [p for p, v in leaves.items() if not isinstance(v, (Tensor, Container))]
+    odd = [describe(x) for x in others if not isinstance(x, TensorDict)]
     if odd:
-        leaves = {p: v if isinstance(v, Tensor) else as_leaf(v, p, None) for p, v in leaves.items() if v is not None}
-        nodes = retype(leaves, pruned(nodes, td._leaves, leaves))
+        hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
+        raise DtypeError(message("apply", "TensorDicts behind the function", ", ".join(odd), hint=hint))
+    same_size("apply", td, *others)
     size = td._size if batch_size is None else as_size(batch_size)
+    if is_leaf is not None or default is not MISSING:
+        call = fn if with_path else lambda path, *values: fn(*values)
+        leaves, nodes = entries_applied(td, call, others, size, is_leaf, default)
+    else:
+        leaves = on_leaves(td, fn, others, with_path)
+        nodes = td._nodes if batch_size is None else without_extra(td._nodes)
+        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container))]:
+            some = {p: v for p, v in leaves.items() if v is not None}
+            leaves = {p: v if isinstance(v, Tensor) else as_leaf(v, p, None) for p, v in some.items()}
+            nodes = retype(leaves, pruned(nodes, td._leaves, leaves))
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
     return make(leaves, nodes, size, torch.device(device) if device is not None else td._device)
 
 
-def pruned(nodes: Nodes, before: Leaves, after: Leaves) -> Nodes:
-    """Nodes without those that lost all their leaves."""
-    lost = [p for p in before if p not in after]
-    return {p: n for p, n in nodes.items() if type(n) is Static or not any_below(p, lost) or any_below(p, after)}
+def on_leaves(td: TensorDict, fn: Any, others: Any, with_path: bool) -> Leaves:
+    """What a function gives for the leaves at each path."""
+    if others:
+        columns = together("apply", td, *others)
+        if with_path:
+            return apply_leaves(fn, columns)
+        if any([type(x) is Leaf for x in td._leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
+            return {p: fn(*unwrapped(v)) for p, v in columns}
+        return {p: fn(*v) for p, v in columns}
+    if with_path:
+        return apply_leaves(fn, [(p, (v,)) for p, v in td._leaves.items()])
+    return {p: fn(v if type(v) is not Leaf else v._value) for p, v in td._leaves.items()}
 
 
 def index(td: TensorDict, idx: Any) -> TensorDict:

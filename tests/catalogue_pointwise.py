@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from batches import LAYOUTS, Draw, Layout, Ragged
+from batches import LAYOUTS, Draw, Layout, Ragged, build_masked
 from harness import Call, Sample, call, loop, rowwise
 
 from tdc._rules import MODES, Rule
@@ -229,6 +229,18 @@ def shaped(rule: Rule) -> Iterator[Sample]:
     yield Sample("dtype", lambda d: call(d.ragged(Layout((0,), ())), dtype=torch.float64), rowwise, LIGHT)
 
 
+def numel(rule: Rule) -> Iterator[Sample]:
+    """Of packed rows the real elements, of padded ones the rectangle."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> int:
+        (x,) = args
+        if rule.kind == "nested":
+            return sum(row.numel() for row in x.rows)
+        return build_masked(x).data.numel()
+
+    yield Sample("rows", lambda d: call(d.ragged("two")), want)
+
+
 def whole(rule: Rule) -> Iterator[Sample]:
     """One Python bool: the rows have the same lengths and values or not."""
     eager = ("eager", "grad")
@@ -238,7 +250,7 @@ def whole(rule: Rule) -> Iterator[Sample]:
 
     yield of("itself", True, lambda d: call(*[d.ragged("two")] * 2))
     yield of("copy", True, lambda d: call(x := d.ragged(), replace(x, rows=[row.clone() for row in x.rows])))
-    yield of("other values", False, lambda d: call(d.ragged(), d.ragged()))
+    yield of("other values", rule.name == "is_same_size", lambda d: call(d.ragged(), d.ragged()))
     yield of("other lengths", False, lambda d: call(d.ragged("flat"), d.ragged("flat", lengths=(*d.lengths[:-1], 9))))
     yield of("other sizes", False, lambda d: call(d.ragged("features"), d.ragged("flat")))
     yield of("a tensor", False, lambda d: call(d.ragged(), d.tensor(3)))
@@ -277,6 +289,6 @@ RAGGED = {
     "pointwise": unary, "random": unary, "factory": unary, **dict.fromkeys(BINARY, binary), "where": where,
     "clamp": clamp, "lerp": lerp, "masked_fill": masked_fill, **dict.fromkeys(NEW_BINARY, second), "addcmul": ternary,
     "addcdiv": ternary, "frexp": two_results, "polygamma": polygamma, "cpu": moved, "cuda": moved, "type_as": type_as,
-    "whole": whole,
+    "whole": whole, "numel": numel,
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
 }  # fmt: skip

@@ -215,6 +215,18 @@ def loss(rule: Rule) -> Iterator[Sample]:
     yield Sample("dense target", dense, spread, LIGHT)
 
 
+def told(rule: Rule) -> Iterator[Sample]:
+    """One answer for all leaves; the number of examples."""
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Any:
+        (x,) = args
+        return ref(torch.empty(x.size)) if rule.name == "numel" else all([ref(leaf) for leaf in x.leaves.values()])
+
+    yield Sample("two leaves", lambda d: call(drawn(d)), want)
+    mixed = lambda d: Dict({"a": d.tensor(2), "b": d.tensor(2).to(torch.uint8)}, (2,))  # noqa: E731
+    yield Sample("two dtypes", lambda d: call(mixed(d)), want, LIGHT)
+
+
 def whole(rule: Rule) -> Iterator[Sample]:
     """One Python bool: the same keys, sizes and values or not."""
 
@@ -253,6 +265,7 @@ DICTS = {
     "addcmul": ternary, "addcdiv": ternary, "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up,
     "bernoulli": looked_up, "frexp": two_results,
     "cpu": moved, "cuda": moved, "type_as": type_as, "loss": loss, "whole": whole,
+    "numel": told, **dict.fromkeys(("is_floating_point", "is_complex", "is_signed"), told),
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
     **dict.fromkeys(("unique", "unique_consecutive", "searchsorted", "nonzero", "argwhere"), refused),
 }  # fmt: skip

@@ -175,13 +175,16 @@ zeros(schema, batch_size=None, *, device=None)""",
         self.assertExpectedInline(
             own(tdc.TensorDict),
             """\
-apply(self, fn, *others, batch_size=None, device=None)
-apply_with_path(self, fn, *others, batch_size=None, device=None)
+apply(self, fn, *others, batch_size=None, device=None, is_leaf=None, default=...)
+apply_with_path(self, fn, *others, batch_size=None, device=None, is_leaf=None, default=...)
 at
+batch_dims
 batch_size
 delete(self, *keys)
+depth
 device
 dim(self)
+dtype
 empty(self)
 exclude(self, *keys)
 filter(self, fn)
@@ -189,8 +192,12 @@ flatten_keys(self, separator='.')
 get(self, key, default=...)
 grad
 imag
-items(self, include_nested=False, leaves_only=False)
-keys(self, include_nested=False, leaves_only=False)
+is_cpu
+is_cuda
+is_empty(td)
+is_meta
+items(self, include_nested=False, leaves_only=False, is_leaf=None, *, sort=False)
+keys(self, include_nested=False, leaves_only=False, is_leaf=None, *, sort=False)
 mutate(self)
 ndim
 numel(self)
@@ -207,11 +214,13 @@ shape
 share_memory(self)
 size(self, dim=None)
 split_keys(self, *sets)
+summary(td)
+to(self, *args, where=None, **kwargs)
 to_dict(self)
 to_numpy(self)
 unflatten_keys(self, separator='.')
 update(self, other, *, keys=None)
-values(self, include_nested=False, leaves_only=False)
+values(self, include_nested=False, leaves_only=False, is_leaf=None, *, sort=False)
 with_batch_size(self, batch_size)
 with_device(self, device)""",
         )
@@ -228,19 +237,19 @@ clip clone conj conj_physical contiguous copysign cos cosh count_nonzero cpu cud
 cumprod cumsum deg2rad detach diagonal diff digamma div divide double dsplit eq equal erf erfc
 erfinv exp exp2 expand expand_as expm1 fix flatten flip fliplr flipud float float_power floor
 floor_divide fmax fmin fmod frac frexp gather gcd ge greater greater_equal gt half hardshrink
-heaviside hsplit hypot i0 igamma igammac index_add index_copy index_fill index_select int
-is_same_size isclose isfinite isinf isnan isneginf isposinf isreal kthvalue lcm ldexp le lerp less
-less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and
-logical_not logical_or logical_xor logit logsumexp long lt masked_fill masked_select max maximum
-mean median min minimum mode moveaxis movedim msort mul multiply mvlgamma nan_to_num nanmean
-nanmedian nanquantile nansum narrow narrow_copy ne neg negative new_empty new_full new_ones
-new_zeros nextafter nonzero norm not_equal permute polygamma positive pow prod quantile rad2deg
-ravel reciprocal relu remainder repeat repeat_interleave reshape reshape_as resolve_conj resolve_neg
-roll rot90 round rsqrt scatter scatter_add scatter_reduce sgn short sigmoid sign signbit sin sinc
-sinh softmax sort split split_with_sizes sqrt square squeeze std sub subtract sum swapaxes swapdims
-t take_along_dim tan tanh tensor_split tile to topk transpose true_divide trunc type_as unbind
-unflatten unfold unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes
-unsqueeze var view view_as vsplit where xlogy""",
+heaviside hsplit hypot i0 igamma igammac index_add index_copy index_fill index_select int is_complex
+is_floating_point is_same_size is_signed isclose isfinite isinf isnan isneginf isposinf isreal
+kthvalue lcm ldexp le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp
+logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp long lt
+masked_fill masked_select max maximum mean median min minimum mode moveaxis movedim msort mul
+multiply mvlgamma nan_to_num nanmean nanmedian nanquantile nansum narrow narrow_copy ne neg negative
+new_empty new_full new_ones new_zeros nextafter nonzero norm not_equal permute polygamma positive
+pow prod quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape
+reshape_as resolve_conj resolve_neg roll rot90 round rsqrt scatter scatter_add scatter_reduce sgn
+short sigmoid sign signbit sin sinc sinh softmax sort split split_with_sizes sqrt square squeeze std
+sub subtract sum swapaxes swapdims t take_along_dim tan tanh tensor_split tile topk transpose
+true_divide trunc type_as unbind unflatten unfold unique unique_consecutive unsafe_chunk
+unsafe_split unsafe_split_with_sizes unsqueeze var view view_as vsplit where xlogy""",
         )
 
     def test_nested(self):
@@ -307,9 +316,9 @@ eig eq equal erf erfc erfinv exp exp2 expand expand_as expm1 fix flatten flip fl
 float_power floor floor_divide fmax fmin fmod frac frexp gather gcd ge ger greater greater_equal gt
 half hardshrink hash_tensor heaviside histc hsplit hypot i0 igamma igammac index_add index_copy
 index_fill index_put index_reduce index_select inner int inverse is_complex is_floating_point
-is_signed isclose isfinite isinf isnan isneginf isposinf isreal kron kthvalue lcm ldexp le lerp less
-less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logdet
-logical_and logical_not logical_or logical_xor logit logsumexp long lstsq lt lu masked_fill
+is_same_size is_signed isclose isfinite isinf isnan isneginf isposinf isreal kron kthvalue lcm ldexp
+le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp
+logdet logical_and logical_not logical_or logical_xor logit logsumexp long lstsq lt lu masked_fill
 masked_scatter masked_select matmul matrix_exp matrix_power max maximum mean median min minimum mm
 mode moveaxis movedim msort mul multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum
 narrow narrow_copy ne neg negative new_empty new_empty_strided new_full new_ones new_tensor
@@ -381,20 +390,20 @@ eig eq equal erf erfc erfinv exp exp2 expand expand_as expm1 fix flatten flip fl
 float_power floor floor_divide fmax fmin fmod frac frexp gather gcd ge ger greater greater_equal gt
 half hardshrink hash_tensor heaviside histc hsplit hypot i0 igamma igammac index_add index_copy
 index_fill index_put index_reduce index_select inner int inverse is_complex is_floating_point
-is_signed isclose isfinite isinf isnan isneginf isposinf isreal kron kthvalue lcm ldexp le lerp less
-less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logdet
-logical_and logical_not logical_or logical_xor logit logsumexp long lstsq lt lu masked_fill
+is_same_size is_signed isclose isfinite isinf isnan isneginf isposinf isreal kron kthvalue lcm ldexp
+le lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp
+logdet logical_and logical_not logical_or logical_xor logit logsumexp long lstsq lt lu masked_fill
 masked_scatter masked_select matmul matrix_exp matrix_power max maximum mean median min minimum mm
 mode moveaxis movedim msort mul multiply mv mvlgamma nan_to_num nanmean nanmedian nanquantile nansum
 narrow narrow_copy ne neg negative new_empty new_empty_strided new_full new_ones new_tensor
-new_zeros nextafter nonzero norm not_equal orgqr outer permute pinverse polygamma positive pow prelu
-prod qr quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape reshape_as
-resolve_conj resolve_neg roll rot90 round rsqrt scatter scatter_add scatter_reduce select sgn short
-sigmoid sign signbit sin sinc sinh slogdet softmax solve sort split split_with_sizes sqrt square
-squeeze std sub subtract sum svd swapaxes swapdims t take take_along_dim tan tanh tensor_split tile
-to topk trace transpose tril triu true_divide trunc type_as unflatten unfold unique
-unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze var vdot view view_as
-vsplit where xlogy""",
+new_zeros nextafter nonzero norm not_equal numel orgqr outer permute pinverse polygamma positive pow
+prelu prod qr quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape
+reshape_as resolve_conj resolve_neg roll rot90 round rsqrt scatter scatter_add scatter_reduce select
+sgn short sigmoid sign signbit sin sinc sinh slogdet softmax solve sort split split_with_sizes sqrt
+square squeeze std sub subtract sum svd swapaxes swapdims t take take_along_dim tan tanh
+tensor_split tile to topk trace transpose tril triu true_divide trunc type_as unflatten unfold
+unique unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze var vdot view
+view_as vsplit where xlogy""",
         )
 
 

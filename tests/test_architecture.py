@@ -32,11 +32,12 @@ LAYERS = (
     ("_errors", "_arguments", "_typing", "_keys"),
     (
         *("_nodes", "_rules", "_pytree", "_slow", "_exchange", "_structure", "_index", "_leaf", "_bytes", "_repr"),
-        *("_objects", "_tree", "_look", "_keyed", "_builder"),
+        *("_objects", "_tree", "_look", "_keyed", "_apply", "_builder"),
     ),
     (
-        *("tensordict", "nested", "masked", "_crops", "_ragged_index", "_attributes", "convert", "rows", "_dataclass"),
-        *("tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine", "sequence", "size"),
+        *("tensordict", "nested", "masked", "_crops", "_ragged_index", "_attributes", "_facts", "convert", "rows"),
+        *("_dataclass", "tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine"),
+        *("sequence", "size"),
     ),
     ("ops",),
     ("compile",),

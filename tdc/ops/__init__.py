@@ -4,6 +4,7 @@ Importing this package fills the rule table and gives the containers their metho
 """
 
 from tdc import _attributes as _attributes
+from tdc import _facts as _facts
 from tdc._rules import RULES as RULES
 from tdc._rules import Rule as Rule
 from tdc._rules import install_methods

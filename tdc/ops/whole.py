@@ -1,4 +1,4 @@
-"""Questions about whole batches, answered by one Python bool: equal, allclose, is_same_size.
+"""Questions about whole batches, answered by one Python bool or int: equal, allclose, is_same_size, numel.
 
 Invariants: `equal` and `allclose` read the data on the host, so they are for eager code; `(a == b).all()` stays a
 tensor. Other containers, keys, sizes or lengths make batches unequal; they are no error.
@@ -16,7 +16,7 @@ from tdc._errors import DtypeError, TdcError, UnsupportedError, describe, messag
 from tdc._leaf import unwrap
 from tdc._nodes import statics
 from tdc._objects import ObjectArray
-from tdc._rules import Rule, add_rule
+from tdc._rules import KINDS, Rule, add_rule
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
@@ -87,20 +87,34 @@ def is_same_size_tensordict(a: Any, b: Any) -> bool:
     return all([x.shape == b._leaves[p].shape for p, x in a._leaves.items()])
 
 
+def is_same_size_ragged(a: Any, b: Any) -> bool:
+    """The same sizes and lengths."""
+    if type(a) is not type(b) or a.shape != b.shape or a.ragged_dims != b.ragged_dims or a._batch_dim != b._batch_dim:
+        return False
+    if isinstance(a, MaskedBatch):
+        return a.lengths is b.lengths or agree(torch.equal, a.lengths, b.lengths)
+    return a.structure is b.structure or agree(torch.equal, a.sizes, b.sizes)
+
+
+def numel(x: Any) -> int:
+    """Of a TensorDict the number of examples; of packed rows that of real elements, of padded ones the rectangle."""
+    return x.data.numel() if isinstance(x, MaskedBatch) else x.numel()
+
+
 def dtype_is(name: str, x: Any) -> bool:
+    """Of a TensorDict whether it is so of every leaf."""
+    if isinstance(x, TensorDict):
+        return all([getattr(leaf.dtype, name, False) for leaf in x._leaves.values()])
     return getattr(x.dtype, name)
 
 
 TOLD = ("eager", "compile", "grad", "export")  # vmap returns tensors only
-for _op in (torch.is_floating_point, torch.is_complex, torch.is_signed):
-    for _kind in ("nested", "masked"):
+for _kind in KINDS:
+    for _op in (torch.is_floating_point, torch.is_complex, torch.is_signed):
         add_rule(Rule(_op, _kind, "whole", partial(dtype_is, op_name(_op)), _op, modes=TOLD))
-for _op in (torch.equal, torch.allclose):
-    for _kind in ("tensordict", "nested", "masked"):
+    for _op in (torch.equal, torch.allclose):
         add_rule(Rule(_op, _kind, "whole", partial(agree, _op), _op, modes=EAGER))
-add_rule(
-    Rule(
-        torch.is_same_size, "tensordict", "whole", is_same_size_tensordict, torch.is_same_size,
-        modes=("eager", "compile", "grad", "export"),
-    )
-)  # fmt: skip
+    add_rule(Rule(torch.numel, _kind, "whole", numel, torch.numel, modes=TOLD))
+add_rule(Rule(torch.is_same_size, "tensordict", "whole", is_same_size_tensordict, torch.is_same_size, modes=TOLD))
+for _kind, _modes in (("nested", ("eager", "compile", "grad")), ("masked", TOLD)):
+    add_rule(Rule(torch.is_same_size, _kind, "whole", is_same_size_ragged, torch.is_same_size, modes=_modes))
