@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -68,7 +69,8 @@ gc.disable()  # until `install_methods`: filling the table makes thousands of ob
 
 RULES: list[Rule] = []
 DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
-IMPLS: dict[str, Op] = {}
+ROWS = SimpleNamespace()  # an attribute for each row: of a dict Dynamo would wrap every entry to read one, in 15 ms
+IMPLS: dict[str, Op] = vars(ROWS)
 
 
 def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, foreign: bool = False) -> Rule:
@@ -81,19 +83,19 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
     table = DISPATCH[rule.kind]
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
-    row = f"{rule.kind}.{rule.name}.{len(IMPLS)}"
-    method = None if foreign else getattr(torch.Tensor, rule.name, None)
+    row = f"{rule.kind}_{rule.name}_{len(IMPLS)}".replace(".", "_")
+    method: Any = None if foreign else getattr(torch.Tensor, rule.name, None)
     IMPLS[row] = rule.impl
     if rule.op in SELF_SECOND:
-        IMPLS[row + ".method"] = self_second(rule.impl, SELF_SECOND[rule.op])
-        table.setdefault(method, row + ".method")
+        IMPLS[row + "_method"] = self_second(rule.impl, SELF_SECOND[rule.op])
+        table.setdefault(method, row + "_method")
     operator = TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
         if op is not None:
             table.setdefault(op, row)
     if rule.op in TENSOR_REFLECTED:  # Dynamo traces `x - tensor` as `Tensor.__rsub__(tensor, x)` (torch 2.11-2.13)
-        IMPLS[row + ".reflected"] = swapped(rule.impl)
-        table.setdefault(TENSOR_REFLECTED[rule.op], row + ".reflected")
+        IMPLS[row + "_reflected"] = swapped(rule.impl)
+        table.setdefault(TENSOR_REFLECTED[rule.op], row + "_reflected")
     rows.append(rule)
     return rule
 
@@ -209,7 +211,7 @@ class Container(Frozen):
 
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        impl = IMPLS[row_of(func, cls, types)]
+        impl = getattr(ROWS, row_of(func, cls, types))
         return impl(*args, **kwargs) if kwargs else impl(*args)
 
     if TYPE_CHECKING:  # methods come from the rule table; at run time this would slow down every attribute
@@ -262,7 +264,7 @@ def as_method(op: Op, name: str) -> Op:
         for a in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(a, Container) and a._rank > cls._rank:
                 cls = type(a)
-        return IMPLS[row_of(op, cls)](self, *args, **kwargs)
+        return getattr(ROWS, row_of(op, cls))(self, *args, **kwargs)
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"`torch.Tensor.{name}` of this batch."
@@ -279,7 +281,7 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
         row = operator_row(op, type(self), type(other))
         if row is None:
             return method(self, dense(name, other)) if hasattr(other, "__array__") else NotImplemented
-        run = IMPLS[row]
+        run = getattr(ROWS, row)
         return run(other, self) if reflected else run(self, other)
 
     method.__name__ = method.__qualname__ = name

@@ -187,7 +187,7 @@ def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if len(args) > len(how.names):
         got = f"{len(args)} of them"
         raise UnsupportedError(message(op, f"the arguments {', '.join(how.names)}", got, hint="leave the others out"))
-    return {**dict(zip(how.names, args, strict=False)), **given}
+    return {**{name: a for name, a in zip(how.names, args, strict=False)}, **given}  # no call of dict: 2 ms to trace
 
 
 def batch_dims(op: Op, dim: Any, ndim: int, several: bool) -> Any:

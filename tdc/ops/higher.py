@@ -28,5 +28,5 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 for _kind in KINDS:
-    DISPATCH[_kind][tag_activation_checkpoint] = f"{_kind}.checkpoint"
-    IMPLS[f"{_kind}.checkpoint"] = checkpoint
+    DISPATCH[_kind][tag_activation_checkpoint] = f"{_kind}_checkpoint"
+    IMPLS[f"{_kind}_checkpoint"] = checkpoint

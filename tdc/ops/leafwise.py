@@ -52,7 +52,11 @@ def unary_tensordict(op: Op) -> Op:
             done = at_all(list(leaves.values()))
             return make(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
         try:
-            return make({p: op(v, *args, **kwargs) for p, v in leaves.items()}, x._nodes, x._size, x._device)
+            if args or kwargs:
+                out = {p: op(v, *args, **kwargs) for p, v in leaves.items()}
+            else:  # most are called so, and the other call takes half as long again to trace
+                out = {p: op(v) for p, v in leaves.items()}
+            return make(out, x._nodes, x._size, x._device)
         except RuntimeError as error:
             raise refused(op, lambda v: op(v, *args, **kwargs), x, [x], error) from None
 
@@ -111,7 +115,7 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         done = FOREACH[op](columns[0], columns[1] if len(tds) == 2 else args[1])
     else:
         done = [call(*values) for values in zip(*columns, strict=True)]
-    leaves = dict(zip(paths, done, strict=True))
+    leaves = {p: x for p, x in zip(paths, done, strict=True)}  # a call of dict takes 2 ms to trace
     if len(tds) > 1 and any_extra(like._nodes):
         check_extra(op, leaves, like._nodes, k)
     return make(leaves, like._nodes, like._size, like._device)

@@ -308,6 +308,6 @@ for _op, _called in ((F.scaled_mm, RAW._scaled_mm_v2), (SCALED.scaled_grouped_mm
     )  # fmt: skip
 by_operator._torchdynamo_inline = by_operator_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 for _kind in ("nested", "masked"):
-    IMPLS[f"{_kind}.matmul.operator"] = by_operator
+    IMPLS[f"{_kind}_matmul_operator"] = by_operator
     for _called in (TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul):
-        DISPATCH[_kind][_called] = f"{_kind}.matmul.operator"
+        DISPATCH[_kind][_called] = f"{_kind}_matmul_operator"
