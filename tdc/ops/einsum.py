@@ -8,7 +8,8 @@
 
 A letter names a dim of the logical shape. The one at the batch dim is the batch letter, those at ragged dims are
 ragged letters; they are the same kind of letter in every operand. Packed values are used where the product of one
-position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again.
+position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again, or
+multiplied example by example where that is faster (`by_row`).
 
 Invariants: padding is 0 and meets 0 only, so NaN and infinities of one row stay there; a ragged letter keeps its
 batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.
@@ -16,8 +17,10 @@ batch letter; nothing is read on the host but the number of elements of a result
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +46,7 @@ from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
+from tdc.ops import by_row
 from tdc.ops.pointwise import mixed
 
 
@@ -316,21 +320,31 @@ def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multi
         for r, (c, n) in enumerate(zip(ragged_of(t), longest(s), strict=True)):
             bounds.setdefault(c, Bound(n, s.extent, r))
     longs = {c: bound.size for c, bound in bounds.items()}
+    if run is multiply and batch in out and loop_pays(batches, longs):
+        return by_rows(terms, out, batch, sizes, longs)
     ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
     kept = "".join([c for c in out if c in longs])
     if not kept:
         return run(ready, out)
     rest = "".join([c for c in out if c not in longs and c != batch])
     y = run(ready, batch + kept + rest)
-    owner = next((t for t in batches if ragged_of(t) == kept), None)
+    s, owner = structure_for(kept, batches, sizes, longs)
     if owner is None:
-        s = fresh(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept]))
         total = torch.repeat_interleave(s.offsets.diff()).shape[0]  # an unbacked size in a graph
     else:
-        s = structure_of(owner)
         total = owner.x._values.shape[s.packed_dim]
     at = out.index(kept[0]) - (out.index(batch) < out.index(kept[0]))
     return nested_like(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
+
+
+def structure_for(
+    kept: str, batches: list[Term], sizes: dict[str, Tensor], longs: dict[str, int]
+) -> tuple[Structure, Term | None]:
+    """The structure of a result with ragged letters, and the operand whose it is."""
+    owner = next((t for t in batches if ragged_of(t) == kept), None)
+    if owner is not None:
+        return structure_of(owner), owner
+    return fresh(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept])), None
 
 
 def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
@@ -343,6 +357,52 @@ def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
     foreign = any([b.extent is not s.extent or b.column != r for r, b in enumerate(found)])
     data = pad_rows(t.x._values.movedim(s.packed_dim, 0), s, tuple([b.size for b in found]), cut=foreign)
     return Term(batch + letters + "".join([c for c in t.dims if c not in letters and c != batch]), data)
+
+
+def loop_pays(batches: list[Term], longs: dict[str, int]) -> bool:
+    """Whether examples one by one are faster than rectangles."""
+    rows, work = structure_of(batches[0]).batch_size, 0
+    for t in batches:
+        sizes = dict(zip(t.dims, t.x.shape, strict=True)) | longs
+        work += math.prod([sizes[c] for c in t.dims])
+    return by_row.pays(batches[0].x._values, rows, work)
+
+
+def by_rows(terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], longs: dict[str, int]) -> Any:
+    """Examples multiplied one by one, without padding."""
+    batches = [t for t in terms if is_ragged(t.x)]
+    inner, rows = out.replace(batch, ""), structure_of(batches[0]).batch_size
+    product = of_one(terms, inner, batch)
+    parts = [
+        by_row.rows_of(t.x._values, structure_of(t)) if is_ragged(t.x)
+        else t.x.unbind(t.dims.index(batch)) if batch in t.dims else [t.x] * rows
+        for t in terms
+    ]  # fmt: skip
+    found = [product(*part) for part in zip(*parts, strict=True)]
+    kept = "".join([c for c in out if c in longs])
+    if not kept:
+        return torch.stack(found, out.index(batch))
+    at = inner.index(kept[0])
+    values = torch.cat([y.flatten(at, at + len(kept) - 1) for y in found] if len(kept) > 1 else found, at)
+    return nested_like(structure_for(kept, batches, sizes, longs)[0].moved(at, out.index(batch)), values)
+
+
+def of_one(terms: list[Term], out: str, batch: str) -> Callable[..., Tensor]:
+    """The product of one example: of matrices where the letters are theirs, `torch.einsum` otherwise."""
+    dims = [t.dims.replace(batch, "") for t in terms]
+    shared = set(dims[0]).intersection(*dims[1:])
+    if [len(d) for d in (*dims, out)] == [2, 2, 2] and len(shared) == 1 and set(out) == set(dims[0]) ^ set(dims[1]):
+        (c,) = shared
+        if len({t.x.shape[t.dims.index(c)] for t in terms}) == 1:  # 1 broadcasts elsewhere
+            first = int(out[0] in dims[1])
+            a_turned, b_turned = dims[first][0] == c, dims[1 - first][1] == c
+
+            def product(*parts: Tensor) -> Tensor:
+                a, b = parts[first], parts[1 - first]
+                return torch.mm(a.t() if a_turned else a, b.t() if b_turned else b)
+
+            return product
+    return partial(torch.einsum, ",".join(dims) + "->" + out)
 
 
 def sizes_by_letter(op: Op, batches: list[tuple[str, Tensor, Term]]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@
 
 Both answer three questions with plain tensor code and no read of the data: how many elements a lane has, what is at a
 place of it, and in which order its elements are. A sort is two stable sorts, by value and then by lane: exact for NaN,
-infinities and equal elements, and without a padding value that could meet them.
+infinities and equal elements, and without a padding value that could meet them. Long rows are sorted one by one on CPU.
 
     D the other dims      K lanes side by side along dim 0: one for each row (B), or 1
 """
@@ -26,7 +26,10 @@ from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
+from tdc.ops import by_row
 from tdc.ops.reduction import drop_static, settle
+
+SORTED = 32  # what sorting an element twice costs, in elements to copy
 
 
 class Lanes(NamedTuple):
@@ -125,7 +128,11 @@ def place_at(lanes: Lanes, order: Tensor, rank: Tensor) -> Tensor:
 
 def order_of(lanes: Lanes, descending: bool = False) -> Tensor:
     """Where in dim 0 the elements of each lane are when sorted, (M, *D); equal ones stay in order, NaN is largest."""
-    by_value = lanes.values.detach().argsort(dim=0, descending=descending, stable=True)
+    values, s = lanes.values.detach(), lanes.rows
+    if s is not None and by_row.pays(values, s.batch_size, SORTED * values.numel()):
+        parts = zip(values.split(lengths_of(s).tolist()), s.offsets.tolist(), strict=False)
+        return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
+    by_value = values.argsort(dim=0, descending=descending, stable=True)
     by_lane = lanes.owner.gather(0, by_value).argsort(dim=0, stable=True)
     return by_value.gather(0, by_lane)
 

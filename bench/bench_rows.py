@@ -1,0 +1,96 @@
+"""What do products and sorts of each example cost on a NestedTensor against padding?
+
+B=32, longest 256, at 22, 37 and 67 % of real positions, with 64 and 256 features:
+
+    x @ w       (B, -1, D) @ (B, D, D)      x.T @ x    (B, D, -1) @ (B, -1, D)      x @ x.T    two ragged dims
+    sort 1      (B, -1) along the ragged dim, once for all D                        sort       (B, -1, D), the same
+
+The candidates are tdc, eager and compiled, and the same operation on a rectangle that is ready: zeros behind the rows,
+infinity where it is sorted. Inference runs without autograd; training is forward, sum of squares and backward to x.
+The limit is on eager tdc over the rectangle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bench._nested_rows import Ragged
+from bench._timing import Call, Report, arguments, interleaved, own, ratio
+from bench.nested_chain import inference, lengths_for
+
+LIMIT = 1.1
+OCCUPANCY = (0.20, 0.35, 0.77)
+B, LONGEST = 32, 256
+Run = Callable[[Any], Any]
+
+
+def operations(weight: torch.Tensor) -> dict[str, Run]:
+    """What runs on a batch, nested or padded."""
+    return {
+        "x @ w": lambda x: torch.matmul(x, weight),
+        "x.T @ x": lambda x: torch.matmul(x.transpose(1, 2), x),
+        "x @ x.T": lambda x: torch.matmul(x, x.transpose(1, 2)),
+        "sort": lambda x: torch.sort(x, 1).values,
+        "sort 1": lambda x: torch.sort(x, 1).values,
+    }
+
+
+def training(run: Run, build: Run, leaf: torch.Tensor) -> Call:
+    """Forward, sum of squares, backward."""
+
+    def call() -> Any:
+        y = run(build(leaf))
+        return torch.autograd.grad((y if isinstance(y, torch.Tensor) else y.values).square().sum(), leaf)
+
+    return call
+
+
+def measure(report: Report, name: str, run: Run, compiled: Run, batch: Ragged) -> None:
+    """One operation on one batch."""
+    x = batch.nested
+    if name == "sort 1":
+        x = x.with_values(batch.values[:, 0].contiguous())
+    padded = x.to_padded().filled(torch.inf if "sort" in name else 0.0)
+    calls = {"tdc": inference(run, x), "compiled": inference(compiled, x), "padded": inference(run, padded)}
+    for call in calls.values():
+        call()
+    rounds = 5 if report.quick else 25
+    times = interleaved(calls, rounds=rounds, burst=0.01, device=report.device)
+    what = f"{name}, D={batch.values.shape[1]}, {batch.occupancy:.0%}"
+    report.row(what, times, "padded")
+    report.limit(f"{what}: tdc to padded", ratio(times["tdc"], times["padded"]), LIMIT)
+    if "sort" in name:
+        return
+    steps = {
+        "tdc": training(run, x.with_values, x.values.detach().requires_grad_()),
+        "padded": training(run, lambda leaf: leaf, padded.detach().requires_grad_()),
+    }
+    times = interleaved(steps, rounds=rounds, burst=0.01, device=report.device)
+    report.row(f"{what}, training", times, "padded")
+    report.limit(f"{what}: training, tdc to padded", ratio(times["tdc"], times["padded"]), LIMIT)
+
+
+def main() -> None:
+    args = arguments("bench_rows")
+    question = "What do products and sorts of each example cost on a NestedTensor against padding?"
+    report = Report("bench_rows", question, args.device, args.quick)
+    torch.manual_seed(0)
+    for features in (64, 256):
+        weight = torch.randn(B, features, features, device=report.device)
+        for name, run in operations(weight).items():
+            if name == "sort 1" and features != 64:
+                continue
+            torch._dynamo.reset()
+            compiled = torch.compile(own(run), fullgraph=True)
+            for occupancy in OCCUPANCY:
+                lengths = lengths_for(B, LONGEST, occupancy).tolist()
+                values = torch.randn(sum(lengths), features, device=report.device)
+                measure(report, name, run, compiled, Ragged(values, lengths))
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Loops over rows on CPU: the same results and gradients as rectangles and whole sorts, and only where they pay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from catalogue import samples, title
+from harness import check
+
+import tdc
+from tdc._rules import Rule
+from tdc.ops import RULES, by_row, einsum, lanes
+
+LOOPS = [r for r in RULES if r.kind == "nested" and r.family in ("matmul", "sort", "order") and not r.reason]
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any size are large enough."""
+    monkeypatch.setattr(by_row, "LEAST", 0)
+
+
+@pytest.mark.parametrize("mode", ["eager", "grad"])
+@pytest.mark.parametrize("rule", LOOPS, ids=title)
+def test_rows_of_the_table(rule: Rule, mode: str, always: None):
+    check(rule, samples(rule), mode)
+
+
+def refuse(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("the way that was to be avoided")
+
+
+def batch(length: int, features: int = 64) -> Any:
+    torch.manual_seed(0)
+    return tdc.pack([torch.randn(n, features) for n in (length, length // 2, 1)])
+
+
+def test_large_rows_are_not_padded(monkeypatch: pytest.MonkeyPatch):
+    x = batch(128)
+    want = [row @ row.T for row in x.unbind()]
+    monkeypatch.setattr(einsum, "pad_rows", refuse)
+    for got, pairs in zip((x @ x.transpose(1, 2)).unbind(), want, strict=True):
+        torch.testing.assert_close(got, pairs)
+    with pytest.raises(AssertionError, match="avoided"):
+        torch.matmul(batch(4), torch.randn(3, 64, 2))
+
+
+def test_large_rows_are_sorted_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    x = batch(128)
+    x = x.with_values(x.values.round())  # equal elements keep their order
+    monkeypatch.setattr(lanes.Lanes, "owner", property(refuse))
+    values, places = x.sort(1, descending=True)
+    for row, v, i in zip(x.unbind(), values.unbind(), places.unbind(), strict=True):
+        want = row.sort(dim=0, descending=True, stable=True)
+        assert torch.equal(v, want.values)
+        assert torch.equal(i, want.indices)
+    with pytest.raises(AssertionError, match="avoided"):
+        batch(4, 1).sort(1)
+
+
+def test_second_gradients(always: None):
+    offsets = torch.tensor([0, 2, 2, 5])
+
+    def run(values: Any, w: Any) -> Any:
+        x = tdc.NestedTensor(values, offsets, max_length=3)
+        return (x @ w).values, x.transpose(1, 2) @ x, (x @ x.transpose(1, 2)).values
+
+    given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 2), (3, 2, 2))]
+    assert torch.autograd.gradgradcheck(run, given)
+
+
+@pytest.mark.parametrize("run", [lambda x, w: x @ w, lambda x, w: x.sort(1).values])
+def test_one_graph_for_large_and_small_rows(run: Any, always: None):
+    compiled, w = torch.compile(run, backend="aot_eager", fullgraph=True), torch.randn(3, 64, 2)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (128, 4, 60):
+            x = batch(length)
+            torch.testing.assert_close(compiled(x, w).values, run(x, w).values)
