@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from tdc._dtypes import floating
 from tdc._errors import DtypeError, MethodError, UnsupportedError, describe, message, op_name
 from tdc._typing import Frozen, Op, constant
 
@@ -80,7 +81,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
         rows: the list that it joins.
         foreign: the function is no function of torch, and a Tensor method of its name is another operation.
     """
-    table = DISPATCH[rule.kind]
+    rule, table = replace(rule, impl=floating(rule.op, rule.impl)), DISPATCH[rule.kind]
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
     row = f"{rule.kind}_{rule.name}_{len(IMPLS)}".replace(".", "_")

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._arguments import expect
+from tdc._dtypes import rounded_once
 from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc._exchange import exchange
 from tdc._slow import announce
@@ -272,8 +273,7 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])
     if reduce == "sum":
-        wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
-        return values.new_zeros(shape, dtype=wide).index_add(0, ids, values.to(wide)).to(values.dtype)
+        return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
     index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
     return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
 

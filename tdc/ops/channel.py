@@ -11,6 +11,7 @@ structure object is passed on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import rounded_once
 from tdc._errors import ShapeError, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import lengths_of, reduce_rows, spread
@@ -94,6 +96,17 @@ def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None
     return p.done(p.clean(out if bias is None else out + bias.unsqueeze(-1)))
 
 
+def summing(impl: Op) -> Op:
+    """A rule that sums over positions, in float32 for half precision."""
+
+    @functools.wraps(impl)
+    def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+        return rounded_once(lambda x: impl(x, *args, **kwargs), input)
+
+    return run
+
+
+@summing
 def group_norm(
     input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Any:
@@ -120,6 +133,7 @@ def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     return centered, var, mean
 
 
+@summing
 def instance_norm(
     input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
@@ -144,10 +158,18 @@ def batch_norm(
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
     """Each channel normalised over the real positions of the whole batch."""
-    p = positions(input, "batch_norm")
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
-        out = F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps)
-        return p.done(out)
+        p = positions(input, "batch_norm")
+        return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
+    return batch_norm_masked(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+@summing
+def batch_norm_masked(
+    input: MaskedBatch, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
+    bias: Tensor | None, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    p = positions(input, "batch_norm")
     if not training:
         assert running_mean is not None
         assert running_var is not None

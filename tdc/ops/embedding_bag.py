@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import rounded_once
 from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import lengths_of, reduce_rows, require_same
@@ -50,8 +51,10 @@ def embedding_bag_nested(
         found = found if real is None else found.masked_fill(~real.unsqueeze(-1), -math.inf)
         return reduce_rows(found, s, "amax", -math.inf).masked_fill((count == 0).unsqueeze(-1), 0)
     found = found if real is None else found.masked_fill(~real.unsqueeze(-1), 0)
-    total = reduce_rows(found, s, "sum", 0)
-    return total if mode == "sum" else total / count.clamp(min=1).unsqueeze(-1)
+    if mode == "sum":
+        return reduce_rows(found, s, "sum", 0)
+    number = count.clamp(min=1).unsqueeze(-1)
+    return rounded_once(lambda t: reduce_rows(t, s, "sum", 0) / number, found)
 
 
 add_rule(

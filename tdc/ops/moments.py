@@ -19,33 +19,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._dtypes import rounded_once, widened
 from tdc._errors import ShapeError, message
 from tdc._rules import Rule, add_rule, unsupported
 from tdc._typing import Op
 from tdc.nested import NestedTensor
 from tdc.ops.lines import by_lines, over_lines
-from tdc.ops.reduction import composed, count, filled, reduce_composed
+from tdc.ops.reduction import check_dims, composed, count, filled, reduce_composed
 
 
 def count_nonzero_ragged(x: Any, dim: Any = None) -> Any:
+    check_dims(torch.count_nonzero, x, dim)
     return x.ne(0).sum(dim)
 
 
 def nansum_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    check_dims(torch.nansum, x, dim)
     return x.masked_fill(x.isnan(), 0).sum(dim, keepdim, **kwargs)
 
 
-def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """Where all elements are NaN, or none is there, 0 / 0 is NaN."""
+    check_dims(torch.nanmean, x, dim)
     if by_lines(torch.nanmean, x, dim):
-        return over_lines(torch.nanmean, partial(nanmean_ragged, **kwargs), x, dim, keepdim)
-    total, real = nansum_ragged(x, dim, keepdim, **kwargs), x.isnan().logical_not().sum(dim, keepdim)
-    return total / real.to(total.dtype)
+        return over_lines(torch.nanmean, partial(nanmean_ragged, dtype=dtype), x, dim, keepdim)
+
+    def mean(x: Any) -> Any:
+        total, real = nansum_ragged(x, dim, keepdim), x.isnan().logical_not().sum(dim, keepdim)
+        return total / real.to(total.dtype)
+
+    return rounded_once(mean, x, dtype)
 
 
 def logsumexp_ragged(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    x = x if x.dtype.is_floating_point else x.to(torch.get_default_dtype())
+    return rounded_once(partial(logsumexp_of, dims=dims, keepdim=keepdim), x)
+
+
+def logsumexp_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Of what lies below the largest element, so that nothing overflows; -inf where there is nothing."""
-    x = filled(x if x.dtype.is_floating_point else x.to(torch.get_default_dtype()), -math.inf)
+    x = filled(x, -math.inf)
     top = x.detach().amax(dims, True)
     top = top.masked_fill(top.isinf(), 0)
     total = torch.sub(x, top).exp().sum(dims, keepdim)
@@ -57,7 +70,7 @@ def logsumexp_ragged(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False) -> Tensor:
     """The variance or its root, in two passes."""
     dtype, double = x.dtype, x.dtype in (torch.float64, torch.complex128)
-    wide = x.to(torch.float32) if dtype in (torch.float16, torch.bfloat16) else x
+    wide = widened(x)
     number = count(x, dims, True).to(torch.float64 if double else torch.float32)
     apart = filled(torch.sub(wide, wide.sum(dims, True) / number), 0)
     out = apart.abs().square().sum(dims, True) / (number - correction).clamp(min=0)

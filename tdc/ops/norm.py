@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from tdc._dtypes import rounded_once
 from tdc._errors import ShapeError, UnsupportedError, message
 from tdc._rules import Rule, add_rule
-from tdc._structure import normal_dim, reduce_rows, spread
+from tdc._structure import Structure, normal_dim, reduce_rows, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor, fresh
@@ -54,7 +56,8 @@ def rms_norm_masked(
 def softmax_nested(
     op: Op, x: NestedTensor, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
 ) -> NestedTensor:
-    """Also `log_softmax`."""
+    """Also `log_softmax`. The dtype may come by position, behind another argument in `torch.nn.functional`."""
+    dtype = dtype_of(args, dtype)
     s = x.structure
     axis = s.axis(given(dim, x.ndim, op), x.ndim, op)
     if axis is None:
@@ -63,31 +66,43 @@ def softmax_nested(
         return x.with_values(op(x.values, axis, dtype=dtype))
     if s.ragged_ndim > 1:  # rows of rows: as a rectangle
         return repacked(softmax_masked(op, x.to_padded(), dim, dtype=dtype).data, x)
-    v = (x.values if dtype is None else x.values.to(dtype)).movedim(s.packed_dim, 0)
+    out = rounded_once(partial(softmax_rows, op, s), x.values.movedim(s.packed_dim, 0), dtype)
+    return x.with_values(out.movedim(0, s.packed_dim))
+
+
+def softmax_rows(op: Op, s: Structure, v: Tensor) -> Tensor:
+    """Of packed values (N, *D), row by row."""
     total = v.shape[0]
     top = reduce_rows(v.detach(), s, "amax", -math.inf)
     shifted = v - spread(top, s, total)
     sums = reduce_rows(shifted.exp(), s, "sum", 0)
-    out = shifted - spread(sums.log(), s, total) if op is torch.log_softmax else shifted.exp() / spread(sums, s, total)
-    return x.with_values(out.movedim(0, s.packed_dim))
+    return shifted - spread(sums.log(), s, total) if op is torch.log_softmax else shifted.exp() / spread(sums, s, total)
+
+
+def dtype_of(args: tuple[Any, ...], dtype: Any) -> Any:
+    """The dtype of a call, by name or by position."""
+    return next((a for a in args if isinstance(a, torch.dtype)), dtype)
 
 
 def softmax_masked(
     op: Op, x: MaskedBatch, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
 ) -> MaskedBatch:
     """A row without real elements becomes 0, not NaN."""
+    dtype = dtype_of(args, dtype)
+    x = x if dtype is None else x.to(dtype)
     d = normal_dim(given(dim, x.ndim, op), x.ndim, op)
     if d == x.batch_dim:
         raise UnsupportedError(message(op, "a ragged or static dim", "the batch", hint="use x.filled(-inf)"))
     if d not in x.ragged_dims:
-        return x.with_data(op(x.data, d, dtype=dtype))
+        return x.with_data(op(x.data, d))
     some = (x.lengths > 0).all(1).view([-1 if i == x.batch_dim else 1 for i in range(x.ndim)])
     filled = x.filled(-math.inf).masked_fill(~some, 0)
-    return x.with_data(op(filled, d, dtype=dtype).masked_fill(~x.mask, 0))
+    out = rounded_once(lambda v: op(v, d), filled)
+    return x.with_data(out.masked_fill(~x.mask, 0))
 
 
-def softmin_ragged(input: Any, dim: int | None = None, **kwargs: Any) -> Any:
-    return F.softmax(input.neg(), given(dim, input.ndim, F.softmin), dtype=kwargs.get("dtype"))
+def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
+    return F.softmax(input.neg(), given(dim, input.ndim, F.softmin), dtype=dtype_of(args, dtype))
 
 
 def given(dim: int | None, ndim: int, op: Op) -> int:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import rounded_once, widened
 from tdc._errors import ShapeError, UnsupportedError, message
 from tdc._rules import unsupported
 from tdc._structure import eager, require, require_same
@@ -83,7 +84,7 @@ def avg_pool(op: Op, n: int) -> Op:
         divisor = divisor_override or math.prod(kernel)
         if whole or divisor_override:
             return resized(p, sums(p.data, kernel, steps, pads, ceil_mode, divisor), spans)
-        out = sums(p.data.float() if p.data.dtype.itemsize == 2 else p.data, kernel, steps, pads, ceil_mode, 1)
+        out = sums(widened(p.data), kernel, steps, pads, ceil_mode, 1)
         for d in range(n):
             count = counted(p.sizes[d], out.shape[d + 2], kernel[d], steps[d], pads[d], count_include_pad)
             out = out / count.view(-1, 1, *[1] * d, count.shape[1], *[1] * (n - 1 - d)).to(out.dtype)
@@ -169,7 +170,7 @@ def adaptive_avg(op: Op, n: int) -> Op:
 
     def rule(input: Any, output_size: Any) -> Any:
         p, todo = adaptive(op, n, output_size, input, 0.0)
-        return resized(p, averaged(p.data, todo), adaptive_spans(output_size, n))
+        return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), adaptive_spans(output_size, n))
 
     return rule
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import refuse_integers, rounded_once
 from tdc._errors import ShapeError, StructureError, describe, message
 from tdc._rules import MODES, Rule, add_rule
 from tdc._structure import require_same
@@ -60,18 +61,23 @@ def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Any:
     """
     if reduction == "none":
         return loss
-    total = loss.values.sum() if isinstance(loss, NestedTensor) else loss.data.sum()
+    data = loss.values if isinstance(loss, NestedTensor) else loss.data
     if reduction == "sum":
-        return total
+        return data.sum()
     if reduction == "batchmean" and op is F.kl_div:
-        return total / loss.shape[loss._batch_dim]
+        return rounded_once(lambda t: t.sum() / loss.shape[loss._batch_dim], data)
     if reduction != "mean":
         hint = "torch has no others"
         raise ShapeError(message(op, "reduction 'mean', 'sum' or 'none'", repr(reduction), hint=hint))
-    if isinstance(loss, NestedTensor):
-        return total / loss.values.numel()
-    static = [n for d, n in enumerate(loss.data.shape) if d not in (loss.batch_dim, *loss.ragged_dims)]
-    return total / (loss.lengths.prod(1).sum() * math.prod(static))
+    refuse_integers(op, loss)
+    count = data.numel() if isinstance(loss, NestedTensor) else real_elements(loss)
+    return rounded_once(lambda t: t.sum() / count, data)
+
+
+def real_elements(x: MaskedBatch) -> Tensor:
+    """How many there are."""
+    static = [n for d, n in enumerate(x.data.shape) if d not in (x.batch_dim, *x.ragged_dims)]
+    return x.lengths.prod(1).sum() * math.prod(static)
 
 
 def by_vector_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc._dtypes import rounded_once
 from tdc._errors import ShapeError, describe, message
 from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
@@ -90,6 +91,11 @@ def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
     return dims
 
 
+def check_dims(op: Op, x: Any, dim: Any) -> None:
+    """What an operation that is made of other reductions refuses itself, so that errors name it."""
+    plan(op, x, dim) if isinstance(x, NestedTensor) else reduced_dims(op, dim, x.ndim)
+
+
 def plan(op: Op, x: NestedTensor, dim: Any) -> Plan:
     """The dims of a reduction of a NestedTensor.
 
@@ -111,18 +117,25 @@ def reduce_nested(op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim:
     """Static dims first (they are the short ones), then the packed axis, row by row or whole."""
     if dim is None and not keepdim:
         return op(x.values, **kwargs)
-    p, s, values = plan(op, x, dim), x.structure, x.values
+    p = plan(op, x, dim)
     if p.some:
         return over_lines(op, partial(reduce_nested, op, rows, **kwargs), x, p.dims, keepdim)
+    if op in (torch.sum, torch.mean) and not p.by_rows:
+        return reduce_values(op, x, p, keepdim, **kwargs)
+    run = partial(reduce_steps, op, rows, p, keepdim)
+    return rounded_once(run, x, **kwargs) if op in SUMS else run(x)
+
+
+def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) -> Any:
+    """One dim after another."""
+    s, values = x.structure, x.values
     for axis in p.static:
-        values = op(values, axis, True, **kwargs)
+        values = op(values, axis, True)
     if not p.ragged:
         return nested_like(s, values) if keepdim else drop_static(values, s, p.static)
     if p.batch:
-        return settle(op(values, s.packed_dim, True, **kwargs).movedim(s.packed_dim, 0), s, p.dims, keepdim)
-    dtype = kwargs.get("dtype")
-    out = rows((values if dtype is None else values.to(dtype)).movedim(s.packed_dim, 0), s)
-    return settle(out, s, p.dims, keepdim)
+        return settle(op(values, s.packed_dim, True).movedim(s.packed_dim, 0), s, p.dims, keepdim)
+    return settle(rows(values.movedim(s.packed_dim, 0), s), s, p.dims, keepdim)
 
 
 def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any) -> Any:
@@ -156,7 +169,8 @@ def reduce_masked(op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bo
     dims = reduced_dims(op, dim, x.ndim)
     if by_lines(op, x, dims):
         return over_lines(op, partial(reduce_masked, op, rule, **kwargs), x, dims, keepdim)
-    out = rule(x, dims, keepdim, **kwargs)
+    run = partial(rule, dims=dims, keepdim=keepdim)
+    out = rounded_once(run, x, **kwargs) if op in SUMS else run(x, **kwargs)
     if x.batch_dim in dims or x.ragged_dims[0] in dims:
         return out
     if keepdim:
@@ -227,10 +241,9 @@ def masked_by_fill(
     return out
 
 
-def masked_mean(x: MaskedBatch, dims: tuple[int, ...], keepdim: bool, **kwargs: Any) -> Tensor:
+def masked_mean(x: MaskedBatch, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Sum of real elements by their number."""
-    count = x.mask.expand(x.data.shape).sum(dims, keepdim)
-    return x.filled(0).sum(dims, keepdim, **kwargs) / count
+    return x.filled(0).sum(dims, keepdim) / x.mask.expand(x.data.shape).sum(dims, keepdim)
 
 
 def finite(identity: float, dtype: torch.dtype) -> Any:
@@ -266,6 +279,8 @@ def any_rows(values: Tensor, s: Structure) -> Tensor:
 def all_rows(values: Tensor, s: Structure) -> Tensor:
     return reduce_rows((values != 0).to(torch.uint8), s, "amin", 1).bool()
 
+
+SUMS = (torch.sum, torch.mean, torch.prod)  # what half precision is too short for
 
 reduction(torch.sum, sum_rows, identity=0)
 reduction(torch.mean, mean_rows, identity=0, masked=masked_mean)

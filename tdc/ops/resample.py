@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import widened
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc._rules import Rule, add_rule, unsupported
 from tdc.ops.pool import averaged, bins, taken
@@ -41,7 +42,7 @@ def interpolate(
     spans = [Span()] * n if scales is None else [Span(s) for s in scales]
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
     p = planes(input, n, "interpolate", spans, what)
-    x, wide = p.data, p.data.float() if p.data.dtype in (torch.float16, torch.bfloat16) else p.data
+    x, wide = p.data, widened(p.data)
     for d in reversed(range(n)):
         own, longest = p.sizes[d], p.data.shape[d + 2]
         out: Any = each(size, n)[d] if scales is None else spans_size(longest, scales[d])

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import widened
 from tdc._errors import UnsupportedError, message
 from tdc._rules import MODES, Rule, add_rule
 from tdc.ops.lanes import data_of, with_data
@@ -45,7 +46,7 @@ def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any
         return size.ne(0).sum(dims, keepdim).to(out)
     if math.isinf(ord):
         return size.amax(dims, keepdim).clamp(min=0) if ord > 0 else filled(size, math.inf).amin(dims, keepdim)
-    size = size.to(torch.float32) if out in (torch.float16, torch.bfloat16) else size
+    size = widened(size)
     if ord == 1:
         return size.sum(dims, keepdim).to(out)
     power = size.pow(ord)

@@ -1,0 +1,89 @@
+"""The dtypes that operations count in, and those they refuse.
+
+    half precision    sums are carried in float32 and rounded once, as inside torch's kernels: a sum may be larger than
+                      float16 holds where the mean that is made of it is not
+    integers          what divides, or takes a root, has no integer result: refused, as torch does
+
+Invariants: a result has the dtype that torch gives, and so have gradients; integers are refused by the table below,
+before an operation runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from tdc._errors import DtypeError, describe, message
+from tdc._keys import show
+from tdc._typing import Op, OpName
+
+X = TypeVar("X")
+HALF = (torch.float16, torch.bfloat16)
+
+
+def widened(x: X) -> X:
+    """A tensor or batch to be summed: half precision as float32."""
+    any_x: Any = x
+    return any_x.to(torch.float32) if any_x.dtype in HALF else x
+
+
+def rounded_once(run: Callable[[Any], Any], x: Any, dtype: torch.dtype | None = None) -> Any:
+    """`run(x)`, for half precision in float32 and rounded at the end.
+
+    Args:
+        dtype: what torch's functions mean by it: that of x before, and of the result.
+    """
+    x = x if dtype is None else x.to(dtype)
+    return run(x) if dtype is None and x.dtype not in HALF else run(widened(x)).to(x.dtype)
+
+
+def floating(op: Op, impl: Op) -> Op:
+    """`impl` where torch's `op` takes integers; one that refuses them where it does not."""
+    if op not in FLOATING:
+        return impl
+    count = FLOATING[op]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        wanted = [a for a in given if isinstance(a, torch.dtype)]
+        if not wanted or not is_floating(wanted[0]):
+            refuse_integers(op, *given[:count])
+        return impl(*args, **kwargs)
+
+    return run
+
+
+def refuse_integers(op: OpName, *operands: Any) -> None:
+    """
+    Raises:
+        DtypeError: all operands are integers or bools, or some leaves of a TensorDict are, all of which are named.
+    """
+    if hasattr(operands[0], "_leaves"):
+        leaves = {p: getattr(x, "dtype", None) for p, x in operands[0]._leaves.items()}
+        wrong = [p for p, dtype in leaves.items() if isinstance(dtype, torch.dtype) and not is_floating(dtype)]
+        if wrong:
+            at = {show(p): describe(operands[0]._leaves[p]) for p in wrong}
+            raise DtypeError(message(op, "floating point leaves", f"{len(at)} of integers", at, "td.float()"))
+    elif not any([is_floating(x.dtype) for x in operands]):
+        raise DtypeError(message(op, "a floating point dtype", describe(operands[0]), hint="x.float()"))
+
+
+def is_floating(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+FLOATING: dict[Op, int] = {
+    **dict.fromkeys(
+        (
+            torch.mean, torch.nanmean, torch.std, torch.var, torch.std_mean, torch.var_mean, torch.norm,
+            torch.linalg.norm, torch.linalg.vector_norm, torch.softmax, torch.log_softmax, F.softmin, F.normalize,
+            torch.quantile, torch.nanquantile, torch.logcumsumexp, F.layer_norm, F.rms_norm, F.group_norm,
+            F.instance_norm, F.batch_norm, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+        ),
+        1,
+    ),
+    **dict.fromkeys((torch.dist, F.cosine_similarity, torch.cdist), 2),
+}  # fmt: skip  # how many operands there are; one that is floating point makes the others so
