@@ -195,7 +195,7 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "@tensorclass(autocast=True)",
             "",
-            "a field takes what its annotation says; convert in `__post_init__` or before",
+            "a field takes what its annotation says; convert before, as in a classmethod of your own",
         ),
         Row("TypedTensorDict", instead("TypedTensorDict"), "or a tensorclass"),
         Row("set_lazy_legacy, set_list_to_stack, ...", "", instead("set_lazy_legacy")),

@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -32,11 +31,7 @@ from typing import (
     Protocol,
     Self,
     TypeVar,
-    Union,
     dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
     overload,
 )
 
@@ -46,12 +41,12 @@ from torch.utils._pytree import MappingKey
 
 from tdc._arguments import expect
 from tdc._dataclass import Declared, as_dataclass, check_stored, is_mark
-from tdc._errors import DtypeError, KeyPathError, StructureError, UnsupportedError, message
+from tdc._errors import KeyPathError, StructureError, UnsupportedError, message
+from tdc._fields import Field, annotations_in, as_entry_of, as_whole, declared, hints, is_class_var, is_inner_value
 from tdc._keyed import Keyed
-from tdc._leaf import PROTOCOLS, Leaf
-from tdc._nodes import TYPES, Nodes, Static, Typed, check_static, name_of
+from tdc._leaf import Leaf
+from tdc._nodes import TYPES, Nodes, Static, Typed, name_of
 from tdc._pytree import register
-from tdc._rules import Container
 from tdc._tree import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
 from tdc._typing import MISSING, NestedKey, read_only
 from tdc.tensordict import TensorDict, as_size, flatten, make, unflatten
@@ -60,33 +55,6 @@ T = TypeVar("T")
 torch.serialization.add_safe_globals([make, Typed])  # what a pickled tensorclass names
 FREE = {"keys", "values", "items", "filter", "shape", "ndim", "dim", "size"}  # fields may hide them: nothing calls them
 FREE |= {"batch_dims", "depth", "dtype", "is_cpu", "is_cuda", "is_meta"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a tensorclass.
-
-    Attributes:
-        kind: "tensor", "static", "node" (a TensorDict or a tensorclass), or "any", where each value decides.
-        optional: whether None may stand in for a tensor or a node: the annotation or the default says so.
-        default, factory: as of `dataclasses.field`, MISSING where there is none.
-    """
-
-    name: str
-    kind: str
-    optional: bool
-    default: Any = MISSING
-    factory: Any = MISSING
-    kw_only: bool = False
-
-    @property
-    def slot(self) -> str:
-        """Where an instance keeps the value for reading: tensors and static values have one."""
-        return f"_field_{self.name}" if self.kind in ("tensor", "static") else ""
-
-    @property
-    def required(self) -> bool:
-        return self.default is MISSING and self.factory is MISSING
 
 
 if TYPE_CHECKING:
@@ -165,8 +133,12 @@ class TensorClass(TensorDict, metaclass=Meta):
         device: Any = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
-    def from_tensordict(cls, td: Mapping[str, Any] | TensorDict) -> Self:
+    def from_tensordict(cls, td: Mapping[str, Any] | TensorDict, *, batch_size: Any = ()) -> Self:
         """An instance of the entries of a TensorDict, whose keys are the fields.
+
+        Args:
+            td: or a plain mapping.
+            batch_size: that of a plain mapping; a TensorDict has its own.
 
         Raises:
             KeyPathError: keys that are no fields, or required fields without a key; all are named.
@@ -177,7 +149,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         if wrong:
             hint = f"fields: {', '.join(cls._fields)}"
             raise KeyPathError(message(cls.__name__, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
-        return cls(**entries, batch_size=td._size if isinstance(td, TensorDict) else ())
+        return cls(**entries, batch_size=td._size if isinstance(td, TensorDict) else batch_size)
 
     def to_tensordict(self) -> TensorDict:
         """A plain TensorDict of the fields."""
@@ -303,59 +275,6 @@ def is_written(name: str) -> bool:
     return any([isinstance(v, property) or "." in getattr(v, "__qualname__", "") for v in found])
 
 
-def annotations_in(body: dict[str, Any]) -> dict[str, Any]:
-    """Annotations of a class body; Python 3.14 has a function that gives them."""
-    lazy = body.get("__annotate_func__") or body.get("__annotate__")
-    return body.get("__annotations__") or (lazy(1) if lazy else {})
-
-
-def is_class_var(note: Any) -> bool:
-    """Whether an annotation speaks of the class, not of instances."""
-    return ClassVar in (note, get_origin(note)) or (isinstance(note, str) and "ClassVar" in note)
-
-
-def hints(cls: Any) -> dict[str, Any]:
-    """Annotations of a class as types; as they were written where a name in them is not defined."""
-    try:
-        return get_type_hints(cls)
-    except (NameError, TypeError):
-        return dict(annotations_in(dict(vars(cls))))
-
-
-def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
-    """A field from its annotation and default; by name where it does not say otherwise."""
-    if isinstance(default, dataclasses.Field):
-        given, factory = [
-            MISSING if x is dataclasses.MISSING else x for x in (default.default, default.default_factory)
-        ]
-        by_name = by_name if default.kw_only is dataclasses.MISSING else default.kw_only
-        return Field(name, kind_of(note), allows_none(note, given), given, factory, by_name)
-    return Field(name, kind_of(note), allows_none(note, default), default, kw_only=by_name)
-
-
-def allows_none(note: Any, default: Any) -> bool:
-    """Whether a field may be None."""
-    return default is None or type(None) in get_args(note) or (isinstance(note, str) and "None" in note)
-
-
-def kind_of(note: Any) -> str:
-    """What a field holds, by its annotation: `Tensor | None` is a tensor field, a union of Python types static."""
-    if isinstance(note, str):
-        return "tensor" if note.split(".")[-1] == "Tensor" else "any"
-    parts = get_args(note) if get_origin(note) in (Union, UnionType) else (note,)
-    kinds = {kind_of_class(p) for p in parts if p is not type(None)}
-    return kinds.pop() if len(kinds) == 1 else "any"
-
-
-def kind_of_class(note: Any) -> str:
-    cls = get_origin(note) or note
-    if not isinstance(cls, type) or cls in (object, Any):  # Any is a class since Python 3.11
-        return "any"
-    if issubclass(cls, TensorDict):
-        return "node"
-    return "tensor" if issubclass(cls, (Tensor, Container)) or cls in PROTOCOLS else "static"
-
-
 def attribute(f: Field) -> property:
     """Reads a field: from its slot, or by key where the value may be an inner node."""
     place: dict[str, Any] = {}
@@ -422,10 +341,10 @@ def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: An
         value = given[f.name]
         if value is MISSING:
             value = f.default if f.factory is MISSING else f.factory()
-        if isinstance(value, Tensor) and place is None and f.kind != "static":
+        if isinstance(value, Tensor) and place is None and f.kind in ("tensor", "any"):
             leaves[f.name] = value
         else:
-            put(f, value, leaves, nodes, len(size), place)
+            put(f, value, leaves, nodes, size, place)
     check_leaves(type(self).__name__, leaves, nodes, size)
     if size:
         mark_rows(leaves)
@@ -433,24 +352,20 @@ def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: An
     self._fill()
 
 
-def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, ndim: int, device: torch.device | None) -> None:
-    """Put the value of a field where its kind says.
-
-    Raises:
-        DtypeError: a tensor field that is given an inner node.
-    """
-    path, value = f.name, as_entry_of(f, value)
+def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, size: Any, device: torch.device | None) -> None:
+    """Put the value of a field where its kind says. Raises as `as_entry_of` and `as_whole`."""
+    path, value = f.name, as_whole(f, as_entry_of(f, value), size)
     if type(value) is Static:
         nodes[path] = value
     elif is_inner_value(value):
-        absorb(leaves, nodes, path, value, ndim, device)
+        absorb(leaves, nodes, path, value, len(size), device)
     else:
         leaves[path] = as_leaf(value, path, device)
 
 
 def with_fields(x: TensorClass, entries: dict[Any, Any]) -> Any:
     """With other values of fields; what replaces an inner node, or a value by one, replaces it as a whole."""
-    entries = {k: as_entry(x, k, v) for k, v in entries.items()}
+    entries = {k: as_whole(x._fields[k], as_entry(x, k, v), x._size) for k, v in entries.items()}
     inner = [k for k, v in entries.items() if is_inner_value(v)]
     out = Keyed.update(x.exclude(*inner) if inner else x, entries)
     return make(out._leaves, {**out._nodes, **x._typed}, out._size, out._device) if inner else out
@@ -460,34 +375,3 @@ def as_entry(x: TensorClass, key: Any, value: Any) -> Any:
     """A value for a key as the field of that name takes it; for other keys as it is."""
     f = x._fields.get(key) if isinstance(key, str) else None
     return value if f is None else as_entry_of(f, value)
-
-
-def as_entry_of(f: Field, value: Any) -> Any:
-    """A value as its field takes it: static where its kind says so, or where the annotation leaves it open.
-
-    Raises:
-        DtypeError: an inner node for a tensor field, or an unhashable object for a static one.
-    """
-    if value is None and f.kind in ("tensor", "node") and not f.optional:
-        at, hint = {f.name: "NoneType"}, "annotate it as Tensor | None"
-        raise DtypeError(message("tensorclass", "a value for a field that is not optional", "None", at, hint))
-    if type(value) is Static or (isinstance(value, Tensor) and f.kind != "static"):
-        return value
-    inner = f.kind != "static" and is_inner_value(value)
-    if inner and f.kind == "tensor":
-        at, hint = {f.name: type(value).__name__}, "annotate the field as TensorDict, or as Any"
-        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
-    if f.kind == "static" or value is None or (f.kind == "any" and not inner and not is_array(value)):
-        check_static("tensorclass", value, {f.name: type(value).__name__})
-        return Static(value)
-    return value
-
-
-def is_inner_value(value: Any) -> bool:
-    """Whether a value becomes an inner node."""
-    return not isinstance(value, Tensor) and (is_tensordict(value) or isinstance(value, Mapping))
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value of a field without a telling annotation is a leaf."""
-    return isinstance(value, (Tensor, Container)) or type(value) in PROTOCOLS or hasattr(value, "__array__")

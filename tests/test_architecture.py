@@ -36,7 +36,7 @@ LAYERS = (
     ),
     (
         *("tensordict", "nested", "masked", "_crops", "_ragged_index", "_attributes", "_facts", "convert", "rows"),
-        *("_dataclass", "tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine"),
+        *("_dataclass", "_fields", "tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine"),
         *("sequence", "size"),
     ),
     ("ops",),

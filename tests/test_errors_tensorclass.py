@@ -18,6 +18,10 @@ class Named(tdc.TensorClass):
     name: str = "here"
 
 
+class Holder(tdc.TensorClass):
+    named: Named
+
+
 class Pair(tdc.TensorClass):
     td: tdc.TensorDict
     w: Tensor
@@ -35,6 +39,21 @@ tdc.Pair: expected leaves of shape [3, ...], got 2 that differ
 at td.a: Tensor float32[2]
 at w: Tensor float32[2, 3]
 hint: give the batch size that all leaves share, or reshape the leaf""")
+
+    def test_another_mapping_for_a_field_of_a_tensorclass(self):
+        self.says(lambda: Holder({"xx": torch.zeros(3)}, batch_size=[3]), """\
+KeyPathError
+tdc.Named: expected a key for each field, got 2 that differ
+at xx: no field
+at xy: missing
+hint: fields: xy, name""")
+
+    def test_a_tensor_for_a_field_of_a_tensorclass(self):
+        self.says(lambda: Holder(torch.zeros(3), batch_size=[3]), """\
+DtypeError
+tdc.tensorclass: expected a mapping for a field annotated as one, got another value
+at named: Tensor
+hint: annotate the field as Tensor, or as Any""")
 
     def test_an_unknown_field_in_replace(self):
         self.says(lambda: point().replace(nmae="z", xy=1), """\

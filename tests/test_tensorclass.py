@@ -396,6 +396,19 @@ def test_a_new_inner_node_replaces_the_old_one():
     assert deep.td["p"].xy.eq(0).all()
 
 
+def test_a_field_of_a_tensorclass_makes_one_of_a_mapping():
+    x, obs = torch.zeros(3, 2), torch.ones(3)
+    for given in ({"xy": x, "name": "there"}, TensorDict({"xy": x, "name": tdc.Static("there")}, [3])):
+        step = Step(obs, places=given, batch_size=[3])
+        for made in (step, Step(obs, batch_size=[3]).replace(places=given), step.set("places", given)):
+            assert type(made.places) is Point
+            assert made.places.name == "there"
+            assert made[:2].places.norm().shape == (2,)
+    merged = step.update({"places": {"xy": x + 1}})
+    assert type(merged.places) is Point
+    assert (merged.places.name, merged.places.xy.sum()) == ("there", 6)
+
+
 def test_a_new_inner_node_below_a_typed_one():
     td = TensorDict({"x": nested()}, [3])
     assert type(td.set(("x", "td"), TensorDict({"q": torch.zeros(3)}, [3]))["x"]) is Outer

@@ -1,0 +1,158 @@
+"""The fields of a tensorclass: what an annotation and a default say of one, and which values it takes.
+
+x: Tensor                 a leaf
+inner: TensorDict         an inner node; of a tensorclass one of this class, made of any mapping with its fields
+name: str                 a static value
+note: Any                 the value decides
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from tdc._errors import DtypeError, message
+from tdc._leaf import PROTOCOLS
+from tdc._nodes import Static, check_static
+from tdc._rules import Container
+from tdc._tree import is_tensordict
+from tdc._typing import MISSING
+from tdc.tensordict import TensorDict
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a tensorclass.
+
+    Attributes:
+        kind: "tensor", "static", "node" (a TensorDict or a tensorclass), or "any", where each value decides.
+        optional: whether None may stand in for a tensor or a node: the annotation or the default says so.
+        cls: the tensorclass that a node is an instance of; None where the annotation names none.
+        default, factory: as of `dataclasses.field`, MISSING where there is none.
+    """
+
+    name: str
+    kind: str
+    optional: bool
+    cls: Any = None
+    default: Any = MISSING
+    factory: Any = MISSING
+    kw_only: bool = False
+
+    @property
+    def slot(self) -> str:
+        """Where an instance keeps the value for reading: tensors and static values have one."""
+        return f"_field_{self.name}" if self.kind in ("tensor", "static") else ""
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING and self.factory is MISSING
+
+
+def annotations_in(body: dict[str, Any]) -> dict[str, Any]:
+    """Annotations of a class body; Python 3.14 has a function that gives them."""
+    lazy = body.get("__annotate_func__") or body.get("__annotate__")
+    return body.get("__annotations__") or (lazy(1) if lazy else {})
+
+
+def is_class_var(note: Any) -> bool:
+    """Whether an annotation speaks of the class, not of instances."""
+    return ClassVar in (note, get_origin(note)) or (isinstance(note, str) and "ClassVar" in note)
+
+
+def hints(cls: Any) -> dict[str, Any]:
+    """Annotations of a class as types; as they were written where a name in them is not defined."""
+    try:
+        return get_type_hints(cls)
+    except (NameError, TypeError):
+        return dict(annotations_in(dict(vars(cls))))
+
+
+def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
+    """A field from its annotation and default; by name where it does not say otherwise."""
+    if isinstance(default, dataclasses.Field):
+        given, factory = [
+            MISSING if x is dataclasses.MISSING else x for x in (default.default, default.default_factory)
+        ]
+        by_name = by_name if default.kw_only is dataclasses.MISSING else default.kw_only
+        return Field(name, kind_of(note), allows_none(note, given), class_of(note), given, factory, by_name)
+    return Field(name, kind_of(note), allows_none(note, default), class_of(note), default, kw_only=by_name)
+
+
+def allows_none(note: Any, default: Any) -> bool:
+    """Whether a field may be None."""
+    return default is None or type(None) in get_args(note) or (isinstance(note, str) and "None" in note)
+
+
+def class_of(note: Any) -> Any:
+    """The tensorclass that an annotation names, alone or beside None; None for any other."""
+    named = [p for p in (get_args(note) or (note,)) if p is not type(None)]
+    own = len(named) == 1 and isinstance(named[0], type) and issubclass(named[0], TensorDict)
+    return named[0] if own and getattr(named[0], "_typed", None) else None
+
+
+def kind_of(note: Any) -> str:
+    """What a field holds, by its annotation: `Tensor | None` is a tensor field, a union of Python types static."""
+    if isinstance(note, str):
+        return "tensor" if note.split(".")[-1] == "Tensor" else "any"
+    parts = get_args(note) if get_origin(note) in (Union, UnionType) else (note,)
+    kinds = {kind_of_class(p) for p in parts if p is not type(None)}
+    return kinds.pop() if len(kinds) == 1 else "any"
+
+
+def kind_of_class(note: Any) -> str:
+    cls = get_origin(note) or note
+    if not isinstance(cls, type) or cls in (object, Any):  # Any is a class since Python 3.11
+        return "any"
+    if issubclass(cls, TensorDict):
+        return "node"
+    return "tensor" if issubclass(cls, (Tensor, Container)) or cls in PROTOCOLS else "static"
+
+
+def as_entry_of(f: Field, value: Any) -> Any:
+    """A value as its field takes it: static where its kind says so, or where the annotation leaves it open.
+
+    Raises:
+        DtypeError: an inner node for a tensor field or the reverse, or an unhashable object for a static one.
+    """
+    if value is None and f.kind in ("tensor", "node") and not f.optional:
+        at, hint = {f.name: "NoneType"}, "annotate it as Tensor | None"
+        raise DtypeError(message("tensorclass", "a value for a field that is not optional", "None", at, hint))
+    if f.kind == "node" and not is_inner_value(value) and value is not None:
+        at, hint = {f.name: type(value).__name__}, "annotate the field as Tensor, or as Any"
+        raise DtypeError(message("tensorclass", "a mapping for a field annotated as one", "another value", at, hint))
+    if type(value) is Static or (isinstance(value, Tensor) and f.kind != "static"):
+        return value
+    inner = f.kind != "static" and is_inner_value(value)
+    if inner and f.kind == "tensor":
+        at, hint = {f.name: type(value).__name__}, "annotate the field as TensorDict, or as Any"
+        raise DtypeError(message("tensorclass", "a tensor for a field annotated as one", "an inner node", at, hint))
+    if f.kind == "static" or value is None or (f.kind == "any" and not inner and not is_array(value)):
+        check_static("tensorclass", value, {f.name: type(value).__name__})
+        return Static(value)
+    return value
+
+
+def as_whole(f: Field, value: Any, size: Any) -> Any:
+    """An inner node as the field holds it: an instance of the class that its annotation names.
+
+    Raises:
+        KeyPathError: keys that are no fields of that class, or fields without a key; all are named.
+    """
+    if f.cls is None or isinstance(value, f.cls) or not is_inner_value(value):
+        return value
+    return f.cls.from_tensordict(value, batch_size=size)
+
+
+def is_inner_value(value: Any) -> bool:
+    """Whether a value becomes an inner node."""
+    return not isinstance(value, Tensor) and (is_tensordict(value) or isinstance(value, Mapping))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value of a field without a telling annotation is a leaf."""
+    return isinstance(value, (Tensor, Container)) or type(value) in PROTOCOLS or hasattr(value, "__array__")
