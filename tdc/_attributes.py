@@ -121,8 +121,18 @@ def occupancy(x: Ragged) -> float:
     return 1.0 if is_zero(whole) else real / whole
 
 
+def mT(x: Any) -> Any:  # torch's name
+    """Each matrix, the last two dims, transposed."""
+    return x.transpose(-2, -1)
+
+
+def mH(x: Any) -> Any:  # torch's name
+    """Each matrix, the last two dims, transposed and conjugated."""
+    return x.transpose(-2, -1).conj()
+
+
 METHODS = (is_contiguous, element_size, nelement, get_device, retain_grad, is_pinned, pin_memory)
-PROPERTIES = (itemsize, nbytes, is_cpu, is_leaf, grad_fn, occupancy)
+PROPERTIES = (itemsize, nbytes, is_cpu, is_leaf, grad_fn, occupancy, mT, mH)
 
 for _cls in (NestedTensor, MaskedBatch):
     for _method in METHODS:

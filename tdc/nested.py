@@ -95,7 +95,7 @@ class NestedTensor(Container):
     def __init__(
         self,
         values: Tensor,
-        offsets: Tensor,
+        offsets: Tensor | None = None,
         *,
         ragged_dim: int = 1,
         shapes: Tensor | None = None,

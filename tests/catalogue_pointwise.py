@@ -217,9 +217,11 @@ def moved(rule: Rule) -> Iterator[Sample]:
         yield Sample(layout, lambda d, n=layout: call(d.ragged(n)), expect, MODES if layout == "two" else LIGHT)
 
 
-def type_as(rule: Rule) -> Iterator[Sample]:
+def to(rule: Rule) -> Iterator[Sample]:
     yield Sample("ragged", lambda d: call(d.ragged(), d.ragged(domain="half")), rowwise)
     yield Sample("dense", lambda d: call(d.ragged("two"), torch.tensor(1.0).double()), rowwise, LIGHT)
+    as_batch = lambda ref, args, kwargs: args[0].to(torch.bfloat16)  # noqa: E731
+    yield Sample("of a tensor", lambda d: call(torch.ones(7), d.ragged(domain="half")), as_batch, ("eager", "grad"))
 
 
 def shaped(rule: Rule) -> Iterator[Sample]:
@@ -288,7 +290,7 @@ BINARY = (
 RAGGED = {
     "pointwise": unary, "random": unary, "factory": unary, **dict.fromkeys(BINARY, binary), "where": where,
     "clamp": clamp, "lerp": lerp, "masked_fill": masked_fill, **dict.fromkeys(NEW_BINARY, second), "addcmul": ternary,
-    "addcdiv": ternary, "frexp": two_results, "polygamma": polygamma, "cpu": moved, "cuda": moved, "type_as": type_as,
-    "whole": whole, "numel": numel,
+    "addcdiv": ternary, "frexp": two_results, "polygamma": polygamma, "cpu": moved, "cuda": moved,
+    "type_as": to, "to": to, "whole": whole, "numel": numel,
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
 }  # fmt: skip

@@ -79,7 +79,7 @@ class IndexingError
 class KeyPathError
 class LeafSpec(kind, dtype, shape, device=None)
 class MaskedBatch(data, lengths, *, ragged_dims=1)
-class NestedTensor(values, offsets, *, ragged_dim=1, shapes=None, max_length=None)
+class NestedTensor(values, offsets=None, *, ragged_dim=1, shapes=None, max_length=None)
 class ObjectArray(items, shape=None)
 class PytreeSpec(paths, treespec)
 class ShapeError
@@ -275,6 +275,8 @@ is_pinned(x)
 itemsize
 layout
 lengths
+mH
+mT
 max_length
 max_seqlen
 nbytes
@@ -356,6 +358,8 @@ is_nested
 is_pinned(x)
 itemsize
 lengths
+mH
+mT
 mask
 nbytes
 ndim

@@ -124,10 +124,10 @@ class TestTexts(Texts):
             lambda: ragged() @ torch.ones(3, 4),
             """\
 ShapeError
-tdc.matmul: expected one size for dim 'j', got 4 and 3
-at operand 0, 'Aij': NestedTensor float32[3, -1, 4]
-at operand 1, 'jk': Tensor float32[3, 4]
-hint: a dim that two operands share, as summed and batch dims are, has one size""",
+tdc.matmul: expected a last dim that meets the first of the other's matrices, got dim 2 of size 4 and dim 0 of size 3
+at operand 0: NestedTensor float32[3, -1, 4]
+at operand 1: Tensor float32[3, 4]
+hint: x.mT or y.mT swaps the last two dims""",
         )
 
     def test_weights_of_another_batch(self):
@@ -145,9 +145,11 @@ hint: a dim that two operands share, as summed and batch dims are, has one size"
         self.says(
             lambda: torch.ones(2, 5) @ ragged(),
             """\
-StructureError
-tdc.matmul: expected letter 'j' on ragged dims only, got 'ij' for Tensor float32[2, 5]
-hint: pack that operand along the same dim, or pad the batch with x.to_padded()""",
+ShapeError
+tdc.matmul: expected a last dim that meets the first of the other's matrices, got dim 1 of size 5 and dim 1 ragged
+at operand 0: Tensor float32[2, 5]
+at operand 1: NestedTensor float32[3, -1, 4]
+hint: x.mT or y.mT swaps the last two dims""",
         )
 
     def test_a_ragged_dim_without_its_batch(self):

@@ -13,6 +13,9 @@ from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, plain, rows
 from torch import Tensor, nn
 
+import tdc
+from tdc import StructureError
+
 ACTIVATIONS = (
     nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid,
     nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6, nn.RReLU, nn.SELU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Softshrink,
@@ -101,3 +104,28 @@ def test_training_step(run: Callable[..., Any] | None):
             optimizer.step()
             losses.append(float(loss.detach()))
     assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_attention_asks_a_batch_where_its_rows_are(padded: bool, first: bool):
+    packed = tdc.pack([torch.randn(n, 8) for n in (2, 1, 4)])
+    x: Any = packed.to_padded() if padded else packed
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=first)
+    want = [layer.eval()(row.unsqueeze(int(not first))).squeeze(int(not first)) for row in packed.unbind()]
+    for got in (layer(x), layer(x.transpose(0, 1)).transpose(0, 1)):
+        for a, b in zip(got.unbind(), want, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_recurrent_modules_find_the_rows_themselves():
+    x = tdc.pack([torch.randn(n, 8) for n in (2, 1, 4)])
+    second = nn.GRU(8, 3)
+    for got, row in zip(second(x.transpose(0, 1))[0].transpose(0, 1).unbind(), x.unbind(), strict=True):
+        torch.testing.assert_close(got, second(row)[0])
+    with pytest.raises(RuntimeError, match="zeros: Dimension size must be non-negative"):  # torch's, and in the docs
+        second(x)
+    with pytest.raises(RuntimeError, match=r"Expected hidden size \(1, -1, 3\)"):  # the same
+        second(x, torch.zeros(1, 3, 3))
+    with pytest.raises(StructureError, match="build the module with batch_first=True"):
+        second(x.to_padded())

@@ -9,6 +9,7 @@ Invariants: one traversal; the result's container is that of the operands, whate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -208,7 +209,8 @@ def chunk_lengths(chunks: Any, total: Any) -> list[Any]:
 
 
 def cat_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
-    xs = same_kind("cat", tensors, NestedTensor)
+    like = next((x for x in tensors if isinstance(x, NestedTensor)), None)
+    xs = same_kind("cat", [x if like is None else as_rows(x, like) for x in tensors], NestedTensor)
     first = xs[0]
     s = first.structure
     axis = s.axis(dim, first.ndim, "cat")
@@ -222,6 +224,20 @@ def cat_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     for x in xs[1:]:
         require_same(s, x.structure, "cat")
     return first.with_values(torch.cat([x.values for x in xs], axis))
+
+
+def as_rows(x: Any, like: NestedTensor) -> Any:
+    """A dense operand with as many dims as a batch: rows of one length. Anything else as it is."""
+    if not isinstance(x, Tensor) or x.ndim != like.ndim:
+        return x
+    s, e, count = like.structure, like.structure.packed_dim, like.structure.ragged_ndim
+    x = x.movedim(s.batch_dim, 0)
+    longest, ragged = tuple(x.shape[1 + e : 1 + e + count]), tuple(range(1 + e, 1 + e + count))
+    lengths = torch.full((x.shape[0],), math.prod(longest), dtype=torch.int64, device=s.offsets.device)
+    shapes = torch.stack([torch.full_like(lengths, n) for n in longest], 1) if count > 1 else None
+    extent = extent_of(longest, lengths.device)
+    rows = Structure(offsets_of(lengths), shapes, extent, e, s.batch_dim, count).marked()
+    return nested_like(rows, x.movedim(ragged, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
 
 
 def check_layouts(op: str, xs: list[NestedTensor], but: int | None = None) -> None:
@@ -278,7 +294,8 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     lengths = torch.stack([x.lengths for x in xs], 1)
     offsets, gather = take_spans(starts, lengths.reshape(-1))
     values = rows.values.index_select(s.packed_dim, gather)
-    return nested_like(Structure(offsets[::count], None, None, s.packed_dim, s.batch_dim, 1).marked(), values)
+    joined = Structure(offsets[::count].contiguous(), None, joined_extent(xs, 0), s.packed_dim, s.batch_dim, 1)
+    return nested_like(joined.marked(), values)
 
 
 def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc._rules import MODES, Rule, add_rule, unsupported
 from tdc._structure import longest, pack_rows, pad_rows, require, require_same, sizes_of
 from tdc._typing import Op, OpName
@@ -60,14 +60,28 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> Non
 
 def linear_nested(input: NestedTensor, weight: Tensor, bias: Tensor | None = None) -> NestedTensor:
     """One product over all real positions: (B, -1, I) -> (B, -1, O)."""
+    dense_weight(input, weight, bias)
     last_is_static(input, "linear", 1)
     return fresh(input._structure, F.linear(input._values, weight, bias))
 
 
 def linear_masked(input: MaskedBatch, weight: Tensor, bias: Tensor | None = None) -> MaskedBatch:
+    dense_weight(input, weight, bias)
     last_is_static(input, "linear", 1)
     out: Any = F.linear(input.filled(0), weight, bias)
     return input.with_data(out.masked_fill(~input.mask, 0))
+
+
+def dense_weight(input: Any, weight: Any, bias: Any) -> None:
+    """The batch is what a layer is applied to, not what it learns.
+
+    Raises:
+        DtypeError: it is not.
+    """
+    if not isinstance(input, (NestedTensor, MaskedBatch)) or not isinstance(weight, Tensor):
+        at = {"input": describe(input), "weight": describe(weight), "bias": describe(bias)}
+        hint = "torch.matmul(x, w.mT) for a weight of each example"
+        raise DtypeError(message("linear", "a ragged input and a dense weight", "others", at, hint))
 
 
 # -- matrices of static size

@@ -55,6 +55,7 @@ def matmul(input: Any, other: Any) -> Any:
         last = values.ndim - 1
         if s.packed_dim < last and s.batch_dim < last + s.ragged_ndim and other.shape[0] == values.shape[last]:
             return nested_like(s, torch.matmul(values, other))
+    check_inner(input, other)
     left, right, out = letters_of(input, other)
     return contract(torch.matmul, [Term(left, input), Term(right, other)], out, exact="j")
 
@@ -109,6 +110,36 @@ def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
     both = left + right
     out = [c for c in lead if c in both] + ["i"] * (ranks[0] > 1) + ["k"] * (ranks[1] > 1)
     return left, right, "".join(out)
+
+
+def check_inner(a: Any, b: Any) -> None:
+    """The last dim of one meets the first dim of the other's matrices: both ragged, or static and of one size.
+
+    Raises:
+        ShapeError: it does not.
+    """
+    last = a.ndim - 1 - int(is_ragged(a) and a._batch_dim == a.ndim - 1)
+    first = max(b.ndim - 2, 0)
+    first = first + int(is_ragged(b) and b._batch_dim == first)
+    if last < 0 or first >= b.ndim:
+        return
+    ragged = [is_ragged(x) and d in x.ragged_dims for x, d in ((a, last), (b, first))]
+    if ragged[0] != ragged[1] or (not ragged[0] and a.shape[last] != b.shape[first]):
+        names = [
+            "ragged" if own else f"of size {x.shape[d]}"
+            for own, x, d in zip(ragged, (a, b), (last, first), strict=True)
+        ]
+        got = f"dim {last} {names[0]} and dim {first} {names[1]}"
+        hint = "x.mT or y.mT swaps the last two dims"
+        raise ShapeError(
+            message(
+                "matmul",
+                "a last dim that meets the first of the other's matrices",
+                got,
+                {"operand 0": describe(a), "operand 1": describe(b)},
+                hint,
+            )
+        )
 
 
 # -- matrices and vectors of every example

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import KINDS, MODES, Rule, add_rule
+from tdc._rules import KINDS, MODES, Container, Rule, add_rule
 from tdc._structure import longest, pack_rows, require, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
@@ -239,6 +239,18 @@ def move(op: Op, impl: Op, modes: tuple[str, ...] = MODES) -> None:
         add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
 
 
+def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """`x.to(other)` where one of them is a batch: dtype and device of the other."""
+    if isinstance(x, Container):
+        return x.to(*args, **kwargs)
+    other, *rest = args
+    return x.to(other.device, other.dtype, *rest, **kwargs)
+
+
+def type_as(x: Any, other: Any) -> Any:
+    return x.to(other.device, other.dtype)
+
+
 SPECIAL = torch.special
 UNARY: tuple[Op, ...] = (
     torch.abs, torch.neg, torch.sign, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
@@ -276,7 +288,7 @@ NARY: tuple[Op, ...] = (
     torch.logaddexp2, torch.heaviside, torch.xlogy, torch.float_power, torch.rsub, torch.gcd, torch.lcm,
     torch.bitwise_left_shift, torch.bitwise_right_shift, torch.logical_xor, torch.isclose, torch.addcmul,
     torch.addcdiv, torch.clamp_min, torch.clamp_max, torch.igamma, torch.igammac, torch.polygamma, SPECIAL.xlog1py,
-    SPECIAL.zeta, torch.Tensor.type_as, torch.complex, torch.polar,
+    SPECIAL.zeta, torch.complex, torch.polar,
     SPECIAL.chebyshev_polynomial_t, SPECIAL.chebyshev_polynomial_u, SPECIAL.chebyshev_polynomial_v,
     SPECIAL.chebyshev_polynomial_w, SPECIAL.hermite_polynomial_h, SPECIAL.hermite_polynomial_he,
     SPECIAL.laguerre_polynomial_l, SPECIAL.legendre_polynomial_p, SPECIAL.shifted_chebyshev_polynomial_t,
@@ -297,6 +309,11 @@ for _op in NARY:
     nary(_op)
 nary(torch.where, where)
 move(torch.Tensor.cpu, to_cpu)
+for _kind in ("nested", "masked"):
+    add_rule(Rule(torch.Tensor.to, _kind, "pointwise", to_ragged, torch.Tensor.to))
+    add_rule(Rule(torch.Tensor.type_as, _kind, "pointwise", type_as, torch.Tensor.type_as))
+run_type_as = nary_tensordict(torch.Tensor.type_as, on_leaves(torch.Tensor.type_as))
+add_rule(Rule(torch.Tensor.type_as, "tensordict", "pointwise", run_type_as, torch.Tensor.type_as))
 move(torch.Tensor.cuda, to_cuda, MODES if torch.cuda.is_available() else ())
 for _cls in (TensorDict, NestedTensor, MaskedBatch):  # attributes of a Tensor, not methods
     for _op, _part in ((torch.real, "real"), (torch.imag, "imag")):
