@@ -15,6 +15,7 @@ nothing is read on the host but the sizes of a row that is read out and, in eage
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 
+Pick = Callable[[Any], Any]  # of batches of one structure
 VECTORS = "one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim"
 
 # -- both
@@ -81,6 +83,25 @@ def truncate(x: Any, lengths: Any) -> Any:
 # -- NestedTensor
 
 
+def share_structure(x: NestedTensor, y: NestedTensor) -> bool:
+    """Whether two batches have one structure."""
+    return x._structure is y._structure
+
+
+def with_structure(x: NestedTensor, y: NestedTensor) -> NestedTensor:
+    """A batch with the equal structure of another one, where that has its axes in the same places."""
+    s, t = x._structure, y._structure
+    alike = (s.packed_dim, s.batch_dim, s.ragged_ndim) == (t.packed_dim, t.batch_dim, t.ragged_ndim)
+    return nested_like(t, x._values) if alike and s is not t else x
+
+
+def pick_nested(x: NestedTensor, index: Any) -> Pick:
+    """`index` of every batch that shares a structure with `x`, whose result they share, too."""
+    if isinstance(index, tuple) or index is None or index is Ellipsis or x.structure.batch_dim:
+        return lambda y: index_nested(y, index)
+    return rows_at(x.structure, index)
+
+
 def index_nested(x: NestedTensor, index: Any) -> Any:
     """`x[index]`, whatever the index is."""
     if isinstance(index, NestedTensor):
@@ -92,39 +113,50 @@ def index_nested(x: NestedTensor, index: Any) -> Any:
 
 def index_rows(x: NestedTensor, index: Any) -> Any:
     """`index` on the batch dim, wherever it is: an int gives a tensor; slices, masks and vectors of rows a batch."""
-    s, count = x.structure, x.structure.batch_size
-    rows = as_rows(index, count, x.device)
+    return rows_at(x.structure, index)(x)
+
+
+def rows_at(s: Structure, index: Any) -> Pick:
+    """What `index_rows` does to every batch of a structure; all that depends on the structure alone is done here."""
+    count, device = s.batch_size, s.offsets.device
+    rows = as_rows(index, count, device)
     if isinstance(rows, slice):
         begin, end, step = bounds(rows, count)
         if step == 1:
-            return slice_rows(x, begin, max(begin, end))
-        rows = torch.arange(begin, end if (end - begin) * step > 0 else begin, step, device=x.device)
+            return rows_between(s, begin, max(begin, end))
+        rows = torch.arange(begin, end if (end - begin) * step > 0 else begin, step, device=device)
     if not isinstance(rows, Tensor):
         begin, end = s.offsets[rows : rows + 2].tolist()
-        row = x.values.narrow(s.packed_dim, begin, end - begin)
-        return row if s.shapes is None else row.unflatten(s.packed_dim, s.shapes[rows].tolist())
+        sizes = [end - begin] if s.shapes is None else s.shapes[rows].tolist()
+        return lambda x: one_row(x, begin, end, sizes)
     try:
         starts = s.offsets[:-1][rows]
     except IndexError:
         raise no_row(count) from None
     offsets, gather = take_spans(starts, lengths_of(s)[rows])
     shapes = None if s.shapes is None else s.shapes[rows]
-    taken = x.values.index_select(s.packed_dim, gather)
-    return nested_like(Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), taken)
+    part = Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    return lambda x: nested_like(part, x.values.index_select(s.packed_dim, gather))
 
 
-def slice_rows(x: NestedTensor, begin: int, end: int) -> NestedTensor:
+def one_row(x: NestedTensor, begin: int, end: int, sizes: list[int]) -> Tensor:
+    """A row as a view."""
+    e = x.structure.packed_dim
+    row = x.values.narrow(e, begin, end - begin)
+    return row if len(sizes) == 1 else row.unflatten(e, sizes)
+
+
+def rows_between(s: Structure, begin: int, end: int) -> Pick:
     """Neighbouring rows. A view of the values, but in a graph, where it must not depend on where rows begin."""
-    s = x.structure
     offsets = s.offsets[begin : end + 1]
     shapes = None if s.shapes is None else s.shapes[begin:end]
     first, last = offsets[0], offsets[-1]  # as scalars: an export cannot tell that a slice has one entry
     part = Structure(offsets - first, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     ends: list[Any] = [first.item(), last.item()] if eager() else []
     if ends and isinstance(ends[0], int):
-        return nested_like(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))
+        return lambda x: nested_like(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))
     gather = take_spans(first[None], (last - first)[None])[1]
-    return nested_like(part, x.values.index_select(s.packed_dim, gather))
+    return lambda x: nested_like(part, x.values.index_select(s.packed_dim, gather))
 
 
 def no_row(count: int) -> IndexingError:
@@ -288,6 +320,29 @@ def starts_alike(mask: Any, shape: Any) -> bool:
 # -- MaskedBatch
 
 
+def share_lengths(x: MaskedBatch, y: MaskedBatch) -> bool:
+    """Whether two batches have their lengths from one tensor."""
+    return x._lengths is y._lengths and (x.ragged_dims, x.batch_dim) == (y.ragged_dims, y.batch_dim)
+
+
+def with_lengths(x: MaskedBatch, y: MaskedBatch) -> MaskedBatch:
+    """As `with_structure`."""
+    alike = (x.ragged_dims, x.batch_dim) == (y.ragged_dims, y.batch_dim)
+    return masked_like(x._data, y._lengths, x.ragged_dims, x.batch_dim) if alike and not share_lengths(x, y) else x
+
+
+def pick_masked(x: MaskedBatch, index: Any) -> Pick:
+    """As `pick_nested`."""
+    if isinstance(index, tuple) or index is None or index is Ellipsis or x.batch_dim:
+        return lambda y: index_masked(y, index)
+    rows = as_rows(index, x.lengths.shape[0], x.device)
+    if isinstance(rows, int):
+        sizes = x.lengths[rows].tolist()
+        return lambda y: crop(y, y.data.select(0, rows), sizes)
+    lengths = take(x, rows).lengths
+    return lambda y: masked_like(take(y, rows).data, lengths, y.ragged_dims, 0)
+
+
 def index_masked(x: MaskedBatch, index: Any) -> Any:
     """`x[index]`: as of a NestedTensor, whatever the index is; what stays ragged stays a rectangle."""
     if isinstance(index, MaskedBatch):
@@ -413,5 +468,7 @@ def select_masked(x: MaskedBatch, mask: MaskedBatch) -> MaskedBatch:
     return neutral(masked_like(x.data.flatten(1, n - 1)[rows, order], chosen.sum(1)[:, None], (1,), 0, True))
 
 
+NestedTensor._pick, NestedTensor._shares, NestedTensor._like = pick_nested, share_structure, with_structure
+MaskedBatch._pick, MaskedBatch._shares, MaskedBatch._like = pick_masked, share_lengths, with_lengths
 NestedTensor.__getitem__ = index_nested  # the class is made below, and no layer calls upwards
 MaskedBatch.__getitem__ = index_masked  # as above

@@ -227,6 +227,9 @@ class MaskedBatch(Container):
 
     if TYPE_CHECKING:  # `_ragged_index` has it
         __getitem__: Any
+        _pick: Any
+        _shares: Any
+        _like: Any
 
 
 def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:

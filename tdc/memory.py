@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
+from tdc._batch_index import normal_index
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc._keys import show
 from tdc._tree import is_tensordict
 from tdc.masked import MaskedBatch
-from tdc.tensordict import TensorDict, index_size, normal_index
+from tdc.tensordict import TensorDict, index_size
 
 
 def copy_(dst: Any, src: Any, index: Any = None) -> Any:

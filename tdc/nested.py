@@ -276,6 +276,9 @@ class NestedTensor(Container):
 
     if TYPE_CHECKING:  # `_ragged_index` has it
         __getitem__: Any
+        _pick: Any
+        _shares: Any
+        _like: Any
 
 
 def like(s: Structure, values: Tensor) -> NestedTensor:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey
 
 from tdc._apply import entries_applied, pruned
+from tdc._batch_index import indexed, normal_index
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
 from tdc._keyed import IsLeaf, Keyed, apply_leaves
@@ -40,10 +41,8 @@ from tdc._tree import (
     Leaves,
     absorb,
     as_leaf,
-    batch_index,
     check_leaves,
     common,
-    is_mask,
     mark_rows,
     misfit,
     retype,
@@ -406,7 +405,7 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
     idx = normal_index(td, idx)
     try:
-        leaves = {p: x[idx] for p, x in td._leaves.items()}
+        leaves = indexed(td._leaves, idx)
         new = None if leaves else torch.empty(()).expand(size)[idx].shape
     except (IndexError, TypeError, ValueError) as error:
         raise misfit(idx, size, error) from None
@@ -414,22 +413,6 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
         new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break
     return make(leaves, td._nodes, new, td._device)
-
-
-def normal_index(td: TensorDict, idx: Any) -> Any:
-    """An index as every leaf takes it: it reaches batch dims only.
-
-    Raises:
-        IndexingError: it is no index, or has too many dims.
-    """
-    if type(idx) is list:
-        try:
-            idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td._device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise misfit(idx, td._size, error) from None
-    if type(idx) is tuple or is_mask(idx):
-        idx = batch_index(idx if type(idx) is tuple else (idx,), td._size)
-    return idx
 
 
 def as_size(size: Any) -> torch.Size:

@@ -32,7 +32,7 @@ LAYERS = (
     ("_errors", "_arguments", "_typing", "_keys", "_dtypes"),
     (
         *("_nodes", "_rules", "_pytree", "_slow", "_exchange", "_structure", "_index", "_leaf", "_bytes", "_repr"),
-        *("_objects", "_tree", "_look", "_keyed", "_apply", "_builder"),
+        *("_objects", "_tree", "_batch_index", "_look", "_keyed", "_apply", "_builder"),
     ),
     (
         *("tensordict", "nested", "masked", "_crops", "_ragged_index", "_attributes", "_facts", "convert", "rows"),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import tdc
 from tdc import NestedTensor
@@ -119,7 +120,7 @@ def test_gradients_stay_gathers():
             ops.extend([str(node.target) for node in g.graph.nodes])
             return make_boxed_func(g.forward)
 
-        return torch._dynamo.backends.common.aot_autograd(fw_compiler=inner, bw_compiler=inner)(graph, inputs)
+        return aot_autograd(fw_compiler=inner, bw_compiler=inner)(graph, inputs)
 
     x = batch()
     f = torch.compile(lambda v: x.with_values(v).to_padded().data.square().sum(), backend=note, fullgraph=True)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc._batch_index import reshared
 from tdc._errors import (
     DtypeError,
     IndexingError,
@@ -74,11 +75,17 @@ def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any =
             raise
         raise refused(op, x, fn, others, error) from error
     if not isinstance(first, tuple):
+        out = out if all_tensors(out) else reshared(x._leaves, out)
         return make(out, x._nodes, size_of(first, rank) if size is None else torch.Size(size), x.device)
-    parts = [
-        make({p: r[i] for p, r in out.items()}, x._nodes, size_of(part, rank), x.device) for i, part in enumerate(first)
-    ]
+    columns = [{p: r[i] for p, r in out.items()} for i in range(len(first))]
+    columns = [c if all_tensors(c) else reshared(x._leaves, c) for c in columns]
+    parts = [make(c, x._nodes, size_of(part, rank), x.device) for c, part in zip(columns, first, strict=True)]
     return tuple(parts) if type(first) is tuple else type(first)(parts)
+
+
+def all_tensors(leaves: dict[Any, Any]) -> bool:
+    """Whether no leaf is ragged or of another library."""
+    return all([isinstance(x, Tensor) for x in leaves.values()])
 
 
 def refused(op: Any, x: TensorDict, fn: Op, others: tuple[TensorDict, ...], error: Exception) -> Exception:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._batch_index import picker
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc._index import FULL
 from tdc._keys import join, missing_key, show, unravel_key
@@ -45,8 +46,8 @@ def index_select_masked(x: MaskedBatch, dim: int, index: Tensor) -> Any:
 
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
-    d = normal_dim(dim, x.ndim, "index_select")
-    return lift(x, lambda v: v.index_select(d, index), op="index_select")
+    d, of = normal_dim(dim, x.ndim, "index_select"), picker(index.reshape(-1))
+    return lift(x, lambda v: v.index_select(d, index) if d or isinstance(v, Tensor) else of(v), op="index_select")
 
 
 def embedding_nested(input: NestedTensor, weight: Tensor, *args: Any, **kwargs: Any) -> NestedTensor:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._batch_index import twin_of
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
 from tdc._keys import show
 from tdc._rules import Rule, add_rule
@@ -98,11 +99,28 @@ def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
         ShapeError: leaves that differ in shape or kind; every path is named.
     """
     try:
-        return {p: join(members(group), dim) for p, group in together(op_name(join), *tds)}
+        known: list[tuple[list[Any], Any]] = []
+        return {p: joined(join, group, dim, known) for p, group in together(op_name(join), *tds)}
     except PLAIN as error:
         if type(error) not in PLAIN:
             raise
         raise misfit(join, tds, dim, error) from error
+
+
+def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[Any], Any]]) -> Any:
+    """Leaves joined. Of ragged ones that share their structures with others, known by now, also the result does."""
+    if isinstance(group[0], Tensor):
+        return join(group, dim)
+    xs = list(group)  # Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)
+    if not all([isinstance(x, (NestedTensor, MaskedBatch)) for x in xs]):
+        return join(xs, dim)
+    twin = twin_of(xs, known)
+    if twin is None:
+        known.append((xs, join(xs, dim)))
+        return known[-1][1]
+    if join is torch.cat and dim == 0 and isinstance(twin, NestedTensor) and twin.structure.batch_dim == 0:
+        return nested_like(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
+    return join(xs, dim)._like(twin)
 
 
 def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> ShapeError:
@@ -118,11 +136,6 @@ def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> Shap
     got = f"{len(wrong)} keys that differ" if wrong else "others"
     hint = hint if wrong else first_line(error)
     return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
-
-
-def members(group: tuple[Any, ...]) -> Any:
-    """Leaves to be joined: Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)."""
-    return group if isinstance(group[0], Tensor) else list(group)
 
 
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdc._errors import ShapeError, describe, message
-from tdc._ragged_index import index_rows, slice_rows
+from tdc._ragged_index import index_rows, rows_between
 from tdc._structure import Structure, local_ids, normal_dim, row_ids
 from tdc._typing import Dims, Op
 from tdc.nested import NestedTensor
@@ -76,7 +76,7 @@ def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
             times[axis] = n
     y = nested_like(s, x.values.repeat(times))
     copies = given[s.batch_dim]
-    return y if copies == 1 else cat_rows([y] * copies) if copies else slice_rows(y, 0, 0)
+    return y if copies == 1 else cat_rows([y] * copies) if copies else rows_between(y.structure, 0, 0)(y)
 
 
 def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:

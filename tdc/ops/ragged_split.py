@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdc._errors import ShapeError, describe, message
 from tdc._index import FULL
-from tdc._ragged_index import cut_rows, slice_rows
+from tdc._ragged_index import cut_rows, rows_between
 from tdc._rules import Rule, add_rule
 from tdc._structure import longest, normal_dim, require
 from tdc._typing import Op
@@ -56,7 +56,7 @@ def between(x: Any, dim: int, ends: list[Any]) -> tuple[Any, ...]:
 def rows(x: Any, begin: Any, end: Any) -> Any:
     """Neighbouring rows. Not by a `slice`, whose ends Dynamo reads on the host (torch 2.11-2.13)."""
     if isinstance(x, NestedTensor):
-        return slice_rows(x, begin, end)
+        return rows_between(x.structure, begin, end)(x)
     data, lengths = [t.narrow(d, begin, end - begin) for t, d in ((x.data, x.batch_dim), (x.lengths, 0))]
     return masked_like(data, lengths, x.ragged_dims, x.batch_dim)
 
