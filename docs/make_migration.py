@@ -117,6 +117,11 @@ ROWS: dict[str, list[Row]] = {
         Row("td[0], td[:, 1:], td[mask], td[[0, 2]]", SAME),
         Row("td[0] = other[0]", "td = td.at[0].set(other[0])"),
         Row("td[mask] = 0", "td = td.at[mask].set(0)", "also `add`, `mul`, `min`, `max`, `apply`"),
+        Row(
+            "td[idx.clamp(max=2)] = 0",
+            "td = td.at[torch.tensor([0, 9])].set(0, mode='clip')",
+            "or `mode='drop'`, as in JAX; else an error",
+        ),
         Row("td.set_at_('a', 0, idx)", instead("set_at_")),
         Row("td.get_at('a', 0)", instead("get_at")),
         Row("td.masked_select(mask)", SAME),
@@ -130,6 +135,11 @@ ROWS: dict[str, list[Row]] = {
         Row("td.expand(2, 3, 4), td.repeat_interleave(2, dim=0)", SAME),
         Row("with td.view(-1) as flat: ...", "flat = td.view(-1)", "no undo at the end of a block: nothing changed"),
         Row("torch.stack(tds), TensorDict.stack(tds)", instead("stack"), "always dense; in a compiled function a list"),
+        Row(
+            "tds without some keys",
+            "tdc.stack([td, td.exclude('a')], strict=False)",
+            "those that all have; also `ragged_stack`",
+        ),
         Row("torch.cat(tds)", SAME),
         Row("td.unbind(0), td.split(2), td.chunk(2)", SAME),
         Row(
@@ -141,6 +151,7 @@ ROWS: dict[str, list[Row]] = {
         Row("tensordict.pad(td, [0, 1])", instead("pad"), "dims from the last, as in torch"),
         Row("tensordict.pad_sequence(rows)", "tdc.pad_sequence(rows)", "MaskedBatch leaves, which know their mask"),
         Row("DataLoader(data, collate_fn=...)", "tdc.collate(list(td.unbind(0)))", "stacks, pads or packs by key"),
+        Row("DataLoader(td, batch_size=2, collate_fn=lambda x: x)", "tdc.collate(td)", "as `collate_fn`: lets it pass"),
     ],
     "Arithmetic and functions": [
         Row("td + 1, td * other, td == other", SAME),
@@ -149,9 +160,19 @@ ROWS: dict[str, list[Row]] = {
         Row("td.exp(), td.clamp(0, 1), td.lerp(other, 0.5)", SAME),
         Row("td.sum(0), td.mean(dim=1), td.amax(0)", "td.sum(0), td.mean(dim=1), td.amax(0)", "batch dims"),
         Row("td.sum(dim='feature')", "td.apply(lambda leaf: leaf.flatten(2).sum(-1) if leaf.ndim > 2 else leaf)"),
-        Row("td.sum(reduce=True)", "sum(leaf.sum() for leaf in td.values(True, True))"),
+        Row("td.sum(reduce=True)", "tdc.reduce(td, lambda total, leaf: total + leaf.sum(), 0.0)"),
+        Row("td.norm(reduce=True)", "tdc.global_norm(td.with_batch_size([]))"),
         Row("(td == other).all()", "torch.equal(td, other)", "`all` reduces batch dims, and gives a TensorDict"),
         Row("td.apply(fn), td.apply(torch.add, other)", SAME),
+        Row(
+            "td.map(fn, dim=0, chunksize=2)",
+            "td.map(fn, dim=0, chunksize=2)",
+            "in this process; `num_workers` is not there yet",
+        ),
+        Row("td.map_iter(fn)", "", instead("map_iter")),
+        Row(
+            "assert_close(td, other)", "tdc.testing.assert_close(td, other, rtol=0, atol=1.5)", "names every difference"
+        ),
         Row("td.apply_(fn)", instead("apply_")),
         Row("td.apply(torch.add, other, default=0)", SAME),
         Row(

@@ -28,6 +28,7 @@ from .combine import group_by as group_by
 from .combine import merge as merge
 from .combine import partition as partition
 from .combine import ravel as ravel
+from .combine import reduce as reduce
 from .combine import stack_keys as stack_keys
 from .compile.control_flow import associative_scan as associative_scan
 from .compile.control_flow import cond as cond
@@ -67,10 +68,12 @@ from .nested import pack as pack
 from .nested import unpack as unpack
 from .nested import validate as validate
 from .nn.params import TensorDictParams as TensorDictParams
+from .ops.chunked import map as map
 from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack
 from .ops.loop import unbatched as unbatched
+from .optim.clip import global_norm as global_norm
 from .rows import from_list as from_list
 from .rows import from_numpy as from_numpy
 from .schema import LeafSpec as LeafSpec

@@ -99,7 +99,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "non_tensor_items filter_non_tensor_data": "td.filter(lambda key, leaf: isinstance(leaf, torch.Tensor))",
         "append extend insert": "rows stay in a list until torch.stack(rows), or tdc.ragged_stack(rows)",
         "named_apply": "td.apply_with_path(lambda key, leaf: leaf)",
-        "map map_iter": "tdc.vmap(fn)(td), or a torch.utils.data.DataLoader for work in processes",
+        "map_iter": "tdc.map(fn, td, chunksize=64), or a torch.utils.data.DataLoader for work in processes",
         "apply_": "td = td.apply(fn)",
         "fill_": "td.apply(lambda leaf: torch.full_like(leaf, value))",
         "zero_": "torch.zeros_like(td)",
@@ -171,7 +171,7 @@ MODULE: dict[str, str] = {
     "is_tensor_collection": "isinstance(x, TensorDict)",
     "is_tensorclass": "isinstance(x, tdc.TensorClass)",
     "is_non_tensor": "not isinstance(x, torch.Tensor)",
-    "assert_close assert_allclose_td": "torch.testing.assert_close(td.to_dict(), other.to_dict())",
+    "assert_close assert_allclose_td": "tdc.testing.assert_close(td, other)",
     "set_lazy_legacy lazy_legacy set_list_to_stack list_to_stack set_interaction_type set_skip_existing":
         "no global settings: each would be a guard of every graph",
     "unravel_key_list unravel_key_to_tuple": "tdc.unravel_key(key)",

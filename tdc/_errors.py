@@ -110,7 +110,7 @@ def message(
 
 
 def describe(x: Any) -> str:
-    """Kind, dtype and shape of a value, without its content.
+    """Kind, dtype and shape of a value, without its content; of a TensorDict the batch size.
 
     Example:
         >>> import torch
@@ -119,6 +119,7 @@ def describe(x: Any) -> str:
     """
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     name = getattr(x, "_label", type(x).__name__)
+    dtype = None if getattr(x, "_kind", "") == "tensordict" else dtype
     if shape is None:
         return name
     sizes = show_sizes(shape)

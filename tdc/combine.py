@@ -4,6 +4,7 @@
     cat_keys(td, ["x", "y"], "xy") two leaves as one, along a feature dim
     partition(td, ["x"])           what is at some keys, and what is not
     ravel(td)                      all leaves as one tensor, and the way back
+    reduce(td, fn, 0.0)            all leaves as one value
     group_by(td, "label")          rows by the value of a leaf
 
 Invariants:
@@ -21,16 +22,16 @@ import torch
 from torch import Tensor
 
 from tdc._arguments import expect_number
-from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
+from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
 from tdc._keyed import present
 from tdc._keys import is_key, show
 from tdc._leaf import unwrap
-from tdc._nodes import Nodes, Static
+from tdc._nodes import Nodes, Static, statics
 from tdc._objects import ObjectArray
 from tdc._rules import Container
 from tdc._structure import normal_dim
 from tdc._tree import is_tensordict, same_size
-from tdc._typing import KeyPath, NestedKey, OpName
+from tdc._typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict import TensorDict, make
 
 Layout = tuple[tuple[KeyPath, tuple[int, ...], torch.dtype], ...]
@@ -118,6 +119,42 @@ def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: i
     d = feature_dim("stack_keys", td, dim, leaves[0].ndim + 1, "torch.stack(tds) adds a batch dim")
     agree("stack_keys", paths, leaves, None)
     return td.exclude(*paths).set(out, unwrap(torch.stack(leaves, d)))
+
+
+def reduce(td: TensorDict, fn: Callable[[Any, Any], Any], init: Any = MISSING) -> Any:
+    """One value of all leaves, taken in together from the first to the last: `functools.reduce` over leaves.
+
+    Args:
+        fn: takes what came of the leaves so far, and the next leaf.
+        init: what comes before the first leaf; without it the first leaf itself.
+
+    Raises:
+        StructureError: no leaves, and no `init`.
+
+    Compile:
+        Traceable.
+
+    Example:
+        >>> td = TensorDict({"x": torch.ones(3), "y": torch.ones(2, 2)})
+        >>> reduce(td, lambda total, leaf: total + leaf.sum(), 0.0)
+        tensor(7.)
+    """
+    check_tensordicts("reduce", [td])
+    leaves = [unwrap(leaf) for leaf in td._leaves.values()]
+    if init is MISSING and not leaves:
+        raise StructureError(message("reduce", "at least one leaf, or init", "neither", hint="tdc.reduce(td, fn, 0.0)"))
+    out, rest = (leaves[0], leaves[1:]) if init is MISSING else (init, leaves)
+    for leaf in rest:
+        out = fn(out, leaf)
+    return out
+
+
+def in_common(tds: Sequence[TensorDict]) -> list[TensorDict]:
+    """TensorDicts with the leaves and equal Static values that all of them have."""
+    first = tds[0]
+    same = [p for p in first._leaves if all([p in td._leaves for td in tds])]
+    fixed = [p for p, n in statics(first._nodes).items() if all([td._nodes.get(p) == n for td in tds])]
+    return [td.select(*same, *fixed) for td in tds]
 
 
 def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[[Any, Any], bool]) -> tuple[Any, Any]:

@@ -9,7 +9,8 @@ Which leaf becomes what follows from names and numbers of dims, never from sizes
 of equal length has the types of any other batch.
 
 Invariants:
-  - `unpad_sequence(pad_sequence(tds)) == tds`, and the same of `ragged_stack`;
+  - `unpad_sequence(pad_sequence(tds))` has the leaves of `tds`, and their batch sizes where leaves show them; the same
+    of `ragged_stack`;
   - leaves whose rows have the same lengths share one structure, so that they combine without a comparison.
 """
 
@@ -32,6 +33,7 @@ from tdc._rules import Container
 from tdc._tree import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
 from tdc._typing import Dims, KeyPath, NestedKey, OpName
 from tdc.arrays import is_struct_array
+from tdc.combine import in_common
 from tdc.convert import to_padded
 from tdc.interop import as_tensordict, batch_of, is_record
 from tdc.masked import MaskedBatch
@@ -88,27 +90,34 @@ def pad_sequence(
     return joined("pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, fills.get(path, 0), padded))
 
 
-def ragged_stack(tds: Sequence[Any], dim: int = 0, *, keys: Iterable[NestedKey] | None = None) -> TensorDict:
+def ragged_stack(
+    tds: Sequence[Any], dim: int = 0, *, keys: Iterable[NestedKey] | None = None, strict: bool = True
+) -> TensorDict:
     """Stack TensorDicts that differ in length along `dim`, without padding.
 
     Shapes:
         leaves `[(*S0, L_i, *S1), ...] -> NestedTensor (B, *S0, -1, *S1)`; leaves without dim `dim` are stacked.
 
-    Args, Raises and Compile as `pad_sequence`.
+    Args:
+        strict: whether examples with different keys are an error; if not, those keys are stacked that all have.
+
+    Other arguments, Raises and Compile as `pad_sequence`.
 
     Example:
         >>> tds = [TensorDict({"x": torch.ones(n, 2), "y": torch.tensor(n)}) for n in (1, 3)]
         >>> ragged_stack(tds)["x"].shape
         torch.Size([2, -1, 2])
     """
-    return joined("ragged_stack", examples_of("ragged_stack", tds), dim, keys, lambda path, packed: packed)
+    return joined("ragged_stack", examples_of("ragged_stack", tds, strict), dim, keys, lambda path, packed: packed)
 
 
-def unpad_sequence(td: TensorDict, *, batch_dims: int = 0) -> list[TensorDict]:
+def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[TensorDict]:
     """The examples of a batch, each without padding: the inverse of `pad_sequence` and of `ragged_stack`.
 
     Args:
-        batch_dims: how many leading dims of each example are its batch size, beyond those that the batch has.
+        batch_dims: how many leading dims of each example are its batch size, beyond those that the batch has. None
+            takes the ragged dim where it is one of all leaves, of one length in each example, as of trajectories whose
+            batch size is their length. Rows that only happen to agree look the same: 0 says that they have none.
 
     Raises:
         ShapeError: no batch dim to unbind, or leaves of an example that do not agree in these dims.
@@ -118,13 +127,15 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int = 0) -> list[TensorDict]:
 
     Example:
         >>> tds = [TensorDict({"x": torch.ones(n, 2)}, [n]) for n in (1, 3)]
-        >>> [row.batch_size for row in unpad_sequence(pad_sequence(tds), batch_dims=1)]
+        >>> [row.batch_size for row in unpad_sequence(pad_sequence(tds))]
         [torch.Size([1]), torch.Size([3])]
     """
     if not is_tensordict(td) or td.ndim == 0:
         got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
         raise ShapeError(message("unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.pad_sequence(tds)"))
     rows: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
+    if batch_dims is None:
+        batch_dims = int(one_length(td, rows))
     if not batch_dims:
         return list(rows)
     out = []
@@ -150,7 +161,7 @@ def collate(
 
     Args:
         samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
-            mappings become ObjectArrays.
+            mappings become ObjectArrays. A TensorDict, fetched whole by a DataLoader, comes back as it is.
         ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which rows differ, those of the
             batch, so that 1 is the first dim of a row. `functools.partial(tdc.collate, ragged_keys=["tokens"])`.
         pad_keys: leaves that become MaskedBatches, in the same way.
@@ -174,6 +185,8 @@ def collate(
     Source:
         `torch.utils.data.default_collate`.
     """
+    if is_tensordict(samples):
+        return samples  # type: ignore[return-value]  # what `__getitems__` of a TensorDict fetched
     found = checked("collate", samples)
     check_fills("collate", {"value": value})
     tds = typed_empties([as_sample(sample) for sample in found], found)
@@ -185,7 +198,6 @@ def collate(
     if twice:
         hint = "leave it in one of the two"
         raise StructureError(message("collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint))
-
     seen: list[tuple[Any, MaskedBatch]] = []
 
     def convert(path: KeyPath, packed: NestedTensor) -> Any:
@@ -198,6 +210,13 @@ def collate(
 
 
 # -- helpers
+
+
+def one_length(td: TensorDict, rows: Sequence[TensorDict]) -> bool:
+    """Whether all leaves are ragged in the first dim of an example, and have one length there in each."""
+    k = td.ndim
+    ragged = [isinstance(x, (NestedTensor, MaskedBatch)) and k in x.ragged_dims for x in td._leaves.values()]
+    return all(ragged) and bool(ragged) and all([len({x.shape[k - 1] for x in r._leaves.values()}) == 1 for r in rows])
 
 
 def checked(op: OpName, examples: Any) -> list[Any]:
@@ -227,9 +246,10 @@ def has_keys(x: Any) -> bool:
     return isinstance(x, Mapping) or is_tensordict(x) or is_record(x) or is_struct_array(x)
 
 
-def examples_of(op: OpName, tds: Any) -> list[TensorDict]:
-    """Examples as TensorDicts of the same keys and Static values."""
+def examples_of(op: OpName, tds: Any, strict: bool = True) -> list[TensorDict]:
+    """Examples as TensorDicts of the same keys and Static values; those that all have, unless `strict`."""
     found = [as_tensordict(td) for td in checked(op, tds)]
+    found = found if strict else in_common(found)
     same_keys(op, *found)
     return found
 

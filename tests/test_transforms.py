@@ -163,3 +163,16 @@ class TestCheckpoint:
         assert out.batch_size == (3,)
         (out["x"].sum() + sines.sum()).backward()
         torch.testing.assert_close(td["x"].grad, 3 + td["x"].detach().cos())
+
+
+def test_in_dims_as_a_tensordict():
+    td: Any = TensorDict({"a": torch.rand(3, 4), "b": {"c": torch.rand(3, 4)}}, [3, 4])
+    dims = TensorDict({"a": 1, "b": {"c": -1}})
+    fn = lambda td: td["a"].sum() + td["b", "c"].sum()  # noqa: E731
+    want = td["a"].sum(0) + td["b", "c"].sum(0)
+    assert torch.equal(tdc.vmap(fn, in_dims=(dims,))(td), want)
+    assert torch.equal(tdc.vmap(fn, in_dims=(TensorDict({"a": 1}),))(td), td["a"].sum(0) + td["b", "c"].sum())
+    run = torch.compile(lambda td: tdc.vmap(fn, in_dims=(dims,))(td), backend="eager", fullgraph=True)
+    assert torch.equal(run(td), want)
+    with pytest.raises(tdc.KeyPathError, match=r"tdc\.vmap: expected an existing key, got 'q'"):
+        tdc.vmap(fn, in_dims=(TensorDict({"q": 1}),))(td)

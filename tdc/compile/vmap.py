@@ -46,7 +46,7 @@ def vmap(
 
     Args:
         in_dims: one for all arguments, or a tuple with one for each: an int, None, a pytree of these, or for a
-            TensorDict a mapping of keys to them (keys left out are not mapped).
+            TensorDict a mapping of keys to them, or a TensorDict of ints (keys left out are not mapped).
         out_dims: one for all results, or a tuple with one for each.
         randomness, chunk_size: as in `torch.vmap`.
 
@@ -160,11 +160,12 @@ def dims_of(arg: Any, dim: Any) -> list[Any]:
 def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     """One dim for each leaf of a TensorDict, in the order of its pytree."""
     paths = ordered(td._leaves)
-    if isinstance(dim, TensorDict):
-        return [dim._leaves.get(p) for p in paths]
-    if not isinstance(dim, Mapping):
+    if isinstance(dim, TensorDict):  # its dims are tensors
+        named: dict[Any, Any] = {p: int(d) for p, d in dim._leaves.items()}
+    elif isinstance(dim, Mapping):
+        named = {unravel_key(key): d for key, d in dim.items()}
+    else:
         return [dim if dim is None else normal_dim(dim, td.ndim, "vmap")] * len(paths)
-    named = {unravel_key(key): d for key, d in dim.items()}
     for path in named:
         if path not in td._leaves and path not in td._nodes:
             raise missing_key("vmap", path, [*td._leaves, *td._nodes])

@@ -14,6 +14,7 @@ from tdc.ops import alias as alias
 from tdc.ops import attention as attention
 from tdc.ops import batch as batch
 from tdc.ops import channel as channel
+from tdc.ops import chunked as chunked
 from tdc.ops import conv as conv
 from tdc.ops import distance as distance
 from tdc.ops import einsum as einsum

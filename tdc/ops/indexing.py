@@ -28,6 +28,7 @@ from tdc._typing import Frozen, KeyPath, Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.ops.batch import lift
+from tdc.ops.outside import places_at
 from tdc.tensordict import TensorDict, index, make
 
 
@@ -64,10 +65,18 @@ def embedding_masked(input: MaskedBatch, weight: Tensor, *args: Any, **kwargs: A
 class At(Frozen):
     """`td.at[index]`: what to do at some examples of a TensorDict. Each method returns a new TensorDict.
 
+    `mode` says what becomes of indices out of range: None raises, "drop" writes nothing there, "clip" takes the nearest
+    place. Negative indices count from the end.
+
+    Compile:
+        fullgraph; with a mode nothing is read on the host.
+
     Example:
         >>> td = TensorDict({"x": torch.zeros(3)}, [3])
         >>> td.at[1].set(5)["x"], td.at[[0, 0]].add(1.0)["x"]
         (tensor([0., 5., 0.]), tensor([2., 0., 0.]))
+        >>> td.at[torch.tensor([2, 3])].set(5, mode="drop")["x"]
+        tensor([0., 0., 5.])
     """
 
     __slots__ = ("_index", "_td")
@@ -86,29 +95,33 @@ class At(Frozen):
         """The examples at the index."""
         return index(self._td, self._index)
 
-    def set(self, value: Any) -> TensorDict:
+    def set(self, value: Any, *, mode: str | None = None) -> TensorDict:
         """With `value` there: a TensorDict or mapping (other keys stay), a tensor over batch dims, or a number."""
-        return write(self, "set", value, lambda x, i, v: x.index_copy(0, i, v))
+        return write(self, "set", value, mode, lambda x, i, v: x.index_copy(0, i, v))
 
-    def add(self, value: Any) -> TensorDict:
+    def add(self, value: Any, *, mode: str | None = None) -> TensorDict:
         """With `value` added there; duplicates of the index accumulate."""
-        return write(self, "add", value, lambda x, i, v: x.index_add(0, i, v))
+        return write(self, "add", value, mode, lambda x, i, v: x.index_add(0, i, v))
 
-    def mul(self, value: Any) -> TensorDict:
+    def mul(self, value: Any, *, mode: str | None = None) -> TensorDict:
         """Multiplied by `value` there."""
-        return write(self, "mul", value, lambda x, i, v: reduced(x, i, v, "prod"))
+        return write(self, "mul", value, mode, lambda x, i, v: reduced(x, i, v, "prod"))
 
-    def min(self, value: Any) -> TensorDict:
+    def min(self, value: Any, *, mode: str | None = None) -> TensorDict:
         """The smaller of what is there and `value`."""
-        return write(self, "min", value, lambda x, i, v: reduced(x, i, v, "amin"))
+        return write(self, "min", value, mode, lambda x, i, v: reduced(x, i, v, "amin"))
 
-    def max(self, value: Any) -> TensorDict:
+    def max(self, value: Any, *, mode: str | None = None) -> TensorDict:
         """The larger of what is there and `value`."""
-        return write(self, "max", value, lambda x, i, v: reduced(x, i, v, "amax"))
+        return write(self, "max", value, mode, lambda x, i, v: reduced(x, i, v, "amax"))
 
-    def apply(self, fn: Callable[[Any], Any]) -> TensorDict:
+    def apply(self, fn: Callable[[Any], Any], *, mode: str | None = None) -> TensorDict:
         """With `fn` of what is there."""
-        return self.set(self.get().apply(fn))
+        if mode is None:
+            return self.set(self.get().apply(fn))
+        places = places_at(self._td, self._index, "clip", "at.apply")
+        found = index(self._td.reshape(-1), places)
+        return self.set(found.apply(fn), mode=mode)
 
 
 def at_of(td: TensorDict) -> At:
@@ -116,11 +129,10 @@ def at_of(td: TensorDict) -> At:
     return At(td)
 
 
-def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
+def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
     """Put values at flat positions of every leaf that `value` speaks of."""
     td, size = at._td, at._td.batch_size
-    places = torch.arange(math.prod(size), device=td.device).view(size)
-    where = index(make({"place": places}, {}, size, td.device), at._index)["place"]
+    where, total = places_at(td, at._index, mode, f"at.{op}"), math.prod(size)
     flat, leaves = where.reshape(-1), dict(td._leaves)
     for path, given in values_at(value, td, op).items():
         leaf = leaves[path]
@@ -138,7 +150,11 @@ def write(at: At, op: str, value: Any, put: Callable[[Tensor, Tensor, Tensor], T
             expected = f"a value that broadcasts to {show_sizes([*where.shape, *features])}"
             hint = "a tensor spans batch dims; for features give {key: value}"
             raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint)) from None
-        leaves[path] = put(leaf.reshape(math.prod(size), *features), flat.to(leaf.device), wide).view(leaf.shape)
+        rows = leaf.reshape(total, *features)
+        if mode == "drop":  # what is dropped goes to a row of its own
+            rows = torch.cat([rows, rows.new_zeros(1, *features)])
+        done = put(rows, flat.to(leaf.device), wide)
+        leaves[path] = (done[:total] if mode == "drop" else done).view(leaf.shape)
     return make(leaves, td._nodes, size, td.device)
 
 

@@ -25,6 +25,7 @@ from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, offsets_of, require, require_same, row_ids, take_spans
 from tdc._tree import Leaves, same_size, together
 from tdc._typing import Op
+from tdc.combine import in_common
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
@@ -448,15 +449,23 @@ def joinable(op: str, tensors: Any) -> list[Any]:
     raise StructureError(message(op, "tensors or containers", f"{len(wrong)} others", wrong, hint))
 
 
-def stack(tensors: Sequence[T], dim: int = 0) -> T:
+def stack(tensors: Sequence[T], dim: int = 0, *, strict: bool = True) -> T:
     """`torch.stack` of tensors or containers of one kind.
+
+    Args:
+        strict: whether TensorDicts with different keys are an error; if not, those keys are stacked that all have.
 
     Example:
         >>> td = TensorDict({"x": torch.zeros(3)}, [3])
         >>> stack([td, td], 1).batch_size
         torch.Size([3, 2])
+        >>> stack([td, td.set("y", torch.zeros(3))], strict=False).keys()
+        ('x',)
     """
-    return torch.stack(joinable("stack", tensors), dim)  # type: ignore[arg-type,return-value]  # torch's types know tensors only
+    found = joinable("stack", tensors)
+    if not strict and isinstance(found[0], TensorDict):
+        found = in_common(same_kind("stack", found, TensorDict))
+    return torch.stack(found, dim)  # type: ignore[arg-type,return-value]  # torch's types know tensors only
 
 
 def cat(tensors: Sequence[T], dim: int = 0) -> T:

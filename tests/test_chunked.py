@@ -1,0 +1,131 @@
+"""tdc.map, tdc.reduce, and joins of TensorDicts with different keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from texts import T, Texts, ragged
+from torch.utils.data import DataLoader
+
+import tdc
+from tdc import NestedTensor, Static, TensorDict
+
+lib: Any = tdc
+
+
+def tree() -> Any:
+    return TensorDict({"x": torch.arange(10.0).view(5, 2), "r": ragged(1, 2, 0, 3, 2), "s": Static("a")}, [5])
+
+
+@pytest.mark.parametrize("how", [{}, {"chunksize": 2}, {"chunksize": 9}, {"num_chunks": 3}], ids=str)
+def test_map(how: dict[str, int]):
+    seen: list[int] = []
+
+    def fn(part: Any) -> Any:
+        seen.append(len(part))
+        return part.set("y", part["x"] * 2)
+
+    out = tdc.map(fn, tree(), **how)
+    assert torch.equal(out["y"], tree()["x"] * 2)
+    assert isinstance(out["r"], NestedTensor)
+    assert (out["s"], sum(seen)) == ("a", 5)
+    assert seen == {"{}": [5], "{'chunksize': 2}": [2, 2, 1], "{'num_chunks': 3}": [2, 2, 1]}.get(str(how), [5])
+    assert torch.equal(tree().map(fn, **how)["y"], out["y"])
+
+
+def test_map_of_single_examples_and_dims():
+    td = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
+    rows = tdc.map(lambda row: row["x"].sum(), td[:, 0], chunksize=0)
+    assert rows.tolist() == [0, 4, 8]
+    turned = tdc.map(lambda part: part + part.batch_size[1], td, 1, chunksize=3)
+    assert turned["x"][0].tolist() == [3, 4, 5, 4]
+    assert tdc.map(lambda part: None, td) is None
+
+
+def test_map_in_a_graph():
+    fn = torch.compile(lambda td: tdc.map(lambda part: part + 1, td, chunksize=2), backend="eager", fullgraph=True)
+    td: Any = TensorDict({"x": torch.arange(5)}, [5])
+    assert fn(td)["x"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_reduce():
+    td = TensorDict({"x": torch.ones(3), "n": {"y": torch.ones(2, 2)}})
+    assert tdc.reduce(td, lambda total, leaf: total + leaf.sum(), 0.0) == 7
+    assert tdc.reduce(td.select("x"), torch.add) is td["x"]
+    assert tdc.reduce(TensorDict(), torch.add, 5) == 5
+    fn = torch.compile(lambda td: tdc.reduce(td, lambda t, leaf: t + leaf.sum(), 0.0), backend="eager", fullgraph=True)
+    assert fn(td) == 7
+
+
+def test_global_norm():
+    assert tdc.global_norm is tdc.optim.global_norm
+
+
+def test_stack_of_common_keys():
+    a = TensorDict({"x": torch.ones(2), "s": Static("a"), "n": {"p": torch.ones(2), "q": torch.ones(2)}}, [2])
+    b = TensorDict({"x": torch.zeros(2), "s": Static("b"), "n": {"p": torch.zeros(2)}, "z": torch.ones(2)}, [2])
+    out = tdc.stack([a, b], 1, strict=False)
+    assert out.keys(True, True) == ("x", ("n", "p"))
+    assert (out.batch_size, out["x"].tolist()) == ((2, 2), [[1, 0], [1, 0]])
+    assert tdc.stack([a, a], strict=False).keys(True, True) == a.keys(True, True)
+    with pytest.raises(tdc.StructureError, match=r"at n\.q: only in operand 0"):
+        tdc.stack([a, b])
+
+
+def test_ragged_stack_of_common_keys():
+    out = tdc.ragged_stack([{"x": torch.ones(2), "y": T(1)}, {"x": torch.ones(3)}], strict=False)
+    assert (out.keys(), out["x"].shape) == (("x",), (2, -1))
+    with pytest.raises(tdc.StructureError, match="at y: only in operand 0"):
+        tdc.ragged_stack([{"x": torch.ones(2), "y": T(1)}, {"x": torch.ones(3)}])
+
+
+@pytest.mark.parametrize("join", [tdc.pad_sequence, tdc.ragged_stack])
+def test_trajectories_come_back_with_their_batch_size(join: Any):
+    tds = [TensorDict({"x": torch.randn(n, 2), "y": torch.randn(n)}, [n]) for n in (3, 2)]
+    for batch in (join(tds), join(tds)[:2]):
+        for a, b in zip(tdc.unpad_sequence(batch), tds, strict=True):
+            assert torch.equal(a, b)  # type: ignore[call-overload]  # torch's types know tensors only
+    assert [td.batch_size for td in tdc.unpad_sequence(join(tds), batch_dims=0)] == [(), ()]
+    other = [TensorDict({"x": torch.ones(n), "y": torch.ones(n + 1)}) for n in (3, 2)]
+    assert [td.batch_size for td in tdc.unpad_sequence(join(other))] == [(), ()]
+
+
+def test_a_loader_whose_data_set_is_a_tensordict():
+    data: Any = tree()
+    batches = list(DataLoader(data, batch_size=2, collate_fn=tdc.collate))
+    assert [batch.batch_size for batch in batches] == [(2,), (2,), (1,)]
+    assert torch.equal(tdc.cat(batches)["x"], data["x"])
+
+
+class TestTexts(Texts):
+    def test_map_of_leaves(self):
+        self.says(lambda: lib.map(torch.neg, T(1)), """\
+DtypeError
+tdc.map: expected a function and a TensorDict, got Tensor int64[]
+hint: tdc.map(fn, td); td.apply(fn) for a function of leaves""")  # fmt: skip
+
+    def test_map_with_workers(self):
+        self.says(lambda: tdc.map(torch.neg, tree(), num_workers=2), """\
+UnsupportedError
+tdc.map: expected work in this process, got num_workers=2
+hint: num_workers=0, or a torch.utils.data.DataLoader for work in processes""")  # fmt: skip
+
+    def test_map_by_both(self):
+        self.says(lambda: tdc.map(torch.neg, tree(), chunksize=2, num_chunks=2), """\
+ShapeError
+tdc.map: expected one of both, chunksize of at least 0, got chunksize=2, num_chunks=2
+hint: chunksize=64, or num_chunks=8""")  # fmt: skip
+
+    def test_map_with_some_results(self):
+        self.says(lambda: tdc.map(lambda p: None if len(p) == 1 else p, tree(), chunksize=2), """\
+StructureError
+tdc.map: expected results of all parts, or none, got None for some
+hint: return the part itself where nothing changes""")  # fmt: skip
+
+    def test_reduce_of_nothing(self):
+        self.says(lambda: tdc.reduce(TensorDict(), torch.add), """\
+StructureError
+tdc.reduce: expected at least one leaf, or init, got neither
+hint: tdc.reduce(td, fn, 0.0)""")  # fmt: skip

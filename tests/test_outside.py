@@ -1,0 +1,76 @@
+"""`td.at[index]` with indices out of range: dropped or clipped, against the same write with indices in range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from texts import T, Texts
+
+from tdc import TensorDict
+
+ROWS = T([0, 5, -1, -9])
+
+
+def tree() -> Any:
+    return TensorDict({"a": torch.arange(12.0).view(3, 4), "b": {"c": torch.ones(3, 4, 2)}}, [3, 4])
+
+
+def same(a: Any, b: Any) -> bool:
+    return all([torch.equal(a[key], b[key]) for key in b.keys(True, True)])
+
+
+CALLS: dict[str, Any] = {
+    "set": lambda at, **k: at.set(9.0, **k), "add": lambda at, **k: at.add(2.0, **k),
+    "mul": lambda at, **k: at.mul(3.0, **k), "min": lambda at, **k: at.min(-1.0, **k),
+    "max": lambda at, **k: at.max(99.0, **k), "apply": lambda at, **k: at.apply(lambda x: x - 7, **k),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_out_of_range(call: str):
+    td, run = tree(), CALLS[call]
+    assert same(run(td.at[ROWS], mode="drop"), run(td.at[T([0, -1])]))
+    assert same(run(td.at[:, T([9, 1])], mode="drop"), run(td.at[:, T([1])]))
+    assert same(run(td.at[..., T([1, -5])], mode="drop"), run(td.at[..., T([1])]))
+    assert same(run(td.at[7], mode="drop"), td)
+    assert same(run(td.at[-2], mode="drop"), run(td.at[1]))
+    assert same(run(td.at[[0, 3], [1, 1]], mode="drop"), run(td.at[0, 1]))
+    assert same(run(td.at[T([2, 5])[:1]], mode="clip"), run(td.at[2]))
+    assert same(run(td.at[T([7])], mode="clip"), run(td.at[2]))
+    assert same(run(td.at[T([-7])], mode="clip"), run(td.at[0]))
+    assert same(run(td.at[7, -9], mode="clip"), run(td.at[2, 0]))
+    assert same(run(td.at[td["a"] > 3], mode="drop"), run(td.at[td["a"] > 3]))
+    assert same(run(td.at[None, 0], mode="drop"), run(td.at[0]))
+
+
+def test_values_by_key():
+    td = tree()
+    out = td.at[T([1, 8])].set({"a": T([[1.0] * 4, [2.0] * 4])}, mode="drop")
+    assert out["a"].tolist() == [[0, 1, 2, 3], [1] * 4, [8, 9, 10, 11]]
+    assert out["b", "c"] is td["b", "c"]
+
+
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+def test_in_a_graph_and_mapped(mode: str):
+    td = tree()
+    fn = torch.compile(lambda td, i: td.at[i].add(1.0, mode=mode), backend="aot_eager", fullgraph=True)
+    assert same(fn(td, ROWS), td.at[ROWS].add(1.0, mode=mode))
+    mapped = torch.vmap(lambda i: td.at[i].add(1.0, mode=mode)["a"])(ROWS)
+    assert torch.equal(mapped[1], td.at[ROWS[1:2]].add(1.0, mode=mode)["a"])
+
+
+def test_gradients_of_what_is_dropped_are_zero():
+    value = torch.ones(4, 4, requires_grad=True)
+    tree().at[ROWS].set({"a": value}, mode="drop")["a"].sum().backward()
+    assert value.grad is not None
+    assert value.grad.sum(1).tolist() == [4, 0, 4, 0]
+
+
+class TestTexts(Texts):
+    def test_another_mode(self):
+        self.says(lambda: tree().at[0].set(0, mode="wrap"), """\
+DtypeError
+tdc.at.set: expected mode 'drop', 'clip' or None, got 'wrap'
+hint: None raises, as torch does""")  # fmt: skip
