@@ -463,3 +463,21 @@ def test_on_a_gpu(name: str, groups: int, dtype: torch.dtype, compiled: bool):
         exact = [x.with_values(x.values.detach().float().requires_grad_()) for x in parts]
         for a, b in zip(results(fn, parts, options), results(reference, exact, options), strict=True):
             torch.testing.assert_close(a.float(), b, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_a_derivative_that_a_graph_would_leave_out():
+    """Dynamo inlines a function whose inputs want no gradient at the level of vmap; an outer `grad` lost it."""
+    rows = tdc.pack([torch.randn(n, 2, 4) for n in (3, 5, 2)])
+
+    def loss(v: Any) -> Any:
+        def one(v: Any) -> Any:
+            x = rows.with_values(v).transpose(1, 2)
+            return F.scaled_dot_product_attention(x, x, x).values.square().sum()
+
+        return torch.vmap(one)(v).square().sum()
+
+    values = torch.randn(4, 10, 2, 4)
+    assert torch.func.grad(loss)(values).shape == values.shape
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="attention with a derivative"):
+        torch.compile(torch.func.grad(loss), backend="eager", fullgraph=True)(values)

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import StructureError, message
+from tdc._errors import StructureError, UnsupportedError, message
 from tdc.ops import varlen_cpu, varlen_flash
 
 HALF = (torch.float16, torch.bfloat16)
@@ -169,3 +169,21 @@ class Attend(torch.autograd.Function):
         else:
             parts = varlen_rows_backward(*first, *rows, ctx.causal, ctx.scale)
         return *parts, *(None,) * 8
+
+
+def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
+    """The op, where nobody differentiates it: `Attend` does that.
+
+    Raises:
+        UnsupportedError: a graph of `torch.func.grad` over `torch.vmap`, where Dynamo leaves the derivative out
+            (2.11-2.13) and gradients would be wrong.
+    """
+    if torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args]):
+        got, hint = "torch.func.grad over torch.vmap in a graph", "compile what is differentiated, or call it eagerly"
+        raise UnsupportedError(message("varlen_attention", "attention with a derivative", got, hint=hint))
+    return op.redispatch(keys & torch._C._after_autograd_keyset, *args)
+
+
+LIBRARY = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
+for _op in (varlen_rows, masked_rows, flash_rows):
+    LIBRARY.impl(_op, partial(below_autograd, _op), "Autograd", with_keyset=True)
