@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc._batch_index import normal_index
+from tdc._batch_index import Numbers, is_number, normal_index, on_device
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc._keys import show
-from tdc._tree import is_tensordict
+from tdc._tree import batch_index, is_tensordict
 from tdc.masked import MaskedBatch
 from tdc.tensordict import TensorDict, index_size
 
@@ -49,11 +49,11 @@ def copy_(dst: Any, src: Any, index: Any = None) -> Any:
         ([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]], [0.0, 1.0, 0.0])
     """
     if not is_tensordict(dst):
-        write(dst, src, index)
+        write(dst, src, numbers_of(dst, index))
         return dst
+    size = dst.batch_size if index is None else index_size(dst, index)
     if index is not None:
         index = normal_index(dst, index)
-    size = dst.batch_size if index is None else index_size(dst, index)
     if not is_tensordict(src) and not isinstance(src, Mapping):
         if not isinstance(src, (int, float, complex)):
             got, hint = describe(src), "td.apply(lambda leaf: ...) to choose a value for each leaf"
@@ -73,6 +73,14 @@ def copy_(dst: Any, src: Any, index: Any = None) -> Any:
     for path, leaf in given._leaves.items():
         write(dst._leaves[path], leaf, index)
     return dst
+
+
+def numbers_of(dst: Any, index: Any) -> Any:
+    """An index of one tensor or batch, with numbers in tensors kept on their device."""
+    parts = index if type(index) is tuple else (index,)
+    if not isinstance(dst, (Tensor, MaskedBatch)) or not any([is_number(part) for part in parts]):
+        return index
+    return on_device(batch_index(parts, dst.shape))
 
 
 def fit(dst: TensorDict, src: TensorDict, outer: int, inner: int) -> None:
@@ -96,6 +104,8 @@ def write(dst: Any, src: Any, index: Any) -> None:
     if isinstance(dst, MaskedBatch) and isinstance(src, MaskedBatch):
         write(dst.data, src.data, index)
         write(dst.lengths, src.lengths, index)
+    elif isinstance(dst, Tensor) and type(index) is Numbers:
+        index.write(dst, src)
     elif isinstance(dst, Tensor):
         dst[() if index is None else index] = src
     else:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey
 
 from tdc._apply import entries_applied, pruned
-from tdc._batch_index import indexed, normal_index
+from tdc._batch_index import at, indexed, normal_index
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
 from tdc._keyed import IsLeaf, Keyed, apply_leaves
@@ -403,12 +403,12 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
-    idx = normal_index(td, idx)
+    given, idx = idx, normal_index(td, idx)
     try:
         leaves = indexed(td._leaves, idx)
-        new = None if leaves else torch.empty(()).expand(size)[idx].shape
+        new = None if leaves else at(torch.empty(()).expand(size), idx).shape
     except (IndexError, TypeError, ValueError) as error:
-        raise misfit(idx, size, error) from None
+        raise misfit(given, size, error) from None
     for path, leaf in leaves.items():
         new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break

@@ -87,6 +87,8 @@ def test_parts(name: str):
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
+    "nbytes": (lambda td: td["a"] * tdc.nbytes(td), dense),
+    "nbytes, ragged": (lambda td: td["a"] * tdc.nbytes(td), ragged),
     "param_count": (lambda td: td["a"] * tdc.param_count(td), dense),
     "unflatten_keys": (lambda td: (td * 2).flatten_keys(".").unflatten_keys("."), dense),
     "merge": (lambda td: tdc.merge(td.select("a"), (td * 2).select("in")), dense),
@@ -107,3 +109,32 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
 def test_functions(name: str):
     fn, make = FUNCTIONS[name]
     assert compiles(fn, lambda n: (make(n),)) <= 2
+
+
+def test_bytes_in_a_graph():
+    """One tensor twice and expanded dims count once, as in eager; views of one buffer count one by one."""
+    x = torch.ones(4, 8)
+    td = TensorDict({"x": x, "again": x, "row": torch.ones(8).expand(4, 8)}, [4])
+    f = counted(lambda td: td["x"] * tdc.nbytes(td), backend="eager")
+    assert f(td)[0, 0] == tdc.nbytes(td) == 160
+    views = TensorDict({"x": x, "half": x[:, :4]}, [4])
+    assert (tdc.nbytes(views), int(f(views)[0, 0])) == (128, 192)
+
+
+def test_summary_in_a_graph():
+    seen: list[str] = []
+
+    def fn(td: TensorDict) -> torch.Tensor:
+        seen.append(tdc.summary(td).total)
+        return td["a"] * 2
+
+    counted(fn, backend="eager")(dense(5))
+    assert seen == [tdc.summary(dense(5)).total]
+
+
+@pytest.mark.parametrize("op", [torch.equal, torch.allclose])
+def test_a_number_of_python_is_not_in_a_graph(op: Any):
+    """torch's own functions end a graph, too; outside of fullgraph they still run."""
+    with pytest.raises(Exception, match=rf"tdc\.{op.__name__}: expected values that can be read, got traced"):
+        counted(lambda td: op(td, td), backend="eager")(dense(5))
+    assert torch.compile(lambda td: op(td, td), backend="eager")(ragged(5)) is True

@@ -48,12 +48,30 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
         got = f"{describe(a)} and {describe(b)}"
         raise DtypeError(message(op, "leaves of one dtype", got, hint="convert one of them with .to(dtype)"))
     try:
-        return op(a, b, *args, **kwargs)
+        return answer(op, a, b, *args, **kwargs)
     except TdcError:
         raise
     except RuntimeError as error:
-        hint = "(a == b).all() stays a tensor"
-        raise UnsupportedError(message(op, "values that can be read", "traced or mapped ones", hint=hint)) from error
+        raise unread(op) from error
+
+
+def answer(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+    """A number of Python, read from the data."""
+    return op(a, b, *args, **kwargs)
+
+
+def no_answer(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+    """What Dynamo traces in place of `answer`, in words of ours."""
+    raise unread(op)
+
+
+def unread(op: Op) -> UnsupportedError:
+    """The error for values that are not there yet."""
+    hint = "(a == b).all() stays a tensor"
+    return UnsupportedError(message(op, "values that can be read", "traced or mapped ones", hint=hint))
+
+
+answer._torchdynamo_inline = no_answer  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 def agree_tensordict(op: Op, a: TensorDict, b: Any, *args: Any, **kwargs: Any) -> bool:
