@@ -150,6 +150,11 @@ ROWS: dict[str, list[Row]] = {
         Row("LazyStackedTensorDict(...).append(td)", "", instead("append")),
         Row("tensordict.pad(td, [0, 1])", instead("pad"), "dims from the last, as in torch"),
         Row("tensordict.pad_sequence(rows)", "tdc.pad_sequence(rows)", "MaskedBatch leaves, which know their mask"),
+        Row(
+            "pad_sequence(rows, padding_side='left', return_mask=True)",
+            "tdc.pad_sequence(rows, side='left', mask_key='masks')",
+            "plain tensors: a MaskedBatch has its padding behind",
+        ),
         Row("DataLoader(data, collate_fn=...)", "tdc.collate(list(td.unbind(0)))", "stacks, pads or packs by key"),
         Row("DataLoader(td, batch_size=2, collate_fn=lambda x: x)", "tdc.collate(td)", "as `collate_fn`: lets it pass"),
     ],

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc._exchange import is_zero
 from tdc._keyed import present
 from tdc._keys import depth, parts, show, within
 from tdc._leaf import PROTOCOLS
@@ -44,7 +45,13 @@ Rows = tuple[Any, ...]
 
 
 def pad_sequence(
-    tds: Sequence[Any], dim: int = 0, value: Any = 0, side: str = "right", *, keys: Iterable[NestedKey] | None = None
+    tds: Sequence[Any],
+    dim: int = 0,
+    value: Any = 0,
+    side: str = "right",
+    *,
+    keys: Iterable[NestedKey] | None = None,
+    mask_key: NestedKey | None = None,
 ) -> TensorDict:
     """Stack TensorDicts that differ in length along `dim`, padded to the longest.
 
@@ -53,13 +60,15 @@ def pad_sequence(
         size is `(B, *S0)` where `S0` are batch dims of the examples: with `dim=0` it is `(B,)`.
 
     Args:
-        tds: at least one; TensorDicts with the same keys, or mappings and records of tensors.
-        dim: of the leaves of one example.
+        tds: at least one; TensorDicts with the same keys, or mappings and records of tensors. `dim` is one of theirs.
         value: what padding holds, or a dict of it by key, 0 for the others; that of an inner node is for all leaves
             below. No operation relies on it.
-        side: "right"; the padding of a MaskedBatch lies behind each row.
+        side: "right", behind each row; or "left", in front of it, as models want it that write on at the end. There a
+            leaf is a plain tensor, since a MaskedBatch has its padding behind: ask for the mask, and
+            `tdc.from_padded(tensor, mask=mask, side="left")` is the way back.
         keys: only these leaves are padded, all others stacked. None pads every leaf that has dim `dim`, also where all
             examples happen to have the same size.
+        mask_key: where masks go: bool (B, *S0, L), True where an element is real, one for each padded leaf by its key.
 
     Raises:
         StructureError: no examples, other keys or other Static values in one of them.
@@ -67,7 +76,7 @@ def pad_sequence(
         DtypeError: leaves to be padded that are no tensors, or differ in dtype; every key is named. A value that is no
             number.
         KeyPathError: a key that is not there.
-        UnsupportedError: a side other than "right".
+        ShapeError: another side.
 
     Compile:
         Traceable, the number of examples fixed.
@@ -81,13 +90,20 @@ def pad_sequence(
     Source:
         `torch.nn.utils.rnn.pad_sequence`.
     """
-    if side != "right":
-        hint = "flip the rows, or torch.nn.utils.rnn.pad_sequence(rows, padding_side='left') for a plain tensor"
-        raise UnsupportedError(message("pad_sequence", "side='right'", f"{side!r}", hint=hint))
+    check_side(side)
     examples = examples_of("pad_sequence", tds)
     fills = fills_of(examples[0], value)
-    padded: list[tuple[Any, MaskedBatch]] = []
-    return joined("pad_sequence", examples, dim, keys, lambda path, packed: pad(packed, fills.get(path, 0), padded))
+    seen: list[tuple[Any, MaskedBatch]] = []
+    masks: dict[Any, Tensor] = {}
+
+    def convert(path: KeyPath, packed: NestedTensor) -> Any:
+        padded = pad(packed, fills.get(path, 0), seen)
+        if mask_key is not None:
+            masks[path] = mask_of(padded, side)
+        return padded if side == "right" else turned(padded)
+
+    out = joined("pad_sequence", examples, dim, keys, convert)
+    return out if mask_key is None else out.set(mask_key, masks)
 
 
 def ragged_stack(
@@ -429,3 +445,32 @@ def pad(packed: NestedTensor, value: float, known: list[tuple[Any, MaskedBatch]]
             return like.with_data(out.data)
     known.append((packed.structure, out))
     return out
+
+
+def check_side(side: str) -> None:
+    """Padding is behind rows or in front of them.
+
+    Raises:
+        ShapeError: it is to be elsewhere.
+    """
+    if side not in ("right", "left"):
+        expected, hint = "side='right' or side='left'", "the side of the padding"
+        raise ShapeError(message("pad_sequence", expected, f"{side!r}", hint=hint))
+
+
+def turned(x: MaskedBatch) -> Tensor:
+    """The data of a padded batch with its padding in front of each row: rows turned by what they lack."""
+    d, data = x.ragged_dims[0], x.data
+    longest = data.shape[d]
+    if is_zero(longest):
+        return data
+    places = (torch.arange(longest, device=data.device) + x.lengths) % longest
+    return data.gather(d, places.view(len(places), *[1] * (d - 1), -1, *[1] * (data.ndim - d - 1)).expand(data.shape))
+
+
+def mask_of(x: MaskedBatch, side: str) -> Tensor:
+    """Where the elements of a batch with padding on one side are real: (B, *S0, L)."""
+    d, longest = x.ragged_dims[0], x.data.shape[x.ragged_dims[0]]
+    places = torch.arange(longest, device=x.data.device)
+    valid = places < x.lengths if side == "right" else places >= longest - x.lengths
+    return valid.view(len(valid), *[1] * (d - 1), longest).expand(x.data.shape[: d + 1])

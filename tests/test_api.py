@@ -132,7 +132,7 @@ offsets_of(lengths)
 ops/
 optim/
 pack(tensors, *, ragged_dim=1)
-pad_sequence(tds, dim=0, value=0, side='right', *, keys=None)
+pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)
 param_count(td)
 partition(td, where)
 positions(x)

@@ -64,6 +64,12 @@ ShapeError
 tdc.mul: expected an operand that broadcasts against NestedTensor float32[3, -1, 4], got Tensor float64[1, 2, 1]
 hint: sizes must be 1 or equal, counted from the last dim""")  # fmt: skip
 
+    def test_an_array_beside_padded_rows(self):
+        self.says(lambda: ragged().to_padded() * np.ones((2, 1)), """\
+ShapeError
+tdc.mul: expected an operand that broadcasts against MaskedBatch float32[3, 3, 4], got Tensor float64[2, 1]
+hint: the padded shape cannot grow""")  # fmt: skip
+
     def test_an_array_of_objects(self):
         self.says(lambda: tree() + np.array(["a", None]), """\
 DtypeError

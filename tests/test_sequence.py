@@ -222,137 +222,227 @@ def test_joins_compile():
             torch.testing.assert_close(x, y)
 
 
+# -- padding in front
+
+
+@pytest.mark.parametrize("lengths", [(1, 3), (2, 2), (0, 4, 1), (0,)], ids=str)
+def test_padding_on_the_left(lengths: tuple[int, ...]):
+    tds = examples(*lengths)
+    batch = tdc.pad_sequence(tds, value=-1, side="left", mask_key="mask")
+    want = torch.nn.utils.rnn.pad_sequence([td["x"] for td in tds], True, -1, "left")
+    assert torch.equal(batch["x"], want)
+    places = torch.arange(max(lengths))
+    assert batch["mask", "x"].tolist() == [(places >= max(lengths) - n).tolist() for n in lengths]
+    assert batch["y"].tolist() == list(lengths)
+    assert set(batch["mask"].keys(True, True)) == {"x", ("m", "w")}
+    back = tdc.from_padded(batch["x"], mask=batch["mask", "x"], side="left").to_packed()
+    assert torch.equal(back.values, torch.cat([td["x"] for td in tds]))
+
+
+def test_padding_on_the_left_of_another_dim():
+    tds = [TensorDict({"x": torch.randn(4, n, 2), "y": torch.randn(4)}, [4]) for n in (1, 3)]
+    left = tdc.pad_sequence(tds, 1, side="left", mask_key=("masks", "of"))
+    right = tdc.pad_sequence(tds, 1, mask_key="masks")
+    assert torch.equal(left["x"].flip(2)[0, :, :1], tds[0]["x"])
+    assert torch.equal(left["x"][1], tds[1]["x"])
+    assert (left["masks", "of", "x"].shape, right["masks", "x"].shape) == ((2, 4, 3), (2, 4, 3))
+    assert torch.equal(left["masks", "of", "x"].flip(2), right["masks", "x"])
+
+
+def test_padding_on_the_left_in_a_graph():
+    tds = [TensorDict({"x": torch.randn(n, 2)}) for n in (1, 3)]
+    got = compiled(partial(tdc.pad_sequence, side="left", mask_key="mask"))(tds)
+    same(got, tdc.pad_sequence(tds, side="left", mask_key="mask"))
+
+
 # -- what a newcomer types wrong
 
 
 class TestTexts(Texts):
-    def test_left(self):
-        self.says(lambda: tdc.pad_sequence(examples(1, 3), side="left"), """\
-UnsupportedError
-tdc.pad_sequence: expected side='right', got 'left'
-hint: flip the rows, or torch.nn.utils.rnn.pad_sequence(rows, padding_side='left') for a plain tensor""")
+    def test_another_side(self):
+        self.says(
+            lambda: tdc.pad_sequence(examples(1, 3), side="top"),
+            """\
+ShapeError
+tdc.pad_sequence: expected side='right' or side='left', got 'top'
+hint: the side of the padding""",
+        )
 
     def test_padding_with_words(self):
-        self.says(lambda: tdc.pad_sequence(examples(1, 2), value={"x": "a"}), """\
+        self.says(
+            lambda: tdc.pad_sequence(examples(1, 2), value={"x": "a"}),
+            """\
 DtypeError
 tdc.pad_sequence: expected numbers to pad with, got 1 others
 at x: str
-hint: value=0.0, or value={'key': -1}""")
-        self.says(lambda: tdc.pad_sequence(examples(1, 2), value="a"), """\
+hint: value=0.0, or value={'key': -1}""",
+        )
+        self.says(
+            lambda: tdc.pad_sequence(examples(1, 2), value="a"),
+            """\
 DtypeError
 tdc.pad_sequence: expected numbers to pad with, got 1 others
 at value: str
-hint: value=0.0, or value={'key': -1}""")
+hint: value=0.0, or value={'key': -1}""",
+        )
 
     def test_no_examples(self):
-        self.says(lambda: tdc.pad_sequence([]), """\
+        self.says(
+            lambda: tdc.pad_sequence([]),
+            """\
 StructureError
 tdc.pad_sequence: expected at least one example, got an empty list
-hint: give one; its keys are those of the batch""")
+hint: give one; its keys are those of the batch""",
+        )
 
     def test_a_batch_in_place_of_a_list(self):
-        self.says(lambda: tdc.ragged_stack(TensorDict({"x": torch.zeros(2)}, [2])), """\
+        self.says(
+            lambda: tdc.ragged_stack(TensorDict({"x": torch.zeros(2)}, [2])),
+            """\
 DtypeError
 tdc.ragged_stack: expected a list of TensorDicts, got TensorDict [2]
-hint: tdc.ragged_stack([td0, td1])""")
+hint: tdc.ragged_stack([td0, td1])""",
+        )
 
     def test_tensors_in_place_of_tensordicts(self):
-        self.says(lambda: tdc.pad_sequence([torch.zeros(2), torch.zeros(3)]), """\
+        self.says(
+            lambda: tdc.pad_sequence([torch.zeros(2), torch.zeros(3)]),
+            """\
 DtypeError
 tdc.pad_sequence: expected TensorDicts, mappings or records, got 2 others
 at example 0: Tensor float32[2]
 at example 1: Tensor float32[3]
-hint: [{'x': x, 'y': y} for x, y in samples]""")
+hint: [{'x': x, 'y': y} for x, y in samples]""",
+        )
 
     def test_samples_that_are_tuples(self):
-        self.says(lambda: tdc.collate([(torch.zeros(2), 1), (torch.zeros(3), 2)]), """\
+        self.says(
+            lambda: tdc.collate([(torch.zeros(2), 1), (torch.zeros(3), 2)]),
+            """\
 DtypeError
 tdc.collate: expected TensorDicts, mappings or records, got 2 others
 at example 0: tuple
 at example 1: tuple
-hint: [{'x': x, 'y': y} for x, y in samples]""")
+hint: [{'x': x, 'y': y} for x, y in samples]""",
+        )
 
     def test_other_keys(self):
         a, b = examples(1, 3)
-        self.says(lambda: tdc.pad_sequence([a, b.delete("y")]), """\
+        self.says(
+            lambda: tdc.pad_sequence([a, b.delete("y")]),
+            """\
 StructureError
 tdc.pad_sequence: expected TensorDicts with the same keys, got 1 that differ
 at y: only in operand 0
-hint: select the keys they share first""")
+hint: select the keys they share first""",
+        )
 
     def test_other_static_values(self):
         a, b = examples(1, 3)
-        self.says(lambda: tdc.collate([a, b.set("s", Static("r"))], ragged_keys=["x", ("m", "w")]), """\
+        self.says(
+            lambda: tdc.collate([a, b.set("s", Static("r"))], ragged_keys=["x", ("m", "w")]),
+            """\
 StructureError
 tdc.collate: expected equal static values, got 1 that differ
 at s
-hint: ObjectArray for one object per row, or exclude the key""")
+hint: ObjectArray for one object per row, or exclude the key""",
+        )
 
     def test_negative_dim(self):
-        self.says(lambda: tdc.pad_sequence(examples(1, 3), -1), """\
+        self.says(
+            lambda: tdc.pad_sequence(examples(1, 3), -1),
+            """\
 ShapeError
 tdc.pad_sequence: expected a dim of at least 0, got -1
-hint: dim=0 is the first dim of an example""")
+hint: dim=0 is the first dim of an example""",
+        )
 
     def test_another_dim_differs(self):
-        self.says(lambda: tdc.pad_sequence(examples(1, 3), 1), """\
+        self.says(
+            lambda: tdc.pad_sequence(examples(1, 3), 1),
+            """\
 ShapeError
 tdc.pad_sequence: expected rows of equal sizes but for ragged dims, got 2 keys of different sizes
 at x: Tensor float32[1, 2] and in row 1 Tensor float32[3, 2]
 at m.w: Tensor int64[1] and in row 1 Tensor int64[3]
-hint: name keys that differ in keys=, or keep them out of the batch""")
+hint: name keys that differ in keys=, or keep them out of the batch""",
+        )
 
     def test_other_dtypes(self):
         a, b = examples(1, 3)
-        self.says(lambda: tdc.ragged_stack([a, b.set("x", b["x"].double())]), """\
+        self.says(
+            lambda: tdc.ragged_stack([a, b.set("x", b["x"].double())]),
+            """\
 DtypeError
 tdc.ragged_stack: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
 at x: Tensor float32[1, 2] and in row 1 Tensor float64[3, 2]
-hint: convert them with .to(dtype), or td.exclude(key) first""")
+hint: convert them with .to(dtype), or td.exclude(key) first""",
+        )
 
     def test_objects_of_different_length(self):
-        self.says(lambda: tdc.pad_sequence([{"o": ObjectArray("a")}, {"o": ObjectArray("abc")}]), """\
+        self.says(
+            lambda: tdc.pad_sequence([{"o": ObjectArray("a")}, {"o": ObjectArray("abc")}]),
+            """\
 DtypeError
 tdc.pad_sequence: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
 at o: ObjectArray [1], no tensor
-hint: convert them with .to(dtype), or td.exclude(key) first""")
+hint: convert them with .to(dtype), or td.exclude(key) first""",
+        )
 
     def test_sizes_that_differ_in_collate(self):
-        self.says(lambda: tdc.collate(examples(1, 3), ragged_keys=["x"]), """\
+        self.says(
+            lambda: tdc.collate(examples(1, 3), ragged_keys=["x"]),
+            """\
 ShapeError
 tdc.collate: expected rows of equal sizes but for ragged dims, got 1 keys of different sizes
 at m.w: Tensor int64[1] and in row 1 Tensor int64[3]
-hint: name keys of different sizes in ragged_keys= or pad_keys=""")
+hint: name keys of different sizes in ragged_keys= or pad_keys=""",
+        )
 
     def test_a_key_twice(self):
-        self.says(lambda: tdc.collate(examples(1, 3), ragged_keys=["x"], pad_keys=["x"]), """\
+        self.says(
+            lambda: tdc.collate(examples(1, 3), ragged_keys=["x"], pad_keys=["x"]),
+            """\
 StructureError
 tdc.collate: expected keys ragged or padded, got 1 that are both
 at x
-hint: leave it in one of the two""")
+hint: leave it in one of the two""",
+        )
 
     def test_a_ragged_number(self):
-        self.says(lambda: tdc.collate(examples(1, 3), ragged_keys=["x", "y", ("m", "w")]), """\
+        self.says(
+            lambda: tdc.collate(examples(1, 3), ragged_keys=["x", "y", ("m", "w")]),
+            """\
 ShapeError
 tdc.collate: expected rows of equal sizes but for ragged dims, got 1 keys of different sizes
 at y: Tensor int64[] has no dim 0 that could differ
-hint: name keys of different sizes in ragged_keys= or pad_keys=""")
+hint: name keys of different sizes in ragged_keys= or pad_keys=""",
+        )
 
     def test_unknown_keys(self):
-        self.says(lambda: tdc.collate(examples(1, 3), ragged_keys=["z"]), """\
+        self.says(
+            lambda: tdc.collate(examples(1, 3), ragged_keys=["z"]),
+            """\
 KeyPathError
 tdc.collate: expected an existing key, got 'z'
-hint: nearest keys: 'm', 'm.e', 'm.w', 's', 'x'""")
+hint: nearest keys: 'm', 'm.e', 'm.w', 's', 'x'""",
+        )
 
     def test_unpad_an_example(self):
-        self.says(lambda: tdc.unpad_sequence(examples(1)[0]), """\
+        self.says(
+            lambda: tdc.unpad_sequence(examples(1)[0]),
+            """\
 ShapeError
 tdc.unpad_sequence: expected a TensorDict with a batch dim, got batch_size=[]
-hint: tdc.pad_sequence(tds)""")
+hint: tdc.pad_sequence(tds)""",
+        )
 
     def test_unpad_to_dims_that_differ(self):
-        self.says(lambda: tdc.unpad_sequence(tdc.pad_sequence(examples(1, 3)), batch_dims=1), """\
+        self.says(
+            lambda: tdc.unpad_sequence(tdc.pad_sequence(examples(1, 3)), batch_dims=1),
+            """\
 ShapeError
 tdc.unpad_sequence: expected leaves of shape [1, ...], got 1 that differ
 at y: Tensor int64[]
-hint: give fewer batch_dims""")
+hint: give fewer batch_dims""",
+        )

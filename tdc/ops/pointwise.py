@@ -160,16 +160,29 @@ def nary_masked(op: Op) -> Op:
         everything = (*args, *kwargs.values())
         grows = any([isinstance(a, MaskedBatch) and a.ragged_dims != like.ragged_dims for a in everything])
         part = neutral if grows or any([isinstance(a, Tensor) for a in everything]) else raw
-        out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
+        try:
+            out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
+        except RuntimeError as error:
+            raise unfit(op, like, everything, error) from None
         if part is raw:
             return like.with_data(out)
         if out.shape != like.data.shape:
-            dense = next(a for a in everything if isinstance(a, Tensor))
-            expected = f"an operand that broadcasts against {describe(like)}"
-            raise ShapeError(message(op, expected, describe(dense), hint="the padded shape cannot grow"))
+            raise grown(op, like, next(a for a in everything if isinstance(a, Tensor)))
         return like.with_data(out.masked_fill(~like.mask, 0))
 
     return run
+
+
+def grown(op: Op, like: MaskedBatch, dense: Tensor) -> ShapeError:
+    """The error for a dense operand that does not broadcast against a padded batch."""
+    expected = f"an operand that broadcasts against {describe(like)}"
+    return ShapeError(message(op, expected, describe(dense), hint="the padded shape cannot grow"))
+
+
+def unfit(op: Op, like: MaskedBatch, operands: Sequence[Any], error: RuntimeError) -> Exception:
+    """An error of torch, as one of the library where sizes of a dense operand are its cause."""
+    dense = [a for a in operands if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.shape))]
+    return grown(op, like, dense[0]) if dense and type(error) is RuntimeError else error
 
 
 def raw(x: Any, like: MaskedBatch, op: Op) -> Any:
