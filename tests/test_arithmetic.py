@@ -139,3 +139,57 @@ def test_no_other_method_has_its_object_elsewhere():
         if any(places):
             elsewhere.add(rule.op)
     assert elsewhere == set(SELF_SECOND)
+
+
+class TestADenseTensorExpandedAsABatch:
+    """`y.expand_as(x)` broadcasts as `y + x` does, and is a batch of x's structure."""
+
+    x: Any = tdc.pack([torch.rand(2, 4), torch.rand(0, 4), torch.rand(3, 4)])
+
+    @pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 4), (4,), (1, 1, 1), ()], ids=str)
+    def test_values_and_structure(self, shape: tuple[int, ...]):
+        y = torch.rand(shape)
+        for x in (self.x, self.x.to_padded()):
+            out: Any = y.expand_as(x)
+            want = x * 0 + y
+            assert type(out) is type(x)
+            assert torch.equal(out, want)
+            compiled = torch.compile(lambda y, x: y.expand_as(x), backend="eager", fullgraph=True)
+            assert torch.equal(compiled(y, x), want)
+
+    def test_gradients_leave_padding_out(self):
+        for x in (self.x, self.x.to_padded(length=5)):
+            y = torch.rand(3, 1, 1, requires_grad=True)
+            y.expand_as(x).sum().backward()
+            assert y.grad is not None
+            assert y.grad.flatten().tolist() == [8, 0, 12]
+
+    @pytest.mark.parametrize("shape", [(3, 1, 5), (2, 1, 4), (1, 3, 1, 4)], ids=str)
+    def test_sizes_that_do_not_broadcast(self, shape: tuple[int, ...]):
+        for x in (self.x, self.x.to_padded()):
+            with pytest.raises(tdc.ShapeError, match=r"tdc\.expand_as: expected an operand that broadcasts"):
+                torch.rand(shape).expand_as(x)
+
+    def test_of_a_tensordict(self):
+        td: Any = TensorDict({"a": torch.rand(3, 2), "b": {"x": self.x}}, [3])
+        y = torch.arange(3.0)
+        out: Any = y.expand_as(td)
+        assert torch.equal(out["a"], y[:, None].expand(3, 2))
+        assert torch.equal(out["b", "x"], y.view(3, 1, 1).expand_as(self.x))
+        assert out.batch_size == td.batch_size
+        with pytest.raises(tdc.ShapeError, match="broadcasts against batch_size"):
+            torch.ones(3, 2).expand_as(td)
+
+    def test_another_batch_has_the_same_lengths(self):
+        other: Any = tdc.pack([torch.rand(1, 1), torch.rand(1, 1), torch.rand(3, 1)])
+        for x, y in ((self.x, other), (self.x.to_padded(), other.to_padded())):
+            with pytest.raises(tdc.StructureError, match="rows of different lengths"):
+                y.expand_as(x)
+
+    def test_no_sizes_make_a_tensor_ragged(self):
+        y = torch.ones(3, 3, 4)
+        td: Any = TensorDict({"x": self.x}, [3])
+        for x, hint in ((self.x, "nested_like"), (self.x.to_padded(), "with_data"), (td, "reshape")):
+            for name in ("view_as", "reshape_as"):
+                with pytest.raises(UnsupportedError, match=rf"tdc\.{name}: [^$]*{hint}"):
+                    getattr(y, name)(x)

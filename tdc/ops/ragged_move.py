@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message
+from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._rules import unsupported
-from tdc._structure import normal_dim
+from tdc._structure import normal_dim, require_same
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
 from tdc.ops.pairs import widest, widest_masked
-from tdc.ops.pointwise import packed, raw
+from tdc.ops.pointwise import fits, packed, raw, unbroadcast
 from tdc.ops.shape import ints, normal_dims, shape_rule
 
 
@@ -64,9 +65,33 @@ def tile_ragged(x: Any, *dims: Any) -> Any:
     return x.repeat(*[1] * (x.ndim - len(times)), *times)
 
 
-def as_other(method: str, x: Any, other: Any) -> Any:
-    """`expand_as`, `view_as`, `reshape_as`: the sizes of another batch or tensor."""
+def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
+    """`expand_as`, `view_as`, `reshape_as`: the sizes of another batch or tensor.
+
+    Raises:
+        StructureError: a batch of other lengths.
+        UnsupportedError: `view_as` and `reshape_as` of a dense tensor, which no sizes make ragged.
+    """
+    if isinstance(x, Tensor):
+        if method != "expand":
+            hint = "tdc.nested_like(x, batch)" if isinstance(other, NestedTensor) else "batch.with_data(x)"
+            raise UnsupportedError(message(op, "a batch to be as another", describe(x), hint=hint))
+        return dense_as_batch(x, other)
+    if type(x) is type(other):
+        raw(x, other, op) if isinstance(x, MaskedBatch) else require_same(x.structure, other.structure, op)
     return getattr(x, method)(*other.shape)
+
+
+def dense_as_batch(x: Tensor, like: Any) -> Any:
+    """A dense tensor that broadcasts against a batch, as one of its structure."""
+    op, packs = torch.Tensor.expand_as, isinstance(like, NestedTensor)
+    data = like.values if packs else like.data
+    if not fits(x.shape, like.shape):
+        raise unbroadcast(x, like, op)
+    wide = torch.broadcast_tensors(packed(x, like, op) if packs else x, data)[0]
+    if wide.shape != data.shape:
+        raise unbroadcast(x, like, op)
+    return like.with_values(wide) if packs else like.with_data(torch.where(like.mask, wide, 0))
 
 
 def broadcast_to_ragged(x: Any, *size: Any) -> Any:
@@ -126,7 +151,7 @@ move_rule(torch.t, t_ragged)
 move_rule(torch.tile, tile_ragged)
 move_rule(torch.broadcast_to, broadcast_to_ragged)
 for _name, _op in (("expand", "expand_as"), ("reshape", "view_as"), ("reshape", "reshape_as")):
-    move_rule(getattr(torch.Tensor, _op), partial(as_other, _name))
+    move_rule(getattr(torch.Tensor, _op), partial(as_other, _name, getattr(torch.Tensor, _op)))
 shape_rule(torch.broadcast_tensors, nested=broadcast_nested, masked=broadcast_masked)
 for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
     move_rule(_op, partial(atleast, _ndim))

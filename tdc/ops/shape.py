@@ -26,8 +26,9 @@ from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as nested_like
 from tdc.ops.batch import lift
+from tdc.ops.leafwise import check_broadcast, column
 from tdc.ops.lines import in_order
-from tdc.tensordict import TensorDict
+from tdc.tensordict import TensorDict, make
 
 
 def shape_rule(op: Op, **impls: Op) -> None:
@@ -292,9 +293,22 @@ def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: f
     return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value), op="pad")
 
 
-def as_other(impl: Op, x: TensorDict, other: Any) -> TensorDict:
-    """`expand_as`, `view_as`, `reshape_as`: the batch size of a TensorDict, or the sizes of a tensor."""
-    return impl(x, *other.shape)
+def as_other(impl: Op, op: Op, x: Any, other: Any) -> TensorDict:
+    """`expand_as`, `view_as`, `reshape_as`: the batch size of a TensorDict, or the sizes of a tensor.
+
+    A dense tensor that is expanded has batch dims, and is extended over the features of each leaf.
+
+    Raises:
+        ShapeError: it does not broadcast against the batch size.
+        UnsupportedError: `view_as` and `reshape_as` of a dense tensor.
+    """
+    if isinstance(x, TensorDict):
+        return impl(x, *other.shape)
+    if impl is not expand_tensordict:
+        raise UnsupportedError(message(op, "a TensorDict", describe(x), hint="x.reshape(td.batch_size)"))
+    check_broadcast(x, other.batch_size, op)
+    leaves = {p: wide.expand_as(v) for (p, v), wide in zip(other._leaves.items(), column(x, other, op), strict=True)}
+    return make(leaves, other._nodes, other.batch_size, other.device)
 
 
 def atleast(ndim: int, *tds: Any) -> Any:
@@ -344,7 +358,7 @@ for _op, _impl in (
     (torch.Tensor.view_as, partial(reshape_tensordict, "view")),
     (torch.Tensor.reshape_as, partial(reshape_tensordict, "reshape")),
 ):
-    shape_rule(_op, tensordict=partial(as_other, _impl))
+    shape_rule(_op, tensordict=partial(as_other, _impl, _op))
 for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
     shape_rule(_op, tensordict=partial(atleast, _ndim))
 shape_rule(F.pad, tensordict=pad_tensordict)
