@@ -4,6 +4,8 @@
                       float16 holds where the mean that is made of it is not
     integers          what divides, or takes a root, has no integer result: refused, as torch does
 
+    torch.autocast    knows torch's operations; those of our own ask it for the dtype
+
 Invariants: a result has the dtype that torch gives, and so have gradients; integers are refused by the table below,
 before an operation runs.
 """
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tdc._errors import DtypeError, describe, message
 from tdc._keys import show
@@ -38,6 +41,15 @@ def rounded_once(run: Callable[[Any], Any], x: Any, dtype: torch.dtype | None = 
     """
     x = x if dtype is None else x.to(dtype)
     return run(x) if dtype is None and x.dtype not in HALF else run(widened(x)).to(x.dtype)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors as `torch.autocast`, where it is on, hands them to a matrix product; it knows no operations of ours."""
+    device = tensors[0].device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple([t.to(dtype) if t.dtype in (torch.float32, *HALF) else t for t in tensors])
 
 
 def floating(op: Op, impl: Op) -> Op:

@@ -270,3 +270,36 @@ def test_message(name: str):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value).splitlines()[0] == text
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"is_causal": True}, {"attn_mask": torch.zeros(3, 3)}, {"dropout_p": 0.1}], ids=str
+)
+def test_autocast_is_followed(how: dict[str, Any]):
+    """As torch's own: half precision of float32, and float64 as it is."""
+    x: Any = tdc.pack([torch.randn(2, 3, 4), torch.randn(2, 2, 4)], ragged_dim=2)
+    dense = torch.randn(2, 2, 3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        for y in (x, x.to_padded()):
+            assert F.scaled_dot_product_attention(y, y, y, **how).dtype == torch.bfloat16
+        wide = x.double()
+        assert F.scaled_dot_product_attention(wide, wide, wide).dtype == torch.float64
+        assert F.scaled_dot_product_attention(dense, dense, dense).dtype == torch.bfloat16
+    assert F.scaled_dot_product_attention(x, x, x, **how).dtype == torch.float32
+
+
+def test_autocast_in_a_graph_and_its_gradients():
+    x: Any = tdc.pack([torch.randn(2, 3, 4), torch.randn(2, 2, 4)], ragged_dim=2)
+
+    def attend(x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    values = x.values.clone().requires_grad_()
+    for fn in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+        out = fn(x.with_values(values))
+        (grad,) = torch.autograd.grad(out.values.float().sum(), values)
+        assert (out.dtype, grad.dtype) == (torch.bfloat16, torch.float32)
+        torch.testing.assert_close(
+            out.values.float(), F.scaled_dot_product_attention(x, x, x).values, atol=0.05, rtol=0.05
+        )

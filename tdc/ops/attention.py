@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._dtypes import as_autocast
 from tdc._errors import ShapeError, StructureError, describe, message
 from tdc._exchange import is_zero
 from tdc._rules import Rule, add_rule
@@ -93,6 +94,7 @@ def varlen_attention(
         raise StructureError(
             message("attention", "as many rows of queries as of keys", got, hint="pair the batches row by row")
         )
+    q, k, v = as_autocast(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     for t in (k, v):
         check_heads(q.shape[1], t.shape[1])
