@@ -245,6 +245,11 @@ def longest(s: Structure) -> tuple[int, ...]:
     return tuple([int(n) for n in sizes_of(s).amax(0).unbind()])
 
 
+def exact(s: Structure) -> Structure:
+    """The structure without what bounds its longest sizes, so that they are read: eagerly, where they can be."""
+    return Structure(s.offsets, s.shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim) if eager() else s
+
+
 def row_ids(s: Structure, total: int) -> Tensor:
     """The row that each packed position belongs to, (N,). A binary search, which Inductor fuses into its reader."""
     positions = torch.arange(total, device=s.offsets.device)

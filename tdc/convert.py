@@ -20,6 +20,7 @@ from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError
 from tdc._exchange import exchange
 from tdc._structure import (
     Structure,
+    extent_of,
     longest,
     offsets_of,
     pack_rows,
@@ -31,6 +32,7 @@ from tdc._structure import (
 from tdc._typing import Dims
 from tdc.masked import MaskedBatch
 from tdc.nested import NestedTensor
+from tdc.nested import like as packed_like
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -101,10 +103,10 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     counts = x.lengths.prod(1)
     shapes = x.lengths if count > 1 else None
     padded = tuple([x.data.shape[d] for d in dims])
-    structure = Structure(offsets_of(counts), shapes, None, dims[0] - 1, 0, count)
+    structure = Structure(offsets_of(counts), shapes, extent_of(padded, x.device), dims[0] - 1, 0, count).marked()
     total = int(structure.offsets[-1]) if total is None else total
     values = pack_rows(x.data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
-    return NestedTensor(values, structure.offsets, ragged_dim=dims[0], shapes=shapes, max_length=padded)
+    return packed_like(structure, values)
 
 
 def from_padded(
@@ -120,7 +122,8 @@ def from_padded(
     Raises:
         ShapeError: neither or both of lengths and mask are given, the mask does not fit the data, or an unknown side.
         DtypeError: the mask is not bool.
-        StructureError: padding on the other side or between real positions. Immediate on CPU, asynchronous on CUDA.
+        StructureError: padding on the other side or between real positions; lengths that are negative or larger than L.
+            Immediate on CPU, asynchronous on CUDA.
 
     Example:
         >>> mask = torch.tensor([[False, True, True], [False, False, True]])
@@ -144,7 +147,12 @@ def from_padded(
         seen = mask.flip(1) if left else mask
         require((seen == valid_mask(lengths[:, None], (mask.shape[1],))).all(), text, StructureError)
     assert lengths is not None
-    return MaskedBatch(data if side == "right" else shifted(data, lengths, side, "from_padded"), lengths)
+    x = MaskedBatch(data, lengths)
+    inside = (x.lengths >= 0) & (x.lengths <= data.shape[1])
+    hint = "lengths count the real places of each row"
+    text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
+    require(inside.all(), text, StructureError)
+    return x if side == "right" else x.with_data(shifted(data, x.lengths[:, 0], side, "from_padded"))
 
 
 def shifted(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = False) -> Tensor:

@@ -41,6 +41,7 @@ from tdc._structure import (
     mark_result,
     normal_dim,
     offsets_of,
+    require,
     sizes_of,
     validate_structure,
 )
@@ -64,16 +65,17 @@ class NestedTensor(Container):
         offsets: where each row begins, and N.
         ragged_dim: the logical dim that is ragged, at least 1; the first of them where there are several.
         shapes: `(B, R)` int64 for R >= 2 ragged dims side by side, flattened into the packed axis.
-        max_length: the longest row (a tuple for several ragged dims), or a bound of it. Saves a read of the data when
-            padding, and is needed to pad inside a compiled graph.
+        max_length: the longest row (a tuple for several ragged dims), or a bound of it, which decides how wide padding
+            is and nothing else. Saves a read of the data when padding, and is needed to pad inside a compiled graph.
 
     Raises:
         DtypeError: values or offsets are no tensors; offsets or shapes are not int64.
         ShapeError: offsets are not `(B+1,)`, shapes not `(B, R)`, or the ragged dim is not a dim of values.
+        StructureError: a row is longer than `max_length`. Immediate on CPU, asynchronous on CUDA.
 
     Compile:
         One graph for all lengths and batch sizes: the packed axis and offsets are marked dynamic here.
-        Content of offsets is not read; call `validate(x)` where they come from outside.
+        Content of offsets is read for `max_length` alone; call `validate(x)` where they come from outside.
 
     Example:
         >>> x = NestedTensor(torch.arange(5.0), torch.tensor([0, 2, 2, 5]))
@@ -111,6 +113,8 @@ class NestedTensor(Container):
             raise ShapeError(message("NestedTensor", f"a ragged dim in [1, {values.ndim}]", got, hint=hint))
         sizes = None if max_length is None else (max_length,) if isinstance(max_length, int) else tuple(max_length)
         count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
+        if sizes is not None:
+            require_bound(Structure(offsets, shapes), sizes)
         extent = None if sizes is None else extent_of(sizes, values.device)
         structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count)
         self._values = mark_dynamic(values, ragged_dim - 1)
@@ -281,6 +285,18 @@ class NestedTensor(Container):
         _like: Any
 
 
+def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
+    """No row is larger than the sizes that are to bound them.
+
+    Raises:
+        StructureError: one is: at once on CPU, asynchronously on CUDA.
+    """
+    inside = [(column <= n).all() for column, n in zip(sizes_of(s).unbind(1), sizes, strict=True)]
+    hint = "leave max_length out, or pass a bound of all rows"
+    text = message("NestedTensor", "max_length at least as long as the longest row", "a shorter one", hint=hint)
+    require(inside[0] if len(inside) == 1 else torch.stack(inside).all(), text)
+
+
 def like(s: Structure, values: Tensor) -> NestedTensor:
     """A NestedTensor without checks: what operations return. A structure made by the operation is `marked()` first."""
     out = object.__new__(NestedTensor)
@@ -335,8 +351,9 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
     shapes = torch.tensor(sizes, device=first.device, dtype=torch.int64).view(len(sizes), count)
     values = torch.cat([t.flatten(e, e + count - 1) for t in tensors] if count > 1 else tensors, e)
     top = tuple([max(column) for column in zip(*sizes, strict=True)])
-    offsets = offsets_of(shapes.prod(1))
-    return NestedTensor(values, offsets, ragged_dim=dims[0], shapes=shapes if count > 1 else None, max_length=top)
+    kept = shapes if count > 1 else None
+    s = Structure(offsets_of(shapes.prod(1)), kept, extent_of(top, values.device), e, 0, count)
+    return like(s.marked(), values)
 
 
 def check_kinds(tensors: list[Any]) -> None:

@@ -210,6 +210,14 @@ def test_from_padded_checks(given: dict[str, Any], error: type[Exception], text:
         tdc.from_padded(torch.zeros(2, 3), **given)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("lengths", [[2, 9], [-1, 2]], ids=str)
+def test_from_padded_refuses_lengths_outside_of_the_data(lengths: list[int], side: str):
+    text = r"tdc\.from_padded: expected lengths between 0 and the width of data, got one outside\nhint: "
+    with pytest.raises(StructureError, match=text):
+        tdc.from_padded(torch.zeros(2, 3), lengths=T(lengths), side=side)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo itself, torch 2.13
 def test_conversions_compile_to_one_graph():
     def fn(x: NestedTensor) -> Tensor:

@@ -4,9 +4,9 @@
     nary(torch.add)          several; operands broadcast as one example at a time would
 
 Operands of a NestedTensor `(B, *S0, -1, *S1)` may be: another of the same structure; a number; a dense tensor that
-broadcasts against the logical shape, with 1 or the longest length on the ragged dim. Operands of a TensorDict: another
-with the same keys and batch size; a number; a dense tensor that broadcasts against the batch size and is extended over
-features.
+broadcasts against the logical shape, with 1, the longest length or the bound of it on the ragged dim. Operands of a
+TensorDict: another with the same keys and batch size; a number; a dense tensor that broadcasts against the batch size
+and is extended over features.
 
 Invariants: the structure object is passed on; NaN in padding reaches neither valid results nor gradients of dense
 operands.
@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
+from tdc._errors import NAMES, ShapeError, UnsupportedError, describe, message, op_name
+from tdc._exchange import is_zero
 from tdc._rules import KINDS, MODES, Container, Rule, add_rule
-from tdc._structure import longest, pack_rows, require, spread
+from tdc._structure import eager, longest, pack_rows, require, spread
 from tdc._typing import Op
 from tdc.masked import MaskedBatch, require_same_lengths
 from tdc.nested import NestedTensor, fresh
@@ -45,6 +46,7 @@ def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     """Rows for a function of several tensors that broadcast, for all three containers; `run` is called in its place."""
     call = run or op
     run_tensordict = nary_tensordict(call, on_leaves(call))
+    NAMES.setdefault(call, op_name(op))  # for errors
     for kind, impl in (("nested", nary_nested(call)), ("masked", nary_masked(call)), ("tensordict", run_tensordict)):
         add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
 
@@ -107,7 +109,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
     Raises:
         ShapeError: it does not broadcast against the logical shape.
     """
-    s, values = like.structure, like.values
+    s, values, given = like.structure, like.values, x
     if x.ndim > like.ndim or not fits(x.shape, like.shape):
         raise unbroadcast(x, like, op)
     if x.ndim < values.ndim - s.packed_dim and s.batch_dim <= min(s.ragged_dims):
@@ -122,16 +124,30 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
     if all([n == 1 for n in sizes]):
         x = x.flatten(e + 1, e + count).select(e + 1, 0)
         return (spread(x, s, total) if rows == s.batch_size else x).movedim(0, e)
-    need = longest(s) if s.extent is not None else None
-    if need is not None and any([n not in (1, m) for n, m in zip(sizes, need, strict=True)]):
-        raise unbroadcast(x, like, op)
-    full = need or tuple([int(n) for n in sizes])
-    text = message(op, "a dense operand as long as the longest row", "a shorter one", hint="x.to_padded() first")
-    enough = [column <= n for column, n in zip(like.sizes.unbind(1), full, strict=True)]
-    require(torch.stack(enough).all(), text, ShapeError)
+    if not is_zero(s.batch_size):
+        require_longest(given, sizes, like, op)
+    full = tuple([longest(s)[r] if n == 1 else n for r, n in enumerate(sizes)])
     x = x.movedim(tuple(range(e + 1, e + 1 + count)), tuple(range(1, count + 1)))
     x = x.expand(s.batch_size, *full, *x.shape[1 + count :])
     return pack_rows(x, s, total).movedim(0, e)
+
+
+def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: Op) -> None:
+    """Sizes of an operand on the ragged dims are 1 or those of the longest row, or the bound that the batch carries.
+
+    Raises:
+        ShapeError: at once on CPU, asynchronously on CUDA.
+    """
+    bound = like.structure.extent
+    right = []
+    for r, (column, n) in enumerate(zip(like.sizes.unbind(1), sizes, strict=True)):
+        if n != 1:
+            exact = (column == n).any()
+            exact = exact if bound is None else exact | (column.new_full((), bound.shape[r]) == n)
+            right += [exact, (column <= n).all()]
+    got, hint = "another size on a ragged dim", "1, the longest length, or x.max_length, the size of x.to_padded()"
+    text = str(unbroadcast(x, like, op)) if eager() else message(op, "an operand that broadcasts", got, hint=hint)
+    require(torch.stack(right).all(), text, ShapeError)
 
 
 def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:

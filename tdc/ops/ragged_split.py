@@ -6,7 +6,8 @@
 
 Every part is an index `x[..., a:b, ...]`, so it is what `_ragged_index` makes of it, packed or padded.
 Along the ragged dim rows have different numbers of parts; where a row has no more its part is empty. There are as many
-parts as were asked for (chunk, tensor_split), or as the longest length has that the batch carries (split).
+parts as were asked for (chunk, tensor_split), or as the longest row has (split); a graph, which cannot know
+that, has as many as `max_length` bounds, and so does a padded batch of its rectangle.
 
 Invariants: parts of a row follow each other and make up the row; `narrow` and `select` of the ragged dim are dense,
 since every row must reach as far.
@@ -25,7 +26,7 @@ from tdc._errors import ShapeError, describe, message
 from tdc._index import FULL
 from tdc._ragged_index import cut_rows, rows_between
 from tdc._rules import Rule, add_rule
-from tdc._structure import longest, normal_dim, require
+from tdc._structure import exact, longest, normal_dim, require
 from tdc._typing import Op
 from tdc.masked import MaskedBatch
 from tdc.masked import like as masked_like
@@ -72,7 +73,7 @@ def split_ragged(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any
     if d not in x.ragged_dims:
         return apart(x, d, part_lengths(given, x.shape[d]))
     column = x.ragged_dims.index(d)
-    top = x.shape[d] if isinstance(x, MaskedBatch) else longest(x.structure)[column]
+    top = x.shape[d] if isinstance(x, MaskedBatch) else longest(exact(x.structure))[column]
     if isinstance(given, (list, tuple)):
         text = message("split", f"rows of length {sum(given)}", "others", hint="x.tensor_split(places, dim)")
         require((row_sizes(x, d) == sum(given)).all(), text, ShapeError)
