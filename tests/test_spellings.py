@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from harness import Counter
-from texts import Texts, ragged
+from texts import Texts
+from texts import ragged as ragged_of
 from torch import Tensor
 
 import tdc
@@ -19,6 +20,10 @@ LENGTHS = (3, 0, 5)
 def rows_of(*sizes: int, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
     g = torch.Generator().manual_seed(0)
     return [torch.randn(n, *sizes, generator=g) for n in lengths]
+
+
+def ragged() -> Any:
+    return ragged_of()
 
 
 def same(x: Any, rows: list[Tensor]) -> None:
@@ -40,21 +45,22 @@ def test_matrices_transposed(padded: bool):
 
 def test_dense_rows_join_ragged_ones():
     rows, token = rows_of(4), torch.randn(3, 1, 4)
-    x = tdc.pack(rows)
-    y = torch.cat([token, x], 1)
+    x: Any = tdc.pack(rows)
+    y: Any = torch.cat([token, x], 1)
     same(y, [torch.cat([t, r]) for t, r in zip(token, rows, strict=True)])
     assert y.max_length == 6
     same(torch.cat([x, token.expand(3, 2, 4)], 1), [torch.cat([r, t, t]) for t, r in zip(token, rows, strict=True)])
     same(torch.cat([x, torch.ones(2, 3, 4)]), [*rows, torch.ones(3, 4), torch.ones(3, 4)])
     images = [torch.randn(2, h, w) for h, w in ((3, 2), (3, 4), (3, 1))]
     frame = torch.randn(3, 2, 3, 1)
-    z = tdc.pack(images, ragged_dim=(2, 3))
+    z: Any = tdc.pack(images, ragged_dim=(2, 3))
     same(torch.cat([frame, z], 3), [torch.cat([f, r], 2) for f, r in zip(frame, images, strict=True)])
 
 
 def test_a_token_in_front_is_one_graph():
     def run(x: Any, token: Tensor) -> Any:
-        return torch.cat([token.expand(len(x), 1, 4), x], 1).to_padded().data.sum((1, 2))
+        joined: Any = torch.cat([token.expand(len(x), 1, 4), x], 1)
+        return joined.to_padded().data.sum((1, 2))
 
     counter = Counter("aot_eager")
     compiled, token = torch.compile(run, backend=counter, fullgraph=True), torch.randn(4, requires_grad=True)
@@ -80,7 +86,7 @@ def test_dtype_and_device_of_another():
 class TestTexts(Texts):
     def test_rows_for_the_constructor(self):
         self.says(
-            lambda: tdc.NestedTensor([torch.ones(1), torch.ones(2)]),
+            lambda: tdc.NestedTensor([torch.ones(1), torch.ones(2)]),  # type: ignore[arg-type]  # what this is about
             """\
 DtypeError
 tdc.NestedTensor: expected tensors of values and offsets, got list and NoneType
