@@ -135,6 +135,31 @@ def as_step(part: Any, dim: int, shape: Any, device: Any) -> Any:
     return found.to(torch.int64)
 
 
+def around_batch(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> bool:
+    """Whether vectors stand on the batch and on static dims beside it, in front of the ragged ones."""
+    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
+    beside = len(found) > 1 and found[-1] - found[0] == len(found) - 1
+    return beside and batch_dim in found and found[-1] < ragged_dims[0]
+
+
+def at_examples(x: Any, parts: list[Any]) -> Any:
+    """Examples that vectors name on several dims, as the batch is one of them in a TensorDict with several batch dims.
+
+    Raises:
+        IndexingError: an example that is not there, or vectors of other sizes.
+    """
+    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
+    first, last = found[0], found[-1]
+    flat = x.flatten(first, last)
+    numbers = torch.arange(flat.shape[first], device=x.device).view([x.shape[d] for d in found])
+    try:
+        rows = numbers[tuple(parts[first : last + 1])]
+    except IndexError as error:
+        hint = f"torch: {error}"
+        raise IndexingError(message("index", f"examples of {list(numbers.shape)}", "others", hint=hint)) from None
+    return flat[(*parts[:first], rows, *parts[last + 1 :])]
+
+
 def whole(part: Any) -> bool:
     """Whether an entry takes all of its dim as it is."""
     return isinstance(part, slice) and part.start is None and part.stop is None and part.step in (None, 1)

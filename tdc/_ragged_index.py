@@ -24,7 +24,20 @@ from torch import Tensor
 from tdc._arguments import expect
 from tdc._crops import Each, crop_rows, enough
 from tdc._errors import DtypeError, IndexingError, ShapeError, describe, message
-from tdc._index import FULL, Span, as_rows, bounds, cut, full_index, kept, longest_span, spans, whole
+from tdc._index import (
+    FULL,
+    Span,
+    around_batch,
+    as_rows,
+    at_examples,
+    bounds,
+    cut,
+    full_index,
+    kept,
+    longest_span,
+    spans,
+    whole,
+)
 from tdc._structure import (
     Structure,
     eager,
@@ -174,6 +187,8 @@ def index_dims(x: NestedTensor, index: Any) -> Any:
     dims: Any = s.ragged_dims
     rows: Any = as_rows(parts[b], s.batch_size, x.device)
     parts[b] = rows
+    if around_batch(parts, b, dims) and not new:
+        return at_examples(x, parts)
     check_vectors(parts, b, dims)
     paired = isinstance(rows, Tensor) and len(dims) == 1 and isinstance(parts[dims[0]], Tensor)
     y = x if paired or whole(rows) else index_rows(x, rows)
@@ -351,6 +366,8 @@ def index_masked(x: MaskedBatch, index: Any) -> Any:
     parts, new = full_index(index, shape, b, x.device)
     rows: Any = as_rows(parts[b], x.lengths.shape[0], x.device)
     parts[b] = rows
+    if around_batch(parts, b, x.ragged_dims) and not new:
+        return at_examples(x, parts)
     check_vectors(parts, b, x.ragged_dims)
     if isinstance(rows, int):
         row = crop(x, x.data.select(b, rows), x.lengths[rows].tolist())

@@ -367,7 +367,7 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, 
     return offsets, (places if step == 1 else places * step) + starts[rows]
 
 
-def require_same(a: Structure, b: Structure, op: OpName) -> None:
+def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None:
     """Two structures combine when they are one object or equal by value.
 
     The comparison of values is an assertion on the device: immediate on CPU, asynchronous on CUDA, a node in a graph.
@@ -381,12 +381,13 @@ def require_same(a: Structure, b: Structure, op: OpName) -> None:
     layout_a, layout_b = (a.packed_dim, a.batch_dim, a.ragged_ndim), (b.packed_dim, b.batch_dim, b.ragged_ndim)
     if layout_a != layout_b or a.offsets.shape != b.offsets.shape:
         got = f"{a.batch_size} rows, ragged dims {a.ragged_dims} and {b.batch_size} rows, ragged dims {b.ragged_dims}"
-        raise StructureError(message(op, "operands of one ragged structure", got, hint=SAME_HINT))
+        raise StructureError(message(op, "operands of one ragged structure", got, hint=hint or SAME_HINT))
     if a.offsets is not b.offsets:
         same = (a.offsets == b.offsets).all()
         if a.shapes is not None and b.shapes is not None:
             same = same & (a.shapes == b.shapes).all()
-        require(same, message(op, "operands of one ragged structure", "rows of different lengths", hint=SAME_HINT))
+        expected, got = "operands of one ragged structure", "rows of different lengths"
+        require(same, message(op, expected, got, hint=hint or SAME_HINT))
 
 
 def require(condition: Tensor, text: str, error: type[Exception] = StructureError) -> None:

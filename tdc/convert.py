@@ -31,6 +31,7 @@ from tdc._structure import (
 )
 from tdc._typing import Dims
 from tdc.masked import MaskedBatch
+from tdc.masked import like as masked_like
 from tdc.nested import NestedTensor
 from tdc.nested import like as packed_like
 
@@ -39,7 +40,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     """Packed to padded.
 
     Shapes:
-        `(B, *S0, -1, *S1) -> (B, *S0, L, *S1)`.
+        `(B, *S0, -1, *S1) -> (B, *S0, L, *S1)`; the batch may be at another dim, and stays there.
 
     Args:
         fill: what padding holds. Rules never rely on it.
@@ -49,7 +50,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         MaskedBatch with data and the real lengths.
 
     Raises:
-        ShapeError: the batch is not dim 0, or `length` does not have one size for each ragged dim.
+        ShapeError: the batch is between ragged dims, or `length` does not have one size for each ragged dim.
 
     Compile:
         One graph. Without `length` the batch must carry its longest length, as `pack` and `from_padded` see to.
@@ -63,10 +64,10 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     expect("to_padded", x, NestedTensor)
     expect_number("to_padded", fill)
     s = x.structure
-    if s.batch_dim != 0:
-        raise ShapeError(
-            message("to_padded", "the batch as dim 0", f"batch at dim {s.batch_dim}", hint="transpose it back first")
-        )
+    b, ragged = s.batch_dim, s.ragged_dims
+    if ragged[0] < b < ragged[-1]:
+        got, hint = f"the batch at dim {b} between them", "transpose it back first"
+        raise ShapeError(message("to_padded", "ragged dims side by side", got, hint=hint))
     padded = longest(s) if length is None else (length,) if isinstance(length, int) else tuple(length)
     if len(padded) != s.ragged_ndim:
         expected, got = f"length with {s.ragged_ndim} sizes", f"{len(padded)} sizes"
@@ -74,20 +75,18 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     sizes = x.sizes if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))
-    return MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
+    out = MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
+    return out if b == 0 else masked_like(out.data.movedim(0, b), out.lengths, ragged, b)
 
 
 def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     """Padded to packed. Padding is never read.
 
     Shapes:
-        `(B, *S0, L, *S1) -> (B, *S0, -1, *S1)`.
+        `(B, *S0, L, *S1) -> (B, *S0, -1, *S1)`; the batch may be at another dim, and stays there.
 
     Args:
         total: number of real positions, N. Read from the lengths (on the host) where it is not given.
-
-    Raises:
-        ShapeError: the batch is not dim 0.
 
     Example:
         >>> x = MaskedBatch(torch.tensor([[1., 9.], [2., 3.]]), torch.tensor([1, 2]))
@@ -95,17 +94,14 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
         tensor([1., 2., 3.])
     """
     expect("to_packed", x, MaskedBatch)
-    dims, count = x.ragged_dims, len(x.ragged_dims)
-    if x.batch_dim != 0:
-        raise ShapeError(
-            message("to_packed", "the batch as dim 0", f"batch at dim {x.batch_dim}", hint="transpose it back first")
-        )
+    b, count, data = x.batch_dim, len(x.ragged_dims), x.data.movedim(x.batch_dim, 0)
+    dims = tuple([d + (d < b) for d in x.ragged_dims])
     counts = x.lengths.prod(1)
     shapes = x.lengths if count > 1 else None
-    padded = tuple([x.data.shape[d] for d in dims])
-    structure = Structure(offsets_of(counts), shapes, extent_of(padded, x.device), dims[0] - 1, 0, count).marked()
+    padded = tuple([data.shape[d] for d in dims])
+    structure = Structure(offsets_of(counts), shapes, extent_of(padded, x.device), dims[0] - 1, b, count).marked()
     total = int(structure.offsets[-1]) if total is None else total
-    values = pack_rows(x.data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
+    values = pack_rows(data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
     return packed_like(structure, values)
 
 

@@ -311,10 +311,10 @@ hint: rows of different lengths stay in one batch dim: index it with one dim""",
 
     def test_a_moved_batch_dim(self):
         self.says(
-            lambda: ragged().transpose(0, 1).to_padded(),
+            lambda: tdc.pack([torch.ones(2, 3)], ragged_dim=(1, 2)).transpose(0, 1).to_padded(),
             """\
 ShapeError
-tdc.to_padded: expected the batch as dim 0, got batch at dim 1
+tdc.to_padded: expected ragged dims side by side, got the batch at dim 1 between them
 hint: transpose it back first""",
         )
 

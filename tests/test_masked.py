@@ -131,8 +131,9 @@ def test_a_moved_batch_dim():
     y = x.transpose(0, 1)
     assert all(torch.equal(a, b) for a, b in zip(y.unbind(1), rows, strict=True))
     assert torch.equal(y[:, 0], rows[0])
-    with pytest.raises(ShapeError, match="transpose it back first"):
-        y.to_packed()
+    packed = y.to_packed()
+    assert packed.shape == (-1, len(rows), *y.shape[2:])
+    assert all(torch.equal(a, b) for a, b in zip(packed.unbind(1), rows, strict=True))
     with pytest.raises(ShapeError, match="expected a static dim or dim 0, the batch, got ragged dim 1"):
         x.unbind(1)
 

@@ -358,7 +358,7 @@ def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     opened, axis = s.opened(dim, xs[0].ndim, "stack")
     check_layouts("stack", xs)
     for x in xs[1:]:
-        require_same(s, x.structure, "stack")
+        require_same(s, x.structure, "stack", "torch.cat(xs) puts rows after rows, of other lengths as well")
     return nested_like(opened, torch.stack([x.values for x in xs], axis))
 
 

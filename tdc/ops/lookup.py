@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import UnsupportedError, describe, message
+from tdc._errors import ShapeError, UnsupportedError, describe, message
 from tdc._rules import Container, Rule, add_rule, unsupported
 from tdc._structure import normal_dim
 from tdc._typing import Op
@@ -62,10 +62,18 @@ def take_along_dim(x: Any, indices: Tensor, dim: int) -> Any:
 
 
 def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> TensorDict:
-    """Ragged leaves, whose rows are whole examples, take an index of one dim: the rows it names."""
+    """Of ragged leaves, whose rows are whole examples, these rows, in one batch dim; others beside it have size 1."""
     ragged = any([isinstance(v, Container) for v in x._leaves.values()])
     if ragged and isinstance(index, Tensor) and index.ndim == 1:
         return index_select_tensordict(x, dim, index)
+    if ragged and isinstance(index, Tensor) and index.ndim == x.ndim:
+        if len([n for n in index.shape if n != 1]) > 1:
+            hint = "td[rows, columns] with two vectors, or td.apply(...) of padded leaves"
+            expected = "an index along one dim, of size 1 in the others, where leaves are ragged"
+            raise ShapeError(message("gather", expected, describe(index), hint=hint))
+        places = torch.arange(x.numel(), device=index.device).view(x.batch_size)
+        found = places.gather(normal_dim(dim, x.ndim, "gather"), index)
+        return x.flatten()[found.flatten()].reshape(index.shape)
     return gather_leaves(x, dim, index, **kwargs)
 
 

@@ -77,7 +77,7 @@ def refuse(cls: type, tensors: tuple[Any, ...], a: Given) -> None:
     """Refuse what the rules do not do.
 
     Raises:
-        StructureError: query, key and value of different containers.
+        StructureError: query, key and value of different containers, or with more dims.
         UnsupportedError: an argument that says which positions are real, or replaces keys.
     """
     if any([not isinstance(x, cls) for x in tensors]):
@@ -85,6 +85,10 @@ def refuse(cls: type, tensors: tuple[Any, ...], a: Given) -> None:
         raise StructureError(
             message(NAME, f"query, key and value that are all {cls.__name__}", got, hint="convert all three")
         )
+    wide = {f"operand {i}": describe(x) for i, x in enumerate(tensors) if x.ndim != 3}
+    if wide:
+        hint = "x.flatten(0, 1) makes static dims beside the batch part of it"
+        raise StructureError(message(NAME, "(B, -1, D) or (-1, B, D)", f"{len(wide)} others", wide, hint))
     wrong = [name for name in ("key_padding_mask", "static_k", "static_v") if getattr(a, name) is not None]
     if wrong:
         hint = "lengths are known, leave key_padding_mask out"

@@ -246,7 +246,7 @@ def shifted(s: Structure, total: int, shift: int | None) -> Tensor:
 
 def regrouped(op: Op | str, x: NestedTensor, got: str) -> ShapeError:
     """The error for a shape that no NestedTensor has."""
-    hint = "the batch and the ragged dims stay; regroup static dims, or x.to_padded() first"
+    hint = "the batch and the ragged dims stay; regroup static dims, or use x.to_padded().data"
     return ShapeError(message(op, f"static dims of {describe(x)} regrouped", got, hint=hint))
 
 
