@@ -36,7 +36,12 @@ def entries_applied(
     paths = list(td._leaves) if is_leaf is None else walk(td, True, False, is_leaf, False)
     paths = [p for p in paths if p in td._leaves or whole(td, p, is_leaf)]
     made = {p: call(p, td.get(p), *[entry_of(x, p, default) for x in others]) for p in paths}
-    made = {p: x for p, x in made.items() if x is not None}
+    return put_entries(td, made, size)
+
+
+def put_entries(td: Any, made: Leaves, size: torch.Size) -> tuple[Leaves, Nodes]:
+    """Leaves and nodes with what was made of entries in their place: leaves, TensorDicts, or None to drop one."""
+    paths, made = list(made), {p: x for p, x in made.items() if x is not None}
     kept = {p: n for p, n in td._nodes.items() if p == () or not any([within(p, q) for q in paths])}
     leaves: Leaves = {}
     nodes = kept if size == td._size else without_extra(kept)

@@ -72,11 +72,10 @@ def pad_sequence(
 
     Raises:
         StructureError: no examples, other keys or other Static values in one of them.
-        ShapeError: leaves that differ in another dim; every key is named.
+        ShapeError: leaves that differ in another dim; every key is named. Another side.
         DtypeError: leaves to be padded that are no tensors, or differ in dtype; every key is named. A value that is no
             number.
         KeyPathError: a key that is not there.
-        ShapeError: another side.
 
     Compile:
         Traceable, the number of examples fixed.

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import MappingKey
 
-from tdc._apply import entries_applied, pruned
+from tdc._apply import entries_applied, put_entries
 from tdc._batch_index import at, indexed, normal_index
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
@@ -40,12 +40,10 @@ from tdc._structure import normal_dim
 from tdc._tree import (
     Leaves,
     absorb,
-    as_leaf,
     check_leaves,
     common,
     mark_rows,
     misfit,
-    retype,
     same_size,
     shape_of,
     together,
@@ -371,10 +369,8 @@ def mapped(
     else:
         leaves = on_leaves(td, fn, others, with_path)
         nodes = td._nodes if batch_size is None else without_extra(td._nodes)
-        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container))]:
-            some = {p: v for p, v in leaves.items() if v is not None}
-            leaves = {p: v if isinstance(v, Tensor) else as_leaf(v, p, None) for p, v in some.items()}
-            nodes = retype(leaves, pruned(nodes, td._leaves, leaves))
+        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or isinstance(v, TensorDict)]:
+            leaves, nodes = put_entries(td, leaves, size)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
     return make(leaves, nodes, size, torch.device(device) if device is not None else td._device)
 

@@ -163,8 +163,9 @@ hint: count dims of the logical shape""")
     def test_flatten_keys_that_collide(self):
         self.says(lambda: TensorDict({"a": {"b": 1}, "a.b": 2}).flatten_keys(), """\
 KeyPathError
-tdc.flatten_keys: expected different joined keys, got paths that join to one key with separator '.'
-hint: choose another separator""")
+tdc.flatten_keys: expected keys without the separator '.', got 1 with one
+at 'a.b'
+hint: choose another separator, or td.rename_keys({old: new}) first""")
 
     def test_unflatten_keys_that_collide(self):
         self.says(lambda: TensorDict({"a.b": 1, "a": 2}).unflatten_keys(), """\

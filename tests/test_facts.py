@@ -100,6 +100,20 @@ def test_apply_takes_nodes_whole():
     assert (first.batch_size, first["s"].batch_size) == ((), ())
 
 
+def test_apply_may_make_nodes_of_leaves():
+    td: Any = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3), "e": {}}, "s": Static("q")}, [3])
+    out = td.apply(lambda x: TensorDict({"x": x, "y": x + 1}, [3]))
+    assert out.keys(True, True) == (("a", "x"), ("a", "y"), ("n", "b", "x"), ("n", "b", "y"), "s")
+    assert isinstance(out["a"], TensorDict)
+    assert out["n", "e"].is_empty()
+    assert td.apply_with_path(lambda path, x: None if path == "a" else x).keys(True) == (
+        "n",
+        ("n", "b"),
+        ("n", "e"),
+        "s",
+    )
+
+
 def test_apply_with_a_default():
     td, other = tree(), TensorDict({"z": torch.ones(3), "q": torch.ones(3)}, [3])
     add = lambda x, y: x if y is None else x + y  # noqa: E731
