@@ -218,7 +218,7 @@ hint: count dims of the logical shape""",
 
     def test_a_missing_dim(self):
         self.says(
-            lambda: tree().softmax(None),
+            lambda: tree().float().softmax(None),
             """\
 ShapeError
 tdc.softmax: expected a dim in [-2, 1], got None
