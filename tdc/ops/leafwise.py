@@ -138,9 +138,9 @@ def aligned(columns: list[list[Any]], own: list[bool], k: int) -> list[list[Any]
 
 def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The first operand of a class: it gives the result its structure."""
-    if kwargs.get("out") is not None:
+    if kwargs and kwargs.get("out") is not None:
         raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
-    for a in (*args, *kwargs.values()):
+    for a in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(a, cls):
             return a
     raise StructureError(

@@ -35,8 +35,8 @@ UNEQUAL = "rows of different lengths"
 def widest(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NestedTensor:
     """The first NestedTensor among the operands; where layouts differ, one with the dims that they broadcast to."""
     like = first_of(NestedTensor, op, args, kwargs)
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, NestedTensor) and not one_layout(x, like):
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if x is not like and isinstance(x, NestedTensor) and not one_layout(x, like):
             return spanned(op, [a for a in (*args, *kwargs.values()) if isinstance(a, NestedTensor)])
     return like
 
@@ -50,8 +50,9 @@ def widest_of(op: Op, *xs: Any) -> Any:
 def one_layout(x: NestedTensor, y: NestedTensor) -> bool:
     """Whether the dims of two batches are the same in number and kind."""
     s, t = x._structure, y._structure
-    same = s is t or (s.packed_dim, s.batch_dim, s.ragged_ndim) == (t.packed_dim, t.batch_dim, t.ragged_ndim)
-    return same and x._values.ndim == y._values.ndim
+    if x._values.ndim != y._values.ndim:
+        return False
+    return s is t or (s.packed_dim, s.batch_dim, s.ragged_ndim) == (t.packed_dim, t.batch_dim, t.ragged_ndim)
 
 
 def spanned(op: Op, xs: list[NestedTensor]) -> NestedTensor:

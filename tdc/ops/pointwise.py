@@ -92,6 +92,8 @@ def nary_nested(op: Op) -> Op:
 
 def packed(x: Any, like: NestedTensor, op: Op) -> Any:
     """An operand as it broadcasts against the packed values of `like`."""
+    if x is like:
+        return like._values
     if isinstance(x, NestedTensor):
         if x._structure is like._structure and x._values.ndim == like._values.ndim:
             return x._values

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
-from tdc._rules import Container, Rule, add_rule
+from tdc._rules import Rule, add_rule
 from tdc._structure import Structure, extent_of, normal_dim, sizes_of
 from tdc._typing import Dims, Op, OpName
 from tdc.masked import MaskedBatch
@@ -183,7 +183,7 @@ def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
     first = tuple([0 if d in dims else slice(None) for d in range(x.ndim)])  # the one row of a ragged leaf
 
     def squeezed(v: Any) -> Any:
-        return v[first] if isinstance(v, Container) and v._batch_dim in dims else v.squeeze(dims)
+        return v[first] if isinstance(v, (NestedTensor, MaskedBatch)) and v._batch_dim in dims else v.squeeze(dims)
 
     return lift(x, squeezed, size=[n for d, n in enumerate(x.batch_size) if d not in dims], op="squeeze")
 
