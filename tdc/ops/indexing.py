@@ -32,9 +32,21 @@ from tdc.ops.outside import places_at
 from tdc.tensordict import TensorDict, index, make
 
 
+def flat_index(index: Any) -> Tensor:
+    """The index of `index_select`, one dim.
+
+    Raises:
+        DtypeError: it is no tensor.
+    """
+    if not isinstance(index, Tensor):
+        hint = "torch.tensor([0, 2]), or x[[0, 2]]"
+        raise DtypeError(message("index_select", "an index tensor", describe(index), hint=hint))
+    return index.reshape(-1)
+
+
 def index_select_nested(x: NestedTensor, dim: int, index: Tensor) -> Any:
     """Rows, static places, or places that every row has: then the result is dense."""
-    axis, flat = x.structure.axis(dim, x.ndim, "index_select"), index.reshape(-1)
+    axis, flat = x.structure.axis(dim, x.ndim, "index_select"), flat_index(index)
     if axis is None:
         return index_rows(x, flat)
     if axis == x.structure.packed_dim:
@@ -43,11 +55,11 @@ def index_select_nested(x: NestedTensor, dim: int, index: Tensor) -> Any:
 
 
 def index_select_masked(x: MaskedBatch, dim: int, index: Tensor) -> Any:
-    return x[(FULL,) * normal_dim(dim, x.ndim, "index_select") + (index.reshape(-1),)]
+    return x[(FULL,) * normal_dim(dim, x.ndim, "index_select") + (flat_index(index),)]
 
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
-    d, of = normal_dim(dim, x.ndim, "index_select"), picker(index.reshape(-1))
+    d, of = normal_dim(dim, x.ndim, "index_select"), picker(flat_index(index))
     return lift(x, lambda v: v.index_select(d, index) if d or isinstance(v, Tensor) else of(v), op="index_select")
 
 
