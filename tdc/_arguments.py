@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdc._errors import DtypeError, describe, message
+from tdc._typing import OpName
 
 MADE = {
     "TensorDict": "TensorDict({'key': tensor}, batch_size=[...]), or tdc.as_tensordict(obj)",
@@ -52,7 +53,7 @@ def expect_function(op: str, *fns: Any) -> None:
             raise DtypeError(message(op, "a function", describe(fn), hint="the function itself, e.g. torch.relu"))
 
 
-def expect_number(op: str, *numbers: Any, whole: bool = False) -> None:
+def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
     """Refuse what is no number; of tensors and arrays those without dims are numbers.
 
     Raises:
@@ -63,7 +64,7 @@ def expect_number(op: str, *numbers: Any, whole: bool = False) -> None:
             raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint="a Python number"))
 
 
-def unchecked(op: str, *args: Any, whole: bool = False) -> None:
+def unchecked(op: OpName, *args: Any, whole: bool = False) -> None:
     """In place of the checks that a graph cannot make."""
 
 

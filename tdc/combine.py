@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect_number
+from tdc._arguments import expect_function, expect_number
 from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
 from tdc._keyed import present
 from tdc._keys import is_key, show
@@ -130,6 +130,7 @@ def reduce(td: TensorDict, fn: Callable[[Any, Any], Any], init: Any = MISSING) -
 
     Raises:
         StructureError: no leaves, and no `init`.
+        DtypeError: no function.
 
     Compile:
         Traceable.
@@ -140,6 +141,7 @@ def reduce(td: TensorDict, fn: Callable[[Any, Any], Any], init: Any = MISSING) -
         tensor(7.)
     """
     check_tensordicts("reduce", [td])
+    expect_function("reduce", fn)
     leaves = [unwrap(leaf) for leaf in td._leaves.values()]
     if init is MISSING and not leaves:
         raise StructureError(message("reduce", "at least one leaf, or init", "neither", hint="tdc.reduce(td, fn, 0.0)"))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.architecture
 ROOT = Path(__file__).resolve().parents[1]
 FACADE = "tdc"
 LAYERS = (
-    ("_errors", "_arguments", "_typing", "_keys", "_dtypes"),
+    ("_errors", "_typing", "_arguments", "_keys", "_dtypes"),
     (
         *("_nodes", "_rules", "_pytree", "_slow", "_exchange", "_structure", "_index", "_leaf", "_bytes", "_repr"),
         *("_objects", "_tree", "_batch_index", "_look", "_keyed", "_apply", "_builder"),

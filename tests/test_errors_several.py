@@ -57,7 +57,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "roll: expected dims to roll along, got none: elements would move from row to row\n"
         "hint: name them, e.g. x.roll(1, 1)",
     ),
-    "sequences and images": (lambda: x() + lines(), "add: " + LAYOUT),
+    "sequences and images": (
+        lambda: x() + lines(),
+        "add: expected batches whose dims meet, counted from the last, got other numbers of dims\n"
+        "at operand 0: NestedTensor float32[2, 3, -1, -1]\n"
+        "at operand 1: NestedTensor float32[2, 3, -1]\n"
+        "hint: y.unsqueeze(d) where y lacks a dim of x",
+    ),
     "a mask of sequences": (lambda: x()[lines() > 0], "index: " + LAYOUT),
     "other heights": (
         lambda: torch.cat([x(), x()[:, :, 1:]], 3),

@@ -61,7 +61,7 @@ hint: for features use td.apply(lambda leaf: ...)""")  # fmt: skip
     def test_an_array_of_another_size_on_the_left(self):
         self.says(lambda: np.ones((2, 1)) * ragged(), """\
 ShapeError
-tdc.mul: expected an operand that broadcasts against NestedTensor float32[3, -1, 4], got Tensor float64[1, 2, 1]
+tdc.mul: expected an operand that broadcasts against NestedTensor float32[3, -1, 4], got Tensor float64[2, 1]
 hint: sizes must be 1 or equal, counted from the last dim""")  # fmt: skip
 
     def test_an_array_beside_padded_rows(self):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc._batch_index import Numbers
 from tdc._errors import DtypeError, message
 from tdc._typing import OpName
 from tdc.tensordict import TensorDict, index, make, normal_index
@@ -34,6 +35,7 @@ def places_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tensor:
     if mode not in ("drop", "clip"):
         raise DtypeError(message(op, "mode 'drop', 'clip' or None", f"{mode!r}", hint="None raises, as torch does"))
     given = normal_index(td, idx)
+    given = given.given if type(given) is Numbers else given
     parts, pad = [], [0] * (2 * len(size))
     d = 0
     for part in given if isinstance(given, tuple) else (given,):

@@ -242,7 +242,9 @@ def index_put_nested(x: NestedTensor, indices: Any, values: Any, accumulate: boo
     """Indices of dims in order, the batch first: rows, places of the ragged dim, static dims; or one ragged mask."""
     s, e, given = x.structure, x.structure.packed_dim, tuple(indices)
     if len(given) == 1 and isinstance(given[0], NestedTensor):
-        mask = packed(given[0], x, torch.index_put)
+        if given[0]._structure is not s:
+            require_same(s, given[0]._structure, torch.index_put)
+        mask = given[0]._values
         mask = mask.view(*mask.shape, *[1] * (x.values.ndim - mask.ndim))
         return x.with_values(torch.where(mask, x.values + values if accumulate else values, x.values).to(x.dtype))
     wrong = [i for i in given if not isinstance(i, Tensor) or i.dtype == torch.bool]
