@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tdc._arguments import expect_function
 from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.tensordict import TensorDict
 
@@ -52,6 +53,7 @@ def map(
     if not isinstance(td, TensorDict):
         hint = "tdc.map(fn, td); td.apply(fn) for a function of leaves"
         raise DtypeError(message("map", "a function and a TensorDict", describe(td), hint=hint))
+    expect_function("map", fn)
     if num_workers:
         hint = "num_workers=0, or a torch.utils.data.DataLoader for work in processes"
         raise UnsupportedError(message("map", "work in this process", f"num_workers={num_workers}", hint=hint))
