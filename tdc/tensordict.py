@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ class TensorDict(Keyed):
 
     def numel(self) -> int:
         """Number of examples: the product of the batch size."""
-        return self._size.numel()
+        return math.prod(self._size)  # `torch.Size.numel` would make a constant of it in a graph
 
     def __len__(self) -> int:
         if not self._size:

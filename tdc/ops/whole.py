@@ -47,20 +47,25 @@ def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     if a.dtype != b.dtype and op is torch.allclose:
         got = f"{describe(a)} and {describe(b)}"
         raise DtypeError(message(op, "leaves of one dtype", got, hint="convert one of them with .to(dtype)"))
+    return read(op, op, a, b, *args, **kwargs)
+
+
+def read(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+    """What `run` says of two tensors, on behalf of `op`."""
     try:
-        return answer(op, a, b, *args, **kwargs)
+        return answer(op, run, a, b, *args, **kwargs)
     except TdcError:
         raise
     except RuntimeError as error:
         raise unread(op) from error
 
 
-def answer(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+def answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     """A number of Python, read from the data."""
-    return op(a, b, *args, **kwargs)
+    return run(a, b, *args, **kwargs)
 
 
-def no_answer(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+def no_answer(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
     """What Dynamo traces in place of `answer`, in words of ours."""
     raise unread(op)
 
@@ -84,7 +89,7 @@ def agree_nested(op: Op, a: NestedTensor, b: Any, *args: Any, **kwargs: Any) -> 
     s, t = a.structure, b.structure
     if (s.packed_dim, s.batch_dim, s.ragged_ndim) != (t.packed_dim, t.batch_dim, t.ragged_ndim):
         return False
-    same = s is t or agree(torch.equal, a.sizes, b.sizes)
+    same = s is t or read(op, torch.equal, a.sizes, b.sizes)
     return same and agree(op, a.values, b.values, *args, **kwargs)
 
 
@@ -92,7 +97,7 @@ def agree_masked(op: Op, a: MaskedBatch, b: Any, *args: Any, **kwargs: Any) -> b
     """Padding does not count, the size of the rectangle does."""
     if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim):
         return False
-    same = agree(torch.equal, a.lengths, b.lengths)
+    same = read(op, torch.equal, a.lengths, b.lengths)
     return same and agree(op, a.filled(0), b.filled(0), *args, **kwargs)
 
 
@@ -110,8 +115,8 @@ def is_same_size_ragged(a: Any, b: Any) -> bool:
     if type(a) is not type(b) or a.shape != b.shape or a.ragged_dims != b.ragged_dims or a._batch_dim != b._batch_dim:
         return False
     if isinstance(a, MaskedBatch):
-        return a.lengths is b.lengths or agree(torch.equal, a.lengths, b.lengths)
-    return a.structure is b.structure or agree(torch.equal, a.sizes, b.sizes)
+        return a.lengths is b.lengths or read(torch.is_same_size, torch.equal, a.lengths, b.lengths)
+    return a.structure is b.structure or read(torch.is_same_size, torch.equal, a.sizes, b.sizes)
 
 
 def numel(x: Any) -> int:
