@@ -302,12 +302,16 @@ class Keyed(Container):
         """
         if not self._nodes:
             return self
-        wrong = holding((*self._leaves, *self._nodes), separator)
-        if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
-            got, hint = f"{len(wrong)} with one", "choose another separator, or td.rename_keys({old: new}) first"
-            raise KeyPathError(message("flatten_keys", f"keys without the separator {separator!r}", got, wrong, hint))
-        leaves: Leaves = {separator.join(parts(path)): leaf for path, leaf in self._leaves.items()}
         fixed = statics(self._nodes)
+        leaves: dict[Any, Any] = {p if type(p) is str else separator.join(p): x for p, x in self._leaves.items()}
+        joints: list[int] = [len(p) - 1 for p in self._leaves if type(p) is tuple]
+        sure = len(leaves) == len(self._leaves) and len(separator) == 1 and not fixed
+        if not sure or "".join(leaves).count(separator) != sum(joints):  # a key may hold it
+            wrong = holding((*self._leaves, *self._nodes), separator)
+            if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
+                got, hint = f"{len(wrong)} with one", "choose another separator, or td.rename_keys({old: new}) first"
+                text = message("flatten_keys", f"keys without the separator {separator!r}", got, wrong, hint)
+                raise KeyPathError(text)
         joined: Nodes = {separator.join(parts(path)): entry for path, entry in fixed.items()}
         if len(leaves.keys() | joined.keys()) < len(self._leaves) + len(fixed):
             got = f"paths that join to one key with separator {separator!r}"
@@ -320,7 +324,8 @@ class Keyed(Container):
         Raises:
             KeyPathError: one key would be a leaf and an inner node.
         """
-        if not any([separator in key for path in [*self._leaves, *self._nodes] for key in parts(path)]):
+        paths = [*self._leaves, *self._nodes]
+        if not any([separator in key for p in paths for key in ((p,) if type(p) is str else p)]):
             return self
 
         def split(path: KeyPath) -> KeyPath:
