@@ -59,11 +59,15 @@ def floating(op: Op, impl: Op) -> Op:
     count = FLOATING[op]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
+        own = args[0].dtype if args else None  # None of a TensorDict whose leaves differ, too
+        if own is None or not own.is_floating_point:
+            check([*args, *kwargs.values()])
+        return impl(*args, **kwargs)
+
+    def check(given: list[Any]) -> None:
         wanted = [a for a in given if isinstance(a, torch.dtype)]
         if not wanted or not is_floating(wanted[0]):
             refuse_integers(op, *given[:count])
-        return impl(*args, **kwargs)
 
     return run
 

@@ -190,7 +190,7 @@ class NestedTensor(Container):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the values."""
-        return self.values.dtype
+        return self._values.dtype
 
     @property
     def device(self) -> torch.device:
