@@ -6,11 +6,13 @@ since Dynamo can tell neither whether any object is a function nor whether a siz
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
-from tdc._errors import DtypeError, describe, message
+from tdc._errors import DtypeError, KeyPathError, describe, message
 from tdc._typing import OpName
 
+ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
 MADE = {
     "TensorDict": "TensorDict({'key': tensor}, batch_size=[...]), or tdc.as_tensordict(obj)",
     "NestedTensor": "tdc.pack([tensor, ...]) makes one",
@@ -62,6 +64,18 @@ def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
     for x in numbers:
         if isinstance(x, str) or not hasattr(x, "__index__" if whole else "__float__") or getattr(x, "ndim", 0):
             raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint="a Python number"))
+
+
+def check_entries(entries: dict[str, Any]) -> None:
+    """A keyword is a key; one that is nearly `batch_size`, with sizes, is meant as that.
+
+    Raises:
+        KeyPathError: there is one. In the mapping such a key may have any value.
+    """
+    for name, value in entries.items():
+        if isinstance(value, (int, list, tuple)) and get_close_matches(name, ARGUMENTS, 1, 0.8):
+            hint = f"batch_size=..., or TensorDict({{{name!r}: ...}}) for a key of this name"
+            raise KeyPathError(message("TensorDict", "batch_size, or tensors by key", f"{name}=", hint=hint))
 
 
 def unchecked(op: OpName, *args: Any, whole: bool = False) -> None:

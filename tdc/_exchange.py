@@ -89,8 +89,8 @@ class Both(Exchange):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        Exchange.setup_context(ctx, inputs, output)
         _, index, valid, _, inverse, keep = inputs
-        ctx.save_for_backward(index, valid, inverse, keep)
         ctx.save_for_forward(index, valid, inverse, keep)
 
     @staticmethod

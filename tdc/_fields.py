@@ -1,9 +1,11 @@
 """The fields of a tensorclass: what an annotation and a default say of one, and which values it takes.
 
-x: Tensor                 a leaf
-inner: TensorDict         an inner node; of a tensorclass one of this class, made of any mapping with its fields
-name: str                 a static value
-note: Any                 the value decides
+    x: Tensor                 a leaf
+    inner: TensorDict         an inner node; of a tensorclass one of this class, made of any mapping with its fields
+    name: str                 a static value
+    note: Any                 the value decides
+
+Invariant: what a field takes does not depend on the values of others.
 """
 
 from __future__ import annotations

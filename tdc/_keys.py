@@ -16,7 +16,6 @@ from tdc._errors import KeyPathError, describe, message
 from tdc._typing import KeyPath, OpName, constant
 
 T = TypeVar("T")
-ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
 
 
 def is_key(x: Any) -> bool:
@@ -230,15 +229,3 @@ def missing_key(op: OpName, path: KeyPath, present: Iterable[KeyPath]) -> KeyPat
     near = get_close_matches(show(path), names, n=3, cutoff=0.5) or sorted(names)[:5]
     hint = "nearest keys: " + ", ".join(repr(n) for n in near) if near else "the TensorDict has no keys yet"
     return KeyPathError(message(op, "an existing key", repr(show(path)), hint=hint))
-
-
-def check_entries(entries: dict[str, Any]) -> None:
-    """A keyword is a key; one that is nearly `batch_size`, with sizes, is meant as that.
-
-    Raises:
-        KeyPathError: there is one. In the mapping such a key may have any value.
-    """
-    for name, value in entries.items():
-        if isinstance(value, (int, list, tuple)) and get_close_matches(name, ARGUMENTS, 1, 0.8):
-            hint = f"batch_size=..., or TensorDict({{{name!r}: ...}}) for a key of this name"
-            raise KeyPathError(message("TensorDict", "batch_size, or tensors by key", f"{name}=", hint=hint))

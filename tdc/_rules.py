@@ -81,7 +81,8 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
         rows: the list that it joins.
         foreign: the function is no function of torch, and a Tensor method of its name is another operation.
     """
-    rule, table = replace(rule, impl=floating(rule.op, rule.impl)), DISPATCH[rule.kind]
+    impl, table = floating(rule.op, rule.impl), DISPATCH[rule.kind]
+    rule = rule if impl is rule.impl else replace(rule, impl=impl)
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
     row = f"{rule.kind}_{rule.name}_{len(IMPLS)}".replace(".", "_")

@@ -173,14 +173,7 @@ def mark_traced(x: Any, *dims: int) -> Any:
     """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
     `unbind`), a view of it can be marked. torch 2.11-2.13."""
     view = x.view_as(x)
-    view._dynamo_weak_dynamic_indices = set(dims)
-    return view
-
-
-def mark_result_traced(x: Any, dim: int) -> Any:
-    """`mark_traced` in place of `mark_result`."""
-    view = x.view_as(x)
-    view._dynamo_weak_dynamic_indices = {dim}
+    view._dynamo_weak_dynamic_indices = {*dims}  # `set` would be a guard
     return view
 
 
@@ -194,8 +187,8 @@ def traced() -> bool:
     return False
 
 
-mark_dynamic._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
-mark_result._torchdynamo_inline = mark_result_traced  # type: ignore[attr-defined]  # the same
+for _mark in (mark_dynamic, mark_result):
+    _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 eager._torchdynamo_inline = traced  # type: ignore[attr-defined]  # the same
 
 

@@ -27,11 +27,12 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey
 
 from tdc._apply import entries_applied, put_entries
+from tdc._arguments import check_entries
 from tdc._batch_index import at, indexed, normal_index
 from tdc._builder import Builder
 from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
 from tdc._keyed import IsLeaf, Keyed, apply_leaves
-from tdc._keys import check_entries, is_key, ordered
+from tdc._keys import is_key, ordered
 from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
 from tdc._look import node_html, node_text
 from tdc._nodes import Nodes, extra_of, with_extra, without_extra

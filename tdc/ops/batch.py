@@ -90,13 +90,19 @@ def all_tensors(leaves: dict[Any, Any]) -> bool:
 
 def refused(op: Any, x: TensorDict, fn: Op, others: tuple[TensorDict, ...], error: Exception) -> Exception:
     """An error of torch with the leaves where it arises. They run once more, which only a failure has to pay for."""
-    wrong = {}
-    for path, leaf in x._leaves.items():
+    found = failing(fn, x, [[td._leaves[p] for p in x._leaves] for td in (x, *others)], PLAIN)
+    return explained(op, x, {path: describe(values[0]) for path, values in found.items()}, error)
+
+
+def failing(fn: Op, like: TensorDict, columns: Any, errors: Any) -> dict[str, tuple[Any, ...]]:
+    """The operands at each path, taken from columns in the order of `like`, for which `fn` raises such an error."""
+    found = {}
+    for path, *values in zip(like._leaves, *columns, strict=True):
         try:
-            fn(leaf, *[td._leaves[path] for td in others])
-        except PLAIN:
-            wrong[show(path)] = describe(leaf)
-    return explained(op, x, wrong, error)
+            fn(*values)
+        except errors:
+            found[show(path)] = tuple(values)
+    return found
 
 
 def explained(op: Any, x: TensorDict, wrong: dict[str, str], error: Exception) -> Exception:

@@ -21,12 +21,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
-from tdc._keys import show
 from tdc._nodes import any_extra
 from tdc._structure import eager
 from tdc._tree import check_extra, columns_of, same_size
 from tdc._typing import Op
-from tdc.ops.batch import explained
+from tdc.ops.batch import explained, failing
 from tdc.tensordict import TensorDict, make
 
 FOREACH: dict[Op, Op] = {
@@ -81,13 +80,10 @@ def refused(op: Op, call: Op, like: TensorDict, operands: Sequence[Any], error: 
     """An error of torch with the leaves where it arises. They run once more, which only a failure has to pay for."""
     if type(error) not in (RuntimeError, NotImplementedError):  # the library's own, which say more
         return error
-    wrong, paths = {}, list(like._leaves)
+    paths = list(like._leaves)
     columns = [[a._leaves[p] for p in paths] if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
-    for path, *values in zip(paths, *columns, strict=True):
-        try:
-            call(*values)
-        except RuntimeError:
-            wrong[show(path)] = " and ".join([describe(v) for v in values])
+    found = failing(call, like, columns, RuntimeError)
+    wrong = {path: " and ".join([describe(v) for v in values]) for path, values in found.items()}
     return explained(op, like, wrong, error) if wrong else error
 
 

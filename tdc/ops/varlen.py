@@ -22,10 +22,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc._dtypes import HALF
 from tdc._errors import StructureError, UnsupportedError, message
 from tdc.ops import varlen_cpu, varlen_flash
 
-HALF = (torch.float16, torch.bfloat16)
 FLEX_HEADS = range(16, 257)  # head sizes of flex_attention's kernels
 
 
