@@ -11,7 +11,7 @@ from __future__ import annotations
 from bench._timing import Report, Spread, arguments
 from tdc.compile import Counts
 from tdc.demo.data import Corpus, load_docstrings, split
-from tdc.demo.job import fit
+from tdc.demo.pipeline import fit
 
 BATCHES = 20
 

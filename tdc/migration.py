@@ -2,7 +2,7 @@
 
 One table for each class and one for the modules: names, and the spelling that replaces them. A name of a class becomes
 a descriptor that raises `MethodError` with that spelling, so that attributes that exist cost nothing; one of a module
-goes through its `__getattr__`. docs/make_migration.py takes the spellings of its page from here.
+goes through its `__getattr__`. docs/tools/make_migration.py takes the spellings of its page from here.
 
 Invariant: a name in the table is no name of ours; `hasattr` of it is False.
 """
@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from tdc import nn
-from tdc._errors import MethodError, message
-from tdc._rules import CLASS_NAMES, Absent
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import MethodError, message
+from tdc.core.rules import CLASS_NAMES, Absent
 from tdc.ops import CLASSES as CLASSES  # which have their methods now
-from tdc.tensordict import TensorDict
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.tensordict import TensorDict
 
 MADE = {  # constructors: of TensorDict and of the module alike
     "from_any from_tuple": "tdc.as_tensordict(obj) for dicts and records, tdc.from_pytree(tree) for lists and tuples",
@@ -203,7 +204,7 @@ def traced_error(text: str) -> AttributeError:
     return AttributeError(text)
 
 
-error_of._torchdynamo_inline = traced_error  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(error_of, traced_error)
 
 
 def text_of(name: str, owner: str, instead: str) -> str:

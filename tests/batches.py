@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc import MaskedBatch, NestedTensor, TensorDict
-from tdc._structure import mark_dynamic
+from tdc.core.dynamo import mark_dynamic
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils import _pytree as pytree
 
-from tdc._errors import TdcError
-from tdc._rules import MODES, Container, Rule
+from tdc.core.errors import TdcError
+from tdc.core.rules import MODES, Container, Rule
 from tdc.testing.rules import Module, dynamic_sizes
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

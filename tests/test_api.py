@@ -11,8 +11,8 @@ import torch
 from expecttest import TestCase
 
 import tdc
-from tdc._keyed import Keyed
-from tdc._rules import Absent
+from tdc.core.rules import Absent
+from tdc.tensordict.mapping import Keyed
 
 
 def signature(x: Any) -> str:

@@ -1,11 +1,11 @@
-"""Reads the code and holds it to its architecture: layers, cycles, sizes, hidden imports, forks on compilation, facade.
+"""Reads the code and holds it to its architecture: rooms, cycles, sizes, hidden imports, forks on compilation, facade.
 
 `Tree` parses the sources under a root with `ast` and imports none of them. A check is a function from a tree to a list
 of problems, one line each; `CHECKS` names them all. Each runs twice: on this repository, where it must find nothing,
 and on the small trees of `BAD`, where it must find what was planted, since a check that cannot fail is worthless.
 
 Invariants:
-- `LAYERS` is the only place that knows the order. A module that is not in it fails the test, so none slips past.
+- `ROOMS` is the only table of who may import whom. A module that is not in it fails the test, so none slips past.
 - Names under `if TYPE_CHECKING:` are no imports. A string or a call (`__import__`, `import_module`) does not hide one.
 """
 
@@ -28,24 +28,21 @@ pytestmark = pytest.mark.architecture
 
 ROOT = Path(__file__).resolve().parents[1]
 FACADE = "tdc"
-LAYERS = (
-    ("_errors", "_typing", "_arguments", "_keys", "_dtypes"),
-    (
-        *("_nodes", "_rules", "_pytree", "_slow", "_exchange", "_structure", "_index", "_leaf", "_bytes", "_repr"),
-        *("_objects", "_tree", "_batch_index", "_look", "_keyed", "_apply", "_builder"),
-    ),
-    (
-        *("tensordict", "nested", "masked", "_crops", "_ragged_index", "_attributes", "_facts", "convert", "rows"),
-        *("_dataclass", "_fields", "tensorclass", "memory", "hf", "trees", "arrays", "interop", "schema", "combine"),
-        *("sequence", "size"),
-    ),
-    ("ops",),
-    ("compile",),
-    ("nn", "optim", "io", "data", "dist", "viz", "testing", "_absent", "demo", "doctor", "__main__"),
-)
-PLACE = {unit: (row, column) for row, units in enumerate(LAYERS) for column, unit in enumerate(units)}
-FIRST_OPTIONAL_ROW = 4  # from here on a function may import an optional package
-EDGE_ROW = 5  # and here a module may use the facade, as users do
+FOUNDATIONS = ("core", "ragged", "tensordict")
+MIDDLE = ("interop", "ops", "nn")
+EDGES = ("optim", "io", "data", "dist", "viz", "testing")
+BELOW_COMPILE = (*FOUNDATIONS, *MIDDLE)
+ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may import
+    "core": (),
+    **dict.fromkeys(("ragged", "tensordict"), ("core",)),
+    **dict.fromkeys(MIDDLE, FOUNDATIONS),
+    "compile": BELOW_COMPILE,
+    **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile")),
+    "demo": (*BELOW_COMPILE, "compile", *EDGES),
+}
+ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may import any room
+OUTSIDE_ALLOWED = ("compile", *EDGES, "demo", *ROOT_FILES)  # here a function may import an optional package
+USERS = ("demo", *ROOT_FILES)  # and these may use the facade, as users do
 REQUIRED = {"torch", "optree", FACADE}
 MAX_FILE = 500
 MAX_FUNCTION = 60
@@ -77,12 +74,8 @@ class Module:
 
     @property
     def unit(self) -> str:
-        """The row entry that the module belongs to: `tdc.ops.join` is in `ops`, the facade in ``."""
+        """The room, or the file of the root, that the module is: `tdc.ops.join` is in `ops`, the facade in ``."""
         return self.name.partition(".")[2].partition(".")[0]
-
-    @property
-    def row(self) -> int:
-        return PLACE.get(self.unit, (-1, -1))[0]
 
 
 class Tree:
@@ -163,27 +156,28 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_table(tree: Tree) -> list[str]:
-    """Each module and package of tdc is in the table."""
+    """Each module of tdc is in a room of the table, or is one of the few files of the root."""
     return [
-        f"{module.path}: '{module.unit}' is not in LAYERS; give it a row in tests/test_architecture.py"
+        f"{module.path}: '{module.unit}' is not in ROOMS; give it a room in tests/test_architecture.py"
         for module in tree.modules.values()
-        if module.name != FACADE and module.unit not in PLACE
+        if module.name != FACADE and module.unit not in ((*ROOMS,) if module.path.count("/") > 1 else ROOT_FILES)
     ]
 
 
-def check_layers(tree: Tree) -> list[str]:
-    """A module imports from rows above, or from earlier in its row; only edges import the facade."""
+def check_rooms(tree: Tree) -> list[str]:
+    """A module imports from its own room and from those its room may import; only users import the facade."""
     problems = []
     for name, module in tree.modules.items():
-        if name == FACADE or module.unit not in PLACE:
+        if name == FACADE or module.unit in ROOT_FILES:
             continue
+        allowed = (module.unit, *ROOMS.get(module.unit, ()))
         for target, line in tree.edges(name):
             unit = target.partition(".")[2].partition(".")[0]
             if target == FACADE:
-                if module.row < EDGE_ROW:
-                    problems.append(f"{module.path}:{line}: imports the facade, which only row {EDGE_ROW} may")
-            elif unit != module.unit and PLACE.get(unit, (99, 99)) >= PLACE[module.unit]:
-                problems.append(f"{module.path}:{line}: '{module.unit}' imports '{unit}', not above or before it")
+                if module.unit not in USERS:
+                    problems.append(f"{module.path}:{line}: imports the facade, which only {', '.join(USERS)} may")
+            elif unit not in allowed:
+                problems.append(f"{module.path}:{line}: '{module.unit}' imports '{unit}', which its room may not")
     return problems
 
 
@@ -221,7 +215,7 @@ def check_sizes(tree: Tree) -> list[str]:
 
 
 def check_hidden_imports(tree: Tree) -> list[str]:
-    """Imports stand at the top, but for optional packages, which stand in functions of the last two rows."""
+    """Imports stand at the top, but for optional packages, which stand in functions of `compile` and the edges."""
     problems = []
     for name, module in tree.modules.items():
         for found in tree.imports[name]:
@@ -230,7 +224,7 @@ def check_hidden_imports(tree: Tree) -> list[str]:
             where = f"{module.path}:{found.line}"
             if found.typing_only:
                 continue
-            if found.hidden and not (optional and module.row >= FIRST_OPTIONAL_ROW):
+            if found.hidden and not (optional and module.unit in OUTSIDE_ALLOWED):
                 problems.append(f"{where}: imports '{found.module}' in a function or by a call")
             elif not found.hidden and optional:
                 problems.append(f"{where}: imports '{found.module}', an optional package, when tdc is imported")
@@ -294,7 +288,7 @@ def check_machine_paths(tree: Tree) -> list[str]:
 
 CHECKS: dict[str, Callable[[Tree], list[str]]] = {
     "table": check_table,
-    "layers": check_layers,
+    "rooms": check_rooms,
     "cycles": check_cycles,
     "sizes": check_sizes,
     "hidden imports": check_hidden_imports,
@@ -322,63 +316,98 @@ def test_repository(repository: Tree, check: str):
 HEAD = '"""Doc."""\n'
 SOUND = {
     "tdc/__init__.py": HEAD
-    + "from .ops import relu as relu\nfrom .nested import (\n    NestedTensor as NestedTensor,\n)\n"
+    + "from .ops import relu as relu\nfrom .ragged.nested import (\n    NestedTensor as NestedTensor,\n)\n"
     + "__version__ = '0'\n__all__ = ['relu']\n",
-    "tdc/_errors.py": HEAD + "import torch\n",
-    "tdc/_keys.py": HEAD + "from ._errors import KeyPathError\n",
-    "tdc/_rules.py": HEAD + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .nested import Nested\n",
-    "tdc/nested.py": HEAD + "from . import _rules\nimport tdc._keys\n",
+    "tdc/core/__init__.py": HEAD,
+    "tdc/core/errors.py": HEAD + "import torch\n",
+    "tdc/core/keys.py": HEAD + "from .errors import KeyPathError\n",
+    "tdc/ragged/nested.py": HEAD
+    + "from typing import TYPE_CHECKING\nfrom ..core import keys\nimport tdc.core.errors\n"
+    + "if TYPE_CHECKING:\n    from tdc.ops import join\n",
+    "tdc/tensordict/nodes.py": HEAD + "from tdc.core.keys import x\n",
     "tdc/ops/__init__.py": HEAD + "from .pointwise import relu\nfrom . import join\n",
-    "tdc/ops/join.py": HEAD + "from .pointwise import relu\nfrom ..nested import NestedTensor\n",
+    "tdc/ops/join.py": HEAD + "from .pointwise import relu\nfrom ..ragged.nested import NestedTensor\n",
     "tdc/ops/pointwise.py": HEAD + "def relu(x):\n    return x  # type: ignore[return]  # torch has no stub\n",
     "tdc/compile/__init__.py": HEAD + "import torch\nforked = torch.compiler.is_compiling\n",
-    "tdc/viz.py": HEAD + "import tdc.ops as ops\n\ndef plot():\n    import matplotlib.pyplot as plt\n    return plt\n",
-    "tdc/demo/__init__.py": HEAD + "import tdc\nfrom ..viz import plot\n",
+    "tdc/viz/plots.py": HEAD
+    + "import tdc.ops as ops\n\ndef plot():\n    import matplotlib.pyplot as plt\n    return plt\n",
+    "tdc/demo/__init__.py": HEAD + "import tdc\nfrom ..viz.plots import plot\n",
+    "tdc/doctor.py": HEAD + "import tdc\nfrom tdc.demo import x\n",
     "tests/test_x.py": "import tdc\n",
     "README.md": "See https://example.org/home/ann and net/work/x.\n",
 }
 PLACEHOLDER = "/".join(["", "home", "ann", "data"])
 LONG_FUNCTION = "def f():\n" + "    a = 1\n" * 60
 BAD: tuple[tuple[str, str, str, str], ...] = (  # check, file, its new text, a part of the problem
-    ("table", "tdc/helpers.py", HEAD, "'helpers' is not in LAYERS"),
-    ("table", "tdc/extra/__init__.py", HEAD, "'extra' is not in LAYERS"),
-    ("layers", "tdc/_errors.py", "from .nested import NestedTensor", "'_errors' imports 'nested'"),
-    ("layers", "tdc/_errors.py", "from . import _keys", "'_errors' imports '_keys'"),
-    ("layers", "tdc/_errors.py", "import tdc._rules", "'_errors' imports '_rules'"),
-    ("layers", "tdc/_errors.py", "import tdc.helpers", "imports 'helpers'"),
-    ("layers", "tdc/ops/join.py", "from ..compile import batch", "'ops' imports 'compile'"),
-    ("layers", "tdc/ops/join.py", "def f():\n    from tdc.viz import plot", "'ops' imports 'viz'"),
-    ("layers", "tdc/nested.py", "from tdc import NestedTensor", "imports the facade"),
-    ("layers", "tdc/compile/__init__.py", "import tdc", "imports the facade"),
+    ("table", "tdc/helpers.py", HEAD, "'helpers' is not in ROOMS"),
+    ("table", "tdc/extra/__init__.py", HEAD, "'extra' is not in ROOMS"),
+    ("rooms", "tdc/core/errors.py", "from ..ragged.nested import NestedTensor", "'core' imports 'ragged'"),
+    ("rooms", "tdc/ragged/nested.py", "from ..tensordict import nodes", "'ragged' imports 'tensordict'"),
+    ("rooms", "tdc/tensordict/nodes.py", "import tdc.ragged.nested", "'tensordict' imports 'ragged'"),
+    ("rooms", "tdc/core/errors.py", "import tdc.helpers", "imports 'helpers'"),
+    ("rooms", "tdc/ops/join.py", "from ..compile import batch", "'ops' imports 'compile'"),
+    ("rooms", "tdc/ops/join.py", "def f():\n    from tdc.viz.plots import plot", "'ops' imports 'viz'"),
+    ("rooms", "tdc/ragged/nested.py", "from tdc import NestedTensor", "imports the facade"),
+    ("rooms", "tdc/compile/__init__.py", "import tdc", "imports the facade"),
     ("cycles", "tdc/ops/pointwise.py", "from .join import cat", "pointwise -> tdc.ops.join -> tdc.ops.pointwise"),
     ("cycles", "tdc/ops/pointwise.py", "from . import relu", "tdc.ops -> tdc.ops.pointwise -> tdc.ops"),
-    ("cycles", "tdc/_errors.py", "import tdc", "import cycle"),
-    ("sizes", "tdc/viz.py", "a = 1\n" * 501, "tdc/viz.py: 501 lines"),
+    ("cycles", "tdc/core/errors.py", "import tdc", "import cycle"),
+    ("sizes", "tdc/viz/plots.py", "a = 1\n" * 501, "tdc/viz/plots.py: 501 lines"),
     ("sizes", "tests/test_x.py", "a = 1\n" * 501, "tests/test_x.py: 501 lines"),
     ("sizes", "bench/speed.py", "a = 1\n" * 501, "bench/speed.py: 501 lines"),
-    ("sizes", "tdc/viz.py", LONG_FUNCTION, "f has 61 lines"),
-    ("sizes", "tdc/viz.py", "class A:\n  async " + LONG_FUNCTION.replace("\n", "\n  "), "f has 61 lines"),
-    ("hidden imports", "tdc/nested.py", "def f():\n    import torch", "imports 'torch' in a function"),
-    ("hidden imports", "tdc/nested.py", "def f():\n    import numpy", "imports 'numpy' in a function"),
-    ("hidden imports", "tdc/viz.py", "def f():\n    import json", "imports 'json' in a function"),
-    ("hidden imports", "tdc/viz.py", "def f():\n    from .nested import x", "imports 'tdc.nested' in a function"),
-    ("hidden imports", "tdc/viz.py", "class A:\n    async def f(self):\n        import torch", "'torch' in a function"),
-    ("hidden imports", "tdc/nested.py", "import importlib as i\ni.import_module('tdc.ops')", "'tdc.ops' in a fun"),
-    ("hidden imports", "tdc/viz.py", "def f(name):\n    return __import__(name)", "imports '?' in a function"),
-    ("hidden imports", "tdc/viz.py", "import matplotlib", "imports 'matplotlib', an optional package"),
-    ("hidden imports", "tdc/nested.py", "try:\n    import numpy\nexcept ImportError:\n    pass", "'numpy', an opt"),
-    ("forks", "tdc/nested.py", "import torch\nx = torch.compiler.is_compiling()", "is_compiling outside"),
-    ("forks", "tdc/nested.py", "from torch.compiler import is_dynamo_compiling as busy", "is_dynamo_compiling outside"),
-    ("forks", "tdc/nested.py", "import torch\nx = getattr(torch.compiler, 'is_compiling')", "is_compiling outside"),
+    ("sizes", "tdc/viz/plots.py", LONG_FUNCTION, "f has 61 lines"),
+    ("sizes", "tdc/viz/plots.py", "class A:\n  async " + LONG_FUNCTION.replace("\n", "\n  "), "f has 61 lines"),
+    ("hidden imports", "tdc/ragged/nested.py", "def f():\n    import torch", "imports 'torch' in a function"),
+    ("hidden imports", "tdc/ragged/nested.py", "def f():\n    import numpy", "imports 'numpy' in a function"),
+    ("hidden imports", "tdc/viz/plots.py", "def f():\n    import json", "imports 'json' in a function"),
+    (
+        "hidden imports",
+        "tdc/viz/plots.py",
+        "def f():\n    from ..ragged.nested import x",
+        "imports 'tdc.ragged.nested' in a function",
+    ),
+    (
+        "hidden imports",
+        "tdc/viz/plots.py",
+        "class A:\n    async def f(self):\n        import torch",
+        "'torch' in a function",
+    ),
+    (
+        "hidden imports",
+        "tdc/ragged/nested.py",
+        "import importlib as i\ni.import_module('tdc.ops')",
+        "'tdc.ops' in a fun",
+    ),
+    ("hidden imports", "tdc/viz/plots.py", "def f(name):\n    return __import__(name)", "imports '?' in a function"),
+    ("hidden imports", "tdc/viz/plots.py", "import matplotlib", "imports 'matplotlib', an optional package"),
+    (
+        "hidden imports",
+        "tdc/ragged/nested.py",
+        "try:\n    import numpy\nexcept ImportError:\n    pass",
+        "'numpy', an opt",
+    ),
+    ("forks", "tdc/ragged/nested.py", "import torch\nx = torch.compiler.is_compiling()", "is_compiling outside"),
+    (
+        "forks",
+        "tdc/ragged/nested.py",
+        "from torch.compiler import is_dynamo_compiling as busy",
+        "is_dynamo_compiling outside",
+    ),
+    (
+        "forks",
+        "tdc/ragged/nested.py",
+        "import torch\nx = getattr(torch.compiler, 'is_compiling')",
+        "is_compiling outside",
+    ),
     ("facade", "tdc/__init__.py", HEAD + "from .ops import relu\n__version__ = '0'", "from .ops import relu"),
     ("facade", "tdc/__init__.py", HEAD + "import torch\n__version__ = '0'", "import torch"),
     ("facade", "tdc/__init__.py", HEAD + "def f(): pass\n__version__ = '0'", "def f()"),
     ("facade", "tdc/__init__.py", HEAD + "from .ops import relu as relu", "no __version__"),
     ("facade", "tdc/__init__.py", "__version__ = '0'", "no docstring"),
-    ("ignores", "tdc/nested.py", "x = 1  # type: ignore", "gives no reason"),
+    ("ignores", "tdc/ragged/nested.py", "x = 1  # type: ignore", "gives no reason"),
     ("ignores", "tests/test_x.py", "x = 1  # type: ignore[assignment]", "gives no reason"),
     ("ignores", "bench/speed.py", "x = 1  # pyright: ignore[reportX]", "gives no reason"),
-    ("machine paths", "tdc/nested.py", f"x = '{PLACEHOLDER}'", "tdc/nested.py:1: machine path"),
+    ("machine paths", "tdc/ragged/nested.py", f"x = '{PLACEHOLDER}'", "tdc/ragged/nested.py:1: machine path"),
     ("machine paths", "README.md", f"See {PLACEHOLDER}.", "README.md:1: machine path"),
     ("machine paths", ".ci/run", f"\ncd {PLACEHOLDER}", ".ci/run:2: machine path"),
 )

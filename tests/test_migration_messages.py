@@ -15,11 +15,11 @@ from texts import Texts, ragged, tree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor, TdcError, TensorDict
-from tdc._absent import INSTEAD, MODULE, each
-from tdc._errors import MethodError
+from tdc.core.errors import MethodError
+from tdc.migration import INSTEAD, MODULE, each
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = runpy.run_path(str(ROOT / "docs" / "make_migration.py"))
+PAGE = runpy.run_path(str(ROOT / "docs" / "tools" / "make_migration.py"))
 THEIRS = [row.theirs for rows in PAGE["ROWS"].values() for row in rows]
 lib: Any = tdc  # to a type checker the names are errors
 OWN = {"DataLoader", "None", "True", "MyData"}  # of torch and Python

@@ -1,6 +1,6 @@
 """Writes docs/migration.md: what users of tensordict write, and what to write here.
 
-python docs/make_migration.py
+python docs/tools/make_migration.py
 
 `ROWS` is the one table. `ours` is code, or `SAME`, that runs in the namespace `sample()` gives; a test runs every row.
 A row without it is something that is left out for good, and `note` says why.
@@ -19,9 +19,9 @@ from torch import nn
 
 import tdc
 from tdc import ObjectArray, Static, TensorDict
-from tdc._absent import instead
+from tdc.migration import instead
 
-PAGE = Path(__file__).with_name("migration.md")
+PAGE = Path(__file__).parents[1] / "migration.md"
 HEAD = """\
 # Coming from tensordict
 
@@ -31,7 +31,7 @@ lazy stacks, no `inplace=` and no `out=`. No name ends in an underscore but `tdc
 
 In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, `x` a tensor of that size. An empty cell says that
 there is no such thing here, and the note why. A name of tensordict that is missing raises an error that says the same.
-`python docs/make_migration.py` generates this page, and a test runs every line of it.
+`python docs/tools/make_migration.py` generates this page, and a test runs every line of it.
 """
 
 

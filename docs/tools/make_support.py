@@ -1,6 +1,6 @@
 """Writes docs/support.md: one table for each family of operations, from the rows of `tdc.ops.RULES`.
 
-python docs/make_support.py
+python docs/tools/make_support.py
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from tdc._rules import CLASS_NAMES, KINDS, MODES
+from tdc.core.rules import CLASS_NAMES, KINDS, MODES
 from tdc.ops import RULES, Rule
 from tdc.ops.alias import ALIASES
 
-PAGE = Path(__file__).with_name("support.md")
+PAGE = Path(__file__).parents[1] / "support.md"
 peers = runpy.run_path(str(Path(__file__).with_name("peers.py")))
 PEERS: dict[str, dict[str, str]] = peers["PEERS"]
 PREFIXES = (
@@ -37,7 +37,7 @@ torch.nested (jagged layout, torch 2.13, on torch's own samples for it, with gra
 is not. Empty: the peer does not list it. [The last table](#names-of-the-peers) has those of their names that are
 written otherwise here, and how each counts.
 
-`python docs/make_support.py` generates this page; a test fails when it is out of date.
+`python docs/tools/make_support.py` generates this page; a test fails when it is out of date.
 """
 
 

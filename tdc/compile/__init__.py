@@ -29,9 +29,9 @@ from tdc.compile.inductor import backend as backend
 from tdc.compile.jacobian import hessian as hessian
 from tdc.compile.jacobian import jacfwd as jacfwd
 from tdc.compile.jacobian import jacrev as jacrev
-from tdc.compile.report import Report as Report
-from tdc.compile.report import report as report
+from tdc.compile.report.build import Report as Report
+from tdc.compile.report.build import report as report
 from tdc.compile.signature import Signature as Signature
-from tdc.compile.train import TrainStep as TrainStep
-from tdc.compile.train import train_step as train_step
+from tdc.compile.train_step import TrainStep as TrainStep
+from tdc.compile.train_step import train_step as train_step
 from tdc.compile.vmap import vmap as vmap

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import FormatError, StructureError, describe, message
-from tdc._keys import show
-from tdc._tree import is_tensordict
 from tdc.compile.flat import dtype_name
+from tdc.core.errors import FormatError, StructureError, describe, message
+from tdc.core.keys import show
+from tdc.tensordict.storage import is_tensordict
 
 FORMAT = 1
 ENTRY = "extra/tdc.json"

@@ -28,16 +28,16 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from tdc._arguments import expect, expect_number
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc._rules import Container
-from tdc._structure import Structure, extent_of
-from tdc._tree import is_tensordict
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
-from tdc.tensordict import make
+from tdc.core.arguments import expect, expect_number
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.rules import Container
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import make
 
 T = TypeVar("T")
 Sizes = Sequence[int]

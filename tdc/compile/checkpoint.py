@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tdc._errors import DtypeError, describe, message
+from tdc.core.errors import DtypeError, describe, message
 
 OP = "compile.checkpoint"
 

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.compile import steps
+from tdc.compile import loops
 from tdc.compile.carries import agree, moving, split, tensors_of
 from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, ran, traced
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 
 Fn = Callable[..., Any]
 
@@ -113,7 +113,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
         StructureError: `body_fn` changes the number, the keys, the dtypes or the shapes of the carry; both are shown.
 
     Compile:
-        fullgraph, one graph for any number of steps. Differentiable; the backward pass keeps the carry of each step,
+        fullgraph, one graph for any number of loops. Differentiable; the backward pass keeps the carry of each step,
         and only what the body changes counts as carry. A loop inside a loop has no gradient: unroll the inner one.
 
     Example:
@@ -166,7 +166,7 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
         combine_fn: a pure function of carry and slice; it may close over anything, ragged batches too.
         init: the carry to begin with, any pytree.
         xs: what to walk along, a pytree of tensors and TensorDicts.
-        dim: the dim of the steps.
+        dim: the dim of the loops.
         reverse: from the last step to the first; results lie where their step does.
 
     Returns:
@@ -191,7 +191,7 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
     Source:
         `torch._higher_order_ops.scan`.
     """
-    return steps.scan(combine_fn, init, xs, dim, reverse)
+    return loops.scan(combine_fn, init, xs, dim, reverse)
 
 
 def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
@@ -220,7 +220,7 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, c
     Source:
         `torch._higher_order_ops.associative_scan`.
     """
-    return steps.associative_scan(combine_fn, xs, dim, reverse, combine_mode)
+    return loops.associative_scan(combine_fn, xs, dim, reverse, combine_mode)
 
 
 def map(f: Fn, xs: Any, *args: Any) -> Any:
@@ -246,7 +246,7 @@ def map(f: Fn, xs: Any, *args: Any) -> Any:
     Source:
         `torch._higher_order_ops.map`. (`tdc.map` is another function.)
     """
-    return steps.map_(f, xs, args)
+    return loops.map_(f, xs, args)
 
 
 def checked(op: str, pred: Any) -> Any:

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from tdc._arguments import expect_function
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
+from tdc.core.arguments import expect_function
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,15 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
-from tdc._errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
-from tdc._keys import parts, show
-from tdc._leaf import unwrap
-from tdc._rules import Container
-from tdc._tree import is_tensordict
 from tdc.compile.flat import range_text
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
+from tdc.core.keys import parts, show
+from tdc.core.rules import Container
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import TensorDict
 
 SHOWN = "'B', (1, 64), ('B', 1, 64), torch.export.Dim('B'), True, 'auto' or False"
 Keys = tuple[str, ...]

@@ -16,14 +16,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
-from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message
-from tdc._keys import ordered
-from tdc._rules import Container
-from tdc._structure import mark_dynamic
-from tdc._tree import is_tensordict
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
+from tdc.core.dynamo import mark_dynamic
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
+from tdc.core.keys import ordered
+from tdc.core.rules import Container
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import TensorDict
 
 T = TypeVar("T")
 Place = tuple[Tensor, int, int | None]

@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import nn
 
-from tdc._errors import DtypeError, ShapeError, describe, message
 from tdc.compile.functional import functional_call
 from tdc.compile.vmap import vmap
-from tdc.tensordict import TensorDict
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.tensordict.tensordict import TensorDict
 
 
 def ensemble(

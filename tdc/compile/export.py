@@ -29,14 +29,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, FormatError, UnsupportedError, describe, message
 from tdc.compile.archive import read_weights, save_weights, seal, unseal, weights_file
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
 from tdc.compile.flat import Size
 from tdc.compile.inductor import OBLIVIOUS
 from tdc.compile.signature import Signature
 from tdc.compile.symbols import Names, outputs
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
 
 FORMATS = ("export", "aoti")
 WEIGHTS = ("inside", "separate")
@@ -86,7 +86,7 @@ def export(
         UnsupportedError: arguments or results that no file can hold.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> rows = [pack([torch.ones(n, 2) for n in lengths]) for lengths in ((2, 3), (4, 0, 1))]
         >>> exported = export(lambda x: x.sum(1), rows[0], dynamic={"x": {"batch": ("B", 1, 8)}})
         >>> exported(rows[1]).tolist()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdc._errors import show_sizes
+from tdc.core.errors import show_sizes
 
 
 class Size(NamedTuple):

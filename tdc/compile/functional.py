@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
-from tdc._keys import join, nodes_above, parts, show
-from tdc._typing import KeyPath
-from tdc.tensordict import TensorDict, make
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc.core.keys import join, nodes_above, parts, show
+from tdc.core.typing import KeyPath
+from tdc.tensordict.tensordict import TensorDict, make
 
 Tensors = dict[KeyPath, Any]
 Nodes = dict[KeyPath, int]

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, StructureError, describe, message
-from tdc._keys import ordered, parts, unravel_key
-from tdc._typing import KeyPath, constant
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict, make
+from tdc.core.arguments import expect_function
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, StructureError, describe, message
+from tdc.core.keys import ordered, parts, unravel_key
+from tdc.core.typing import KeyPath
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.tensordict import TensorDict, make
 
 
 def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -209,7 +210,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
         fullgraph where the pullback is called in the same function.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> x = pack([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
         >>> y, pullback = vjp(lambda x: x * x, x)
         >>> pullback(torch.ones_like(y))[0].tolist()
@@ -246,7 +247,7 @@ def jvp(
         fullgraph.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> x = pack([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
         >>> jvp(lambda x: x * x, (x,), (torch.ones_like(x),))[1].tolist()
         [[2.0], [4.0, 6.0]]

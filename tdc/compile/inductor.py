@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tdc._errors import UnsupportedError, message
+from tdc.core.errors import UnsupportedError, message
 
 OBLIVIOUS = not torch.__version__.startswith("2.11.")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

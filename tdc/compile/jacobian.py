@@ -29,16 +29,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, UnsupportedError, describe, message
-from tdc._typing import MISSING
 from tdc.compile.grad import Part, by_path, differentiable
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, UnsupportedError, describe, message
+from tdc.core.typing import MISSING
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.tensordict.tensordict import TensorDict
 
 
 def jacrev(

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._arguments import expect_function, expect_number
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
-from tdc._rules import Container
-from tdc._structure import normal_dim
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, traced
+from tdc.core.arguments import expect_function, expect_number, normal_dim
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.rules import Container
 
 Fn = Callable[..., Any]
 

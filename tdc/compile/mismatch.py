@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc._errors import describe, show_sizes
-from tdc._keys import ordered, show
-from tdc._leaf import unwrap
-from tdc._nodes import Static
-from tdc._structure import Structure, extent_of, longest
-from tdc._tree import is_tensordict
 from tdc.compile.flat import Bounds, Input, Size, dtype_name
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor, like
-from tdc.tensordict import make
+from tdc.core.errors import describe, show_sizes
+from tdc.core.keys import ordered, show
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, like
+from tdc.ragged.structure import Structure, extent_of, longest
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.nodes import Static
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import make
 
 
 class Mismatch:

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._keys import arrangement, children, join, show
-from tdc._typing import KeyPath, constant
 from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
-from tdc.tensordict import TensorDict, make
-from tdc.trees import from_pytree, to_pytree
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.keys import arrangement, children, join, show
+from tdc.core.typing import KeyPath
+from tdc.interop.pytrees import from_pytree, to_pytree
+from tdc.tensordict.tensordict import TensorDict, make
 
 OP = "train_step"
 

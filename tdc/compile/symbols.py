@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, message
 from tdc.compile.dims import Entry, Vary, has_bounds
 from tdc.compile.flat import Bounds, Input, Output, Size, range_text
+from tdc.core.errors import ShapeError, UnsupportedError, message
 
 LETTERS = {"batch": "B", "length": "L", "total": "N"}
 

@@ -32,15 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._keys import show
 from tdc.compile.counts import Counts, counted
 from tdc.compile.inductor import backend as inductor
-from tdc.compile.step import BITS, OP, Step, Updates, in_order, mixed
+from tdc.compile.step_function import BITS, OP, Step, Updates, in_order, mixed
 from tdc.compile.vmap import vmap
-from tdc.memory import copy_
-from tdc.tensordict import TensorDict
-from tdc.trees import from_state_dict
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.keys import show
+from tdc.interop.pytrees import from_state_dict
+from tdc.ops.copy import copy_
+from tdc.tensordict.tensordict import TensorDict
 
 
 def train_step(

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tdc._errors import UnsupportedError, message
+from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types
 MARKS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: the last nodes before probes under way

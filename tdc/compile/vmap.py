@@ -23,15 +23,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from tdc._arguments import expect_function
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._keys import heads, missing_key, ordered, unravel_key
-from tdc._structure import normal_dim
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect_function, normal_dim
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.keys import heads, missing_key, ordered, unravel_key
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.tensordict.tensordict import TensorDict
 
 
 def vmap(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
-from tdc._errors import DtypeError, KeyPathError, describe, message
-from tdc._typing import OpName
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
+from tdc.core.typing import OpName
 
 ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
 MADE = {
@@ -36,7 +37,7 @@ def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
         >>> from torch import Tensor
         >>> expect("scale", [1.0], Tensor, of=" of weights")
         Traceback (most recent call last):
-        tdc._errors.DtypeError: tdc.scale: expected a Tensor of weights, got list
+        tdc.core.errors.DtypeError: tdc.scale: expected a Tensor of weights, got list
         hint: torch.as_tensor(x) makes one
     """
     if not isinstance(x, classes):
@@ -83,4 +84,17 @@ def unchecked(op: OpName, *args: Any, whole: bool = False) -> None:
 
 
 for _check in (expect_function, expect_number):
-    _check._torchdynamo_inline = unchecked  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+    trace_as(_check, unchecked)
+
+
+def normal_dim(dim: int, ndim: int, op: OpName) -> int:
+    """`dim` counted from the front. In a graph a constant, also where it is an argument that took several values.
+
+    Raises:
+        ShapeError: `dim` is outside `[-ndim, ndim)`.
+    """
+    if not -ndim <= dim < ndim:
+        raise ShapeError(
+            message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape")
+        )
+    return tuple(range(ndim))[dim]  # an index becomes a constant, `dim % ndim` stays a symbol

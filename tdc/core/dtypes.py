@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import DtypeError, describe, message
-from tdc._keys import show
-from tdc._typing import Op, OpName
+from tdc.core.errors import DtypeError, describe, message
+from tdc.core.keys import show
+from tdc.core.typing import Op, OpName
 
 X = TypeVar("X")
 HALF = (torch.float16, torch.bfloat16)

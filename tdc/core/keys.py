@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from tdc._errors import KeyPathError, describe, message
-from tdc._typing import KeyPath, OpName, constant
+from tdc.core.dynamo import constant, trace_as
+from tdc.core.errors import KeyPathError, describe, message
+from tdc.core.typing import KeyPath, OpName
 
 T = TypeVar("T")
 
@@ -154,7 +155,7 @@ def inside_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in zip(paths, values, strict=True)}
 
 
-inside._torchdynamo_inline = inside_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(inside, inside_traced)
 
 
 @constant

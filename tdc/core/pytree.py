@@ -19,11 +19,11 @@ import optree
 import torch.utils._pytree as torch_pytree
 from optree.registry import __GLOBAL_NAMESPACE as GLOBAL_NAMESPACE
 
-from tdc._errors import FormatError, message
-from tdc._nodes import TYPES, Static, Typed, name_of
+from tdc.core.errors import FormatError, message
 
 Flatten = Callable[[Any], "tuple[list[Any], Any]"]
 Unflatten = Callable[[Any, Any], Any]
+ENTRIES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {}  # what contexts hold, by its tag
 
 
 def register(
@@ -66,12 +66,16 @@ def register(
     )
 
 
+def register_entry(cls: type, tag: str, to_data: Callable[[Any], Any], from_data: Callable[[Any], Any]) -> None:
+    """Let contexts hold instances of `cls`: in JSON data they are a dict with one key, the tag."""
+    ENTRIES[tag] = cls, to_data, from_data
+
+
 def lists_of(context: Any) -> Any:
-    """A context as JSON data: its tuples as lists, static values and tensorclasses as one-key dicts."""
-    if isinstance(context, Static):
-        return {"static": lists_of(context.value)}
-    if isinstance(context, Typed):
-        return {"type": [name_of(context.cls), context.extra]}
+    """A context as JSON data: its tuples as lists, registered entries as dicts with one key."""
+    for tag, (cls, to_data, _) in ENTRIES.items():
+        if isinstance(context, cls):
+            return {tag: to_data(context)}
     if isinstance(context, tuple):
         return [lists_of(part) for part in context]
     if context is None or isinstance(context, (str, int, float)):
@@ -81,17 +85,8 @@ def lists_of(context: Any) -> Any:
 
 
 def tuples_of(data: Any) -> Any:
-    """A context from JSON data; the inverse of `lists_of`.
-
-    Raises:
-        FormatError: a tensorclass that is not defined in this process.
-    """
-    if isinstance(data, dict) and "static" in data:
-        return Static(tuples_of(data["static"]))
-    if isinstance(data, dict) and "type" in data:
-        name, extra = data["type"]
-        if name not in TYPES:
-            hint = f"import {name.rpartition('.')[0]} first"
-            raise FormatError(message("load", f"the tensorclass {name!r} to be defined", "no such class", hint=hint))
-        return Typed(extra, TYPES[name])
+    """A context from JSON data; the inverse of `lists_of`."""
+    if isinstance(data, dict):
+        ((tag, value),) = data.items()
+        return ENTRIES[tag][2](value)
     return tuple([tuples_of(part) for part in data]) if isinstance(data, list) else data

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from tdc._dtypes import floating
-from tdc._errors import DtypeError, MethodError, UnsupportedError, describe, message, op_name
-from tdc._typing import Frozen, Op, constant
+from tdc.core.dtypes import floating
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, MethodError, UnsupportedError, describe, message, op_name
+from tdc.core.frozen import Frozen
+from tdc.core.typing import Op
 
 KINDS = ("tensordict", "nested", "masked")
 MODES = ("eager", "compile", "vmap", "grad", "export")

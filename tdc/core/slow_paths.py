@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdc._errors import message, op_name
-from tdc._typing import constant
+from tdc.core.dynamo import constant
+from tdc.core.errors import message, op_name
 
 FORBIDDEN: ContextVar[frozenset[str]] = ContextVar("forbidden", default=frozenset())
 DONE = ""  # a constant that Dynamo can take for the result
-PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-RULES_FILE, ENTRIES = PACKAGE + "_rules.py", ("__torch_function__", "method")  # where rows are looked up
+RULES_FILE, ENTRIES = (
+    os.path.join(PACKAGE, "core", "rules.py"),
+    ("__torch_function__", "method"),
+)  # where rows are looked up
 CURES = {
     "padding": "an operation that works on packed rows, or forbid(padding=False)",
     "loops": "an operation on the whole batch, or forbid(loops=False)",

@@ -23,23 +23,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._exchange import is_zero
-from tdc._keyed import present
-from tdc._keys import depth, parts, show, within
-from tdc._leaf import PROTOCOLS
-from tdc._nodes import Nodes, Static, without_extra
-from tdc._objects import ObjectArray
-from tdc._rules import Container
-from tdc._tree import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
-from tdc._typing import Dims, KeyPath, NestedKey, OpName
-from tdc.arrays import is_struct_array
-from tdc.combine import in_common
-from tdc.convert import to_padded
-from tdc.interop import as_tensordict, batch_of, is_record
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor, pack
-from tdc.tensordict import TensorDict, make
+from tdc.core.dynamo import is_zero
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.keys import depth, parts, show, within
+from tdc.core.rules import Container
+from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
+from tdc.interop.records import as_tensordict, batch_of, is_record
+from tdc.interop.struct_array import is_struct_array
+from tdc.ragged.convert import to_padded
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, pack
+from tdc.tensordict.combine import in_common
+from tdc.tensordict.leaf import PROTOCOLS
+from tdc.tensordict.mapping import present
+from tdc.tensordict.nodes import Nodes, Static, without_extra
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
+from tdc.tensordict.tensordict import TensorDict, make
 
 Rows = tuple[Any, ...]
 

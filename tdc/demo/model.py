@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tdc.nested import NestedTensor, pack
 from tdc.ops.factory import positions
-from tdc.tensordict import TensorDict
+from tdc.ragged.nested import NestedTensor, pack
+from tdc.tensordict.tensordict import TensorDict
 
 Build = Callable[[list[Tensor], list[int], str], TensorDict]
 

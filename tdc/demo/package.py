@@ -14,10 +14,10 @@ from torch import Tensor
 from tdc.compile.export import Exported, load
 from tdc.compile.export import export as export_model
 from tdc.demo.data import Corpus
-from tdc.demo.facts import ExportRecord
 from tdc.demo.model import Classifier, ragged_batch
+from tdc.demo.records import ExportRecord
 from tdc.demo.train import loader, predict
-from tdc.tensordict import TensorDict
+from tdc.tensordict.tensordict import TensorDict
 
 TOLERANCE = 1e-4
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from tdc.compile.counts import Counts, counted
+from tdc.demo.console import progress, section, table
 from tdc.demo.data import Corpus, batches, length_histogram, load_docstrings, majority_accuracy, padded_occupancy, split
-from tdc.demo.facts import ComparisonRecord, CompileRow, DemoFacts, ExportRecord
 from tdc.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch
-from tdc.demo.page import write_report
-from tdc.demo.serve import compare, trained
-from tdc.demo.show import progress, section, table
+from tdc.demo.package import compare, trained
+from tdc.demo.records import ComparisonRecord, CompileRow, DemoFacts, ExportRecord
+from tdc.demo.report import write_report
 from tdc.demo.train import BATCH, Run, loader, make_step, schedule, start, train
 from tdc.optim import adamw
 

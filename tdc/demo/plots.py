@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdc.demo.data import length_histogram
-from tdc.demo.facts import DemoFacts, spread
+from tdc.demo.records import DemoFacts, spread
 from tdc.demo.theme import DARK, LIGHT, Theme
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tdc.demo import plots
 from tdc.demo.data import length_histogram
-from tdc.demo.facts import DemoFacts, ExportRecord, spread
+from tdc.demo.records import DemoFacts, ExportRecord, spread
 from tdc.demo.theme import stylesheet
 
 __all__ = ["write_report"]

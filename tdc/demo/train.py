@@ -18,10 +18,10 @@ from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.dynamic import dynamic
 from tdc.compile.functional import from_module, functional_call
 from tdc.demo.data import Corpus, batches, tokens
-from tdc.demo.facts import StepRecord
 from tdc.demo.model import Build
+from tdc.demo.records import StepRecord
 from tdc.optim import Optimizer
-from tdc.tensordict import TensorDict
+from tdc.tensordict.tensordict import TensorDict
 
 BATCH = 32
 

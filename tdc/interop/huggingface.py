@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
-from tdc._structure import Structure, extent_of, offsets_of, require_same
-from tdc.convert import shifted, to_padded
-from tdc.nested import NestedTensor, like
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc.ragged.convert import shifted, to_padded
+from tdc.ragged.nested import NestedTensor, like
+from tdc.ragged.structure import Structure, extent_of, offsets_of, require_same
+from tdc.tensordict.tensordict import TensorDict
 
 TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids", "special_tokens_mask", "offset_mapping")
 
@@ -99,7 +99,7 @@ def to_hf(
         One graph for all lengths, where the batch carries its longest length.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> out = to_hf(pack([torch.tensor([5]), torch.tensor([7, 8])]), side="left")
         >>> out["input_ids"], out["attention_mask"], out["position_ids"]
         (tensor([[0, 5],

@@ -19,15 +19,15 @@ from typing import Any
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._errors import DtypeError, KeyPathError, StructureError, message
-from tdc._keyed import Keyed
-from tdc._keys import join, ordered, show, within
-from tdc._leaf import PROTOCOLS
-from tdc._nodes import Static
-from tdc._rules import Container
-from tdc._typing import KeyPath
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect
+from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
+from tdc.core.keys import join, ordered, show, within
+from tdc.core.rules import Container
+from tdc.core.typing import KeyPath
+from tdc.tensordict.leaf import PROTOCOLS
+from tdc.tensordict.mapping import Keyed
+from tdc.tensordict.nodes import Static
+from tdc.tensordict.tensordict import TensorDict
 
 ROOT = "value"  # the path of a tree that is one leaf
 

@@ -19,18 +19,19 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from tdc._arguments import expect
-from tdc._errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
-from tdc._keyed import Keyed
-from tdc._keys import show
-from tdc._rules import Container
-from tdc._tree import common, is_tensordict
-from tdc._typing import OpName, constant
-from tdc.arrays import from_struct_array, is_struct_array
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
-from tdc.trees import held
+from tdc.core.arguments import expect
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
+from tdc.core.keys import show
+from tdc.core.rules import Container
+from tdc.core.typing import OpName
+from tdc.interop.pytrees import held
+from tdc.interop.struct_array import from_struct_array, is_struct_array
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.mapping import Keyed
+from tdc.tensordict.storage import common, is_tensordict
+from tdc.tensordict.tensordict import TensorDict
 
 T = TypeVar("T")
 CLASSES: dict[tuple[str, ...], Any] = {}  # named tuples of `to_namedtuple`, by their fields

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._errors import DtypeError, UnsupportedError, describe, message
-from tdc._keys import children, parts, show
-from tdc._leaf import unwrap
-from tdc._nodes import Nodes, Static
-from tdc._objects import ObjectArray
-from tdc._tree import Leaves, subtree
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect
+from tdc.core.errors import DtypeError, UnsupportedError, describe, message
+from tdc.core.keys import children, parts, show
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.storage import Leaves, subtree
+from tdc.tensordict.tensordict import TensorDict
 
 NATIVE = "="
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tdc._errors import DtypeError, KeyPathError, UnsupportedError, describe, message
-from tdc._keys import join, missing_key, parts, show, unravel_key, within
-from tdc._typing import KeyPath, NestedKey
-from tdc.tensordict import TensorDict, make
+from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message
+from tdc.core.keys import join, missing_key, parts, show, unravel_key, within
+from tdc.core.typing import KeyPath, NestedKey
+from tdc.tensordict.tensordict import TensorDict, make
 
 
 class TensorDictParams(nn.Module):

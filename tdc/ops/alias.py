@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tdc._errors import op_name
-from tdc._rules import DISPATCH, as_method
-from tdc._typing import Op
+from tdc.core.errors import op_name
+from tdc.core.rules import DISPATCH, as_method
+from tdc.core.typing import Op
 
 ARC = "acos acosh asin asinh atan atanh"
 COPIES = "narrow permute select split split_with_sizes squeeze t transpose unbind unsqueeze"

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._batch_index import Numbers
-from tdc._errors import DtypeError, message
-from tdc._typing import OpName
-from tdc.tensordict import TensorDict, index, make, normal_index
+from tdc.core.errors import DtypeError, message
+from tdc.core.typing import OpName
+from tdc.tensordict.indexing import Numbers
+from tdc.tensordict.tensordict import TensorDict, index, make, normal_index
 
 
 def places_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tensor:

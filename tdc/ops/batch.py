@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._batch_index import reshared
-from tdc._errors import (
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import (
     DtypeError,
     IndexingError,
     ShapeError,
@@ -34,12 +34,12 @@ from tdc._errors import (
     op_name,
     show_sizes,
 )
-from tdc._keys import show
-from tdc._rules import MODES, Rule, add_rule
-from tdc._structure import normal_dim
-from tdc._tree import together
-from tdc._typing import Op
-from tdc.tensordict import TensorDict, make
+from tdc.core.keys import show
+from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.typing import Op
+from tdc.tensordict.indexing import reshared
+from tdc.tensordict.storage import together
+from tdc.tensordict.tensordict import TensorDict, make
 
 NEEDED: Any = object()
 

@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import rounded_once
-from tdc._errors import ShapeError, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import lengths_of, reduce_rows, spread
-from tdc._typing import Op, OpName
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.core.dtypes import rounded_once
+from tdc.core.errors import ShapeError, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op, OpName
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import lengths_of, reduce_rows, spread
 
 
 @dataclass(frozen=True, slots=True)

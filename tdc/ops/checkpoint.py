@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils import _pytree as pytree
 
-from tdc._rules import DISPATCH, IMPLS, KINDS
+from tdc.core.rules import DISPATCH, IMPLS, KINDS
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
-from tdc._leaf import unwrap
-from tdc._nodes import statics
-from tdc._objects import ObjectArray
-from tdc._rules import KINDS, Rule, add_rule
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
+from tdc.core.rules import KINDS, Rule, add_rule
+from tdc.core.typing import Op
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.nodes import statics
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.tensordict import TensorDict
 
 EAGER = ("eager", "grad")
 
@@ -76,7 +77,7 @@ def unread(op: Op) -> UnsupportedError:
     return UnsupportedError(message(op, "values that can be read", "traced or mapped ones", hint=hint))
 
 
-answer._torchdynamo_inline = no_answer  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(answer, no_answer)
 
 
 def agree_tensordict(op: Op, a: TensorDict, b: Any, *args: Any, **kwargs: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._typing import Op
+from tdc.core.typing import Op
 from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
 
 

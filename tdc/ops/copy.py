@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc._batch_index import Numbers, is_number, normal_index, on_device
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
-from tdc._keys import show
-from tdc._tree import batch_index, is_tensordict
-from tdc.masked import MaskedBatch
-from tdc.tensordict import TensorDict, index_size
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc.core.keys import show
+from tdc.ragged.masked import MaskedBatch
+from tdc.tensordict.indexing import Numbers, is_number, normal_index, on_device
+from tdc.tensordict.storage import batch_index, is_tensordict
+from tdc.tensordict.tensordict import TensorDict, index_size
 
 
 def copy_(dst: Any, src: Any, index: Any = None) -> Any:

@@ -19,21 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import longest, normal_dim, pack_rows
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.einsum import Term, by_padding, check_letters, fresh, is_ragged, kinds_of, of_masked
-from tdc.ops.lanes import with_dim
 from tdc.ops.linalg import ends_static, last_is_static, no_matrices, on_static
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.rectangle import rectangle
+from tdc.ops.segments import with_dim
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import longest, pack_rows
 
 # -- one number for each pair
 

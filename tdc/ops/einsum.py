@@ -26,9 +26,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import (
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
+from tdc.ops import subrows
+from tdc.ops.pointwise import mixed
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import (
     Structure,
     extent_of,
     longest,
@@ -36,18 +44,10 @@ from tdc._structure import (
     pack_rows,
     pad_rows,
     reduce_rows,
-    require,
     require_same,
     sizes_of,
     spread,
 )
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
-from tdc.ops import by_row
-from tdc.ops.pointwise import mixed
 
 
 class Term(NamedTuple):
@@ -365,7 +365,7 @@ def loop_pays(batches: list[Term], longs: dict[str, int]) -> bool:
     for t in batches:
         sizes = dict(zip(t.dims, t.x.shape, strict=True)) | longs
         work += math.prod([sizes[c] for c in t.dims])
-    return by_row.pays(batches[0].x._values, rows, work)
+    return subrows.pays(batches[0].x._values, rows, work)
 
 
 def by_rows(terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], longs: dict[str, int]) -> Any:
@@ -374,7 +374,7 @@ def by_rows(terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], l
     inner, rows = out.replace(batch, ""), structure_of(batches[0]).batch_size
     product = of_one(terms, inner, batch)
     parts = [
-        by_row.rows_of(t.x._values, structure_of(t)) if is_ragged(t.x)
+        subrows.rows_of(t.x._values, structure_of(t)) if is_ragged(t.x)
         else t.x.unbind(t.dims.index(batch)) if batch in t.dims else [t.x] * rows
         for t in terms
     ]  # fmt: skip

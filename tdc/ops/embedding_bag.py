@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import rounded_once
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import lengths_of, reduce_rows, require_same
-from tdc.nested import NestedTensor
+from tdc.core.dtypes import rounded_once
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import lengths_of, reduce_rows, require_same
 
 
 def embedding_bag_nested(

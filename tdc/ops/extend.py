@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from tdc._errors import NAMES, DtypeError, StructureError, message
-from tdc._rules import CLASS_NAMES, DISPATCH, KINDS, MODES, Rule, add_rule, name_of
-from tdc._typing import Op
+from tdc.core.errors import NAMES, DtypeError, StructureError, message
+from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, Rule, add_rule, name_of
+from tdc.core.typing import Op
 
 USER_RULES: list[Rule] = []
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,7 +51,7 @@ def implements(
         The rule is inlined into the graph; write it as plain traceable code.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> @torch.overrides.wrap_torch_function(lambda x: (x,))
         ... def twice(x):
         ...     return torch.stack([x, x]).sum(0)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._rules import Container, Rule, add_rule
-from tdc._structure import reduce_rows, spread
-from tdc._typing import Op
-from tdc.nested import NestedTensor
+from tdc.core.rules import Container, Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
-from tdc.ops.lanes import Lanes, along_static, at, is_static, lanes_of, named
-from tdc.ops.lines import by_lines, over_lines
+from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
+from tdc.ops.segments import Lanes, along_static, at, is_static, lanes_of, named
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import reduce_rows, spread
 
 NONE = torch.iinfo(torch.int64).max
 REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from tdc._arguments import expect
-from tdc._errors import ShapeError, describe, message, show_sizes
-from tdc._rules import Rule, add_rule
-from tdc._structure import local_ids
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import expect
+from tdc.core.errors import ShapeError, describe, message, show_sizes
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import lift
 from tdc.ops.pointwise import nary, unary
 from tdc.ops.shape import ints
-from tdc.tensordict import TensorDict
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import local_ids
+from tdc.tensordict.tensordict import TensorDict
 
 
 def positions(x: NestedTensor) -> NestedTensor:
@@ -37,7 +37,7 @@ def positions(x: NestedTensor) -> NestedTensor:
         Traceable, one graph for all lengths; nothing is read on the host.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> positions(pack([torch.zeros(2, 8), torch.zeros(3, 8)])).values
         tensor([0, 1, 0, 1, 2])
     """

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from tdc._errors import ShapeError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import normal_dim
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule
 from tdc.ops.batch import along
-from tdc.ops.lanes import along_static
+from tdc.ops.segments import along_static
 
 
 def glu_ragged(input: Any, dim: int = -1) -> Any:

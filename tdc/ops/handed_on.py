@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tdc._typing import Op
+from tdc.core.typing import Op
 
 LEFT_OUT: dict[Any, tuple[Op, ...]] = {
     torch: (torch.fill, torch.rand_like, torch.randn_like, torch.randint_like),

@@ -17,19 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._batch_index import picker
-from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
-from tdc._index import FULL
-from tdc._keys import join, missing_key, show, unravel_key
-from tdc._ragged_index import index_rows
-from tdc._rules import Rule, add_rule
-from tdc._structure import normal_dim
-from tdc._typing import Frozen, KeyPath, Op
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.frozen import Frozen
+from tdc.core.keys import join, missing_key, show, unravel_key
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import KeyPath, Op
+from tdc.ops.at import places_at
 from tdc.ops.batch import lift
-from tdc.ops.outside import places_at
-from tdc.tensordict import TensorDict, index, make
+from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_nested import index_rows
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.indexing import picker
+from tdc.tensordict.tensordict import TensorDict, index, make
 
 
 def flat_index(index: Any) -> Tensor:

@@ -18,21 +18,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._batch_index import twin_of
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
-from tdc._keys import show
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, extent_of, normal_dim, offsets_of, require, require_same, row_ids, take_spans
-from tdc._tree import Leaves, same_size, together
-from tdc._typing import Op
-from tdc.combine import in_common
-from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
+from tdc.core.keys import show
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import PLAIN, first_line, lift
 from tdc.ops.shape import grown_to, reshape_tensordict
-from tdc.tensordict import TensorDict, make
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of, offsets_of, require_same, row_ids, take_spans
+from tdc.tensordict.combine import in_common
+from tdc.tensordict.indexing import twin_of
+from tdc.tensordict.storage import Leaves, same_size, together
+from tdc.tensordict.tensordict import TensorDict, make
 
 T = TypeVar("T")
 SIZES = (int, torch.SymInt)

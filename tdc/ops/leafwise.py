@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
-from tdc._nodes import any_extra
-from tdc._structure import eager
-from tdc._tree import check_extra, columns_of, same_size
-from tdc._typing import Op
+from tdc.core.dynamo import eager
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc.core.typing import Op
 from tdc.ops.batch import explained, failing
-from tdc.tensordict import TensorDict, make
+from tdc.tensordict.nodes import any_extra
+from tdc.tensordict.storage import check_extra, columns_of, same_size
+from tdc.tensordict.tensordict import TensorDict, make
 
 FOREACH: dict[Op, Op] = {
     getattr(torch, name): getattr(torch, f"_foreach_{name}")

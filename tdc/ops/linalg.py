@@ -21,16 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
-from tdc._rules import MODES, Rule, add_rule, unsupported
-from tdc._structure import longest, pack_rows, pad_rows, require, require_same, sizes_of
-from tdc._typing import Op, OpName
-from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor, fresh
-from tdc.nested import like as nested_like
+from tdc.core.asserts import require
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import MODES, Rule, add_rule, unsupported
+from tdc.core.typing import Op, OpName
 from tdc.ops.pointwise import mixed
 from tdc.ops.rectangle import rectangle, repacked
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor, fresh
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import longest, pack_rows, pad_rows, require_same, sizes_of
 
 
 def is_batch(x: Any) -> bool:

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import Container, Rule, add_rule, unsupported
-from tdc._structure import normal_dim
-from tdc._typing import Op
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import Container, Rule, add_rule, unsupported
+from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
 from tdc.ops.indexing import index_select_tensordict
 from tdc.ops.leafwise import check_broadcast
-from tdc.tensordict import TensorDict, index
+from tdc.tensordict.tensordict import TensorDict, index
 
 
 def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:

@@ -16,17 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import StructureError, UnsupportedError, describe, message
-from tdc._nodes import without_extra
-from tdc._rules import Rule, add_rule
-from tdc._structure import require_same
-from tdc._tree import same_size
-from tdc._typing import Op
-from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.nested import NestedTensor
+from tdc.core.errors import StructureError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast
-from tdc.tensordict import TensorDict, make
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import require_same
+from tdc.tensordict.nodes import without_extra
+from tdc.tensordict.storage import same_size
+from tdc.tensordict.tensordict import TensorDict, make
 
 
 def class_dim(x: NestedTensor | MaskedBatch) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.tensordict.tensordict import TensorDict
 
 
 def map(

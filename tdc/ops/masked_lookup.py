@@ -16,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import IndexingError, ShapeError, StructureError, UnsupportedError, describe, message, op_name
-from tdc._ragged_index import select_masked
-from tdc._rules import Rule, add_rule
-from tdc._structure import normal_dim, require
-from tdc._typing import Op
-from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.masked import like as masked_like
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.errors import IndexingError, ShapeError, StructureError, UnsupportedError, describe, message, op_name
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.ragged_lookup import inside
+from tdc.ragged.index_nested import select_masked
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.masked import like as masked_like
 
 
 def dim_of(op: Op, x: MaskedBatch, dim: int) -> int:

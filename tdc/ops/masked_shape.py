@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message
-from tdc._index import FULL
-from tdc._ragged_index import at_each, neutral, opened_masked
-from tdc._structure import normal_dim
-from tdc._typing import Dims, Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.typing import Dims, Op
 from tdc.ops.ragged_shape import filled, moves, no_dims, with_dims
 from tdc.ops.shape import ints, shape_rule
+from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_nested import at_each, neutral, opened_masked
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
 
 
 def static_dim(op: Op, x: MaskedBatch, dim: int) -> int:

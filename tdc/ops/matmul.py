@@ -23,17 +23,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import DISPATCH, IMPLS, TENSOR_OPERATORS, Rule, add_rule, unsupported
-from tdc._structure import Structure, extent_of, normal_dim
-from tdc._typing import Op
-from tdc.masked import like as masked_like
-from tdc.masked import require_same_lengths
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, Rule, add_rule, unsupported
+from tdc.core.typing import Op
 from tdc.ops.einsum import Term, contract, is_ragged
 from tdc.ops.linalg import last_is_static
 from tdc.ops.pointwise import mixed, packed
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.masked import require_same_lengths
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of
 
 BATCH = "b"
 RAW: Any = torch  # what functions of `F` call below; the stubs lack it
@@ -337,7 +339,7 @@ for _op, _called in ((F.scaled_mm, RAW._scaled_mm_v2), (SCALED.scaled_grouped_mm
         _op, ["nested", "masked"], "values whose scales lie in blocks of a layout of the device", family="matmul",
         hint="call it on x.values and wrap the result with x.with_values", aliases=[_called],
     )  # fmt: skip
-by_operator._torchdynamo_inline = by_operator_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(by_operator, by_operator_traced)
 for _kind in ("nested", "masked"):
     IMPLS[f"{_kind}_matmul_operator"] = by_operator
     for _called in (TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul):

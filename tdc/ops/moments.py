@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._dtypes import rounded_once, widened
-from tdc._errors import ShapeError, message
-from tdc._rules import Rule, add_rule, unsupported
-from tdc._typing import Op
-from tdc.nested import NestedTensor
-from tdc.ops.lines import by_lines, over_lines
+from tdc.core.dtypes import rounded_once, widened
+from tdc.core.errors import ShapeError, message
+from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.typing import Op
+from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import check_dims, composed, count, filled, reduce_composed
+from tdc.ragged.nested import NestedTensor
 
 
 def count_nonzero_ragged(x: Any, dim: Any = None) -> Any:

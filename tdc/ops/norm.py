@@ -14,16 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import rounded_once
-from tdc._errors import ShapeError, UnsupportedError, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, normal_dim, reduce_rows, spread
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor, fresh
+from tdc.core.arguments import normal_dim
+from tdc.core.dtypes import rounded_once
+from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.linalg import last_is_static
 from tdc.ops.rectangle import repacked
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, fresh
+from tdc.ragged.structure import Structure, reduce_rows, spread
 
 
 def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:

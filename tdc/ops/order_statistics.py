@@ -17,15 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, message
-from tdc._rules import MODES, Rule, add_rule
-from tdc._structure import normal_dim, require, sizes_of
-from tdc._typing import Op
-from tdc.nested import NestedTensor
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, message
+from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.extremes import place_of, values_of
-from tdc.ops.lanes import Lanes, along_static, at, in_front, is_static, lanes_of, named, order_of, place_at
-from tdc.ops.lines import by_lines, over_lines
+from tdc.ops.partial_ragged import by_lines, over_lines
+from tdc.ops.segments import Lanes, along_static, at, in_front, is_static, lanes_of, named, order_of, place_at
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import sizes_of
 
 ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
 

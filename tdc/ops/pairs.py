@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, describe, message
-from tdc._structure import Structure, extent_of, offsets_of, require, require_same, row_ids, sizes_of
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of, offsets_of, require_same, row_ids, sizes_of
 
 UNEQUAL = "rows of different lengths"
 

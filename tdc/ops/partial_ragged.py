@@ -24,14 +24,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, message
-from tdc._exchange import exchange
-from tdc._structure import Structure, extent_of, normal_dim, offsets_of, row_ids, sizes_of, valid_mask
-from tdc._typing import Op, OpName
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, message
+from tdc.core.typing import Op, OpName
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.padding import exchange
+from tdc.ragged.structure import Structure, extent_of, offsets_of, row_ids, sizes_of, valid_mask
 
 
 class Lines(NamedTuple):

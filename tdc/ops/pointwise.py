@@ -21,17 +21,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import NAMES, ShapeError, UnsupportedError, describe, message, op_name
-from tdc._exchange import is_zero
-from tdc._rules import KINDS, MODES, Container, Rule, add_rule
-from tdc._structure import eager, longest, pack_rows, require, spread
-from tdc._typing import Op
-from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.nested import NestedTensor, fresh
+from tdc.core.asserts import require
+from tdc.core.dynamo import eager, is_zero
+from tdc.core.errors import NAMES, ShapeError, UnsupportedError, describe, message, op_name
+from tdc.core.rules import KINDS, MODES, Container, Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
-from tdc.tensordict import TensorDict
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.nested import NestedTensor, fresh
+from tdc.ragged.structure import longest, pack_rows, spread
+from tdc.tensordict.tensordict import TensorDict
 
 
 def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:

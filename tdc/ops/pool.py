@@ -19,14 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import rounded_once, widened
-from tdc._errors import ShapeError, UnsupportedError, message
-from tdc._rules import unsupported
-from tdc._structure import eager, require, require_same
-from tdc._typing import Op
-from tdc.masked import require_same_lengths
-from tdc.nested import NestedTensor
+from tdc.core.asserts import require
+from tdc.core.dtypes import rounded_once, widened
+from tdc.core.dynamo import eager
+from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.core.rules import unsupported
+from tdc.core.typing import Op
 from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, places, planes, resized, spatial
+from tdc.ragged.masked import require_same_lengths
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import require_same
 
 
 def window(n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:

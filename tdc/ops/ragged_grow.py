@@ -17,28 +17,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, StructureError, UnsupportedError, describe, message
-from tdc._ragged_index import at_each, index_rows, neutral
-from tdc._rules import Rule, add_rule
-from tdc._structure import (
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
+from tdc.ops import masked_lookup, ragged_lookup
+from tdc.ragged.convert import to_packed, to_padded
+from tdc.ragged.index_nested import at_each, index_rows, neutral
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import (
     Structure,
     extent_of,
     lengths_of,
-    normal_dim,
     offsets_of,
     reduce_rows,
-    require,
     require_same,
     row_ids,
     take_spans,
 )
-from tdc._typing import Op
-from tdc.convert import to_packed, to_padded
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
-from tdc.ops import masked_lookup, ragged_lookup
 
 MODES = ("constant", "reflect", "replicate", "circular")
 

@@ -22,14 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import IndexingError, ShapeError, StructureError, UnsupportedError, describe, message, op_name
-from tdc._ragged_index import select_where
-from tdc._rules import MODES, Rule, add_rule
-from tdc._structure import Structure, lengths_of, local_ids, offsets_of, require, require_same, row_ids, spread
-from tdc._typing import Op
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.asserts import require
+from tdc.core.errors import IndexingError, ShapeError, StructureError, UnsupportedError, describe, message, op_name
+from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.pointwise import packed
+from tdc.ragged.index_nested import select_where
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, lengths_of, local_ids, offsets_of, require_same, row_ids, spread
 
 Wrap = Callable[[Tensor], Any]
 INSIDE = "places count within each row, from 0"

@@ -18,20 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import refuse_integers, rounded_once
-from tdc._errors import ShapeError, StructureError, describe, message
-from tdc._rules import MODES, Rule, add_rule
-from tdc._structure import require_same
-from tdc._typing import Op
-from tdc.convert import to_padded
-from tdc.masked import MaskedBatch, require_same_lengths
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.dtypes import refuse_integers, rounded_once
+from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
 from tdc.ops.linalg import last_is_static
 from tdc.ops.pairs import widest, widest_masked
 from tdc.ops.pointwise import neutral, packed
+from tdc.ragged.convert import to_padded
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import require_same
 
 
 def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:

@@ -14,15 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import ShapeError, UnsupportedError, describe, message
-from tdc._rules import unsupported
-from tdc._structure import normal_dim, require_same
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import unsupported
+from tdc.core.typing import Op
 from tdc.ops.pairs import widest, widest_masked
 from tdc.ops.pointwise import fits, packed, raw, unbroadcast
 from tdc.ops.shape import ints, normal_dims, shape_rule
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import require_same
 
 
 def movedim_ragged(x: Any, source: Any, destination: Any) -> Any:

@@ -19,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message
-from tdc._ragged_index import index_rows, rows_between
-from tdc._structure import Structure, local_ids, normal_dim, row_ids
-from tdc._typing import Dims, Op
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.typing import Dims, Op
 from tdc.ops.join import cat_rows
-from tdc.ops.lines import along_lines, by_lines
+from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.reduction import drop_static
 from tdc.ops.shape import ints, normal_dims, shape_rule
+from tdc.ragged.index_nested import index_rows, rows_between
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, local_ids, row_ids
 
 
 def unsqueeze_nested(x: NestedTensor, dim: int) -> NestedTensor:

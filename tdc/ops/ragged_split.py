@@ -22,16 +22,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message
-from tdc._index import FULL
-from tdc._ragged_index import cut_rows, rows_between
-from tdc._rules import Rule, add_rule
-from tdc._structure import exact, longest, normal_dim, require
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.join import chunk_lengths, part_lengths, split_tensordict
+from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_nested import cut_rows, rows_between
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import exact, longest
 
 
 def part(x: Any, dim: int, begin: Any, end: Any) -> Any:

@@ -13,17 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import DtypeError, UnsupportedError, describe, message
-from tdc._exchange import is_zero
-from tdc._rules import Rule, add_rule
-from tdc._structure import normal_dim, spread
-from tdc.masked import MaskedBatch
+from tdc.core.arguments import normal_dim
+from tdc.core.dynamo import is_zero
+from tdc.core.errors import DtypeError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule
 from tdc.ops.batch import along
 from tdc.ops.extremes import place_of
-from tdc.ops.lanes import along_static, data_of, lanes_of, like_lanes, with_data
 from tdc.ops.leafwise import unary_tensordict
 from tdc.ops.pointwise import unary, unary_nested
 from tdc.ops.rectangle import rectangle, repacked
+from tdc.ops.segments import along_static, data_of, lanes_of, like_lanes, with_data
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.structure import spread
 
 
 def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:

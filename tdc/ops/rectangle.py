@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc._structure import longest, pack_rows, pad_rows
-from tdc.masked import MaskedBatch
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.structure import longest, pack_rows, pad_rows
 
 
 def rectangle(x: Any, fill: float) -> Tensor:

@@ -23,17 +23,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._dtypes import rounded_once
-from tdc._errors import ShapeError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, lengths_of, normal_dim, reduce_rows
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.dtypes import rounded_once
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import along
-from tdc.ops.lines import by_lines, over_lines
+from tdc.ops.partial_ragged import by_lines, over_lines
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, lengths_of, reduce_rows
 
 Rows = Callable[[Tensor, Structure], Tensor]
 

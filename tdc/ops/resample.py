@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import widened
-from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message
-from tdc._rules import Rule, add_rule, unsupported
+from tdc.core.dtypes import widened
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule, unsupported
 from tdc.ops.pool import averaged, bins, taken
 from tdc.ops.spatial import Span, assembled, each, kernel_text, planes, resized, spatial
 

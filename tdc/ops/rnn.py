@@ -24,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import StructureError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import eager, lengths_of
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.core.dynamo import eager, trace_as
+from tdc.core.errors import StructureError, describe, message
+from tdc.core.rules import Rule, add_rule
 from tdc.ops import rnn_steps
 from tdc.ops.rnn_steps import order_of
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import lengths_of
 
 KERNELS: dict[str, Any] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,
@@ -185,7 +186,7 @@ def learns_traced(tensors: list[Tensor]) -> bool:
     return torch.is_grad_enabled() and (known or torch._C._are_functorch_transforms_active())
 
 
-learns._torchdynamo_inline = learns_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(learns, learns_traced)
 
 
 def run_layers(

@@ -17,18 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, lengths_of, normal_dim, take_spans
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, along
-from tdc.ops.lanes import along_static, data_of, is_static, with_data
-from tdc.ops.lines import along_lines, by_lines
+from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
+from tdc.ops.segments import along_static, data_of, is_static, with_data
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, lengths_of, take_spans
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Any:

@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message, op_name
-from tdc._structure import Structure, lengths_of, local_ids, normal_dim, reduce_rows, row_ids
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
-from tdc.ops import by_row
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, describe, message, op_name
+from tdc.core.typing import Op
+from tdc.ops import subrows
 from tdc.ops.reduction import drop_static, settle
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, lengths_of, local_ids, reduce_rows, row_ids
 
 SORTED = 32  # what sorting an element twice costs, in elements to copy
 
@@ -129,7 +130,7 @@ def place_at(lanes: Lanes, order: Tensor, rank: Tensor) -> Tensor:
 def order_of(lanes: Lanes, descending: bool = False) -> Tensor:
     """Where in dim 0 the elements of each lane are when sorted, (M, *D); equal ones stay in order, NaN is largest."""
     values, s = lanes.values.detach(), lanes.rows
-    if s is not None and by_row.pays(values, s.batch_size, SORTED * values.numel()):
+    if s is not None and subrows.pays(values, s.batch_size, SORTED * values.numel()):
         parts = zip(values.split(lengths_of(s).tolist()), s.offsets.tolist(), strict=False)
         return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
     by_value = values.argsort(dim=0, descending=descending, stable=True)

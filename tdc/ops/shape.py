@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, extent_of, normal_dim, sizes_of
-from tdc._typing import Dims, Op, OpName
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Dims, Op, OpName
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast, column
-from tdc.ops.lines import in_order
-from tdc.tensordict import TensorDict, make
+from tdc.ops.partial_ragged import in_order
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of, sizes_of
+from tdc.tensordict.tensordict import TensorDict, make
 
 
 def shape_rule(op: Op, **impls: Op) -> None:

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, describe, message
-from tdc._rules import Rule, add_rule, unsupported
-from tdc._structure import normal_dim
-from tdc._typing import Op
-from tdc.masked import MaskedBatch
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.typing import Op
 from tdc.ops.batch import along, lift
-from tdc.ops.lanes import Lanes, along_static, is_static, lanes_of, like_lanes, named, order_of
-from tdc.ops.lines import along_lines, by_lines, over_lines
-from tdc.ops.order import enough
-from tdc.tensordict import TensorDict
+from tdc.ops.order_statistics import enough
+from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
+from tdc.ops.segments import Lanes, along_static, is_static, lanes_of, like_lanes, named, order_of
+from tdc.ragged.masked import MaskedBatch
+from tdc.tensordict.tensordict import TensorDict
 
 
 def sort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:

@@ -23,16 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, describe, message
-from tdc._exchange import is_zero
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, extent_of, offsets_of, pack_rows, require
-from tdc._typing import Op, OpName
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.asserts import require
+from tdc.core.dynamo import is_zero
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of, offsets_of, pack_rows
 
 Ragged = NestedTensor | MaskedBatch
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tdc._structure import Structure, eager, lengths_of
+from tdc.core.dynamo import eager
+from tdc.ragged.structure import Structure, lengths_of
 
 LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2.13)
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tdc._rules import Rule, add_rule
-from tdc._typing import Op
-from tdc.nested import NestedTensor
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op
 from tdc.ops.handed_on import hand_on
 from tdc.ops.reduction import finite
+from tdc.ragged.nested import NestedTensor
 
 MASKED: Any = torch.masked
 FILLS: dict[Op, float] = {

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._rules import Container
-from tdc._slow import announce
-from tdc._typing import Dims
-from tdc.convert import to_padded
-from tdc.masked import MaskedBatch
-from tdc.nested import pack
-from tdc.tensordict import TensorDict
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.rules import Container
+from tdc.core.slow_paths import announce
+from tdc.core.typing import Dims
+from tdc.ragged.convert import to_padded
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import pack
+from tdc.tensordict.tensordict import TensorDict
 
 OP = "unbatched"
 

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import widened
-from tdc._errors import UnsupportedError, message
-from tdc._rules import MODES, Rule, add_rule
-from tdc.ops.lanes import data_of, with_data
-from tdc.ops.lines import along_lines, by_lines
+from tdc.core.dtypes import widened
+from tdc.core.errors import UnsupportedError, message
+from tdc.core.rules import MODES, Rule, add_rule
+from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
+from tdc.ops.segments import data_of, with_data
 
 
 def vector_norm_ragged(

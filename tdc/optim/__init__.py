@@ -14,8 +14,6 @@ Invariant: nothing is changed in place; learning rates and steps are tensors or 
 from tdc.optim.adam import adam as adam
 from tdc.optim.adam import adamw as adamw
 from tdc.optim.adam import debias as debias
-from tdc.optim.average import Average as Average
-from tdc.optim.average import ema as ema
 from tdc.optim.base import Optimizer as Optimizer
 from tdc.optim.base import Rate as Rate
 from tdc.optim.base import Schedule as Schedule
@@ -23,6 +21,8 @@ from tdc.optim.base import Transform as Transform
 from tdc.optim.chain import chain as chain
 from tdc.optim.clip import clip_by_global_norm as clip_by_global_norm
 from tdc.optim.clip import global_norm as global_norm
+from tdc.optim.ema import Average as Average
+from tdc.optim.ema import ema as ema
 from tdc.optim.lion import lion as lion
 from tdc.optim.schedule import constant as constant
 from tdc.optim.schedule import cosine as cosine

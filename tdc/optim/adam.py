@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect, expect_number
-from tdc.optim import columns as c
+from tdc.core.arguments import expect, expect_number
+from tdc.optim import foreach as c
 from tdc.optim.base import Optimizer, Rate, begin, check_numbers, pair_of, rate_of, updated
-from tdc.optim.columns import Column, Scalar
-from tdc.tensordict import TensorDict
+from tdc.optim.foreach import Column, Scalar
+from tdc.tensordict.tensordict import TensorDict
 
 NAMES = ("mean", "square")
 

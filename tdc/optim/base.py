@@ -21,14 +21,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
-from tdc._keys import gathered, prefixed, replaced, show
-from tdc._tree import same_size
-from tdc._typing import KeyPath, constant
 from tdc.compile.upstream import traced
-from tdc.optim.columns import Column, Scalar
-from tdc.tensordict import TensorDict, make
+from tdc.core.arguments import expect
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.keys import gathered, prefixed, replaced, show
+from tdc.core.typing import KeyPath
+from tdc.optim.foreach import Column, Scalar
+from tdc.tensordict.storage import same_size
+from tdc.tensordict.tensordict import TensorDict, make
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 Rate: TypeAlias = "float | Tensor | Schedule"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdc._errors import DtypeError, message
+from tdc.core.errors import DtypeError, message
 from tdc.optim.base import Optimizer, Transform, check_state
-from tdc.tensordict import TensorDict
+from tdc.tensordict.tensordict import TensorDict
 
 
 def chain(*parts: Transform | Optimizer) -> Optimizer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect
+from tdc.core.arguments import expect
 from tdc.optim.base import DOUBLE, Transform, check_numbers, grouped, trainable, wide
-from tdc.optim.columns import times
-from tdc.tensordict import TensorDict, make
+from tdc.optim.foreach import times
+from tdc.tensordict.tensordict import TensorDict, make
 
 
 def global_norm(td: TensorDict) -> Tensor:

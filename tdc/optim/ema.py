@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tdc._errors import StructureError, message
+from tdc.core.errors import StructureError, message
 from tdc.optim.base import check_numbers, differing, trainable, wide
-from tdc.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, make
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc._structure import eager
+from tdc.core.dynamo import eager, trace_as
 from tdc.ops.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"
@@ -40,7 +40,7 @@ def in_a_graph(*columns: Any) -> bool:
     return not any([isinstance(by, Tensor) and by.ndim for by in columns])
 
 
-at_a_time._torchdynamo_inline = in_a_graph  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(at_a_time, in_a_graph)
 
 
 def each(by: Scalar, xs: Column) -> list[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tdc.optim import columns as c
+from tdc.optim import foreach as c
 from tdc.optim.base import Optimizer, Rate, begin, check_numbers, pair_of, rate_of, updated
-from tdc.optim.columns import Column, Scalar
-from tdc.tensordict import TensorDict
+from tdc.optim.foreach import Column, Scalar
+from tdc.tensordict.tensordict import TensorDict
 
 
 def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:

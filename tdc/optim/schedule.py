@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect_number
-from tdc._errors import StructureError, message
+from tdc.core.arguments import expect_number
+from tdc.core.errors import StructureError, message
 from tdc.optim.base import Schedule, check_numbers
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import StructureError, message
-from tdc.optim import columns as c
+from tdc.core.errors import StructureError, message
+from tdc.optim import foreach as c
 from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
-from tdc.optim.columns import Column, Scalar
-from tdc.tensordict import TensorDict
+from tdc.optim.foreach import Column, Scalar
+from tdc.tensordict.tensordict import TensorDict
 
 
 def sgd(

@@ -15,25 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect, expect_number
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc._exchange import exchange
-from tdc._structure import (
-    Structure,
-    extent_of,
-    longest,
-    offsets_of,
-    pack_rows,
-    pad_rows,
-    require,
-    take_spans,
-    valid_mask,
-)
-from tdc._typing import Dims
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as packed_like
+from tdc.core.arguments import expect, expect_number
+from tdc.core.asserts import require
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.typing import Dims
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as packed_like
+from tdc.ragged.padding import exchange
+from tdc.ragged.structure import Structure, extent_of, longest, offsets_of, pack_rows, pad_rows, take_spans, valid_mask
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -56,7 +47,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         One graph. Without `length` the batch must carry its longest length, as `pack` and `from_padded` see to.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> to_padded(pack([torch.ones(1), torch.ones(2)])).data
         tensor([[1., 0.],
                 [1., 1.]])
@@ -186,7 +177,7 @@ def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
         A NestedTensor with the structure of `like`.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> x = pack([torch.ones(1), torch.ones(2)])
         >>> nested_like(torch.tensor([[1.0, 9.0], [2.0, 3.0]]), x).tolist()
         [[1.0], [2.0, 3.0]]
@@ -213,7 +204,7 @@ def to_torch(x: NestedTensor) -> Tensor:
         UnsupportedError: several ragged dims, which torch's layout cannot say.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> to_torch(pack([torch.ones(1), torch.ones(2)])).is_nested
         True
     """

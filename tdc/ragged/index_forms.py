@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
-from tdc._rules import Container
+from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
+from tdc.core.rules import Container
 
 FULL = slice(None)
 

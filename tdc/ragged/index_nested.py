@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._crops import Each, crop_rows, enough
-from tdc._errors import DtypeError, IndexingError, ShapeError, describe, message
-from tdc._index import (
+from tdc.core.arguments import expect
+from tdc.core.dynamo import eager
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, message
+from tdc.ragged.index_forms import (
     FULL,
     Span,
     around_batch,
@@ -38,9 +38,12 @@ from tdc._index import (
     spans,
     whole,
 )
-from tdc._structure import (
+from tdc.ragged.masked import MaskedBatch, crop, require_same_lengths
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import (
     Structure,
-    eager,
     extent_of,
     lengths_of,
     mirrored,
@@ -49,10 +52,7 @@ from tdc._structure import (
     row_ids,
     take_spans,
 )
-from tdc.masked import MaskedBatch, crop, require_same_lengths
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.ragged.truncate import Each, crop_rows, enough
 
 Pick = Callable[[Any], Any]  # of batches of one structure
 VECTORS = "one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim"
@@ -85,7 +85,7 @@ def truncate(x: Any, lengths: Any) -> Any:
         One graph for all lengths.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> truncate(pack([torch.arange(3), torch.arange(2)]), torch.tensor([1, 5])).tolist()
         [[0], [0, 1]]
     """

@@ -22,12 +22,15 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._pytree import register
-from tdc._rules import Container
-from tdc._slow import announce
-from tdc._structure import mark_dynamic, normal_dim, require, valid_mask
-from tdc._typing import Dims, OpName
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.dynamo import mark_dynamic
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.pytree import register
+from tdc.core.rules import Container
+from tdc.core.slow_paths import announce
+from tdc.core.typing import Dims, OpName
+from tdc.ragged.structure import valid_mask
 
 
 @final

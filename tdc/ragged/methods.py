@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc._exchange import is_zero
-from tdc._structure import Structure, longest
-from tdc._typing import read_only
-from tdc.masked import MaskedBatch
-from tdc.masked import like as masked_like
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.dynamo import is_zero
+from tdc.core.frozen import read_only
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import like as masked_like
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, longest
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
 

@@ -25,27 +25,25 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._pytree import register
-from tdc._rules import Container
-from tdc._slow import announce
-from tdc._structure import (
+from tdc.core.arguments import expect, normal_dim
+from tdc.core.asserts import require
+from tdc.core.dynamo import mark_dynamic, mark_result
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.pytree import register
+from tdc.core.rules import Container
+from tdc.core.slow_paths import announce
+from tdc.core.typing import Dims
+from tdc.ragged.structure import (
     Structure,
     check_offsets,
     check_sizes,
     extent_of,
     lengths_of,
     longest,
-    mark_dynamic,
-    mark_result,
-    normal_dim,
     offsets_of,
-    require,
     sizes_of,
     validate_structure,
 )
-from tdc._typing import Dims
 
 UNMAPPED: Any = object()
 

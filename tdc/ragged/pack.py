@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._typing import Dims
-from tdc.nested import NestedTensor, pack
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.typing import Dims
+from tdc.ragged.nested import NestedTensor, pack
 
 
 def from_list(

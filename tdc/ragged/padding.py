@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._typing import constant
+from tdc.core.dynamo import in_direction, is_zero, trace_as
 
 
 def exchange(
@@ -40,15 +40,7 @@ def exchange_traced(
     return Exchange.apply(x, index, valid, fill, inverse, keep)
 
 
-exchange._torchdynamo_inline = exchange_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
-
-
-@constant
-def in_direction() -> bool:
-    """Whether a `torch.func.jvp` is around the call."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # built into torch, without type stubs
-    stack = functorch.get_interpreter_stack()
-    return any([level.key() == functorch.TransformType.Jvp for level in stack or ()])
+trace_as(exchange, exchange_traced)
 
 
 def gathered(x: Tensor, index: Tensor, valid: Tensor | None, fill: float) -> Tensor:
@@ -97,17 +89,3 @@ class Both(Exchange):
     def jvp(ctx: Any, *directions: Any) -> Any:
         index, valid, inverse, keep = ctx.saved_tensors
         return exchange(directions[0], index, valid, 0.0, inverse, keep)
-
-
-def is_zero(n: int) -> bool:
-    """Whether a size is 0; no for a size that a graph does not know, as that of `x @ x.transpose(1, 2)`."""
-    return n == 0 if isinstance(n, int) else is_zero_symbol(n)
-
-
-def is_zero_symbol(n: int) -> bool:
-    """`is_zero` of a size in a graph; the module is loaded by whoever traces."""
-    fx: Any = torch.fx
-    return fx.experimental.symbolic_shapes.guard_or_false(n == 0)
-
-
-is_zero._torchdynamo_inline = is_zero_symbol  # type: ignore[attr-defined]  # as above

@@ -28,12 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._arguments import expect
-from tdc._dtypes import rounded_once
-from tdc._errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc._exchange import exchange
-from tdc._slow import announce
-from tdc._typing import Frozen, OpName, immutable
+from tdc.core.arguments import expect, normal_dim
+from tdc.core.asserts import require
+from tdc.core.dtypes import rounded_once
+from tdc.core.dynamo import eager, mark_dynamic
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.frozen import Frozen, immutable
+from tdc.core.slow_paths import announce
+from tdc.core.typing import OpName
+from tdc.ragged.padding import exchange
 
 
 class Structure(Frozen):
@@ -135,61 +138,6 @@ class Structure(Frozen):
     def is_ragged(self, axis: int | None) -> bool:
         """Whether an axis of `values` is the packed one."""
         return axis == self.packed_dim
-
-
-def normal_dim(dim: int, ndim: int, op: OpName) -> int:
-    """`dim` counted from the front. In a graph a constant, also where it is an argument that took several values.
-
-    Raises:
-        ShapeError: `dim` is outside `[-ndim, ndim)`.
-    """
-    if not -ndim <= dim < ndim:
-        raise ShapeError(
-            message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape")
-        )
-    return tuple(range(ndim))[dim]  # an index becomes a constant, `dim % ndim` stays a symbol
-
-
-def mark_dynamic(x: Any, *dims: int) -> Any:
-    """Tell torch.compile that the sizes of `dims` vary, so that the first graph serves all sizes. Returns the tensor.
-
-    The same mark as `torch._dynamo.maybe_mark_dynamic`, without importing Dynamo. A graph's results carry it on to the
-    next one. torch 2.11-2.13.
-    """
-    if hasattr(x, "_dynamo_weak_dynamic_indices"):
-        x._dynamo_weak_dynamic_indices.update(dims)
-    else:
-        x._dynamo_weak_dynamic_indices = set(dims)
-    return x
-
-
-def mark_result(x: Any, dim: int) -> Any:
-    """`mark_dynamic` of a tensor that was just made, in one write. Returns the tensor."""
-    x._dynamo_weak_dynamic_indices = {dim}
-    return x
-
-
-def mark_traced(x: Any, *dims: int) -> Any:
-    """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
-    `unbind`), a view of it can be marked. torch 2.11-2.13."""
-    view = x.view_as(x)
-    view._dynamo_weak_dynamic_indices = {*dims}  # `set` would be a guard
-    return view
-
-
-def eager() -> bool:
-    """Whether operations run as they are called: neither traced nor under a transform of `torch.func`."""
-    return not torch._C._are_functorch_transforms_active()
-
-
-def traced() -> bool:
-    """What Dynamo traces in place of `eager`."""
-    return False
-
-
-for _mark in (mark_dynamic, mark_result):
-    _mark._torchdynamo_inline = mark_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
-eager._torchdynamo_inline = traced  # type: ignore[attr-defined]  # the same
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
@@ -381,34 +329,6 @@ def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None
             same = same & (a.shapes == b.shapes).all()
         expected, got = "operands of one ragged structure", "rows of different lengths"
         require(same, message(op, expected, got, hint=hint or SAME_HINT))
-
-
-def require(condition: Tensor, text: str, error: type[Exception] = StructureError) -> None:
-    """Assert a condition on data: `error` at once on CPU, asynchronously on CUDA, a node of the graph when traced.
-
-    The node's text is one line without double quotes: Inductor puts it as it is into C++ (torch 2.11-2.13).
-    """
-    try:
-        one_line = text.replace("\n", "; ").replace('"', "'")
-        torch.ops.aten._assert_async.msg(unmapped(condition), one_line)
-    except RuntimeError:
-        raise error(text) from None
-
-
-def unmapped(condition: Tensor) -> Tensor:
-    """A condition for all members of a `torch.vmap`, which has no rule for assertions (torch 2.11-2.13)."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # built into torch, without type stubs
-    while functorch.is_batchedtensor(condition):
-        condition = functorch.get_unwrapped(condition).all()
-    return condition
-
-
-def as_is(condition: Tensor) -> Tensor:
-    """What Dynamo traces in place of `unmapped`."""
-    return condition
-
-
-unmapped._torchdynamo_inline = as_is  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 SAME_HINT = "build both from one structure, e.g. x.with_values(y), or pad both with x.to_padded()"

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import IndexingError, ShapeError, message
-from tdc._index import Span, kept, longest_span, spans
-from tdc._structure import Structure, extent_of, offsets_of, require, sizes_of
-from tdc.nested import NestedTensor
-from tdc.nested import like as nested_like
+from tdc.core.asserts import require
+from tdc.core.errors import IndexingError, ShapeError, message
+from tdc.ragged.index_forms import Span, kept, longest_span, spans
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import like as nested_like
+from tdc.ragged.structure import Structure, extent_of, offsets_of, sizes_of
 
 
 class Each(NamedTuple):

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from tdc._keyed import any_below, present, walk
-from tdc._keys import within
-from tdc._nodes import Nodes, Static, without_extra
-from tdc._tree import Leaves, absorb, retype
-from tdc._typing import MISSING, KeyPath
+from tdc.core.keys import within
+from tdc.core.typing import MISSING, KeyPath
+from tdc.tensordict.mapping import any_below, present, walk
+from tdc.tensordict.nodes import Nodes, Static, without_extra
+from tdc.tensordict.storage import Leaves, absorb, retype
 
 
 def entries_applied(

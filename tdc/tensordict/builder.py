@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from tdc._errors import ImmutableError, message
-from tdc._keyed import Keyed
-from tdc._keys import missing_key, unravel_key
-from tdc._leaf import unwrap
-from tdc._nodes import Nodes, Static
-from tdc._tree import Leaves, absorb, check_leaves, put_all, remove, retype
-from tdc._typing import NestedKey
+from tdc.core.errors import ImmutableError, message
+from tdc.core.keys import missing_key, unravel_key
+from tdc.core.typing import NestedKey
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.mapping import Keyed
+from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.storage import Leaves, absorb, check_leaves, put_all, remove, retype
 
 
 @final
@@ -38,7 +38,7 @@ class Builder:
 
     Example:
         >>> import torch
-        >>> from tdc.tensordict import TensorDict
+        >>> from tdc.tensordict.tensordict import TensorDict
         >>> m = TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2]).mutate()
         >>> m["c", "d"] = m["a"] + 1
         >>> del m["b"]

@@ -21,18 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._arguments import expect_function, expect_number
-from tdc._errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
-from tdc._keyed import present
-from tdc._keys import is_key, show
-from tdc._leaf import unwrap
-from tdc._nodes import Nodes, Static, statics
-from tdc._objects import ObjectArray
-from tdc._rules import Container
-from tdc._structure import normal_dim
-from tdc._tree import is_tensordict, same_size
-from tdc._typing import MISSING, KeyPath, NestedKey, OpName
-from tdc.tensordict import TensorDict, make
+from tdc.core.arguments import expect_function, expect_number, normal_dim
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.keys import is_key, show
+from tdc.core.rules import Container
+from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.mapping import present
+from tdc.tensordict.nodes import Nodes, Static, statics
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.storage import is_tensordict, same_size
+from tdc.tensordict.tensordict import TensorDict, make
 
 Layout = tuple[tuple[KeyPath, tuple[int, ...], torch.dtype], ...]
 

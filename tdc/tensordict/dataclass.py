@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple, get_origin
 
-from tdc._errors import StructureError, message
-from tdc._typing import MISSING
+from tdc.core.errors import StructureError, message
+from tdc.core.typing import MISSING
 
 CONSTRUCTOR = (
     ("batch_size", dataclasses.InitVar[Any], dataclasses.field(default=(), kw_only=True)),

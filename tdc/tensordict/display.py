@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from tdc._bytes import bytes_of, bytes_text, tensors_of
-from tdc._errors import show_sizes
-from tdc._leaf import Leaf
+from tdc.core.errors import show_sizes
+from tdc.tensordict.leaf import Leaf
+from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
 
 Fields = Iterable[tuple[str, Any]]
 COLUMNS = ("kind", "shape", "dtype", "device", "bytes")

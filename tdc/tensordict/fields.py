@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from tdc._errors import DtypeError, message
-from tdc._leaf import PROTOCOLS
-from tdc._nodes import Static, check_static
-from tdc._rules import Container
-from tdc._tree import is_tensordict
-from tdc._typing import MISSING
-from tdc.tensordict import TensorDict
+from tdc.core.errors import DtypeError, message
+from tdc.core.rules import Container
+from tdc.core.typing import MISSING
+from tdc.tensordict.leaf import PROTOCOLS
+from tdc.tensordict.nodes import Static, check_static
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import TensorDict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._tree import Leaves, batch_index, consumed, is_mask, misfit
+from tdc.tensordict.storage import Leaves, batch_index, consumed, is_mask, misfit
 
 
 class Numbers(NamedTuple):

@@ -18,10 +18,10 @@ from typing import Any, final
 
 import torch
 
-from tdc._arguments import expect
-from tdc._errors import UnsupportedError, message, op_name
-from tdc._rules import Container
-from tdc._typing import Op, OpName
+from tdc.core.arguments import expect
+from tdc.core.errors import UnsupportedError, message, op_name
+from tdc.core.rules import Container
+from tdc.core.typing import Op, OpName
 
 UNCHANGED = ("clone", "detach", "contiguous")
 CASTS: dict[str, torch.dtype] = {
@@ -70,7 +70,7 @@ def register_leaf(
         ...     def __init__(self, names):
         ...         self.names = names
         >>> register_leaf(Names, shape=lambda x: (len(x.names),), index=lambda x, i: Names(x.names[i]))
-        >>> from tdc.tensordict import TensorDict
+        >>> from tdc.tensordict.tensordict import TensorDict
         >>> TensorDict({"who": Names(["ada", "bob", "cyd"])}, [3])[1:]["who"].names
         ['bob', 'cyd']
 

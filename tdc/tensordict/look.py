@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from tdc._bytes import bytes_of, bytes_text
-from tdc._keys import children
-from tdc._nodes import Nodes, Static, Typed
-from tdc._repr import (
+from tdc.core.keys import children
+from tdc.tensordict.display import (
     MANY,
     is_shared,
     leaf_html,
@@ -20,7 +18,9 @@ from tdc._repr import (
     tree_html,
     tree_text,
 )
-from tdc._tree import Leaves, node_size, subtree
+from tdc.tensordict.nbytes import bytes_of, bytes_text
+from tdc.tensordict.nodes import Nodes, Static, Typed
+from tdc.tensordict.storage import Leaves, node_size, subtree
 
 
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:

@@ -16,12 +16,14 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc._errors import KeyPathError, message
-from tdc._keys import below, depth, heads, join, missing_key, nodes_above, ordered, parts, show, unravel_key, within
-from tdc._leaf import Leaf, unwrap, unwrapped
-from tdc._nodes import Nodes, Static, any_extra, is_inner, statics
-from tdc._rules import Container
-from tdc._tree import (
+from tdc.core.dynamo import constant
+from tdc.core.errors import KeyPathError, message
+from tdc.core.keys import below, depth, heads, join, missing_key, nodes_above, ordered, parts, show, unravel_key, within
+from tdc.core.rules import Container
+from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
+from tdc.tensordict.leaf import Leaf, unwrap, unwrapped
+from tdc.tensordict.nodes import Nodes, Static, any_extra, is_inner, statics
+from tdc.tensordict.storage import (
     Leaves,
     absorb,
     check_extra,
@@ -35,7 +37,6 @@ from tdc._tree import (
     retype,
     subtree,
 )
-from tdc._typing import MISSING, KeyPath, NestedKey, OpName, constant
 
 IsLeaf: TypeAlias = "Callable[[Any], bool] | None"
 
@@ -262,7 +263,7 @@ class Keyed(Container):
             KeyPathError: a key that is not there.
 
         Example:
-            >>> from tdc.tensordict import TensorDict
+            >>> from tdc.tensordict.tensordict import TensorDict
             >>> td = TensorDict({"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2)}, [2])
             >>> [part.keys() for part in td.split_keys(["a"], ["b"])]
             [('a',), ('b',), ('c',)]
@@ -282,7 +283,7 @@ class Keyed(Container):
             KeyPathError: an old key that is not there, or a new one that is taken.
 
         Example:
-            >>> from tdc.tensordict import TensorDict
+            >>> from tdc.tensordict.tensordict import TensorDict
             >>> td = TensorDict({"obs": torch.ones(2), "act": torch.ones(2)}, [2])
             >>> td.rename_keys({"obs": ("state", "obs")}).keys(include_nested=True)
             ('state', ('state', 'obs'), 'act')

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tdc._keys import depth as depth_of
-from tdc._typing import read_only
-from tdc.tensordict import TensorDict
+from tdc.core.frozen import read_only
+from tdc.core.keys import depth as depth_of
+from tdc.tensordict.tensordict import TensorDict
 
 
 def batch_dims(td: TensorDict) -> int:

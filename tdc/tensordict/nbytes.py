@@ -15,7 +15,8 @@ from typing import Any
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
-from tdc._leaf import unwrap
+from tdc.core.dynamo import trace_as
+from tdc.tensordict.leaf import unwrap
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -55,7 +56,7 @@ def dense_numel(x: Tensor) -> int:
     return math.prod([n for n, step in zip(x.shape, x.stride(), strict=True) if step != 0])
 
 
-bytes_of._torchdynamo_inline = bytes_of_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(bytes_of, bytes_of_traced)
 
 
 def bytes_text(count: int) -> str:

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdc._errors import DtypeError, message
-from tdc._typing import Frozen, KeyPath
+from tdc.core.errors import DtypeError, FormatError, message
+from tdc.core.frozen import Frozen
+from tdc.core.pytree import lists_of, register_entry, tuples_of
+from tdc.core.typing import KeyPath
 
 TYPES: dict[str, type] = {}
 
@@ -37,7 +39,7 @@ class Static(Frozen):
 
     Example:
         >>> import torch
-        >>> from tdc.tensordict import TensorDict
+        >>> from tdc.tensordict.tensordict import TensorDict
         >>> td = TensorDict({"x": torch.zeros(2), "split": Static("train")}, [2])
         >>> td["split"], td[0]["split"]
         ('train', 'train')
@@ -135,3 +137,25 @@ def is_inner(entry: Any) -> bool:
 def name_of(cls: type) -> str:
     """The name a tensorclass goes by in files."""
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def static_from(data: Any) -> Static:
+    """A static value from the JSON data of a context."""
+    return Static(tuples_of(data))
+
+
+def typed_from(data: Any) -> Typed:
+    """The entry of a tensorclass from the JSON data of a context.
+
+    Raises:
+        FormatError: the class is not defined in this process.
+    """
+    name, extra = data
+    if name not in TYPES:
+        hint = f"import {name.rpartition('.')[0]} first"
+        raise FormatError(message("load", f"the tensorclass {name!r} to be defined", "no such class", hint=hint))
+    return Typed(extra, TYPES[name])
+
+
+register_entry(Static, "static", lambda entry: lists_of(entry.value), static_from)
+register_entry(Typed, "type", lambda entry: [name_of(entry.cls), entry.extra], typed_from)

@@ -17,9 +17,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message, show_sizes
-from tdc._leaf import register_leaf
-from tdc._typing import Frozen, Op
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message, show_sizes
+from tdc.core.frozen import Frozen
+from tdc.core.typing import Op
+from tdc.tensordict.leaf import register_leaf
 
 MOVES = (
     "reshape", "view", "permute", "transpose", "movedim", "swapaxes", "flatten", "unflatten", "ravel", "squeeze",

@@ -17,16 +17,17 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from tdc._errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
-from tdc._keys import join, show, unravel_key, within
-from tdc._leaf import Leaf, unwrap, wrapped
-from tdc._nodes import Nodes, Static, Typed, extra_of, is_inner
-from tdc._objects import ObjectArray
-from tdc._tree import Leaves, is_tensordict, mark_rows, put_leaf, put_node
-from tdc._typing import Frozen, KeyPath, OpName
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict, make
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
+from tdc.core.frozen import Frozen
+from tdc.core.keys import join, show, unravel_key, within
+from tdc.core.typing import KeyPath, OpName
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.leaf import Leaf, unwrap, wrapped
+from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.storage import Leaves, is_tensordict, mark_rows, put_leaf, put_node
+from tdc.tensordict.tensordict import TensorDict, make
 
 Size = tuple["int | None", ...]
 
@@ -127,7 +128,7 @@ def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> S
     Example:
         >>> spec({"x": ((4,), torch.float32), "meta": {"id": ((), torch.int64)}}, [None])
         Spec(batch_size=[None], {'x': float32[4], 'meta.id': int64[]})
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> spec(TensorDict({"tokens": pack([torch.ones(2), torch.ones(3)])}, [2]))
         Spec(batch_size=[2], {'tokens': NestedTensor float32[-1] on cpu})
     """

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import (
+from tdc.core.dynamo import mark_dynamic, trace_as
+from tdc.core.errors import (
     DtypeError,
     IndexingError,
     KeyPathError,
@@ -30,13 +31,12 @@ from tdc._errors import (
     message,
     show_sizes,
 )
-from tdc._keys import below, children, heads, inside, join, ordered, parts, prefixed, show, unravel_key
-from tdc._leaf import PROTOCOLS, Leaf, wrapped
-from tdc._nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
-from tdc._objects import ObjectArray
-from tdc._rules import Container
-from tdc._structure import mark_dynamic
-from tdc._typing import MISSING, KeyPath, OpName
+from tdc.core.keys import below, children, heads, inside, join, ordered, parts, prefixed, show, unravel_key
+from tdc.core.rules import Container
+from tdc.core.typing import MISSING, KeyPath, OpName
+from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrapped
+from tdc.tensordict.nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
+from tdc.tensordict.object_array import ObjectArray
 
 Leaves = dict[KeyPath, Any]
 
@@ -325,7 +325,7 @@ def unlike_traced(a: Nodes, b: Nodes) -> bool:
     return len(a) != len(b) or any([b.get(p, MISSING) != entry for p, entry in a.items()])
 
 
-unlike._torchdynamo_inline = unlike_traced  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+trace_as(unlike, unlike_traced)
 
 
 def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]:

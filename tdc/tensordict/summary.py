@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils._pytree as torch_pytree
 
-from tdc._bytes import bytes_of, bytes_text, tensors_of
-from tdc._errors import DtypeError, describe, message
-from tdc._keys import children, depth, join, parts
-from tdc._look import title
-from tdc._nodes import Nodes, Static
-from tdc._repr import cells, sizes_text, static_text
-from tdc._rules import Container
-from tdc._tree import Leaves, is_tensordict, node_size, subtree
-from tdc._typing import KeyPath
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
+from tdc.core.errors import DtypeError, describe, message
+from tdc.core.keys import children, depth, join, parts
+from tdc.core.rules import Container
+from tdc.core.typing import KeyPath
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.display import cells, sizes_text, static_text
+from tdc.tensordict.look import title
+from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
+from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.storage import Leaves, is_tensordict, node_size, subtree
+from tdc.tensordict.tensordict import TensorDict
 
 HEAD = ("key", "kind", "shape", "dtype", "device", "bytes")
 
@@ -64,7 +64,7 @@ def param_count(td: Any) -> int:
         fullgraph; in a graph a number of sizes that may be dynamic. Reads no data.
 
     Example:
-        >>> from tdc.trees import from_state_dict
+        >>> from tdc.interop.pytrees import from_state_dict
         >>> param_count(from_state_dict(torch.nn.Linear(3, 4).state_dict()))
         16
     """

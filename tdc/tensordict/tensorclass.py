@@ -39,17 +39,27 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import MappingKey
 
-from tdc._arguments import expect
-from tdc._dataclass import Declared, as_dataclass, check_stored, is_mark
-from tdc._errors import KeyPathError, StructureError, UnsupportedError, message
-from tdc._fields import Field, annotations_in, as_entry_of, as_whole, declared, hints, is_class_var, is_inner_value
-from tdc._keyed import Keyed
-from tdc._leaf import Leaf
-from tdc._nodes import TYPES, Nodes, Static, Typed, name_of
-from tdc._pytree import register
-from tdc._tree import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
-from tdc._typing import MISSING, NestedKey, read_only
-from tdc.tensordict import TensorDict, as_size, flatten, make, unflatten
+from tdc.core.arguments import expect
+from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
+from tdc.core.frozen import read_only
+from tdc.core.pytree import register
+from tdc.core.typing import MISSING, NestedKey
+from tdc.tensordict.dataclass import Declared, as_dataclass, check_stored, is_mark
+from tdc.tensordict.fields import (
+    Field,
+    annotations_in,
+    as_entry_of,
+    as_whole,
+    declared,
+    hints,
+    is_class_var,
+    is_inner_value,
+)
+from tdc.tensordict.leaf import Leaf
+from tdc.tensordict.mapping import Keyed
+from tdc.tensordict.nodes import TYPES, Nodes, Static, Typed, name_of
+from tdc.tensordict.storage import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
+from tdc.tensordict.tensordict import TensorDict, as_size, flatten, make, unflatten
 
 T = TypeVar("T")
 torch.serialization.add_safe_globals([make, Typed])  # what a pickled tensorclass names

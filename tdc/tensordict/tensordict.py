@@ -26,20 +26,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import MappingKey
 
-from tdc._apply import entries_applied, put_entries
-from tdc._arguments import check_entries
-from tdc._batch_index import at, indexed, normal_index
-from tdc._builder import Builder
-from tdc._errors import DtypeError, ImmutableError, IndexingError, describe, message
-from tdc._keyed import IsLeaf, Keyed, apply_leaves
-from tdc._keys import is_key, ordered
-from tdc._leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
-from tdc._look import node_html, node_text
-from tdc._nodes import Nodes, extra_of, with_extra, without_extra
-from tdc._pytree import register
-from tdc._rules import Container
-from tdc._structure import normal_dim
-from tdc._tree import (
+from tdc.core.arguments import check_entries, normal_dim
+from tdc.core.errors import DtypeError, ImmutableError, IndexingError, describe, message
+from tdc.core.keys import is_key, ordered
+from tdc.core.pytree import register
+from tdc.core.rules import Container
+from tdc.core.typing import MISSING
+from tdc.tensordict.apply import entries_applied, put_entries
+from tdc.tensordict.builder import Builder
+from tdc.tensordict.indexing import at, indexed, normal_index
+from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
+from tdc.tensordict.look import node_html, node_text
+from tdc.tensordict.mapping import IsLeaf, Keyed, apply_leaves
+from tdc.tensordict.nodes import Nodes, extra_of, with_extra, without_extra
+from tdc.tensordict.storage import (
     Leaves,
     absorb,
     check_leaves,
@@ -50,7 +50,6 @@ from tdc._tree import (
     shape_of,
     together,
 )
-from tdc._typing import MISSING
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias

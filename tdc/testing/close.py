@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc._errors import describe, message, show_sizes
-from tdc._keys import ordered, parts
-from tdc._leaf import unwrap
-from tdc._nodes import statics
-from tdc._objects import ObjectArray
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.tensordict import TensorDict
+from tdc.core.errors import describe, message, show_sizes
+from tdc.core.keys import ordered, parts
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.nodes import statics
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.tensordict import TensorDict
 
 Found = Iterator[tuple[tuple[str, ...], str]]
 Compare = Callable[[Any, Any], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tdc._slow import FORBIDDEN
+from tdc.core.slow_paths import FORBIDDEN
 
 
 @contextmanager

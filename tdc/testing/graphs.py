@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tdc._errors import message
-from tdc._repr import shortened
 from tdc.compile.inductor import backend as inductor
-from tdc.compile.report import Report, report
+from tdc.compile.report.build import Report, report
+from tdc.core.errors import message
+from tdc.tensordict.display import shortened
 
 
 def assert_one_graph(

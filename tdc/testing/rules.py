@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._errors import UnsupportedError, describe, message
-from tdc._rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Container, Rule, name_of
 from tdc.compile.counts import counted
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
+from tdc.core.errors import UnsupportedError, describe, message
+from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Container, Rule, name_of
 from tdc.ops.extend import USER_RULES, spellings
-from tdc.tensordict import TensorDict
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.tensordict import TensorDict
 
 LENGTHS = ((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2, 3))
 AUTO, STATIC = torch.export.Dim.AUTO, torch.export.Dim.STATIC

@@ -8,52 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import catalogue_batch
-import catalogue_conv
-import catalogue_indexing
-import catalogue_linalg
-import catalogue_loss
-import catalogue_matmul
-import catalogue_moving
-import catalogue_norm
-import catalogue_order
-import catalogue_pointwise
-import catalogue_ragged_shape
-import catalogue_reduction
-import catalogue_resample
-import catalogue_rnn
-import catalogue_statistics
-import catalogue_structure
-import catalogue_tensordict
 import torch
 import torch.nn.functional as F
 from harness import Sample
 
-from tdc._rules import Rule
+import catalogue.batch
+import catalogue.conv
+import catalogue.indexing
+import catalogue.linalg
+import catalogue.loss
+import catalogue.matmul
+import catalogue.moving
+import catalogue.norm
+import catalogue.order
+import catalogue.pointwise
+import catalogue.ragged_shape
+import catalogue.reduction
+import catalogue.resample
+import catalogue.rnn
+import catalogue.statistics
+import catalogue.structure
+import catalogue.tensordict
+from tdc.core.rules import Rule
 
 Maker = Callable[[Rule], Iterable[Sample]]
 RAGGED: dict[str, Maker] = {
-    **catalogue_pointwise.RAGGED,
-    **catalogue_reduction.RAGGED,
-    **catalogue_structure.RAGGED,
-    **catalogue_ragged_shape.RAGGED,
-    **catalogue_indexing.RAGGED,
-    **catalogue_moving.RAGGED,
-    **catalogue_norm.RAGGED,
-    **catalogue_loss.RAGGED,
-    **catalogue_matmul.RAGGED,
-    **catalogue_statistics.RAGGED,
-    **catalogue_order.RAGGED,
-    **catalogue_rnn.RAGGED,
-    **catalogue_linalg.RAGGED,
-    **catalogue_conv.RAGGED,
-    **catalogue_resample.RAGGED,
+    **catalogue.pointwise.RAGGED,
+    **catalogue.reduction.RAGGED,
+    **catalogue.structure.RAGGED,
+    **catalogue.ragged_shape.RAGGED,
+    **catalogue.indexing.RAGGED,
+    **catalogue.moving.RAGGED,
+    **catalogue.norm.RAGGED,
+    **catalogue.loss.RAGGED,
+    **catalogue.matmul.RAGGED,
+    **catalogue.statistics.RAGGED,
+    **catalogue.order.RAGGED,
+    **catalogue.rnn.RAGGED,
+    **catalogue.linalg.RAGGED,
+    **catalogue.conv.RAGGED,
+    **catalogue.resample.RAGGED,
 }
 DICTS: dict[str, Maker] = {
-    **catalogue_tensordict.DICTS,
-    **dict.fromkeys(catalogue_pointwise.BINARY + catalogue_pointwise.NEW_BINARY, catalogue_tensordict.binary),
-    **catalogue_reduction.DICTS,
-    **catalogue_batch.DICTS,
+    **catalogue.tensordict.DICTS,
+    **dict.fromkeys(catalogue.pointwise.BINARY + catalogue.pointwise.NEW_BINARY, catalogue.tensordict.binary),
+    **catalogue.reduction.DICTS,
+    **catalogue.batch.DICTS,
 }
 REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from batches import Dict, Draw
-from catalogue_tensordict import drawn
 from harness import Call, Sample, call
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tdc._rules import MODES, Rule
+from catalogue.tensordict import drawn
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 COUNTED = ("eager", "grad")  # the number of results is data

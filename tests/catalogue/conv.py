@@ -12,7 +12,7 @@ from batches import Draw, Layout, Ragged
 from harness import Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import Rule
+from tdc.core.rules import Rule
 
 CHANNELS = Layout((4,), ())
 IMAGE = Layout((4,), (), 2)

@@ -11,7 +11,7 @@ from batches import Dense, Draw, Layout, Ragged
 from harness import Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 NO_VMAP = ("eager", "compile", "grad", "export")

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from batches import Draw, Layout, Ragged
-from catalogue_matmul import each, simple
 from harness import Call, Sample, call, loop
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from catalogue.matmul import each, simple
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 MATRICES, FLAT = Layout((), (3, 3)), Layout((), ())

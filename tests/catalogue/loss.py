@@ -11,7 +11,7 @@ from batches import Draw, Layout
 from harness import Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 INPUT = {"binary_cross_entropy": "unit", "kl_div": "real", "poisson_nll_loss": "unit"}

@@ -9,7 +9,7 @@ import torch
 from batches import Dense, Draw, Layout, Ragged
 from harness import Call, Sample, call, loop
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 HEADS, PLAIN = Layout((2,), (3,)), Layout((), (3,))

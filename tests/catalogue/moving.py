@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import catalogue_resample
 import torch
 import torch.nn.functional as F
 from batches import Dense, Draw, Layout, Ragged
-from catalogue_indexing import longer
-from catalogue_ragged_shape import sample
 from harness import Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+import catalogue.resample
+from catalogue.indexing import longer
+from catalogue.ragged_shape import sample
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 Row = Callable[[Tensor], Tensor]
@@ -254,4 +254,4 @@ RAGGED = {
 
 def unfolded(rule: Rule) -> Iterator[Sample]:
     """`Tensor.unfold` slides along one dim, `F.unfold` over images."""
-    return catalogue_resample.unfold(rule) if rule.op is F.unfold else unfold(rule)
+    return catalogue.resample.unfold(rule) if rule.op is F.unfold else unfold(rule)

@@ -10,7 +10,7 @@ from batches import Draw, Layout, Ragged
 from harness import Call, Sample, call, rowwise
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LONG = ((3, 2, 5), (4, 4), (2, 7, 3))  # torch refuses a single position
 CHANNELS = Layout((4,), ())

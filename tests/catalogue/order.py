@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from batches import Draw, Ragged
-from catalogue_statistics import LIGHT, PLAIN, common, of, parts, unpacked
 from harness import Call, Sample, call
 
-from tdc._rules import MODES, Rule
+from catalogue.statistics import LIGHT, PLAIN, common, of, parts, unpacked
+from tdc.core.rules import MODES, Rule
 
 LONG = ((3, 2, 5), (4, 4))
 COUNTED = ("eager", "grad")  # the number of results is data

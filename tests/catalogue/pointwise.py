@@ -10,7 +10,7 @@ import torch
 from batches import LAYOUTS, Draw, Layout, Ragged, build_masked
 from harness import Call, Sample, call, loop, rowwise
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 TRACED_FORMS = {("features", "rows"), ("features", "full"), ("two", "full")}

@@ -9,7 +9,7 @@ from batches import Draw, Ragged
 from harness import Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 Rows = Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ from batches import Dict, Draw, Layout, Ragged
 from harness import EAGER, Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 TRUTH = {"any", "all"}

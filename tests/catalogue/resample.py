@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from batches import Dense, Draw, Layout, Ragged
-from catalogue_conv import CHANNELS, FEW, FRAMES, IMAGE, PLAIN, ROWS, VOLUME, alone, batch, stacked
 from harness import Call, Sample, call
 
-from tdc._rules import Rule
+from catalogue.conv import CHANNELS, FEW, FRAMES, IMAGE, PLAIN, ROWS, VOLUME, alone, batch, stacked
+from tdc.core.rules import Rule
 
 
 def sized(rule: Rule) -> Iterator[Sample]:

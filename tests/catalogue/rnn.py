@@ -10,7 +10,7 @@ import torch
 from batches import Dense, Draw, Layout, Ragged
 from harness import Call, Sample, call, examples
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 SIZE, HIDDEN = 3, 4

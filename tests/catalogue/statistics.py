@@ -19,7 +19,7 @@ from batches import Draw, Ragged
 from harness import EAGER, Call, Sample, call
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")
 PLAIN = ("eager", "grad")

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from batches import Dict, Draw
-from catalogue_pointwise import COMPARISONS, EXTRA, NO_NUMBERS, domain
 from harness import Call, Sample, call, leafwise
 from torch import Tensor
 
-from tdc._rules import MODES, Rule
+from catalogue.pointwise import COMPARISONS, EXTRA, NO_NUMBERS, domain
+from tdc.core.rules import MODES, Rule
 
 LIGHT = ("eager", "grad", "vmap")  # for variants, and where the batch size is the number of results
 Map = Callable[[Tensor], Any]

@@ -19,7 +19,7 @@ from tdc import FormatError, StructureError, UnsupportedError
 from tdc.compile import load
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZES = [(2, 6, 1, 4), (3,), (1,), (0,), (0, 0), (5, 0, 7)]
 
 

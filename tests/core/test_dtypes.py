@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 import tdc
 from tdc import DtypeError, TensorDict
-from tdc._dtypes import FLOATING
-from tdc._rules import DISPATCH
+from tdc.core.dtypes import FLOATING
+from tdc.core.rules import DISPATCH
 
 HALF = (torch.float16, torch.bfloat16)
 TALL: Any = tdc.pack([torch.full((3000, 1), 30.0), torch.full((2500, 1), -30.0)])

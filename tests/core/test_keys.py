@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tdc import KeyPathError, Static, StructureError, TensorDict
-from tdc._keys import (
+from tdc.core.keys import (
     below,
     children,
     gathered,

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tdc.demo.facts import ComparisonRecord, CompileRow, DemoFacts, ExportRecord, StepRecord, spread
-from tdc.demo.page import write_report
+from tdc.demo.records import ComparisonRecord, CompileRow, DemoFacts, ExportRecord, StepRecord, spread
+from tdc.demo.report import write_report
 from tdc.demo.theme import DARK, LIGHT
 
 PICTURES = {"loss.png", "throughput.png", "lengths.png"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = runpy.run_path(str(DOCS / "make_migration.py"))
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = runpy.run_path(str(DOCS / "tools" / "make_migration.py"))
 ROWS = [row for rows in PAGE["ROWS"].values() for row in rows]
 
 
@@ -24,4 +24,4 @@ def test_what_is_left_out_says_why():
 
 def test_page_is_up_to_date():
     text = (DOCS / "migration.md").read_text(encoding="utf-8")
-    assert text == PAGE["render"](), "run python docs/make_migration.py"
+    assert text == PAGE["render"](), "run python docs/tools/make_migration.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-peers = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "peers.py"))
+peers = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tools" / "peers.py"))
 PEERS, place = peers["PEERS"], peers["place"]
 
 

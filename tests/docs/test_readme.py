@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 import tdc
-from tdc import _errors
+from tdc.core import errors
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 LONGEST = 150
@@ -127,14 +127,14 @@ def test_page_is_short(path: Path):
 
 
 def test_every_error_has_its_anchor():
-    names = [n for n, c in vars(_errors).items() if isinstance(c, type) and issubclass(c, tdc.TdcError)]
+    names = [n for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, tdc.TdcError)]
     missing = {n.lower() for n in names} - anchors((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
     assert not missing
 
 
 def test_support_table_is_up_to_date():
-    want = runpy.run_path(str(ROOT / "docs" / "make_support.py"))["render"]()
-    assert SUPPORT.read_text(encoding="utf-8") == want, "run python docs/make_support.py"
+    want = runpy.run_path(str(ROOT / "docs" / "tools" / "make_support.py"))["render"]()
+    assert SUPPORT.read_text(encoding="utf-8") == want, "run python docs/tools/make_support.py"
 
 
 # The checks themselves: what is wrong must be found.

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "tests" / "typing").glob("*.py"))
 EXPECTED = re.compile(r"# expect: (\S+) (\S+)$")
 Found = dict[int, set[str]]

@@ -73,37 +73,55 @@ def test_every_refusal_is_of_the_library(name: str, kind: str):
 
 class TestPlaces(Texts):
     def test_gather_beyond_a_row(self):
-        self.says(lambda: ragged().gather(1, torch.full((3, 1, 4), 2)), """\
+        self.says(
+            lambda: ragged().gather(1, torch.full((3, 1, 4), 2)),
+            """\
 IndexingError
 tdc.gather: expected places inside each row, got one beyond
-hint: places count within each row, from 0""")
+hint: places count within each row, from 0""",
+        )
 
     def test_a_dense_index_of_a_static_dim(self):
-        self.says(lambda: ragged().gather(2, T([[0, 1]])), """\
+        self.says(
+            lambda: ragged().gather(2, T([[0, 1]])),
+            """\
 StructureError
 tdc.gather: expected an index as ragged as NestedTensor float32[3, -1, 4], got Tensor int64[1, 2]
-hint: index[:, None].expand(x.shape), or x.with_values(index)""")
+hint: index[:, None].expand(x.shape), or x.with_values(index)""",
+        )
 
     def test_whole_rows(self):
-        self.says(lambda: ragged().gather(0, ragged().long()), """\
+        self.says(
+            lambda: ragged().gather(0, ragged().long()),
+            """\
 UnsupportedError
 tdc.gather: expected a static dim or the ragged one, got the batch
-hint: x[rows] picks whole rows; x.to_padded() has common places""")
+hint: x[rows] picks whole rows; x.to_padded() has common places""",
+        )
 
     def test_rows_of_other_lengths(self):
-        self.says(lambda: ragged().index_copy(0, T([0]), ragged()[2:]), """\
+        self.says(
+            lambda: ragged().index_copy(0, T([0]), ragged()[2:]),
+            """\
 StructureError
 tdc.index_copy: expected rows as long as those they meet, got others
-hint: x[index] has their lengths""")
+hint: x[index] has their lengths""",
+        )
 
     def test_narrow_of_a_short_row(self):
-        self.says(lambda: ragged().narrow(1, 0, 2), """\
+        self.says(
+            lambda: ragged().narrow(1, 0, 2),
+            """\
 IndexingError
 tdc.index: expected rows with an element at each place, got a shorter row
-hint: drop short rows first: x = x[x.lengths > k]""")
+hint: drop short rows first: x = x[x.lengths > k]""",
+        )
 
     def test_blocks_of_what_is_no_image(self):
-        self.says(lambda: F.unfold(ragged(), 2), """\
+        self.says(
+            lambda: F.unfold(ragged(), 2),
+            """\
 ShapeError
 tdc.unfold: expected (B, C, -1, -1), 2 dims behind channels, got NestedTensor float32[3, -1, 4], ragged dims (1,)
-hint: x.transpose(1, 2) puts features of sequences first""")
+hint: x.transpose(1, 2) puts features of sequences first""",
+        )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tdc
-from tdc._errors import TdcError
+from tdc.core.errors import TdcError
 
 IMAGES = [torch.zeros(3, 4, 5), torch.zeros(3, 6, 3)]
 

@@ -33,69 +33,96 @@ def point() -> Named:
 
 class TestTexts(Texts):
     def test_a_field_that_does_not_begin_with_the_batch_size(self):
-        self.says(lambda: Pair({"a": torch.zeros(2), "b": torch.zeros(3)}, torch.zeros(2, 3), batch_size=[3]), """\
+        self.says(
+            lambda: Pair({"a": torch.zeros(2), "b": torch.zeros(3)}, torch.zeros(2, 3), batch_size=[3]),
+            """\
 ShapeError
 tdc.Pair: expected leaves of shape [3, ...], got 2 that differ
 at td.a: Tensor float32[2]
 at w: Tensor float32[2, 3]
-hint: give the batch size that all leaves share, or reshape the leaf""")
+hint: give the batch size that all leaves share, or reshape the leaf""",
+        )
 
     def test_another_mapping_for_a_field_of_a_tensorclass(self):
-        self.says(lambda: Holder({"xx": torch.zeros(3)}, batch_size=[3]), """\
+        self.says(
+            lambda: Holder({"xx": torch.zeros(3)}, batch_size=[3]),
+            """\
 KeyPathError
 tdc.Named: expected a key for each field, got 2 that differ
 at xx: no field
 at xy: missing
-hint: fields: xy, name""")
+hint: fields: xy, name""",
+        )
 
     def test_a_tensor_for_a_field_of_a_tensorclass(self):
-        self.says(lambda: Holder(torch.zeros(3), batch_size=[3]), """\
+        self.says(
+            lambda: Holder(torch.zeros(3), batch_size=[3]),
+            """\
 DtypeError
 tdc.tensorclass: expected a mapping for a field annotated as one, got another value
 at named: Tensor
-hint: annotate the field as Tensor, or as Any""")
+hint: annotate the field as Tensor, or as Any""",
+        )
 
     def test_an_unknown_field_in_replace(self):
-        self.says(lambda: point().replace(nmae="z", xy=1), """\
+        self.says(
+            lambda: point().replace(nmae="z", xy=1),
+            """\
 KeyPathError
 tdc.replace: expected names of fields, got 1 others
 at nmae: no field
-hint: fields: xy, name""")
+hint: fields: xy, name""",
+        )
 
     def test_a_static_value_that_can_change(self):
-        self.says(lambda: Named(torch.zeros(3), ["a"], batch_size=[3]), """\
+        self.says(
+            lambda: Named(torch.zeros(3), ["a"], batch_size=[3]),
+            """\
 DtypeError
 tdc.tensorclass: expected a hashable object, got list
 at name: list
-hint: a tuple for a list, ObjectArray for one object per row""")
+hint: a tuple for a list, ObjectArray for one object per row""",
+        )
 
     def test_a_static_value_that_can_change_in_set(self):
-        self.says(lambda: point().set("name", {"a": 1}), """\
+        self.says(
+            lambda: point().set("name", {"a": 1}),
+            """\
 DtypeError
 tdc.tensorclass: expected a hashable object, got dict
 at name: dict
-hint: a tuple for a list, ObjectArray for one object per row""")
+hint: a tuple for a list, ObjectArray for one object per row""",
+        )
 
     def test_a_tensor_for_a_static_field(self):
-        self.says(lambda: Named(torch.zeros(3), torch.zeros(3)), """\
+        self.says(
+            lambda: Named(torch.zeros(3), torch.zeros(3)),
+            """\
 DtypeError
 tdc.tensorclass: expected a Python object, got Tensor
 at name: Tensor
-hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""")
+hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""",
+        )
 
     def test_an_inner_node_for_a_tensor_field(self):
-        self.says(lambda: point().set("xy", {"a": torch.zeros(3)}), """\
+        self.says(
+            lambda: point().set("xy", {"a": torch.zeros(3)}),
+            """\
 DtypeError
 tdc.tensorclass: expected a tensor for a field annotated as one, got an inner node
 at xy: dict
-hint: annotate the field as TensorDict, or as Any""")
+hint: annotate the field as TensorDict, or as Any""",
+        )
 
     def test_a_string_for_a_tensor_field(self):
-        self.says(lambda: Named("x"), """\
+        self.says(
+            lambda: Named("x"),
+            """\
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at xy: str
-hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""")
+hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""",
+        )
 
     def test_names_that_methods_have(self):
         def make() -> Any:
@@ -105,34 +132,46 @@ hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for 
                 _hidden: Tensor
                 keys: Tensor
 
-        self.says(make, """\
+        self.says(
+            make,
+            """\
 KeyPathError
 tdc.Wrong: expected field names that no method of TensorDict has, got get, batch_size, _hidden
-hint: choose other names for these fields""")
+hint: choose other names for these fields""",
+        )
 
     def test_a_field_without_default_behind_one_with_default(self):
         def make() -> Any:
             class Wrong(Named):
                 weight: Tensor
 
-        self.says(make, """\
+        self.says(
+            make,
+            """\
 StructureError
 tdc.Wrong: expected fields without a default first, got weight behind one with a default
-hint: give a default, or dataclasses.field(kw_only=True)""")
+hint: give a default, or dataclasses.field(kw_only=True)""",
+        )
 
     def test_keys_that_are_no_fields(self):
-        self.says(lambda: Named.from_tensordict({"xyz": torch.zeros(3)}), """\
+        self.says(
+            lambda: Named.from_tensordict({"xyz": torch.zeros(3)}),
+            """\
 KeyPathError
 tdc.Named: expected a key for each field, got 2 that differ
 at xyz: no field
 at xy: missing
-hint: fields: xy, name""")
+hint: fields: xy, name""",
+        )
 
     def test_an_assignment(self):
-        self.says(lambda: setattr(point(), "xy", torch.zeros(3)), """\
+        self.says(
+            lambda: setattr(point(), "xy", torch.zeros(3)),
+            """\
 ImmutableError
 tdc.Named: expected no change in place, instances are immutable, got `x.xy = Tensor`
-hint: x = x.replace(field=value), which returns a new one""")
+hint: x = x.replace(field=value), which returns a new one""",
+        )
 
 
 def test_a_missing_and_an_unknown_argument_read_as_in_a_dataclass():

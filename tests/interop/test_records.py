@@ -296,134 +296,191 @@ def test_structured_arrays_copy():
 
 class TestTexts(Texts):
     def test_both_batch_size_and_batch_dims(self):
-        self.says(lambda: tdc.from_dict({"x": torch.zeros(3)}, [3], batch_dims=1), """\
+        self.says(
+            lambda: tdc.from_dict({"x": torch.zeros(3)}, [3], batch_dims=1),
+            """\
 ShapeError
 tdc.from_dict: expected one of batch_size and batch_dims, got both
-hint: batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves""")
+hint: batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves""",
+        )
 
     def test_batch_dims_that_leaves_do_not_share(self):
         d = {"x": torch.zeros(3, 4), "y": torch.zeros(3), "z": {"w": torch.zeros(3, 5)}}
-        self.says(lambda: tdc.from_dict(d, batch_dims=2), """\
+        self.says(
+            lambda: tdc.from_dict(d, batch_dims=2),
+            """\
 ShapeError
 tdc.from_dict: expected leaves of shape [3, 4, ...], got 2 that differ
 at y: Tensor float32[3]
 at z.w: Tensor float32[3, 5]
-hint: give fewer batch dims, or reshape the leaf""")
+hint: give fewer batch dims, or reshape the leaf""",
+        )
 
     def test_batch_dims_without_leaves(self):
-        self.says(lambda: tdc.from_dict({}, batch_dims=1), """\
+        self.says(
+            lambda: tdc.from_dict({}, batch_dims=1),
+            """\
 ShapeError
 tdc.from_dict: expected leaves to read the batch size from, got no leaf
-hint: batch_size=[...] says it""")
+hint: batch_size=[...] says it""",
+        )
 
     def test_a_list_is_no_record(self):
-        self.says(lambda: tdc.as_tensordict([torch.zeros(3)]), """\
+        self.says(
+            lambda: tdc.as_tensordict([torch.zeros(3)]),
+            """\
 DtypeError
 tdc.as_tensordict: expected a mapping or a record, got list
-hint: TensorDict({'key': value}), or tdc.from_pytree for lists and tuples""")
+hint: TensorDict({'key': value}), or tdc.from_pytree for lists and tuples""",
+        )
 
     def test_a_class_is_no_instance(self):
-        self.says(lambda: tdc.from_dataclass(Inner), """\
+        self.says(
+            lambda: tdc.from_dataclass(Inner),
+            """\
 DtypeError
 tdc.from_dataclass: expected an instance of a dataclass, got the class Inner
-hint: pass the instance, e.g. Step(obs)""")
+hint: pass the instance, e.g. Step(obs)""",
+        )
 
     def test_an_instance_is_no_class(self):
-        self.says(lambda: tdc.to_dataclass(TensorDict(), Inner(torch.zeros(1))), """\
+        self.says(
+            lambda: tdc.to_dataclass(TensorDict(), Inner(torch.zeros(1))),
+            """\
 DtypeError
 tdc.to_dataclass: expected a dataclass, got Inner
-hint: the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""")
+hint: the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
+        )
 
     def test_a_tensorclass_is_no_dataclass(self):
-        self.says(lambda: tdc.to_dataclass(TensorDict(), Frame), """\
+        self.says(
+            lambda: tdc.to_dataclass(TensorDict(), Frame),
+            """\
 DtypeError
 tdc.to_dataclass: expected a dataclass, got the class Frame
-hint: the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""")
+hint: the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
+        )
 
     def test_fields_and_keys_that_differ(self):
-        self.says(lambda: tdc.to_dataclass(TensorDict({"b": 1, "label": 2}), Inner), """\
+        self.says(
+            lambda: tdc.to_dataclass(TensorDict({"b": 1, "label": 2}), Inner),
+            """\
 KeyPathError
 tdc.to_dataclass: expected a key for each field, got 2 that differ
 at b: no field
 at a: missing
-hint: fields of Inner: a, label; td.select(...) takes some keys""")
+hint: fields of Inner: a, label; td.select(...) takes some keys""",
+        )
 
     def test_a_dict_is_no_named_tuple(self):
-        self.says(lambda: tdc.from_namedtuple({"x": torch.zeros(3)}), """\
+        self.says(
+            lambda: tdc.from_namedtuple({"x": torch.zeros(3)}),
+            """\
 DtypeError
 tdc.from_namedtuple: expected a named tuple, got dict
-hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples""")
+hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples""",
+        )
 
     def test_a_tuple_has_no_names(self):
-        self.says(lambda: tdc.from_namedtuple((1, 2)), """\
+        self.says(
+            lambda: tdc.from_namedtuple((1, 2)),
+            """\
 DtypeError
 tdc.from_namedtuple: expected a named tuple, got tuple
-hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples""")
+hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples""",
+        )
 
     def test_keys_that_name_no_field(self):
-        self.says(lambda: tdc.to_namedtuple(TensorDict({"0": 1, "class": 2, "ok": 3})), """\
+        self.says(
+            lambda: tdc.to_namedtuple(TensorDict({"0": 1, "class": 2, "ok": 3})),
+            """\
 KeyPathError
 tdc.to_namedtuple: expected keys that can name a field, got 2 others
 at 0
 at class
-hint: td.rename_keys({old: new}) first""")
+hint: td.rename_keys({old: new}) first""",
+        )
 
     def test_a_dict_for_a_class(self):
-        self.says(lambda: tdc.to_namedtuple(TensorDict(), tuple), """\
+        self.says(
+            lambda: tdc.to_namedtuple(TensorDict(), tuple),
+            """\
 DtypeError
 tdc.to_namedtuple: expected a class of named tuples, got the class tuple
-hint: a class made by typing.NamedTuple, or None""")
+hint: a class made by typing.NamedTuple, or None""",
+        )
 
     def test_keys_of_a_pytree_that_meet(self):
-        self.says(lambda: tdc.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}), """\
+        self.says(
+            lambda: tdc.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}),
+            """\
 KeyPathError
 tdc.from_pytree: expected dict keys that differ as strings, got 1 that are not
 at 1
-hint: rename one of them: keys become strings""")
+hint: rename one of them: keys become strings""",
+        )
 
     def test_a_pytree_of_other_paths(self):
         td, spec = tdc.from_pytree([torch.zeros(1), torch.zeros(1)])
-        self.says(lambda: tdc.to_pytree(td.rename_keys({"1": "2"}), spec), """\
+        self.says(
+            lambda: tdc.to_pytree(td.rename_keys({"1": "2"}), spec),
+            """\
 StructureError
 tdc.to_pytree: expected the paths of the spec, got 2 that differ
 at 1: missing
 at 2: not in the spec
-hint: take the TensorDict and the spec from one call of from_pytree""")
+hint: take the TensorDict and the spec from one call of from_pytree""",
+        )
 
     def test_a_treespec_is_no_spec(self):
-        self.says(lambda: tdc.to_pytree(TensorDict(), None), """\
+        self.says(
+            lambda: tdc.to_pytree(TensorDict(), None),
+            """\
 DtypeError
 tdc.to_pytree: expected the spec of from_pytree, got NoneType
-hint: td, spec = tdc.from_pytree(tree)""")
+hint: td, spec = tdc.from_pytree(tree)""",
+        )
 
     def test_a_module_is_no_state_dict(self):
-        self.says(lambda: tdc.from_state_dict(nn.Linear(1, 1)), """\
+        self.says(
+            lambda: tdc.from_state_dict(nn.Linear(1, 1)),
+            """\
 DtypeError
 tdc.from_state_dict: expected a dict, got Linear
-hint: tdc.from_state_dict(module.state_dict())""")
+hint: tdc.from_state_dict(module.state_dict())""",
+        )
 
     def test_a_plain_array(self):
-        self.says(lambda: tdc.from_struct_array(np.zeros(3)), """\
+        self.says(
+            lambda: tdc.from_struct_array(np.zeros(3)),
+            """\
 DtypeError
 tdc.from_struct_array: expected a structured numpy array, got ndarray float64[3]
-hint: TensorDict({'key': array}, batch_size=[...]) takes plain arrays""")
+hint: TensorDict({'key': array}, batch_size=[...]) takes plain arrays""",
+        )
 
     def test_leaves_numpy_does_not_have(self):
         x = tdc.pack([torch.zeros(1), torch.zeros(2)])
         td = TensorDict({"n": x, "b": torch.zeros(2).bfloat16(), "s": Static("a")}, [2])
-        self.says(lambda: tdc.to_struct_array(td), """\
+        self.says(
+            lambda: tdc.to_struct_array(td),
+            """\
 UnsupportedError
 tdc.to_struct_array: expected leaves with a numpy dtype, got 3 others
 at n: NestedTensor float32[2, -1]
 at b: Tensor bfloat16[2]
 at s: Static('a')
-hint: td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves""")
+hint: td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves""",
+        )
 
     def test_negative_max_dims(self):
-        self.says(lambda: tdc.infer_batch_size({}, -1), """\
+        self.says(
+            lambda: tdc.infer_batch_size({}, -1),
+            """\
 ShapeError
 tdc.infer_batch_size: expected max_dims of at least 0, got -1
-hint: leave it out""")
+hint: leave it out""",
+        )
 
 
 def test_wrong_leaves_are_named():

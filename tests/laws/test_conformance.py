@@ -10,8 +10,8 @@ import pytest
 from catalogue import is_representative, samples, title
 from harness import CHECKS, Case, check, check_gap
 
-from tdc._errors import UnsupportedError
-from tdc._rules import DISPATCH, IMPLS, MODES, Rule
+from tdc.core.errors import UnsupportedError
+from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
 
 LIVE = [rule for rule in RULES if not rule.reason]

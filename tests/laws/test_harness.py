@@ -14,7 +14,7 @@ from catalogue import samples
 from harness import CHECKS, Counter, Sample, check, check_gap, failure
 
 from tdc import MaskedBatch, NestedTensor, UnsupportedError
-from tdc._rules import DISPATCH, IMPLS, MODES, Rule
+from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
 
 TRACES = ("compile", "export")

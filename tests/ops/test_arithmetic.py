@@ -11,7 +11,7 @@ import torch
 
 import tdc
 from tdc import TensorDict, UnsupportedError
-from tdc._rules import RULES, SELF_SECOND
+from tdc.core.rules import RULES, SELF_SECOND
 
 REFLECTED = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.int32, torch.int64]

@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tdc
 from tdc import NestedTensor
-from tdc._structure import Structure, extent_of
 from tdc.compile import counted
-from tdc.nested import like
-from tdc.ops import attention, varlen_flash
-from tdc.ops.varlen import Call, backend
+from tdc.ops.attention import flash, scaled_dot_product
+from tdc.ops.attention.choice import Call, backend
+from tdc.ragged.nested import like
+from tdc.ragged.structure import Structure, extent_of
 
 QUERIES, KEYS = (3, 0, 140, 5, 2), (4, 2, 150, 0, 6)  # more than one block, rows without queries and without keys
 OTHERS = (((150, 7), (3, 160)), ((60, 2, 0, 90), (0, 70, 5, 71)))
@@ -147,7 +147,7 @@ FLASH = ["self", "self causal", "cross"]
 @pytest.fixture
 def flexible(monkeypatch: pytest.MonkeyPatch) -> None:
     """flex_attention for all calls. On CPU torch refuses a backward, which its definition has all the same."""
-    monkeypatch.setattr(attention, "backend", lambda call: "flex")
+    monkeypatch.setattr(scaled_dot_product, "backend", lambda call: "flex")
     monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
     torch._dynamo.reset()
 
@@ -197,7 +197,7 @@ def test_flex_only_where_it_becomes_a_kernel():
     x, none, found = torch.ones(3, 2, 4), torch.ones(0, 2, 4), []
 
     def ask(x: Tensor, y: Tensor) -> Tensor:
-        return x.sum() * (2 if attention.fuses(x, y) else 1)
+        return x.sum() * (2 if scaled_dot_product.fuses(x, y) else 1)
 
     for fn, args in (
         (ask, (x, x)),
@@ -279,13 +279,13 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """The flash route for all calls, on CPU, with a kernel that stands in for torch's."""
     stand_in = Kernel()
-    monkeypatch.setattr(attention, "backend", lambda call: "flash")
-    monkeypatch.setattr(varlen_flash, "forward", stand_in.forward)
-    monkeypatch.setattr(varlen_flash, "backward", stand_in.backward)
+    monkeypatch.setattr(scaled_dot_product, "backend", lambda call: "flash")
+    monkeypatch.setattr(flash, "forward", stand_in.forward)
+    monkeypatch.setattr(flash, "backward", stand_in.backward)
     torch._dynamo.reset()
     with torch.library._scoped_library("tdc", "IMPL") as library:
-        library.impl("varlen_attention.flash", varlen_flash.forward_rows, "CPU")
-        library.impl("varlen_attention_backward.flash", varlen_flash.backward_rows, "CPU")
+        library.impl("varlen_attention.flash", flash.forward_rows, "CPU")
+        library.impl("varlen_attention_backward.flash", flash.backward_rows, "CPU")
         yield stand_in
 
 
@@ -353,9 +353,9 @@ def test_flash_under_a_transform_in_a_graph(kernel: Kernel):
 def test_rows_that_the_kernel_cannot_load_are_copied():
     x = torch.randn(6, 4, 32)
     for good in (x, x[:, :, 8:24], x.transpose(0, 1), x.unflatten(1, (2, 2)).unbind(1)[1]):
-        assert varlen_flash.loadable(good) is good
+        assert flash.loadable(good) is good
     for bad in (x[:, :, 1:17], x.mT, torch.randn(6, 4, 36)[..., :32], torch.ones(1, 1, 1).expand(6, 4, 32)):
-        got = varlen_flash.loadable(bad)
+        got = flash.loadable(bad)
         assert got.is_contiguous()
         assert got.storage_offset() == 0
         assert torch.equal(got, bad)
@@ -387,13 +387,13 @@ def test_flash_on_tensors_without_data(dtype: torch.dtype, groups: int):
         rows: Any = (*[torch.empty(3, dtype=torch.int64, device="cuda") for _ in range(2)], 7, 9, False, 0.25)
         promised, (out, lse) = (
             torch.ops.tdc.varlen_attention.flash(q, k, v, *rows),
-            varlen_flash.forward_rows(q, k, v, *rows),
+            flash.forward_rows(q, k, v, *rows),
         )
         assert [layout(t) for t in promised] == [layout(out), layout(lse)]
         args: Any = torch.empty_like(out), q, k, v, out, lse, *rows
         promised = torch.ops.tdc.varlen_attention_backward.flash(*args)
         with Recorder() as recorder:
-            grads = varlen_flash.backward_rows(*args)
+            grads = flash.backward_rows(*args)
         assert [layout(t) for t in promised] == [layout(t) for t in grads]
         call = dict(recorder.seen)["aten._flash_attention_backward.default"]
         assert [t.dtype for t in call[6:8]] == [torch.int32] * 2

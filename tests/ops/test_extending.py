@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tdc
 from tdc import DtypeError, MaskedBatch, NestedTensor, ShapeError, StructureError, TensorDict, UnsupportedError
-from tdc._rules import DISPATCH, IMPLS, RULES
+from tdc.core.rules import DISPATCH, IMPLS, RULES
 from tdc.ops.extend import USER_RULES
 from tdc.testing import assert_one_graph, check_rule, forbid
 

@@ -50,39 +50,54 @@ def test_targets_of_the_same_structure_compile_once():
 class TestTexts(Texts):
     def test_reduction(self):
         x: Any = tdc.pack(rows())
-        self.says(lambda: F.mse_loss(x, x, reduction="max"), """\
+        self.says(
+            lambda: F.mse_loss(x, x, reduction="max"),
+            """\
 ShapeError
 tdc.mse_loss: expected reduction 'mean', 'sum' or 'none', got 'max'
-hint: torch has no others""")
+hint: torch has no others""",
+        )
 
     def test_lengths_of_ctc(self):
         frames, labels = tdc.pack([torch.randn(5, 4).log_softmax(-1)]), tdc.pack([T([1, 2])])
         ctc_loss: Any = F.ctc_loss
-        self.says(lambda: ctc_loss(frames, labels, T([5]), T([2])), """\
+        self.says(
+            lambda: ctc_loss(frames, labels, T([5]), T([2])),
+            """\
 StructureError
 tdc.ctc_loss: expected None for both lengths, got lengths
-hint: F.ctc_loss(log_probs, targets, None, None): ragged batches know them""")
+hint: F.ctc_loss(log_probs, targets, None, None): ragged batches know them""",
+        )
 
     def test_ctc_of_tensors(self):
         labels: Any = tdc.pack([T([1, 2])])
         ctc_loss: Any = F.ctc_loss
-        self.says(lambda: ctc_loss(torch.randn(5, 1, 4), labels, None, None), """\
+        self.says(
+            lambda: ctc_loss(torch.randn(5, 1, 4), labels, None, None),
+            """\
 StructureError
 tdc.ctc_loss: expected log_probs and targets that are both NestedTensor, got Tensor float32[5, 1, 4] and NestedTensor \
 int64[1, -1]
-hint: tdc.pack both""")
+hint: tdc.pack both""",
+        )
 
     def test_bags_with_offsets(self):
         bags: Any = tdc.pack([T([1, 2])])
-        self.says(lambda: F.embedding_bag(bags, torch.zeros(4, 2), T([0])), """\
+        self.says(
+            lambda: F.embedding_bag(bags, torch.zeros(4, 2), T([0])),
+            """\
 ShapeError
 tdc.embedding_bag: expected a NestedTensor of indices and no offsets, got NestedTensor int64[1, -1] and offsets
-hint: F.embedding_bag(rows, weight): rows are bags""")
+hint: F.embedding_bag(rows, weight): rows are bags""",
+        )
 
     def test_weights_of_a_mean(self):
         bags: Any = tdc.pack([T([1, 2])])
         weights: Any = bags.with_values(torch.ones(2))
-        self.says(lambda: F.embedding_bag(bags, torch.zeros(4, 2), per_sample_weights=weights, mode="mean"), """\
+        self.says(
+            lambda: F.embedding_bag(bags, torch.zeros(4, 2), per_sample_weights=weights, mode="mean"),
+            """\
 UnsupportedError
 tdc.embedding_bag: expected weights with mode='sum', got per_sample_weights with mode='mean'
-hint: mode='sum'""")
+hint: mode='sum'""",
+        )

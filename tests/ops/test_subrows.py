@@ -10,8 +10,8 @@ from catalogue import samples, title
 from harness import check
 
 import tdc
-from tdc._rules import Rule
-from tdc.ops import RULES, by_row, einsum, lanes
+from tdc.core.rules import Rule
+from tdc.ops import RULES, einsum, segments, subrows
 
 LOOPS = [r for r in RULES if r.kind == "nested" and r.family in ("matmul", "sort", "order") and not r.reason]
 
@@ -19,7 +19,7 @@ LOOPS = [r for r in RULES if r.kind == "nested" and r.family in ("matmul", "sort
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of any size are large enough."""
-    monkeypatch.setattr(by_row, "LEAST", 0)
+    monkeypatch.setattr(subrows, "LEAST", 0)
 
 
 @pytest.mark.parametrize("mode", ["eager", "grad"])
@@ -50,7 +50,7 @@ def test_large_rows_are_not_padded(monkeypatch: pytest.MonkeyPatch):
 def test_large_rows_are_sorted_one_by_one(monkeypatch: pytest.MonkeyPatch):
     x = batch(128)
     x = x.with_values(x.values.round())  # equal elements keep their order
-    monkeypatch.setattr(lanes.Lanes, "owner", property(refuse))
+    monkeypatch.setattr(segments.Lanes, "owner", property(refuse))
     values, places = x.sort(1, descending=True)
     for row, v, i in zip(x.unbind(), values.unbind(), places.unbind(), strict=True):
         want = row.sort(dim=0, descending=True, stable=True)

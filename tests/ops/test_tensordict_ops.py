@@ -14,8 +14,8 @@ from texts import T, Texts, tree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor, TensorDict
-from tdc._errors import op_name
-from tdc._rules import DISPATCH
+from tdc.core.errors import op_name
+from tdc.core.rules import DISPATCH
 from tdc.ops import CLASSES, RULES
 from tdc.ops.alias import ALIASES
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import tdc
 from tdc import MaskedBatch, NestedTensor
-from tdc._errors import DtypeError, IndexingError, ShapeError, StructureError
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError
 
 S, T = slice, torch.tensor
 LENGTHS = (2, 4, 3, 2)

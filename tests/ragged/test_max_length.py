@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
-from tdc._structure import Structure, extent_of
-from tdc.nested import like
+from tdc.ragged.nested import like
+from tdc.ragged.structure import Structure, extent_of
 
 
 def assert_rows(x: Any, rows: list[Tensor]) -> None:

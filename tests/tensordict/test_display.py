@@ -31,7 +31,9 @@ class TestTensorDict(TestCase):
             },
             batch_size=[],
         )
-        self.assertExpectedInline(repr(data), """\
+        self.assertExpectedInline(
+            repr(data),
+            """\
 TensorDict(
     fields={
         from_dict: TensorDict(
@@ -46,12 +48,15 @@ TensorDict(
         tensor: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_rfc_second_print(self):
         net = nn.Sequential(nn.Linear(3, 4))
         params = TensorDict(dict(net.named_parameters())).unflatten_keys(".")
-        self.assertExpectedInline(repr(params), """\
+        self.assertExpectedInline(
+            repr(params),
+            """\
 TensorDict(
     fields={
         0: TensorDict(
@@ -63,32 +68,41 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_ragged_leaves(self):
         x = tdc.pack([torch.zeros(3), torch.ones(4)])
         td = TensorDict({"nested_tensor": x, "masked": x.to_padded()}, batch_size=[2])
-        self.assertExpectedInline(repr(td), """\
+        self.assertExpectedInline(
+            repr(td),
+            """\
 TensorDict(
     fields={
         masked: MaskedBatch(shape=torch.Size([2, 4]), device=cpu, dtype=torch.float32, is_shared=False),
         nested_tensor: NestedTensor(shape=torch.Size([2, -1]), device=cpu, dtype=torch.float32, is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_empty(self):
-        self.assertExpectedInline(repr(TensorDict(batch_size=[3, 2], device="cpu")), """\
+        self.assertExpectedInline(
+            repr(TensorDict(batch_size=[3, 2], device="cpu")),
+            """\
 TensorDict(
     fields={
     },
     batch_size=torch.Size([3, 2]),
     device=cpu,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_nested_and_empty_nodes(self):
         inner = TensorDict({"x": torch.zeros(2, 5, 3)}, [2, 5])
-        self.assertExpectedInline(repr(TensorDict({"b": inner, "a": {"none": {}}}, [2])), """\
+        self.assertExpectedInline(
+            repr(TensorDict({"b": inner, "a": {"none": {}}}, [2])),
+            """\
 TensorDict(
     fields={
         a: TensorDict(
@@ -110,11 +124,14 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_shared_memory(self):
         td = TensorDict({"a": torch.zeros(2).share_memory_(), "b": {"c": torch.zeros(2)}}, [2])
-        self.assertExpectedInline(repr(td), """\
+        self.assertExpectedInline(
+            repr(td),
+            """\
 TensorDict(
     fields={
         a: Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=True),
@@ -126,11 +143,14 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_leaves_that_are_no_tensors(self):
         td = torch.utils._pytree.tree_map(lambda _: 0, TensorDict({"a": torch.zeros(2), "b": {"c": 1}}))
-        self.assertExpectedInline(repr(td), """\
+        self.assertExpectedInline(
+            repr(td),
+            """\
 TensorDict(
     fields={
         a: int,
@@ -142,18 +162,22 @@ TensorDict(
             is_shared=False)},
     batch_size=unknown,
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_objects_and_static_values(self):
         td = TensorDict({"who": tdc.ObjectArray(["ada", "bob"]), "split": Static("train" * 30)}, [2])
-        self.assertExpectedInline(repr(td), """\
+        self.assertExpectedInline(
+            repr(td),
+            """\
 TensorDict(
     fields={
         split: Static('traintraintraintraintraintraintraintraintraintraintraintraintraintraintraint...),
         who: ObjectArray(shape=torch.Size([2]))},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_no_values(self):
         secret = torch.tensor([1234.5])
@@ -163,43 +187,58 @@ TensorDict(
 
 class TestNestedTensor(TestCase):
     def test_one_ragged_dim(self):
-        self.assertExpectedInline(lines(tdc.pack([torch.zeros(2, 4), torch.zeros(3, 4)])), """\
+        self.assertExpectedInline(
+            lines(tdc.pack([torch.zeros(2, 4), torch.zeros(3, 4)])),
+            """\
 NestedTensor(shape=torch.Size([2, -1, 4]),
     packed=(5, 4),
     dtype=torch.float32,
-    device=cpu)""")
+    device=cpu)""",
+        )
 
     def test_several_ragged_dims(self):
         x = tdc.pack([torch.zeros(3, 2, 4).char(), torch.zeros(3, 1, 1).char()], ragged_dim=(2, 3))
-        self.assertExpectedInline(lines(x), """\
+        self.assertExpectedInline(
+            lines(x),
+            """\
 NestedTensor(shape=torch.Size([2, 3, -1, -1]),
     packed=(3, 9),
     dtype=torch.int8,
-    device=cpu)""")
+    device=cpu)""",
+        )
 
     def test_no_rows(self):
-        self.assertExpectedInline(lines(NestedTensor(torch.zeros(0, 4), torch.zeros(1, dtype=torch.int64))), """\
+        self.assertExpectedInline(
+            lines(NestedTensor(torch.zeros(0, 4), torch.zeros(1, dtype=torch.int64))),
+            """\
 NestedTensor(shape=torch.Size([0, -1, 4]),
     packed=(0, 4),
     dtype=torch.float32,
-    device=cpu)""")
+    device=cpu)""",
+        )
 
 
 class TestMaskedBatch(TestCase):
     def test_one_ragged_dim(self):
-        self.assertExpectedInline(lines(MaskedBatch(torch.zeros(2, 3, 4), torch.tensor([3, 1]))), """\
+        self.assertExpectedInline(
+            lines(MaskedBatch(torch.zeros(2, 3, 4), torch.tensor([3, 1]))),
+            """\
 MaskedBatch(shape=torch.Size([2, 3, 4]),
     ragged_dims=(1,),
     dtype=torch.float32,
-    device=cpu)""")
+    device=cpu)""",
+        )
 
     def test_several_ragged_dims(self):
         x = MaskedBatch(torch.zeros(1, 2, 3, 4, device="meta"), torch.ones(1, 2, dtype=torch.int64), ragged_dims=(2, 3))
-        self.assertExpectedInline(lines(x), """\
+        self.assertExpectedInline(
+            lines(x),
+            """\
 MaskedBatch(shape=torch.Size([1, 2, 3, 4]),
     ragged_dims=(2, 3),
     dtype=torch.float32,
-    device=meta)""")
+    device=meta)""",
+        )
 
 
 class TestHtml(TestCase):
@@ -207,7 +246,9 @@ class TestHtml(TestCase):
         x = tdc.pack([torch.zeros(1, 4), torch.zeros(2, 4)])
         td = TensorDict({"x": x, "meta": {"id": torch.arange(2)}}, [2])
         html = re.sub("(?<=>) ?(?=<)|(?<=})(?=.tdc)", "\n", td._repr_html_())
-        self.assertExpectedInline(html, """\
+        self.assertExpectedInline(
+            html,
+            """\
 <div class="tdc">
 <style>.tdc ul{list-style:none;margin:0;padding-left:1.5em}
 .tdc summary{cursor:pointer}
@@ -250,7 +291,8 @@ class TestHtml(TestCase):
 </li>
 </ul>
 </details>
-</div>""")
+</div>""",
+        )
 
     def test_objects_and_static_values(self):
         entries = {"who": tdc.ObjectArray(["ada", "bob"]), "split": Static("<b>" * 30), "": {"x": torch.zeros(2)}}

@@ -328,9 +328,7 @@ def join(xs: list[Jagged], dim: int) -> Jagged:
     return of_rows(xs[0].keys, [[row for x in xs for row in x.rows()[k]] for k in range(len(xs[0].keys))])
 
 
-tdc.register_leaf(
-    Jagged, shape=lambda x: x.lengths.shape[1:], index=take, cat=join, ops={"float": lambda x: x.float()}
-)
+tdc.register_leaf(Jagged, shape=lambda x: x.lengths.shape[1:], index=take, cat=join, ops={"float": lambda x: x.float()})
 
 
 def jagged() -> TensorDict:
@@ -427,68 +425,98 @@ def test_compile_joins_leaves_that_are_no_tensors():
 
 class TestTexts(Texts):
     def test_a_static_value_that_can_change(self):
-        self.says(lambda: Static(["a"]), """\
+        self.says(
+            lambda: Static(["a"]),
+            """\
 DtypeError
 tdc.Static: expected a hashable object, got list
-hint: a tuple for a list, ObjectArray for one object per row""")
+hint: a tuple for a list, ObjectArray for one object per row""",
+        )
 
     def test_a_static_value_that_holds_one_that_can_change(self):
-        self.says(lambda: Static(("a", [1])), """\
+        self.says(
+            lambda: Static(("a", [1])),
+            """\
 DtypeError
 tdc.Static: expected a hashable object, got tuple
-hint: a tuple for a list, ObjectArray for one object per row""")
+hint: a tuple for a list, ObjectArray for one object per row""",
+        )
 
     def test_a_static_tensor(self):
-        self.says(lambda: Static(torch.zeros(2)), """\
+        self.says(
+            lambda: Static(torch.zeros(2)),
+            """\
 DtypeError
 tdc.Static: expected a Python object, got Tensor
-hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""")
+hint: a tensor is a leaf: leave Static out, or annotate the field as Tensor""",
+        )
 
     def test_different_static_values(self):
-        self.says(lambda: split() + split("test").set("more", Static(1)), """\
+        self.says(
+            lambda: split() + split("test").set("more", Static(1)),
+            """\
 StructureError
 tdc.add: expected equal static values, got 2 that differ
 at meta.split
 at more
-hint: ObjectArray for one object per row, or exclude the key""")
+hint: ObjectArray for one object per row, or exclude the key""",
+        )
 
     def test_too_few_objects(self):
-        self.says(lambda: ObjectArray(["a", "b", "c"], (2, 2)), """\
+        self.says(
+            lambda: ObjectArray(["a", "b", "c"], (2, 2)),
+            """\
 ShapeError
 tdc.ObjectArray: expected 4 objects for shape [2, 2], got 3
-hint: leave shape out for one dim""")
+hint: leave shape out for one dim""",
+        )
 
     def test_objects_that_do_not_begin_with_the_batch_size(self):
-        self.says(lambda: TensorDict({"n": ObjectArray(["a", "b"])}, [3]), """\
+        self.says(
+            lambda: TensorDict({"n": ObjectArray(["a", "b"])}, [3]),
+            """\
 ShapeError
 tdc.TensorDict: expected leaves of shape [3, ...], got 1 that differ
 at n: ObjectArray [2]
-hint: give the batch size that all leaves share, or reshape the leaf""")
+hint: give the batch size that all leaves share, or reshape the leaf""",
+        )
 
     def test_arithmetic_of_objects(self):
-        self.says(lambda: letters() + 1, """\
+        self.says(
+            lambda: letters() + 1,
+            """\
 UnsupportedError
 tdc.add: expected an operation registered for ObjectArray, got 'add', which has none
-hint: tdc.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first""")
+hint: tdc.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first""",
+        )
 
     def test_an_operation_that_was_not_registered(self):
-        self.says(lambda: torch.stack([jagged(), jagged()]), """\
+        self.says(
+            lambda: torch.stack([jagged(), jagged()]),
+            """\
 UnsupportedError
 tdc.stack: expected an operation registered for Jagged, got 'stack', which has none
-hint: tdc.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) first""")
+hint: tdc.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) first""",
+        )
 
     def test_a_method_that_was_not_registered(self):
-        self.says(lambda: jagged().reshape(3, 1), """\
+        self.says(
+            lambda: jagged().reshape(3, 1),
+            """\
 UnsupportedError
 tdc.reshape: expected an operation registered for Jagged, got 'reshape', which has none
-hint: tdc.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first""")
+hint: tdc.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first""",
+        )
 
     def test_a_string_without_static(self):
-        self.says(lambda: split().set("name", "x"), """\
+        self.says(
+            lambda: split().set("name", "x"),
+            """\
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at name: str
-hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""")
+hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""",
+        )
 
 
 def test_the_error_of_a_missing_operation_is_of_its_class():

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tdc
 from tdc import TensorDict
-from tdc._errors import IndexingError
 from tdc.compile import counted
+from tdc.core.errors import IndexingError
 
 S = slice
 ALL = S(None)

@@ -60,26 +60,38 @@ def test_an_int_is_a_shape():
 
 class TestTexts(Texts):
     def test_no_objects(self):
-        self.says(lambda: ObjectArray(3), """\
+        self.says(
+            lambda: ObjectArray(3),
+            """\
 DtypeError
 tdc.ObjectArray: expected a list of objects, got int
-hint: ObjectArray([x]); ObjectArray([x], ()) has no dims""")
+hint: ObjectArray([x]); ObjectArray([x], ()) has no dims""",
+        )
 
     def test_an_object_beyond(self):
-        self.says(lambda: ObjectArray(["a"])[5], """\
+        self.says(
+            lambda: ObjectArray(["a"])[5],
+            """\
 IndexingError
 tdc.index: expected an index into shape [1], got 5
-hint: ints, slices, masks and vectors of rows, as for a tensor""")
+hint: ints, slices, masks and vectors of rows, as for a tensor""",
+        )
 
     def test_an_object_by_name(self):
-        self.says(lambda: ObjectArray(["a"])["a"], """\
+        self.says(
+            lambda: ObjectArray(["a"])["a"],
+            """\
 IndexingError
 tdc.index: expected an index into shape [1], got str
-hint: ints, slices, masks and vectors of rows, as for a tensor""")
+hint: ints, slices, masks and vectors of rows, as for a tensor""",
+        )
 
     def test_equal_of_a_registered_leaf(self):
         td = TensorDict({"x": Codes([1, 2])}, [2])
-        self.says(lambda: torch.equal(td, td), """\
+        self.says(
+            lambda: torch.equal(td, td),
+            """\
 UnsupportedError
 tdc.equal: expected an operation registered for Codes, got 'equal', which has none
-hint: tdc.register_leaf(Codes, ..., ops={'equal': fn}), or td.exclude(key) first""")
+hint: tdc.register_leaf(Codes, ..., ops={'equal': fn}), or td.exclude(key) first""",
+        )

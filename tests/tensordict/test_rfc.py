@@ -45,7 +45,9 @@ class TestPrinting(TestCase):
     """Basic usage and concepts; Printing data content."""
 
     def test_a_tensordict(self):
-        self.assertExpectedInline(str(example()), """\
+        self.assertExpectedInline(
+            str(example()),
+            """\
 TensorDict(
     fields={
         from_dict: TensorDict(
@@ -60,12 +62,15 @@ TensorDict(
         tensor: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_parameters(self):
         """`from_module` gives plain tensors, not Parameters: a TensorDict is no module, and grad takes it as it is."""
         net = nn.Sequential(nn.Linear(3, 4))
-        self.assertExpectedInline(str(tdc.from_module(net)), """\
+        self.assertExpectedInline(
+            str(tdc.from_module(net)),
+            """\
 TensorDict(
     fields={
         0: TensorDict(
@@ -77,31 +82,40 @@ TensorDict(
             is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_parameters_of_autograd(self):
         td = TensorDict({"weight": nn.Parameter(torch.zeros(4, 3))})
-        self.assertExpectedInline(str(td), """\
+        self.assertExpectedInline(
+            str(td),
+            """\
 TensorDict(
     fields={
         weight: Parameter(shape=torch.Size([4, 3]), device=cpu, dtype=torch.float32, is_shared=False)},
     batch_size=torch.Size([]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_a_nested_tensor(self):
         """The RFC prints `Tensor(...)` for the leaf; ours is a class of its own and says so."""
         td = TensorDict({"nested_tensor": ragged()}, batch_size=[2])
-        self.assertExpectedInline(str(td), """\
+        self.assertExpectedInline(
+            str(td),
+            """\
 TensorDict(
     fields={
         nested_tensor: NestedTensor(shape=torch.Size([2, -1]), device=cpu, dtype=torch.float32, is_shared=False)},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
     def test_a_tensorclass(self):
-        self.assertExpectedInline(str(my_data()[:2]), """\
+        self.assertExpectedInline(
+            str(my_data()[:2]),
+            """\
 MyData(
     fields={
         images: Tensor(shape=torch.Size([2, 3, 64, 64]), device=cpu, dtype=torch.int64, is_shared=False),
@@ -110,7 +124,8 @@ MyData(
         path_to_data: Static('/data')},
     batch_size=torch.Size([2]),
     device=None,
-    is_shared=False)""")
+    is_shared=False)""",
+        )
 
 
 # -- Basic usage and concepts

@@ -187,7 +187,9 @@ class TestTexts(Texts):
         td = TensorDict({"x": torch.zeros(2, 3), "id": torch.zeros(2), "extra": torch.zeros(2)}, [2])
         schema = {"x": ((4,), torch.float32), "id": ((), torch.int64), "meta": {"y": (1, torch.bool)}}
         form = tdc.spec(schema, [None, 5])
-        self.says(lambda: tdc.check(td, form), """\
+        self.says(
+            lambda: tdc.check(td, form),
+            """\
 StructureError
 tdc.check: expected a TensorDict of this spec, got 5 differences
 at batch_size: [2] instead of [None, 5]
@@ -195,52 +197,74 @@ at x: float32[3] instead of float32[4]
 at id: float32[] instead of int64[]
 at meta.y: missing instead of bool[1]
 at extra: not in the spec
-hint: mend the leaves, or state what they are: tdc.spec(td)""")
+hint: mend the leaves, or state what they are: tdc.spec(td)""",
+        )
 
     def test_swapped_pair(self):
-        self.says(lambda: tdc.zeros({"x": (torch.float32, (3,)), "y": [3, 4], "z": torch.zeros(2)}), """\
+        self.says(
+            lambda: tdc.zeros({"x": (torch.float32, (3,)), "y": [3, 4], "z": torch.zeros(2)}),
+            """\
 DtypeError
 tdc.zeros: expected entries (feature shape, dtype), got 3 others
 at x: (torch.float32, (3,))
 at y: [3, 4]
 at z: Tensor
-hint: {'x': ((4,), torch.float32)} for a leaf of 4 features, () for none""")
+hint: {'x': ((4,), torch.float32)} for a leaf of 4 features, () for none""",
+        )
 
     def test_open_batch_size(self):
-        self.says(lambda: tdc.zeros(tdc.spec({"x": ((), torch.int64)}, [None])), """\
+        self.says(
+            lambda: tdc.zeros(tdc.spec({"x": ((), torch.int64)}, [None])),
+            """\
 ShapeError
 tdc.zeros: expected a batch size without None, got [None]
-hint: tdc.zeros(spec, batch_size=[...])""")
+hint: tdc.zeros(spec, batch_size=[...])""",
+        )
 
     def test_a_name_is_no_batch_size(self):
-        self.says(lambda: tdc.zeros({"x": ((), torch.int64)}, "auto"), """\
+        self.says(
+            lambda: tdc.zeros({"x": ((), torch.int64)}, "auto"),
+            """\
 ShapeError
 tdc.zeros: expected a batch size, got 'auto'
-hint: e.g. [3, 4], or [None, 4] for any first size""")
+hint: e.g. [3, 4], or [None, 4] for any first size""",
+        )
 
     def test_a_list_is_no_schema(self):
-        self.says(lambda: tdc.spec(["x"]), """\
+        self.says(
+            lambda: tdc.spec(["x"]),
+            """\
 DtypeError
 tdc.spec: expected a TensorDict, a Spec or a schema, got list
-hint: {'x': ((4,), torch.float32)}, or a TensorDict""")
+hint: {'x': ((4,), torch.float32)}, or a TensorDict""",
+        )
 
     def test_a_dict_is_no_tensordict(self):
-        self.says(lambda: tdc.check({"x": 1}, {"x": ((), torch.int64)}), """\
+        self.says(
+            lambda: tdc.check({"x": 1}, {"x": ((), torch.int64)}),
+            """\
 DtypeError
 tdc.check: expected a TensorDict, got dict
-hint: tdc.as_tensordict(obj) first""")
+hint: tdc.as_tensordict(obj) first""",
+        )
 
     def test_other_number_of_batch_dims(self):
-        self.says(lambda: tdc.spec(TensorDict({}, [2, 3]), [None]), """\
+        self.says(
+            lambda: tdc.spec(TensorDict({}, [2, 3]), [None]),
+            """\
 ShapeError
 tdc.spec: expected 2 batch dims, as the TensorDict has, got [None]
-hint: None stands for any size, e.g. [None, 4]""")
+hint: None stands for any size, e.g. [None, 4]""",
+        )
 
     def test_specs_do_not_change(self):
-        self.says(lambda: setattr(tdc.spec(TensorDict()), "batch_size", (3,)), """\
+        self.says(
+            lambda: setattr(tdc.spec(TensorDict()), "batch_size", (3,)),
+            """\
 ImmutableError
 tdc.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
-hint: spec.with_batch_size(size), spec.with_device(device), or tdc.spec(td)""")
+hint: spec.with_batch_size(size), spec.with_device(device), or tdc.spec(td)""",
+        )
 
 
 def test_repr():

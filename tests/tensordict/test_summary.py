@@ -128,7 +128,9 @@ class TestTable(TestCase):
             },
             [2],
         )
-        self.assertExpectedInline(str(tdc.summary(td)), """\
+        self.assertExpectedInline(
+            str(tdc.summary(td)),
+            """\
 key       kind                                      shape       dtype    device  bytes
 --------------------------------------------------------------------------------------
 (all)     TensorDict                                [2]                          188 B
@@ -144,32 +146,45 @@ key       kind                                      shape       dtype    device 
   big     Tensor                                    [2, 1000]   float32  cpu       4 B
   note    Static('a very long text that goes o...)
 --------------------------------------------------------------------------------------
-6 leaves, 2,034 elements, 188 B""")
+6 leaves, 2,034 elements, 188 B""",
+        )
 
     def test_empty(self):
-        self.assertExpectedInline(str(tdc.summary(TensorDict())), """\
+        self.assertExpectedInline(
+            str(tdc.summary(TensorDict())),
+            """\
 key    kind        shape  dtype  device  bytes
 ----------------------------------------------
 (all)  TensorDict  []                      0 B
 ----------------------------------------------
-0 leaves, 0 elements, 0 B""")
+0 leaves, 0 elements, 0 B""",
+        )
 
 
 class TestTexts(Texts):
     def test_a_module_is_no_tensordict(self):
-        self.says(lambda: tdc.summary(nn.Linear(1, 1)), """\
+        self.says(
+            lambda: tdc.summary(nn.Linear(1, 1)),
+            """\
 DtypeError
 tdc.summary: expected a TensorDict, got Linear
-hint: tdc.as_tensordict(obj), tdc.from_module(module), or repr(x) of one leaf""")
+hint: tdc.as_tensordict(obj), tdc.from_module(module), or repr(x) of one leaf""",
+        )
 
     def test_a_module_has_no_leaves(self):
-        self.says(lambda: tdc.nbytes(nn.Linear(1, 1)), """\
+        self.says(
+            lambda: tdc.nbytes(nn.Linear(1, 1)),
+            """\
 DtypeError
 tdc.nbytes: expected a TensorDict or a tree of tensors, got Linear
-hint: tdc.from_module(module) for the parameters of a module""")
+hint: tdc.from_module(module) for the parameters of a module""",
+        )
 
     def test_a_number_has_no_elements(self):
-        self.says(lambda: tdc.param_count(3), """\
+        self.says(
+            lambda: tdc.param_count(3),
+            """\
 DtypeError
 tdc.param_count: expected a TensorDict or a tree of tensors, got int
-hint: tdc.from_module(module) for the parameters of a module""")
+hint: tdc.from_module(module) for the parameters of a module""",
+        )

@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from tdc._arguments import expect_function
-from tdc._errors import DtypeError, StructureError, describe, message
 from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
-from tdc.compile.kernels import Kernel, kernels_of
-from tdc.compile.reasons import Break, break_of, causes_of, guards_of
-from tdc.compile.report_view import report_html, report_text
-from tdc.compile.trace import CompileId, Event, bytes_accessed, current_id, listening
+from tdc.compile.report.kernels import Kernel, kernels_of
+from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
+from tdc.compile.report.trace import CompileId, Event, bytes_accessed, current_id, listening
+from tdc.compile.report.view import report_html, report_text
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, StructureError, describe, message
 
 SECONDS = 2.0  # at most for timing
 LIMIT = Break(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 GUARD = re.compile(r"\+- ([A-Z_]+): (.+)")
 ID = re.compile(r"^(\d+)/(\d+): ")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from tdc._bytes import bytes_text
-from tdc._repr import shortened
+from tdc.tensordict.display import shortened
+from tdc.tensordict.nbytes import bytes_text
 
 if TYPE_CHECKING:
-    from tdc.compile.kernels import Kernel
-    from tdc.compile.report import Report
+    from tdc.compile.report.build import Report
+    from tdc.compile.report.kernels import Kernel
 
 SHOWN = 8  # guards in the text
 WIDE = 60  # characters of a kernel's name

@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._dtypes import HALF
-from tdc._errors import StructureError, UnsupportedError, message
-from tdc.ops import varlen_cpu, varlen_flash
+from tdc.core.dtypes import HALF
+from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.ops.attention import cpu, flash
 
 FLEX_HEADS = range(16, 257)  # head sizes of flex_attention's kernels
 
@@ -65,7 +65,7 @@ def backend(c: Call) -> Literal["rows", "flash", "flex", "padded"]:
         return "padded" if c.dropout or c.score_mod or c.learns or size != value_size else "rows"
     if c.device != "cuda" or c.dropout or c.masked:
         return "padded"
-    fits = size == value_size <= c.flash_head and size % varlen_flash.ALIGNED == 0
+    fits = size == value_size <= c.flash_head and size % flash.ALIGNED == 0
     # The kernel aligns causal masks with the ends of rows: the same as with their beginnings where lengths are equal.
     if c.dtype in HALF and fits and not c.score_mod and (c.same_rows or not c.causal):
         return "flash"
@@ -82,11 +82,11 @@ BACKWARD = (
     "(Tensor, Tensor, Tensor)"
 )
 for _name, _schema, _key, _kernel in (
-    ("varlen_attention", FORWARD.format(ROWS), "CPU", varlen_cpu.forward_rows),
-    ("varlen_attention.masked", FORWARD.format(MASKED), "CPU", varlen_cpu.forward_rows),
-    ("varlen_attention.flash", FORWARD.format(BOUNDED), "CUDA", varlen_flash.forward_rows),
-    ("varlen_attention_backward", BACKWARD.format(MASKED), "CPU", varlen_cpu.backward_rows),
-    ("varlen_attention_backward.flash", BACKWARD.format(BOUNDED), "CUDA", varlen_flash.backward_rows),
+    ("varlen_attention", FORWARD.format(ROWS), "CPU", cpu.forward_rows),
+    ("varlen_attention.masked", FORWARD.format(MASKED), "CPU", cpu.forward_rows),
+    ("varlen_attention.flash", FORWARD.format(BOUNDED), "CUDA", flash.forward_rows),
+    ("varlen_attention_backward", BACKWARD.format(MASKED), "CPU", cpu.backward_rows),
+    ("varlen_attention_backward.flash", BACKWARD.format(BOUNDED), "CUDA", flash.backward_rows),
 ):
     torch.library.define(f"tdc::{_name}", _schema)
     torch.library.impl(f"tdc::{_name}", _key, _kernel)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc._errors import ShapeError, message
+from tdc.core.errors import ShapeError, message
 
 forward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 backward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

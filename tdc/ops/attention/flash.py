@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tdc._typing import constant
+from tdc.core.dynamo import constant
 
 forward = torch.ops.aten._flash_attention_forward
 backward = torch.ops.aten._flash_attention_backward

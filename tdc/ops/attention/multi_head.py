@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._errors import StructureError, UnsupportedError, describe, message
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, extent_of, longest, pad_rows, row_ids, sizes_of, valid_mask
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.ops.attention import How, additive, as_dense, attend_padded, varlen_attention
+from tdc.core.errors import StructureError, UnsupportedError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.ops.attention.scaled_dot_product import How, additive, as_dense, attend_padded, varlen_attention
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import Structure, extent_of, longest, pad_rows, row_ids, sizes_of, valid_mask
 
 NAME = "multi_head_attention_forward"
 

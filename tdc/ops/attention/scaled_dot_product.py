@@ -25,17 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc._dtypes import as_autocast
-from tdc._errors import ShapeError, StructureError, describe, message
-from tdc._exchange import is_zero
-from tdc._rules import Rule, add_rule
-from tdc._structure import Structure, eager, longest, pack_rows, pad_rows, require, sizes_of, valid_mask
-from tdc.masked import MaskedBatch
-from tdc.nested import NestedTensor
-from tdc.ops.varlen import Attend, Call, backend
-from tdc.ops.varlen_cpu import check_mask
-from tdc.ops.varlen_flash import largest_head
-from tdc.ops.varlen_flex import ScoreMod, flex_rows
+from tdc.core.asserts import require
+from tdc.core.dtypes import as_autocast
+from tdc.core.dynamo import eager, is_zero
+from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.ops.attention.choice import Attend, Call, backend
+from tdc.ops.attention.cpu import check_mask
+from tdc.ops.attention.flash import largest_head
+from tdc.ops.attention.flex import ScoreMod, flex_rows
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import Structure, longest, pack_rows, pad_rows, sizes_of, valid_mask
 
 NAME = "scaled_dot_product_attention"
 
@@ -83,7 +84,7 @@ def varlen_attention(
         `torch.nn.attention.flex_attention`.
 
     Example:
-        >>> from tdc.nested import pack
+        >>> from tdc.ragged.nested import pack
         >>> x = pack([torch.ones(2, 1, 4), torch.ones(3, 1, 4)])
         >>> alibi = lambda score, b, h, i, j: score - (i - j).abs()
         >>> varlen_attention(x.values, x.values, x.values, x.structure, x.structure, score_mod=alibi).shape

@@ -1,0 +1,1 @@
+"""What became of a function under torch.compile."""

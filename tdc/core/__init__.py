@@ -1,0 +1,1 @@
+"""What every room builds on: errors, keys, dtypes, pytrees, the rule table, and what touches torch's internals."""

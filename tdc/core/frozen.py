@@ -1,0 +1,74 @@
+"""The frozen base that all containers share.
+
+Invariant: an instance of a `Frozen` class never changes after construction. Fields are private slots, written once by
+plain assignment where the instance is built; every public name is a property or a method, and assigning one is an error
+that says what to do instead. (A `__setattr__` that refuses would cost every construction four times as much.) Pickling
+and copying restore the slots without running a constructor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tdc.core.errors import ImmutableError, message
+
+
+class Frozen:
+    """Base of classes whose private slots are written once, where an instance is built."""
+
+    __slots__ = ()
+    _instead = "build a changed copy: a method that returns a new object, or the constructor"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        torch.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, property):
+                setattr(cls, name, read_only(name, value))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise immutable(self, "`x[...] = value`")
+
+    def __delitem__(self, index: Any) -> None:
+        raise immutable(self, "`del x[...]`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = fields(type(self))
+        return restore, (type(self), {name: getattr(self, name) for name in names})
+
+    def __copy__(self) -> Frozen:
+        return self
+
+
+def read_only(name: str, prop: property) -> property:
+    """A property whose assignment and deletion raise the three-line error."""
+
+    def refuse(self: Any, value: Any) -> None:
+        raise immutable(self, f"`x.{name} = {type(value).__name__}`")
+
+    def refuse_deletion(self: Any) -> None:
+        raise immutable(self, f"`del x.{name}`")
+
+    return property(prop.fget, refuse, refuse_deletion, prop.__doc__)
+
+
+def immutable(x: Frozen, got: str) -> ImmutableError:
+    """The error for an attempt to change `x` in place; its class says what to do instead."""
+    expected = "no change in place, instances are immutable"
+    return ImmutableError(message(type(x).__name__, expected, got, hint=x._instead))
+
+
+def fields(cls: type) -> tuple[str, ...]:
+    """Names of the data slots of a frozen class, base classes first."""
+    slots = (name for base in reversed(cls.__mro__) for name in base.__dict__.get("__slots__", ()))
+    return tuple(name for name in slots if name != "__weakref__")
+
+
+def restore(cls: type, state: dict[str, Any]) -> Any:
+    """An instance with the given slots; what unpickling and `copy.deepcopy` call."""
+    self = object.__new__(cls)
+    for name, value in state.items():
+        object.__setattr__(self, name, value)
+    return self

@@ -1,0 +1,1 @@
+"""Lists of examples as batches, padded or ragged, and back."""

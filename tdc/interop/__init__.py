@@ -1,0 +1,1 @@
+"""Other things as containers and back: records, pytrees, structured arrays, Hugging Face datasets."""

@@ -1,0 +1,1 @@
+"""Attention within rows: what torch calls, and the kernels that run it."""

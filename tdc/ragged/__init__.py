@@ -1,0 +1,1 @@
+"""Ragged batches: NestedTensor, packed, and MaskedBatch, padded; their structure, indices and conversions."""
