@@ -50,6 +50,11 @@ from .interop.records import from_namedtuple as from_namedtuple
 from .interop.records import infer_batch_size as infer_batch_size
 from .interop.records import to_dataclass as to_dataclass
 from .interop.records import to_namedtuple as to_namedtuple
+from .interop.spec import LeafSpec as LeafSpec
+from .interop.spec import Spec as Spec
+from .interop.spec import check as check
+from .interop.spec import spec as spec
+from .interop.spec import zeros as zeros
 from .interop.struct_array import from_struct_array as from_struct_array
 from .interop.struct_array import to_struct_array as to_struct_array
 from .nn.params import TensorDictParams as TensorDictParams
@@ -85,11 +90,6 @@ from .tensordict.combine import stack_keys as stack_keys
 from .tensordict.leaf import register_leaf as register_leaf
 from .tensordict.nodes import Static as Static
 from .tensordict.object_array import ObjectArray as ObjectArray
-from .tensordict.spec import LeafSpec as LeafSpec
-from .tensordict.spec import Spec as Spec
-from .tensordict.spec import check as check
-from .tensordict.spec import spec as spec
-from .tensordict.spec import zeros as zeros
 from .tensordict.summary import Summary as Summary
 from .tensordict.summary import nbytes as nbytes
 from .tensordict.summary import param_count as param_count

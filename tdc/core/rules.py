@@ -211,6 +211,7 @@ class Container(Frozen):
     __slots__ = ()
     _kind: str = ""
     _rank: int = 0
+    _content: Any = None  # the tensor that holds the elements, of a container that has one
     __array_ufunc__ = None  # `array + x` is for `x.__radd__`; numpy would go through x element by element
 
     @classmethod

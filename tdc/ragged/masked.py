@@ -98,6 +98,8 @@ class MaskedBatch(Container):
         """The rectangle, padding included."""
         return self._data
 
+    _content = data
+
     @property
     def lengths(self) -> Tensor:
         """How much of each row is real, `(B, R)` for R ragged dims."""

@@ -123,6 +123,8 @@ class NestedTensor(Container):
         """The rows, one after another along the packed axis: `(*S0, N, *S1)`."""
         return self._values
 
+    _content = values
+
     @property
     def structure(self) -> Structure:
         """Where rows begin and end, and which axes they lie on; shared by all results of the same lengths."""

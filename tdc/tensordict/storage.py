@@ -439,13 +439,8 @@ def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
 
 def shape_of(x: Any) -> Any:
     """Shape of a leaf, None for what is no tensor, also where it is a container of something else."""
-    if isinstance(x, Tensor):
-        return x.shape
-    if type(x) is Leaf:
-        return x.shape
-    if isinstance(x, Container) and isinstance(x.values if x._kind == "nested" else x.data, Tensor):
-        return x.shape
-    return None
+    known = isinstance(x, Tensor) or type(x) is Leaf or (isinstance(x, Container) and isinstance(x._content, Tensor))
+    return x.shape if known else None
 
 
 def common(a: Any, b: Any) -> Any:

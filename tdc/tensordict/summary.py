@@ -16,8 +16,6 @@ from tdc.core.errors import DtypeError, describe, message
 from tdc.core.keys import children, depth, join, parts
 from tdc.core.rules import Container
 from tdc.core.typing import KeyPath
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.display import cells, sizes_text, static_text
 from tdc.tensordict.look import title
 from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
@@ -180,7 +178,7 @@ def leaves_of(op: str, x: Any) -> list[Any]:
 
 def content_of(leaf: Any) -> Any:
     """The tensor whose elements count; None for what is no tensor."""
-    content = leaf.values if isinstance(leaf, NestedTensor) else leaf.data if isinstance(leaf, MaskedBatch) else leaf
+    content = leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "_content", None)
     return content if isinstance(content, torch.Tensor) else None
 
 
