@@ -70,7 +70,7 @@ def test_one_graph_of_all_lengths():
     r = report(whole, batch(3, 2), batch(4, 1, 5), batch(2, 2, 2, 9), backend="eager", repeats=0)
     assert (r.graphs, r.breaks, len(r.compiles), r.recompiles, r.examples) == (1, (), 1, (), 3)
     assert r.compiles[0].ops > 2
-    assert "type of td is tdc.tensordict.TensorDict" in r.guards
+    assert "type of td is tdc.tensordict.tensordict.TensorDict" in r.guards
     assert (r.kernels, r.externs, r.bytes_moved, r.call_us, r.raw_us, r.overhead_us, r.peak_bytes) == (
         *((), ()),
         *(None,) * 5,

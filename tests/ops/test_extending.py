@@ -72,12 +72,13 @@ def install_squash(*kinds: str, **kwargs: Any) -> None:
 
 
 def test_a_custom_op_is_reached_by_all_its_names():
+    known = len(USER_RULES)
     install_squash("nested")
     x = rows((2, 0, 3))
     for op in (squash, torch.ops.tdc_tests.squash, torch.ops.tdc_tests.squash.default):
         assert torch.equal(op(x, 0.5).values, torch.tanh(x.values * 0.5))
     assert not hasattr(x, "squash")
-    assert [(rule.name, rule.kind) for rule in USER_RULES] == [("squash", "nested")]
+    assert [(rule.name, rule.kind) for rule in USER_RULES[known:]] == [("squash", "nested")]
     assert not [rule for rule in RULES if rule.family == "user"]
 
 
