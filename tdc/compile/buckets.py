@@ -31,10 +31,8 @@ from torch import Tensor
 from tdc.core.arguments import expect, expect_number
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import Container
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import make
@@ -217,7 +215,7 @@ def fill_nested(x: NestedTensor, count: int, totals: Sizes, lengths: Sizes | Non
         extent = still(extent_of(tuple([width(size, lengths) for size in top]), x.device))
     values = repeated(x.values, total)
     filled = Structure(still(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
-    out = nested_like(filled, values)
+    out = build_nested(filled, values)
     still(values)  # `like` marks them
     return out
 
@@ -230,7 +228,7 @@ def fill_masked(x: MaskedBatch, count: int, lengths: Sizes | None) -> MaskedBatc
         for d in x.ragged_dims:
             pad[2 * (x.ndim - 1 - d) + 1] = width(x.data.shape[d], lengths) - x.data.shape[d]
         data = F.pad(data, pad)
-    out = masked_like(data, sizes, x.ragged_dims)
+    out = build_masked(data, sizes, x.ragged_dims)
     for part in (data, sizes):
         still(part)
     return out

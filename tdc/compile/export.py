@@ -86,7 +86,7 @@ def export(
         UnsupportedError: arguments or results that no file can hold.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> rows = [pack([torch.ones(n, 2) for n in lengths]) for lengths in ((2, 3), (4, 0, 1))]
         >>> exported = export(lambda x: x.sum(1), rows[0], dynamic={"x": {"batch": ("B", 1, 8)}})
         >>> exported(rows[1]).tolist()

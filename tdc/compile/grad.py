@@ -210,7 +210,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
         fullgraph where the pullback is called in the same function.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> x = pack([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
         >>> y, pullback = vjp(lambda x: x * x, x)
         >>> pullback(torch.ones_like(y))[0].tolist()
@@ -247,7 +247,7 @@ def jvp(
         fullgraph.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> x = pack([torch.tensor([1.0]), torch.tensor([2.0, 3.0])])
         >>> jvp(lambda x: x * x, (x,), (torch.ones_like(x),))[1].tolist()
         [[2.0], [4.0, 6.0]]

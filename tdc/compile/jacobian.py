@@ -34,10 +34,8 @@ from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.typing import MISSING
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -197,7 +195,7 @@ def cell(op: str, y: Any, x: Any, tensor: Tensor) -> Any:
         raise UnsupportedError(message(op, "a ragged result or a ragged argument, not both", got, hint=hint))
     k = len(y.shape)
     if isinstance(x, NestedTensor):
-        return nested_like(x.structure.moved(x.structure.packed_dim + k, x.structure.batch_dim + k), tensor)
+        return build_nested(x.structure.moved(x.structure.packed_dim + k, x.structure.batch_dim + k), tensor)
     if isinstance(x, MaskedBatch):
-        return masked_like(tensor, x.lengths, tuple([r + k for r in x.ragged_dims]), x.batch_dim + k)
+        return build_masked(tensor, x.lengths, tuple([r + k for r in x.ragged_dims]), x.batch_dim + k)
     return with_data(y, tensor)

@@ -15,8 +15,9 @@ from tdc.compile.flat import Bounds, Input, Size, dtype_name
 from tdc.core.errors import describe, show_sizes
 from tdc.core.keys import ordered, show
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, like
-from tdc.ragged.structure import Structure, extent_of, longest
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import longest
+from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.storage import is_tensordict
@@ -183,7 +184,9 @@ def same_layout(want: Any, got: Any) -> Any:
         if (want.structure.extent is None) == (s.extent is None):
             return got
         extent = extent_of(longest(s), s.offsets.device) if s.extent is None else None
-        return like(Structure(s.offsets, s.shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim), got.values)
+        return build_nested(
+            Structure(s.offsets, s.shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim), got.values
+        )
     if is_tensordict(want):
         leaves = {p: same_layout(want._leaves.get(p), x) for p, x in got._leaves.items()}
         return make(leaves, got._nodes, got._size, want._device)

@@ -26,10 +26,8 @@ from torch.utils import _pytree as pytree
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import heads, missing_key, ordered, unravel_key
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -185,9 +183,9 @@ def into(x: Any, dim: int | None) -> tuple[Any, Any]:
     if isinstance(x, NestedTensor):
         s: Any = x.structure
         axis = s.axis(d, x.ndim, "vmap")
-        moved = nested_like(s.moved(s.packed_dim - (axis < s.packed_dim), lower), x.values.movedim(axis, -1))
+        moved = build_nested(s.moved(s.packed_dim - (axis < s.packed_dim), lower), x.values.movedim(axis, -1))
     else:
-        moved = masked_like(x.data.movedim(d, -1), x.lengths, tuple([r - (d < r) for r in ragged]), lower)
+        moved = build_masked(x.data.movedim(d, -1), x.lengths, tuple([r - (d < r) for r in ragged]), lower)
     leaves, spec = pytree.tree_flatten(moved)
     return moved, pytree.tree_unflatten([-1, *[None] * (len(leaves) - 1)], spec)
 
@@ -225,9 +223,9 @@ def place(x: Any, dim: int | None) -> Any:
         lower = s.batch_dim + (d <= s.batch_dim)
         k = d - (d > lower)
         axis = k if k <= s.packed_dim else max(s.packed_dim, k - s.ragged_ndim + 1)
-        return nested_like(inner.moved(s.packed_dim + (axis <= s.packed_dim), lower), x.values.movedim(0, axis))
+        return build_nested(inner.moved(s.packed_dim + (axis <= s.packed_dim), lower), x.values.movedim(0, axis))
     if isinstance(x, MaskedBatch):
         d = normal_dim(dim, x.data.ndim, "vmap")
         ragged = tuple([r + (d <= r) for r in x.ragged_dims])
-        return masked_like(x.data.movedim(0, d), x.lengths[0], ragged, x.batch_dim + (d <= x.batch_dim))
+        return build_masked(x.data.movedim(0, d), x.lengths[0], ragged, x.batch_dim + (d <= x.batch_dim))
     return x.movedim(0, dim) if isinstance(x, Tensor) and dim else x

@@ -32,7 +32,8 @@ from tdc.interop.records import as_tensordict, batch_of, is_record
 from tdc.interop.struct_array import is_struct_array
 from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, pack
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.pack import pack
 from tdc.tensordict.combine import in_common
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.mapping import present

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tdc.ops.factory import positions
-from tdc.ragged.nested import NestedTensor, pack
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.pack import pack
 from tdc.tensordict.tensordict import TensorDict
 
 Build = Callable[[list[Tensor], list[int], str], TensorDict]

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
-from tdc.ragged.convert import shifted, to_padded
-from tdc.ragged.nested import NestedTensor, like
-from tdc.ragged.structure import Structure, extent_of, offsets_of, require_same
+from tdc.ragged.convert import to_padded
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import shift_rows
+from tdc.ragged.segments import offsets_of
+from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.tensordict import TensorDict
 
 TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids", "special_tokens_mask", "offset_mapping")
@@ -70,7 +72,7 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
     structure = Structure(offsets_of(real.sum(1)), None, extent_of((mask.shape[1],), mask.device)).marked()
     entries = {key: value for key, value in encoding.items() if key != "attention_mask"}
     for key in names:
-        entries[key] = like(structure, entries[key].flatten(0, 1).index_select(0, places))
+        entries[key] = build_nested(structure, entries[key].flatten(0, 1).index_select(0, places))
     return TensorDict(entries, (mask.shape[0],))
 
 
@@ -99,7 +101,7 @@ def to_hf(
         One graph for all lengths, where the batch carries its longest length.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> out = to_hf(pack([torch.tensor([5]), torch.tensor([7, 8])]), side="left")
         >>> out["input_ids"], out["attention_mask"], out["position_ids"]
         (tensor([[0, 5],
@@ -123,9 +125,9 @@ def to_hf(
         require_same(first.structure, x.structure, "to_hf")
         fill = pad.get(key, 0) if isinstance(pad, Mapping) else pad
         padded = to_padded(x, fill, length=length)
-        out[key] = shifted(padded.data, padded.lengths[:, 0], side, "to_hf", back=True)
+        out[key] = shift_rows(padded.data, padded.lengths[:, 0], side, "to_hf", back=True)
     ones = to_padded(first.with_values(first.values.new_ones(first.values.shape[:1], dtype=torch.int64)), length=length)
-    mask = shifted(ones.data, ones.lengths[:, 0], side, "to_hf", back=True)
+    mask = shift_rows(ones.data, ones.lengths[:, 0], side, "to_hf", back=True)
     return out | {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 

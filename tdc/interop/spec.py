@@ -128,7 +128,7 @@ def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> S
     Example:
         >>> spec({"x": ((4,), torch.float32), "meta": {"id": ((), torch.int64)}}, [None])
         Spec(batch_size=[None], {'x': float32[4], 'meta.id': int64[]})
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> spec(TensorDict({"tokens": pack([torch.ones(2), torch.ones(3)])}, [2]))
         Spec(batch_size=[2], {'tokens': NestedTensor float32[-1] on cpu})
     """

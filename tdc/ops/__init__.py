@@ -56,7 +56,6 @@ from tdc.ops.attention import multi_head as multi_head
 from tdc.ops.attention import scaled_dot_product as scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_attention
 from tdc.ops.extend import implements as implements
-from tdc.ragged import methods as _ragged_methods  # noqa: F401  # gives the ragged batches their methods
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict import methods as _tensordict_methods  # noqa: F401  # and TensorDict its own

@@ -26,7 +26,7 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op, OpName
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import lengths_of, reduce_rows, spread
+from tdc.ragged.segments import lengths_of, reduce_rows, spread
 
 
 @dataclass(frozen=True, slots=True)

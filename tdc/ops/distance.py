@@ -30,11 +30,10 @@ from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.rectangle import rectangle
 from tdc.ops.segments import with_dim
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import longest, pack_rows
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows
+from tdc.ragged.segments import longest
 
 # -- one number for each pair
 
@@ -136,7 +135,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
         if is_ragged(x):
             last_is_static(x, "cdist", 1)
     if isinstance(x1, NestedTensor) and isinstance(x2, Tensor) and x2.ndim == 2:
-        return nested_like(x1.structure, torch.cdist(x1.values, x2, p, mode))
+        return build_nested(x1.structure, torch.cdist(x1.values, x2, p, mode))
     terms = [example(torch.cdist, x1, "id"), example(torch.cdist, x2, "jd")]
     batches = [t for t in terms if is_ragged(t.x)]
     ragged, batch = kinds_of(torch.cdist, batches)
@@ -174,11 +173,11 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> An
     lengths = torch.minimum(torch.as_tensor(first), torch.as_tensor(second)).clamp(min=0)
     at = data.ndim - 1
     if isinstance(x, MaskedBatch):
-        return refilled(masked_like(data, lengths[:, None], (at,), b, fresh=True))
+        return refilled(build_masked(data, lengths[:, None], (at,), b, new_lengths=True))
     s = fresh(lengths[:, None], (data.shape[at],))
     total = torch.repeat_interleave(lengths).shape[0]
     rows = pack_rows(data.movedim(b, 0).movedim(-1, 1), s, total)
-    return nested_like(s.moved(at - 1, b), rows.movedim(0, at - 1))
+    return build_nested(s.moved(at - 1, b), rows.movedim(0, at - 1))
 
 
 def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
@@ -186,12 +185,12 @@ def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
     ahead = [d for d in (d1, d2) if d < x._batch_dim]
     if isinstance(x, MaskedBatch):
         kept = tuple([r - (r > d1) - (r > d2) for r in x.ragged_dims])
-        out = masked_like(x.filled(0).diagonal(offset, d1, d2), x.lengths, kept, x.batch_dim - len(ahead))
+        out = build_masked(x.filled(0).diagonal(offset, d1, d2), x.lengths, kept, x.batch_dim - len(ahead))
         return refilled(out)
     s: Any = x.structure
     axes = [s.axis(d, x.ndim, "diagonal") for d in (d1, d2)]
     moved = s.moved(s.packed_dim - sum([a < s.packed_dim for a in axes]), s.batch_dim - len(ahead))
-    return nested_like(moved, x.values.diagonal(offset, *axes))
+    return build_nested(moved, x.values.diagonal(offset, *axes))
 
 
 def refilled(x: MaskedBatch) -> MaskedBatch:
@@ -223,12 +222,12 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     sizes = (x.sizes if isinstance(x, NestedTensor) else x.lengths) + abs(offset)
     both = torch.cat([sizes, sizes], 1)
     if isinstance(x, MaskedBatch):
-        return refilled(masked_like(data, both, (last, last + 1), x.batch_dim, fresh=True))
+        return refilled(build_masked(data, both, (last, last + 1), x.batch_dim, new_lengths=True))
     n = longest(x.structure)[0] + abs(offset)
     s = fresh(both, (n, n))
     total = torch.repeat_interleave(s.offsets.diff()).shape[0]
     rows = pack_rows(data.movedim(x._batch_dim, 0).movedim((-2, -1), (1, 2)), s, total)
-    return nested_like(s.moved(last - 1, x._batch_dim), rows.movedim(0, last - 1))
+    return build_nested(s.moved(last - 1, x._batch_dim), rows.movedim(0, last - 1))
 
 
 def diag(input: Any, diagonal: int = 0) -> Any:

@@ -32,22 +32,11 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.pointwise import mixed
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import (
-    Structure,
-    extent_of,
-    longest,
-    offsets_of,
-    pack_rows,
-    pad_rows,
-    reduce_rows,
-    require_same,
-    sizes_of,
-    spread,
-)
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import longest, offsets_of, reduce_rows, sizes_of, spread
+from tdc.ragged.structure import Structure, extent_of, require_same
 
 
 class Term(NamedTuple):
@@ -268,7 +257,7 @@ def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Any:
         y = reduce_rows(torch.einsum(equation(ready, packed + rest), *[t.x for t in ready]), s, "sum", 0)
         return y.movedim(0, out.index(batch))
     y = torch.einsum(equation(ready, new_out), *[t.x for t in ready])
-    return nested_like(s.moved(new_out.index(packed), out.index(batch)), y) if kept else y
+    return build_nested(s.moved(new_out.index(packed), out.index(batch)), y) if kept else y
 
 
 def structure_of(t: Term) -> Structure:
@@ -334,7 +323,7 @@ def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multi
     else:
         total = owner.x._values.shape[s.packed_dim]
     at = out.index(kept[0]) - (out.index(batch) < out.index(kept[0]))
-    return nested_like(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
+    return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
 
 
 def structure_for(
@@ -384,7 +373,7 @@ def by_rows(terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], l
         return torch.stack(found, out.index(batch))
     at = inner.index(kept[0])
     values = torch.cat([y.flatten(at, at + len(kept) - 1) for y in found] if len(kept) > 1 else found, at)
-    return nested_like(structure_for(kept, batches, sizes, longs)[0].moved(at, out.index(batch)), values)
+    return build_nested(structure_for(kept, batches, sizes, longs)[0].moved(at, out.index(batch)), values)
 
 
 def of_one(terms: list[Term], out: str, batch: str) -> Callable[..., Tensor]:
@@ -436,7 +425,7 @@ def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multip
         return y
     owner = next((t.x for t in batches if ragged_of(t) == kept), None)
     lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
-    like = masked_like(y, lengths, tuple([out.index(c) for c in kept]), out.index(batch), fresh=owner is None)
+    like = build_masked(y, lengths, tuple([out.index(c) for c in kept]), out.index(batch), new_lengths=owner is None)
     return like.with_data(y.masked_fill(~like.mask, 0))
 
 

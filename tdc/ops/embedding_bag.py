@@ -18,7 +18,8 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import lengths_of, reduce_rows, require_same
+from tdc.ragged.segments import lengths_of, reduce_rows
+from tdc.ragged.structure import require_same
 
 
 def embedding_bag_nested(

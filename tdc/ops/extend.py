@@ -51,7 +51,7 @@ def implements(
         The rule is inlined into the graph; write it as plain traceable code.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> @torch.overrides.wrap_torch_function(lambda x: (x,))
         ... def twice(x):
         ...     return torch.stack([x, x]).sum(0)

@@ -24,7 +24,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
 from tdc.ops.segments import Lanes, along_static, at, is_static, lanes_of, named
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import reduce_rows, spread
+from tdc.ragged.segments import reduce_rows, spread
 
 NONE = torch.iinfo(torch.int64).max
 REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing

@@ -18,9 +18,8 @@ from tdc.ops.batch import lift
 from tdc.ops.pointwise import nary, unary
 from tdc.ops.shape import ints
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import local_ids
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import local_ids
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -37,7 +36,7 @@ def positions(x: NestedTensor) -> NestedTensor:
         Traceable, one graph for all lengths; nothing is read on the host.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> positions(pack([torch.zeros(2, 8), torch.zeros(3, 8)])).values
         tensor([0, 1, 0, 1, 2])
     """
@@ -81,7 +80,7 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Any:
         raise ShapeError(message(name, expected, show_sizes(given), hint="torch.zeros_like(x) keeps the lengths"))
     sizes = [n for d, n in enumerate(given) if d != s.batch_dim and d not in s.ragged_dims]
     sizes.insert(s.packed_dim, x.values.shape[s.packed_dim])
-    return nested_like(s, make(sizes))
+    return build_nested(s, make(sizes))
 
 
 def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Any:

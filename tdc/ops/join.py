@@ -26,11 +26,10 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.batch import PLAIN, first_line, lift
 from tdc.ops.shape import grown_to, reshape_tensordict
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, extent_of, offsets_of, require_same, row_ids, take_spans
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import offsets_of, row_ids, take_spans
+from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.combine import in_common
 from tdc.tensordict.indexing import twin_of
 from tdc.tensordict.storage import Leaves, same_size, together
@@ -122,7 +121,7 @@ def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[A
         known.append((xs, join(xs, dim)))
         return known[-1][1]
     if join is torch.cat and dim == 0 and isinstance(twin, NestedTensor) and twin.structure.batch_dim == 0:
-        return nested_like(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
+        return build_nested(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
     return join(xs, dim)._like(twin)
 
 
@@ -253,7 +252,7 @@ def as_rows(x: Any, like: NestedTensor) -> Any:
     shapes = torch.stack([torch.full_like(lengths, n) for n in longest], 1) if count > 1 else None
     extent = extent_of(longest, lengths.device)
     rows = Structure(offsets_of(lengths), shapes, extent, e, s.batch_dim, count).marked()
-    return nested_like(rows, x.movedim(ragged, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
+    return build_nested(rows, x.movedim(ragged, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
 
 
 def check_layouts(op: str, xs: list[NestedTensor], but: int | None = None) -> None:
@@ -288,7 +287,7 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
         sizes = zip(*[e.shape[:-1] for e in extents if e is not None], strict=True)
         extent = extent_of(tuple([max(z) for z in sizes]), s.offsets.device)
     joined = Structure(torch.cat(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
-    return nested_like(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
+    return build_nested(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
 
 
 def check_counts(xs: list[NestedTensor]) -> None:
@@ -311,7 +310,7 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     offsets, gather = take_spans(starts, lengths.reshape(-1))
     values = rows.values.index_select(s.packed_dim, gather)
     joined = Structure(offsets[::count].contiguous(), None, joined_extent(xs, 0), s.packed_dim, s.batch_dim, 1)
-    return nested_like(joined.marked(), values)
+    return build_nested(joined.marked(), values)
 
 
 def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
@@ -341,7 +340,7 @@ def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
         which = which + (place >= ends[rows, k])
     place = place - (ends - part)[rows, which]
     source = torch.stack(starts, 1)[rows, which] + (line * part[rows, which] + place) * inner + rest % inner
-    return nested_like(t.marked(), values.index_select(s.packed_dim, source))
+    return build_nested(t.marked(), values.index_select(s.packed_dim, source))
 
 
 def joined_extent(xs: list[NestedTensor], r: int) -> Tensor | None:
@@ -361,7 +360,7 @@ def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     check_layouts("stack", xs)
     for x in xs[1:]:
         require_same(s, x.structure, "stack", "torch.cat(xs) puts rows after rows, of other lengths as well")
-    return nested_like(opened, torch.stack([x.values for x in xs], axis))
+    return build_nested(opened, torch.stack([x.values for x in xs], axis))
 
 
 # -- MaskedBatch
@@ -381,7 +380,7 @@ def cat_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
         return first.with_data(torch.cat([x.data for x in xs], d))
     top = [max([x.data.shape[r] for x in xs]) for r in first.ragged_dims]
     data = torch.cat([grown(x, top) for x in xs], d)
-    return masked_like(data, torch.cat([x.lengths for x in xs]), first.ragged_dims, first.batch_dim, True)
+    return build_masked(data, torch.cat([x.lengths for x in xs]), first.ragged_dims, first.batch_dim, True)
 
 
 def grown(x: MaskedBatch, sizes: list[int]) -> torch.Tensor:
@@ -402,7 +401,7 @@ def stack_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
         require_same_lengths(first, x, "stack")
     ragged = tuple([r + (d <= r) for r in first.ragged_dims])
     batch_dim = first.batch_dim + (d <= first.batch_dim)
-    return masked_like(torch.stack([x.data for x in xs], d), first.lengths, ragged, batch_dim)
+    return build_masked(torch.stack([x.data for x in xs], d), first.lengths, ragged, batch_dim)
 
 
 def join_rule(op: Op, **impls: Op) -> None:

@@ -27,11 +27,11 @@ from tdc.core.rules import MODES, Rule, add_rule, unsupported
 from tdc.core.typing import Op, OpName
 from tdc.ops.pointwise import mixed
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor, fresh
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import longest, pack_rows, pad_rows, require_same, sizes_of
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested, build_result
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import longest, sizes_of
+from tdc.ragged.structure import require_same
 
 
 def is_batch(x: Any) -> bool:
@@ -63,7 +63,7 @@ def linear_nested(input: NestedTensor, weight: Tensor, bias: Tensor | None = Non
     """One product over all real positions: (B, -1, I) -> (B, -1, O)."""
     dense_weight(input, weight, bias)
     last_is_static(input, "linear", 1)
-    return fresh(input._structure, F.linear(input._values, weight, bias))
+    return build_result(input._structure, F.linear(input._values, weight, bias))
 
 
 def linear_masked(input: MaskedBatch, weight: Tensor, bias: Tensor | None = None) -> MaskedBatch:
@@ -108,7 +108,7 @@ def on_static(op: Op, run: Op, args: tuple[Any, ...], kwargs: Any) -> Any:
             if is_batch(a) and a._structure is not s:
                 require_same(s, a._structure, op)
         out = run(*[a._values if is_batch(a) else a for a in args], **kwargs)
-        return each(out, partial(nested_like, s))
+        return each(out, partial(build_nested, s))
     for a in args:
         if is_batch(a) and a is not like:
             require_same_lengths(like, a, op)
@@ -128,7 +128,7 @@ def cut(like: MaskedBatch, out: Tensor) -> MaskedBatch:
     ahead = max(like.ragged_dims[-1], like.batch_dim) + 1
     mask = like.mask.flatten(ahead)[..., 0] if like.ndim > ahead else like.mask
     mask = mask.view(*mask.shape, *[1] * (out.ndim - ahead))
-    return masked_like(out.masked_fill(~mask, 0), like.lengths, like.ragged_dims, like.batch_dim)
+    return build_masked(out.masked_fill(~mask, 0), like.lengths, like.ragged_dims, like.batch_dim)
 
 
 # -- square matrices of every size
@@ -193,7 +193,7 @@ def back(out: Tensor, part: str, x: Any) -> Any:
         grown = F.pad(out, (0, x.shape[-1] - out.shape[-1], 0, x.shape[-2] - out.shape[-2]))
         return repacked(grown.movedim(0, x.batch_dim), x)
     rows = pack_rows(out.movedim((-2, -1), (1, 2)), s, x._values.shape[s.packed_dim])
-    return nested_like(s, rows.movedim(0, s.packed_dim))
+    return build_nested(s, rows.movedim(0, s.packed_dim))
 
 
 # -- systems of equations

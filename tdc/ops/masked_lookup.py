@@ -22,9 +22,8 @@ from tdc.core.errors import IndexingError, ShapeError, StructureError, Unsupport
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.ragged_lookup import inside
-from tdc.ragged.index_nested import select_masked
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
-from tdc.ragged.masked import like as masked_like
+from tdc.ragged.index_masked import select_masked
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 
 
 def dim_of(op: Op, x: MaskedBatch, dim: int) -> int:
@@ -231,7 +230,7 @@ def nonzero_masked(x: MaskedBatch, *, as_tuple: bool = False) -> MaskedBatch:
     for size in reversed(x.data.shape[1:]):
         columns.append(rest % size)
         rest = rest // size
-    return masked_like(torch.stack(columns[::-1], 2), chosen.sum(1)[:, None], (1,), 0, True)
+    return build_masked(torch.stack(columns[::-1], 2), chosen.sum(1)[:, None], (1,), 0, True)
 
 
 def lookup_rule(op: Op, impl: Op) -> None:

@@ -23,9 +23,8 @@ from tdc.core.typing import Dims, Op
 from tdc.ops.ragged_shape import filled, moves, no_dims, with_dims
 from tdc.ops.shape import ints, shape_rule
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.index_nested import at_each, neutral, opened_masked
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
+from tdc.ragged.index_masked import at_each, insert_dim, neutral
+from tdc.ragged.masked import MaskedBatch, build_masked
 
 
 def static_dim(op: Op, x: MaskedBatch, dim: int) -> int:
@@ -49,12 +48,12 @@ def regrouped(op: Op, x: MaskedBatch, got: str) -> ShapeError:
 def with_static(x: MaskedBatch, data: Tensor, dim: int, more: int) -> MaskedBatch:
     """Data with so many more static dims at `dim`."""
     ragged = tuple([r + more * (dim < r) for r in x.ragged_dims])
-    return masked_like(data, x.lengths, ragged, x.batch_dim + more * (dim < x.batch_dim))
+    return build_masked(data, x.lengths, ragged, x.batch_dim + more * (dim < x.batch_dim))
 
 
 def unsqueeze_masked(x: MaskedBatch, dim: int) -> MaskedBatch:
     """A static dim of size 1 at any place but between ragged dims."""
-    return opened_masked(x, normal_dim(dim, x.ndim + 1, "unsqueeze"))
+    return insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"))
 
 
 def squeeze_masked(x: MaskedBatch, dim: Dims | None = None) -> MaskedBatch:
@@ -86,7 +85,7 @@ def flatten_masked(x: MaskedBatch, start_dim: int = 0, end_dim: int = -1) -> Mas
     at = [1] * (x.batch_dim - first) + [x.lengths.shape[0]] + [1] * (last - x.batch_dim)
     lengths = x.lengths.view(*at, x.lengths.shape[1]).expand(*sizes, x.lengths.shape[1]).flatten(0, -2)
     ragged = tuple([r - (last - first) * (r > first) for r in x.ragged_dims])
-    return masked_like(x.data.flatten(first, last), lengths, ragged, first, True)
+    return build_masked(x.data.flatten(first, last), lengths, ragged, first, True)
 
 
 def reshape_masked(x: MaskedBatch, *sizes: Any) -> MaskedBatch:
@@ -109,7 +108,7 @@ def reshape_masked(x: MaskedBatch, *sizes: Any) -> MaskedBatch:
     for group, d in zip(groups, [*kept, None], strict=True):
         shape += [*(group or []), *([] if d is None else [old[d]])]
     moved = dict(zip(kept, places, strict=True))
-    return masked_like(x.data.reshape(shape), x.lengths, tuple([moved[r] for r in x.ragged_dims]), moved[x.batch_dim])
+    return build_masked(x.data.reshape(shape), x.lengths, tuple([moved[r] for r in x.ragged_dims]), moved[x.batch_dim])
 
 
 def place_of(sizes: list[Any], begin: int, before: int, size: Any) -> int | None:
@@ -140,7 +139,7 @@ def repeat_masked(x: MaskedBatch, *sizes: Any) -> MaskedBatch:
     if any([given[r] != 1 for r in x.ragged_dims]):
         raise regrouped(torch.Tensor.repeat, x, "copies along a ragged dim")
     lengths = x.lengths.repeat(given[x.batch_dim], 1)
-    return masked_like(x.data.repeat(given), lengths, x.ragged_dims, x.batch_dim, True)
+    return build_masked(x.data.repeat(given), lengths, x.ragged_dims, x.batch_dim, True)
 
 
 def flip_masked(x: MaskedBatch, *dims: Any) -> MaskedBatch:
@@ -162,7 +161,7 @@ def roll_masked(x: MaskedBatch, shifts: Any, dims: Any = None) -> MaskedBatch:
             places = (torch.arange(x.data.shape[d], device=x.device) - shift) % length.clamp(min=1)
             x = neutral(x.with_data(at_each(x, d, places)))
         elif d == x.batch_dim:
-            x = masked_like(x.data.roll(shift, d), x.lengths.roll(shift, 0), x.ragged_dims, d, True)
+            x = build_masked(x.data.roll(shift, d), x.lengths.roll(shift, 0), x.ragged_dims, d, True)
         else:
             x = x.with_data(x.data.roll(shift, d))
     return x

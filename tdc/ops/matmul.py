@@ -31,10 +31,8 @@ from tdc.core.typing import Op
 from tdc.ops.einsum import Term, contract, is_ragged
 from tdc.ops.linalg import last_is_static
 from tdc.ops.pointwise import mixed, packed
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.masked import require_same_lengths
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
+from tdc.ragged.masked import build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
 
 BATCH = "b"
@@ -56,7 +54,7 @@ def matmul(input: Any, other: Any) -> Any:
         s, values = input._structure, input._values
         last = values.ndim - 1
         if s.packed_dim < last and s.batch_dim < last + s.ragged_ndim and other.shape[0] == values.shape[last]:
-            return nested_like(s, torch.matmul(values, other))
+            return build_nested(s, torch.matmul(values, other))
     check_inner(input, other)
     left, right, out = letters_of(input, other)
     return contract(torch.matmul, [Term(left, input), Term(right, other)], out, exact="j")
@@ -297,11 +295,11 @@ def kron(input: Any, other: Any) -> Any:
         s = input._structure
         out = products(input._values, dense)
         if times == 1:
-            return nested_like(s, out)
+            return build_nested(s, out)
         extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), out.device)
-        return nested_like(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
+        return build_nested(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
     out = products(input.filled(0), dense.unsqueeze(input._batch_dim))
-    like = masked_like(out, input.lengths * times, input.ragged_dims, input._batch_dim, fresh=True)
+    like = build_masked(out, input.lengths * times, input.ragged_dims, input._batch_dim, new_lengths=True)
     return like.with_data(out.masked_fill(~like.mask, 0))
 
 

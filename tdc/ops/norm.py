@@ -23,13 +23,14 @@ from tdc.ops.batch import NEEDED, along
 from tdc.ops.linalg import last_is_static
 from tdc.ops.rectangle import repacked
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, fresh
-from tdc.ragged.structure import Structure, reduce_rows, spread
+from tdc.ragged.nested import NestedTensor, build_result
+from tdc.ragged.segments import reduce_rows, spread
+from tdc.ragged.structure import Structure
 
 
 def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:
     last_is_static(input, "layer_norm", len(normalized_shape))
-    return fresh(input._structure, F.layer_norm(input._values, normalized_shape, *args, **kwargs))
+    return build_result(input._structure, F.layer_norm(input._values, normalized_shape, *args, **kwargs))
 
 
 def layer_norm_masked(input: MaskedBatch, normalized_shape: Any, *args: Any, **kwargs: Any) -> MaskedBatch:
@@ -43,7 +44,7 @@ def rms_norm_nested(
     input: NestedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> NestedTensor:
     last_is_static(input, "rms_norm", len(normalized_shape))
-    return fresh(input._structure, F.rms_norm(input._values, normalized_shape, weight, eps))
+    return build_result(input._structure, F.rms_norm(input._values, normalized_shape, weight, eps))
 
 
 def rms_norm_masked(

@@ -27,7 +27,7 @@ from tdc.ops.extremes import place_of, values_of
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.segments import Lanes, along_static, at, in_front, is_static, lanes_of, named, order_of, place_at
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import sizes_of
+from tdc.ragged.segments import sizes_of
 
 ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
 

@@ -24,11 +24,10 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, extent_of, offsets_of, require_same, row_ids, sizes_of
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import offsets_of, row_ids, sizes_of
+from tdc.ragged.structure import Structure, extent_of, require_same
 
 UNEQUAL = "rows of different lengths"
 
@@ -74,7 +73,7 @@ def spanned(op: Op, xs: list[NestedTensor]) -> NestedTensor:
         s = Structure(offsets_of(shapes.prod(1)), shapes, extent, e, batch, len(columns)).marked()
         total = torch.repeat_interleave(shapes.prod(1)).shape[0]  # an unbacked size in a graph
     sizes[e : e + len(ragged)] = [total]
-    return nested_like(s, xs[0]._values.new_empty(()).expand(sizes))
+    return build_nested(s, xs[0]._values.new_empty(()).expand(sizes))
 
 
 def spans_of(op: Op, xs: list[Any], ndim: int) -> tuple[int, tuple[int, ...]]:
@@ -207,7 +206,7 @@ def widest_masked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask
         data = torch.broadcast_tensors(*[x.data for x in xs])[0].detach()
     except RuntimeError:
         raise misfit(op, xs, "rectangles that broadcast", "others", "x.to_padded(length=...) for all") from None
-    return masked_like(data, lengths, ragged, batch, fresh=True)
+    return build_masked(data, lengths, ragged, batch, new_lengths=True)
 
 
 def onto_masked(x: MaskedBatch, like: MaskedBatch, op: Op) -> Tensor:

@@ -27,12 +27,11 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op, OpName
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.padding import exchange
-from tdc.ragged.structure import Structure, extent_of, offsets_of, row_ids, sizes_of, valid_mask
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import exchange, valid_mask
+from tdc.ragged.segments import offsets_of, row_ids, sizes_of
+from tdc.ragged.structure import Structure, extent_of
 
 
 class Lines(NamedTuple):
@@ -125,8 +124,8 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
 
     def back(out: Tensor, keepdim: bool) -> Any:
         if keepdim:
-            return nested_like(wide, out.movedim(0, wide.packed_dim))
-        y: Any = nested_like(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))
+            return build_nested(wide, out.movedim(0, wide.packed_dim))
+        y: Any = build_nested(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))
         return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
 
     def again(out: Any, new: Tensor | None) -> NestedTensor:
@@ -134,11 +133,11 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
         if new is not None:
             t = Structure(offsets_of(new.prod(1)), new, s.extent, e, s.batch_dim, s.ragged_ndim).marked()
         if not turn:
-            return nested_like(t, out.values)
+            return build_nested(t, out.values)
         turned = Structure(t.offsets, sizes_of(t)[:, order])
-        return nested_like(t, in_order(out.values.movedim(e, 0), turned, inverse(order)).movedim(0, e))
+        return build_nested(t, in_order(out.values.movedim(e, 0), turned, inverse(order)).movedim(0, e))
 
-    return Lines(nested_like(inner, values), place, back, again)
+    return Lines(build_nested(inner, values), place, back, again)
 
 
 def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
@@ -176,17 +175,17 @@ def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:
     real = valid_mask(number, tuple(lead[1:]))
     each = [torch.where(real, lengths[r].view(-1, *[1] * len(kept)), 0).flatten() for r in along]
     ragged = tuple([1 + rest.index(x.ragged_dims[r]) for r in along])
-    batch = masked_like(data.flatten(0, len(kept)), torch.stack(each, 1), ragged, fresh=True)
+    batch = build_masked(data.flatten(0, len(kept)), torch.stack(each, 1), ragged, new_lengths=True)
 
     def back(out: Tensor, keepdim: bool) -> MaskedBatch:
         whole = out.unflatten(0, lead).movedim(first, front)
         stay = [d for d in range(x.ndim) if keepdim or d not in dims]
         whole = whole if keepdim else whole.squeeze(dims)
         places = tuple([stay.index(x.ragged_dims[r]) for r in kept])
-        return masked_like(whole, number, places, stay.index(x.batch_dim), True)
+        return build_masked(whole, number, places, stay.index(x.batch_dim), True)
 
     def again(out: Any, new: Tensor | None) -> MaskedBatch:
         data = out.data.unflatten(0, lead).movedim(first, front)
-        return masked_like(data, x.lengths if new is None else new, x.ragged_dims, x.batch_dim, new is not None)
+        return build_masked(data, x.lengths if new is None else new, x.ragged_dims, x.batch_dim, new is not None)
 
     return Lines(batch, lambda d: 1 + rest.index(d), back, again)

@@ -30,8 +30,9 @@ from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
-from tdc.ragged.nested import NestedTensor, fresh
-from tdc.ragged.structure import longest, pack_rows, spread
+from tdc.ragged.nested import NestedTensor, build_result
+from tdc.ragged.padding import pack_rows
+from tdc.ragged.segments import longest, spread
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -60,7 +61,7 @@ def unary_nested(op: Op) -> Op:
 
     def run(x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
         kwargs.pop("inplace", None)
-        return fresh(x._structure, op(x._values, *args, **kwargs))
+        return build_result(x._structure, op(x._values, *args, **kwargs))
 
     return run
 
@@ -86,7 +87,7 @@ def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
         like = widest(op, args, kwargs)
         values = op(*[packed(a, like, op) for a in args], **{k: packed(a, like, op) for k, a in kwargs.items()})
-        return fresh(like._structure, values)
+        return build_result(like._structure, values)
 
     return run
 

@@ -24,21 +24,12 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops import masked_lookup, ragged_lookup
 from tdc.ragged.convert import to_packed, to_padded
-from tdc.ragged.index_nested import at_each, index_rows, neutral
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import (
-    Structure,
-    extent_of,
-    lengths_of,
-    offsets_of,
-    reduce_rows,
-    require_same,
-    row_ids,
-    take_spans,
-)
+from tdc.ragged.index_masked import at_each, neutral
+from tdc.ragged.index_nested import index_rows
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import lengths_of, offsets_of, reduce_rows, row_ids, take_spans
+from tdc.ragged.structure import Structure, extent_of, require_same
 
 MODES = ("constant", "reflect", "replicate", "circular")
 
@@ -124,10 +115,10 @@ def pad_rows(x: NestedTensor, front: int, behind: int, mode: str, value: float |
     place = torch.arange(count, device=x.device) - offsets[ids] - front
     length = lengths[ids]
     if mode != "constant":
-        return nested_like(t, x.values.index_select(e, s.offsets[ids] + source(place, length, mode)))
+        return build_nested(t, x.values.index_select(e, s.offsets[ids] + source(place, length, mode)))
     wide = F.pad(x.values, [*[0, 0] * (x.values.ndim - 1 - e), 0, 1], value=value or 0)  # the value is one more element
     where = torch.where((place >= 0) & (place < length), s.offsets[ids] + place, total)
-    return nested_like(t, wide.index_select(e, where))
+    return build_nested(t, wide.index_select(e, where))
 
 
 def pad_masked(input: MaskedBatch, pad: Any, mode: str = "constant", value: float | None = None) -> MaskedBatch:
@@ -145,7 +136,7 @@ def pad_masked(input: MaskedBatch, pad: Any, mode: str = "constant", value: floa
         else:
             places = torch.arange(-front, x.data.shape[d] + behind, device=x.device)
             data = at_each(x, d, source(places, x.lengths[:, column, None], mode))
-        x = neutral(masked_like(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
+        x = neutral(build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
     return x
 
 
@@ -162,7 +153,7 @@ def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = No
     times = repeats_of(repeats)
     if dim is None:
         flat, t = ragged_lookup.flat_rows(torch.repeat_interleave, x)
-        x, dim = nested_like(t, flat), 1
+        x, dim = build_nested(t, flat), 1
     s = x.structure
     axis = s.axis(dim, x.ndim, "repeat_interleave")
     if axis is None:
@@ -186,21 +177,21 @@ def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = No
         require_same(s.moved(0, 0), times.structure, "repeat_interleave")
         counts = reduce_rows(times.values, times.structure, "sum", 0)
         t = Structure(offsets_of(counts), None, None, s.packed_dim, s.batch_dim, 1).marked()
-        return nested_like(t, x.values.repeat_interleave(times.values, axis, output_size=output_size))
+        return build_nested(t, x.values.repeat_interleave(times.values, axis, output_size=output_size))
     extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
     t = Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked()
-    return nested_like(t, x.values.repeat_interleave(times, axis))
+    return build_nested(t, x.values.repeat_interleave(times, axis))
 
 
 def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
     times = repeats_of(repeats)
     if dim is None:
         flat, count = masked_lookup.flat_rows(torch.repeat_interleave, x)
-        x, dim = masked_like(flat, count[:, None], (1,), 0, True), 1
+        x, dim = build_masked(flat, count[:, None], (1,), 0, True), 1
     d = normal_dim(dim, x.ndim, "repeat_interleave")
     data = lambda: x.data.repeat_interleave(times, d, output_size=output_size)  # noqa: E731
     if d == x.batch_dim:
-        return masked_like(data(), x.lengths.repeat_interleave(times, 0), x.ragged_dims, d, True)
+        return build_masked(data(), x.lengths.repeat_interleave(times, 0), x.ragged_dims, d, True)
     if d not in x.ragged_dims:
         return x.with_data(data())
     if not isinstance(times, int):
@@ -209,7 +200,7 @@ def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = Non
             message("repeat_interleave", "one number for a ragged dim", describe(repeats), hint=hint)
         )
     sizes = [n * times if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
-    return masked_like(data(), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
+    return build_masked(data(), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
 
 
 # -- windows, pixels, classes
@@ -226,11 +217,11 @@ def unfold_nested(x: NestedTensor, dimension: int, size: int, step: int) -> Nest
     """Windows along a static dim or within each row; the place in the window is the last dim."""
     s, axis = x.structure, ragged_lookup.axis_of(torch.Tensor.unfold, x, dimension)
     if axis != s.packed_dim:
-        return nested_like(s, x.values.unfold(axis, size, step))
+        return build_nested(s, x.values.unfold(axis, size, step))
     offsets, begins = take_spans(s.offsets[:-1], windows(lengths_of(s), size, step), step)
     where = begins[:, None] + torch.arange(size, device=x.device)
     values = x.values.index_select(axis, where.flatten()).unflatten(axis, where.shape).movedim(axis + 1, -1)
-    return nested_like(Structure(offsets, None, None, axis, s.batch_dim, 1).marked(), values)
+    return build_nested(Structure(offsets, None, None, axis, s.batch_dim, 1).marked(), values)
 
 
 def unfold_masked(x: MaskedBatch, dimension: int, size: int, step: int) -> MaskedBatch:
@@ -238,7 +229,7 @@ def unfold_masked(x: MaskedBatch, dimension: int, size: int, step: int) -> Maske
     if d not in x.ragged_dims:
         return x.with_data(x.data.unfold(d, size, step))
     sizes = [windows(n, size, step) if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
-    return neutral(masked_like(x.data.unfold(d, size, step), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
+    return neutral(build_masked(x.data.unfold(d, size, step), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
 
 
 def pixels_masked(op: Op, input: MaskedBatch, factor: int) -> MaskedBatch:
@@ -256,7 +247,7 @@ def pixels_masked(op: Op, input: MaskedBatch, factor: int) -> MaskedBatch:
         more = [n for d in (2, 3) for n in ((0, -x.data.shape[5 - d] % factor if 5 - d in x.ragged_dims else 0))]
         x = x.with_data(F.pad(x.data, more))
     lengths = x.lengths * factor if grows else x.lengths // factor
-    return masked_like(op(x.data, factor), lengths, x.ragged_dims, 0, True)
+    return build_masked(op(x.data, factor), lengths, x.ragged_dims, 0, True)
 
 
 def pixels_nested(op: Op, input: NestedTensor, factor: int) -> NestedTensor:

@@ -28,9 +28,9 @@ from tdc.core.rules import MODES, Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.pointwise import packed
 from tdc.ragged.index_nested import select_where
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, lengths_of, local_ids, offsets_of, require_same, row_ids, spread
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import lengths_of, local_ids, offsets_of, row_ids, spread
+from tdc.ragged.structure import Structure, require_same
 
 Wrap = Callable[[Tensor], Any]
 INSIDE = "places count within each row, from 0"
@@ -82,14 +82,14 @@ def placed(op: Op, x: NestedTensor, dim: int, index: Any) -> tuple[int, Tensor, 
         own = lambda v: src_values(op, index, v)  # noqa: E731
         if axis != s.packed_dim:
             require_same(s, t, op)
-            return axis, index.values, partial(nested_like, t), own
+            return axis, index.values, partial(build_nested, t), own
         if t.batch_size != s.batch_size:
             raise StructureError(
                 message(op, f"{s.batch_size} rows of places", f"{t.batch_size}", hint="one row for each")
             )
         ids = row_ids(t, index.values.shape[axis])
         inside((index.values >= 0) & (index.values < tall(lengths_of(s)[ids], axis, n)), op)
-        return axis, index.values + tall(s.offsets[:-1][ids], axis, n), partial(nested_like, t), own
+        return axis, index.values + tall(s.offsets[:-1][ids], axis, n), partial(build_nested, t), own
     if not isinstance(index, Tensor) or axis != s.packed_dim or index.ndim != x.ndim:
         hint = "index[:, None].expand(x.shape), or x.with_values(index)"
         raise StructureError(message(op, f"an index as ragged as {describe(x)}", describe(index), hint=hint))
@@ -351,7 +351,7 @@ def nonzero_nested(x: NestedTensor, *, as_tuple: bool = False) -> NestedTensor:
         places, local = places[order], local[order]
     counts = torch.zeros_like(s.offsets[1:]).index_add(0, rows, torch.ones_like(rows))
     columns = [local if a == e else column for a, column in enumerate(places.unbind(1))]
-    return nested_like(Structure(offsets_of(counts)).marked(), torch.stack(columns, 1))
+    return build_nested(Structure(offsets_of(counts)).marked(), torch.stack(columns, 1))
 
 
 def lookup_rule(op: Op, impl: Op, modes: tuple[str, ...] = MODES) -> None:

@@ -27,10 +27,8 @@ from tdc.ops.linalg import last_is_static
 from tdc.ops.pairs import widest, widest_masked
 from tdc.ops.pointwise import neutral, packed
 from tdc.ragged.convert import to_padded
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
 
 
@@ -91,14 +89,14 @@ def by_vector_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwa
             a = a.values.reshape(-1, *a.values.shape[len(place) :])
         operands.append(a)
     loss = run(*operands, reduction="none", **{k: a for k, a in kwargs.items() if a is not None})
-    return reduced(op, nested_like(s, loss.view(place)), reduction)
+    return reduced(op, build_nested(s, loss.view(place)), reduction)
 
 
 def by_vector_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
     like = first_of(MaskedBatch, op, args, kwargs)
     last_is_static(like, op, 1)
     place = like.data.shape[:-1]
-    shape_of_loss = masked_like(like.data[..., 0], like.lengths, like.ragged_dims, like.batch_dim)
+    shape_of_loss = build_masked(like.data[..., 0], like.lengths, like.ragged_dims, like.batch_dim)
     operands = []
     for a in args:
         if isinstance(a, MaskedBatch):

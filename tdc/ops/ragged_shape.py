@@ -27,15 +27,15 @@ from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.reduction import drop_static
 from tdc.ops.shape import ints, normal_dims, shape_rule
 from tdc.ragged.index_nested import index_rows, rows_between
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, local_ids, row_ids
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import local_ids, row_ids
+from tdc.ragged.structure import Structure
 
 
 def unsqueeze_nested(x: NestedTensor, dim: int) -> NestedTensor:
     """A static dim of size 1 at any place but between ragged dims."""
     opened, axis = x.structure.opened(dim, x.ndim, "unsqueeze")
-    return nested_like(opened, x.values.unsqueeze(axis))
+    return build_nested(opened, x.values.unsqueeze(axis))
 
 
 def squeeze_nested(x: NestedTensor, dim: Dims | None = None) -> NestedTensor:
@@ -61,7 +61,7 @@ def expand_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
             if wide[axis] != 1 and wide[axis] != n:
                 raise regrouped("expand", x, f"size {n} for dim {d}")
             wide[axis] = n
-    return nested_like(s, x.values.expand(wide))
+    return build_nested(s, x.values.expand(wide))
 
 
 def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
@@ -75,7 +75,7 @@ def repeat_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
             raise regrouped("repeat", x, f"{n} copies along ragged dim {d}")
         if axis is not None:
             times[axis] = n
-    y = nested_like(s, x.values.repeat(times))
+    y = build_nested(s, x.values.repeat(times))
     copies = given[s.batch_dim]
     return y if copies == 1 else cat_rows([y] * copies) if copies else rows_between(y.structure, 0, 0)(y)
 
@@ -117,7 +117,7 @@ def reshape_nested(x: NestedTensor, *sizes: Any) -> NestedTensor:
     if new_middle is None or new_back is None:
         raise regrouped("reshape", x, f"sizes {given}")
     shape = [*given[:at], *new_middle, values.shape[e], *new_back]
-    return nested_like(s.moved(at + len(new_middle), at), values.reshape(shape))
+    return build_nested(s.moved(at + len(new_middle), at), values.reshape(shape))
 
 
 def place_of(sizes: list[int], before: int, batch: int) -> int | None:
@@ -151,7 +151,7 @@ def flatten_nested(x: NestedTensor, start_dim: int = 0, end_dim: int = -1) -> Ne
     gone = len(static) - 1
     packed = s.packed_dim - gone * (static[0] < s.packed_dim)
     batch = s.batch_dim - gone * (first < s.batch_dim)
-    return nested_like(s.moved(packed, batch), x.values.flatten(static[0], static[-1]))
+    return build_nested(s.moved(packed, batch), x.values.flatten(static[0], static[-1]))
 
 
 def flatten_rows(x: NestedTensor, first: int, last: int) -> NestedTensor:
@@ -164,7 +164,7 @@ def flatten_rows(x: NestedTensor, first: int, last: int) -> NestedTensor:
     outer = math.prod(x.values.shape[first:b])
     copies = values.shape[first]
     part = s.moved(s.packed_dim - (last - first), first)
-    y = cat_rows([nested_like(part, values.select(first, i)) for i in range(copies)])
+    y = cat_rows([build_nested(part, values.select(first, i)) for i in range(copies)])
     if inner == 0 or copies == outer:
         return y
     order = torch.arange(copies * s.batch_size, device=x.device).view(outer, -1, s.batch_size).transpose(1, 2)
@@ -181,7 +181,7 @@ def unflatten_nested(x: NestedTensor, dim: int, sizes: Any) -> NestedTensor:
         raise regrouped("unflatten", x, f"sizes {tuple(sizes)} for dim {dim}")
     more = len(parts) - 1
     moved = s.moved(s.packed_dim + more * (axis < s.packed_dim), s.batch_dim + more * (d < s.batch_dim))
-    return nested_like(moved, x.values.unflatten(axis, parts))
+    return build_nested(moved, x.values.unflatten(axis, parts))
 
 
 def flip_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
@@ -189,12 +189,12 @@ def flip_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
     s, given = x.structure, ints(dims)
     axes = [s.axis(d, x.ndim, "flip") for d in given]
     values = x.values.flip([a for a in axes if a is not None and a != s.packed_dim])
-    y = nested_like(s, values)
+    y = build_nested(s, values)
     ragged = tuple([d for d in normal_dims("flip", given, x.ndim) if d in s.ragged_dims])
     if by_lines("flip", x, ragged):
         y = along_lines("flip", lambda v, dim: flip_nested(v, dim), y, ragged)
     elif ragged:
-        y = nested_like(s, values.index_select(s.packed_dim, shifted(s, values.shape[s.packed_dim], None)))
+        y = build_nested(s, values.index_select(s.packed_dim, shifted(s, values.shape[s.packed_dim], None)))
     return index_rows(y, torch.arange(s.batch_size - 1, -1, -1, device=x.device)) if None in axes else y
 
 
@@ -213,9 +213,9 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
             x = along_lines("roll", lambda v, dim, shift=shift: roll_nested(v, shift, dim), x, dim)
         elif axis == s.packed_dim:
             index = shifted(s, x.values.shape[axis], shift)
-            x = nested_like(s, x.values.index_select(axis, index))
+            x = build_nested(s, x.values.index_select(axis, index))
         else:
-            x = nested_like(s, x.values.roll(shift, axis))
+            x = build_nested(s, x.values.roll(shift, axis))
     return x
 
 

@@ -29,11 +29,12 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.join import chunk_lengths, part_lengths, split_tensordict
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.index_nested import cut_rows, rows_between
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
+from tdc.ragged.index_nested import rows_between
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import exact, longest
+from tdc.ragged.segments import longest
+from tdc.ragged.structure import exact
+from tdc.ragged.truncate import cut_rows
 
 
 def part(x: Any, dim: int, begin: Any, end: Any) -> Any:
@@ -61,7 +62,7 @@ def rows(x: Any, begin: Any, end: Any) -> Any:
     if isinstance(x, NestedTensor):
         return rows_between(x.structure, begin, end)(x)
     data, lengths = [t.narrow(d, begin, end - begin) for t, d in ((x.data, x.batch_dim), (x.lengths, 0))]
-    return masked_like(data, lengths, x.ragged_dims, x.batch_dim)
+    return build_masked(data, lengths, x.ragged_dims, x.batch_dim)
 
 
 def row_sizes(x: Any, dim: int) -> Tensor:

@@ -24,7 +24,7 @@ from tdc.ops.pointwise import unary, unary_nested
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ops.segments import along_static, data_of, lanes_of, like_lanes, with_data
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.structure import spread
+from tdc.ragged.segments import spread
 
 
 def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.structure import longest, pack_rows, pad_rows
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import longest
 
 
 def rectangle(x: Any, fill: float) -> Tensor:

@@ -30,11 +30,10 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, lengths_of, reduce_rows
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import lengths_of, reduce_rows
+from tdc.ragged.structure import Structure
 
 Rows = Callable[[Tensor, Structure], Tensor]
 
@@ -133,7 +132,7 @@ def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) ->
     for axis in p.static:
         values = op(values, axis, True)
     if not p.ragged:
-        return nested_like(s, values) if keepdim else drop_static(values, s, p.static)
+        return build_nested(s, values) if keepdim else drop_static(values, s, p.static)
     if p.batch:
         return settle(op(values, s.packed_dim, True).movedim(s.packed_dim, 0), s, p.dims, keepdim)
     return settle(rows(values.movedim(s.packed_dim, 0), s), s, p.dims, keepdim)
@@ -144,7 +143,7 @@ def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any
     s = x.structure
     if not p.ragged:
         out = op(x.values, p.static, keepdim=True, **kwargs)
-        return nested_like(s, out) if keepdim else drop_static(out, s, p.static)
+        return build_nested(s, out) if keepdim else drop_static(out, s, p.static)
     out = op(x.values, (s.packed_dim, *p.static), keepdim=True, **kwargs)
     return settle(out.movedim(s.packed_dim, 0), s, p.dims, keepdim)
 
@@ -154,7 +153,7 @@ def drop_static(values: Tensor, s: Structure, static: Sequence[int]) -> NestedTe
     before = sum([a < s.packed_dim for a in static])
     logical = [a if a < s.packed_dim else a + s.ragged_ndim - 1 for a in static]
     lower = sum([k + (k >= s.batch_dim) < s.batch_dim for k in logical])
-    return nested_like(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(tuple(static)))
+    return build_nested(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(tuple(static)))
 
 
 def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -177,7 +176,7 @@ def reduce_masked(op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bo
     if keepdim:
         return x.with_data(out)
     kept = [d for d in range(x.ndim) if d not in dims]
-    return masked_like(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
+    return build_masked(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
 
 
 def composed(op: Op, impl: Op, names: str = "dim keepdim", identity: float | None = None) -> None:

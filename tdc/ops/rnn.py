@@ -31,7 +31,7 @@ from tdc.ops import rnn_steps
 from tdc.ops.rnn_steps import order_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import lengths_of
+from tdc.ragged.segments import lengths_of
 
 KERNELS: dict[str, Any] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,

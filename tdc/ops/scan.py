@@ -25,11 +25,10 @@ from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ops.segments import along_static, data_of, is_static, with_data
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, lengths_of, take_spans
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import lengths_of, take_spans
+from tdc.ragged.structure import Structure
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Any:
@@ -64,13 +63,13 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
     if by_lines(op, x, d):
         return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter)
     if isinstance(x, MaskedBatch):  # what lies behind a row is 0 before and after: no gradient comes out of it
-        out = masked_like(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
+        out = build_masked(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
         return out.with_data(out.data.masked_fill(~out.mask, 0))
     s = x.structure
     offsets, first = take_spans(s.offsets[:-1], shorter(lengths_of(s)))
     spans = Structure(offsets, None, s.extent, s.packed_dim, s.batch_dim, 1).marked()
     former, later = [x.values.index_select(s.packed_dim, index) for index in (first, first + 1)]
-    return nested_like(spans, fn(later, former))
+    return build_nested(spans, fn(later, former))
 
 
 def shorter(lengths: Tensor) -> Tensor:

@@ -24,11 +24,10 @@ from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.reduction import drop_static, settle
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, lengths_of, local_ids, reduce_rows, row_ids
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import lengths_of, local_ids, reduce_rows, row_ids
+from tdc.ragged.structure import Structure
 
 SORTED = 32  # what sorting an element twice costs, in elements to copy
 
@@ -186,19 +185,19 @@ def with_dim(x: Any, out: Tensor, d: int, keepdim: bool) -> Any:
     if isinstance(x, NestedTensor):
         s = x.structure
         axis: Any = s.axis(d, x.ndim, "squeeze")
-        return nested_like(s, out) if keepdim else drop_static(out, s, [axis])
+        return build_nested(s, out) if keepdim else drop_static(out, s, [axis])
     if keepdim:
         return x.with_data(out)
     ragged = tuple([r - (r > d) for r in x.ragged_dims])
-    return masked_like(out.squeeze(d), x.lengths, ragged, x.batch_dim - (x.batch_dim > d))
+    return build_masked(out.squeeze(d), x.lengths, ragged, x.batch_dim - (x.batch_dim > d))
 
 
 def in_front(x: Any) -> Any:
     """The batch with a static dim of size 1 in front of all others."""
     if isinstance(x, NestedTensor):
         opened, axis = x.structure.opened(0, x.ndim, "unsqueeze")
-        return nested_like(opened, x.values.unsqueeze(axis))
-    return masked_like(x.data.unsqueeze(0), x.lengths, tuple([d + 1 for d in x.ragged_dims]), x.batch_dim + 1)
+        return build_nested(opened, x.values.unsqueeze(axis))
+    return build_masked(x.data.unsqueeze(0), x.lengths, tuple([d + 1 for d in x.ragged_dims]), x.batch_dim + 1)
 
 
 def like_lanes(x: Any, dim: int, out: Tensor) -> Any:

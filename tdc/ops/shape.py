@@ -24,11 +24,10 @@ from tdc.core.typing import Dims, Op, OpName
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast, column
 from tdc.ops.partial_ragged import in_order
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, extent_of, sizes_of
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import sizes_of
+from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.tensordict import TensorDict, make
 
 
@@ -76,7 +75,7 @@ def permute_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
         values = in_order(values.movedim(s.packed_dim, 0), s, ragged).movedim(0, s.packed_dim)
         extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in ragged]), x.device)
         turned = Structure(s.offsets, sizes_of(s)[:, ragged], extent, turned.packed_dim, at, s.ragged_ndim).marked()
-    return nested_like(turned, values.permute(axes))
+    return build_nested(turned, values.permute(axes))
 
 
 def permute_masked(x: MaskedBatch, *dims: Any) -> MaskedBatch:
@@ -87,7 +86,7 @@ def permute_masked(x: MaskedBatch, *dims: Any) -> MaskedBatch:
         got = f"dims {x.ragged_dims} at {tuple(at)}"
         raise ShapeError(message("permute", "several ragged dims side by side", got, hint="use x.data"))
     lengths = x.lengths[:, [at.index(d) for d in ragged]] if turned else x.lengths
-    return masked_like(x.data.permute(order), lengths, ragged, order.index(x.batch_dim), turned)
+    return build_masked(x.data.permute(order), lengths, ragged, order.index(x.batch_dim), turned)
 
 
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:

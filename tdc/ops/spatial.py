@@ -29,11 +29,11 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, extent_of, offsets_of, pack_rows
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows
+from tdc.ragged.segments import offsets_of
+from tdc.ragged.structure import Structure, extent_of
 
 Ragged = NestedTensor | MaskedBatch
 
@@ -154,12 +154,12 @@ def assembled(x: Ragged, out: Tensor, sizes: Tensor, dims: Any, total: int | Non
     Without a total it is data: one host read in eager, an unbacked size in a graph.
     """
     if isinstance(x, MaskedBatch):
-        return repacked(out, masked_like(out, sizes, dims, fresh=True))
+        return repacked(out, build_masked(out, sizes, dims, new_lengths=True))
     counts, extent = sizes.prod(1), extent_of(tuple([out.shape[d] for d in dims]), out.device)
     s = Structure(offsets_of(counts), sizes if len(dims) > 1 else None, extent, dims[0] - 1, 0, len(dims)).marked()
     total = torch.repeat_interleave(counts).shape[0] if total is None else total
     rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), s, total)
-    return nested_like(s, rows.movedim(0, s.packed_dim))
+    return build_nested(s, rows.movedim(0, s.packed_dim))
 
 
 def beside(x: Any, out: Tensor) -> Any:

@@ -22,7 +22,7 @@ from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
 from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import pack
+from tdc.ragged.pack import pack
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "unbatched"

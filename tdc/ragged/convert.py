@@ -19,12 +19,11 @@ from tdc.core.arguments import expect, expect_number
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.typing import Dims
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as packed_like
-from tdc.ragged.padding import exchange
-from tdc.ragged.structure import Structure, extent_of, longest, offsets_of, pack_rows, pad_rows, take_spans, valid_mask
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
+from tdc.ragged.segments import longest, offsets_of, take_spans
+from tdc.ragged.structure import Structure, extent_of
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -47,7 +46,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         One graph. Without `length` the batch must carry its longest length, as `pack` and `from_padded` see to.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> to_padded(pack([torch.ones(1), torch.ones(2)])).data
         tensor([[1., 0.],
                 [1., 1.]])
@@ -67,7 +66,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     sizes = x.sizes if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))
     out = MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
-    return out if b == 0 else masked_like(out.data.movedim(0, b), out.lengths, ragged, b)
+    return out if b == 0 else build_masked(out.data.movedim(0, b), out.lengths, ragged, b)
 
 
 def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
@@ -93,7 +92,7 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     structure = Structure(offsets_of(counts), shapes, extent_of(padded, x.device), dims[0] - 1, b, count).marked()
     total = int(structure.offsets[-1]) if total is None else total
     values = pack_rows(data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
-    return packed_like(structure, values)
+    return build_nested(structure, values)
 
 
 def from_padded(
@@ -139,26 +138,7 @@ def from_padded(
     hint = "lengths count the real places of each row"
     text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
     require(inside.all(), text, StructureError)
-    return x if side == "right" else x.with_data(shifted(data, x.lengths[:, 0], side, "from_padded"))
-
-
-def shifted(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = False) -> Tensor:
-    """Rows `(B, L, ...)` with padding on a side, moved to the front; `back` moves rows from the front to their side.
-
-    Raises:
-        ShapeError: an unknown side.
-    """
-    if side not in ("left", "right"):
-        raise ShapeError(message(op, "side='left' or side='right'", repr(side), hint="the side of the padding"))
-    if side == "right":
-        return data
-    rows, longest = data.shape[:2]
-    places = torch.arange(longest, device=data.device)
-    shift, first = longest - lengths[:, None], torch.arange(rows, device=data.device)[:, None] * longest
-    size = torch.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
-    there, here = first + (places + shift) % size, first + (places - shift) % size
-    index, inverse = (here, there) if back else (there, here)
-    return exchange(data.flatten(0, 1), index, None, 0.0, inverse, None)
+    return x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))
 
 
 def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
@@ -177,7 +157,7 @@ def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
         A NestedTensor with the structure of `like`.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> x = pack([torch.ones(1), torch.ones(2)])
         >>> nested_like(torch.tensor([[1.0, 9.0], [2.0, 3.0]]), x).tolist()
         [[1.0], [2.0, 3.0]]
@@ -204,7 +184,7 @@ def to_torch(x: NestedTensor) -> Tensor:
         UnsupportedError: several ragged dims, which torch's layout cannot say.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> to_torch(pack([torch.ones(1), torch.ones(2)])).is_nested
         True
     """
@@ -243,8 +223,3 @@ def from_torch(x: Any) -> NestedTensor:
         offsets, gather = take_spans(offsets[: lengths.shape[0]], lengths)
         values = values.index_select(jagged._ragged_idx - 1, gather)
     return NestedTensor(values, offsets, ragged_dim=jagged._ragged_idx, max_length=jagged._maybe_max_seqlen)
-
-
-NestedTensor.to_padded = to_padded  # type: ignore[attr-defined]  # methods are the functions; no layer calls upwards
-NestedTensor.to_torch = to_torch  # type: ignore[attr-defined]  # as above
-MaskedBatch.to_packed = to_packed  # type: ignore[attr-defined]  # as above

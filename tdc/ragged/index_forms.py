@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
 from tdc.core.rules import Container
 
@@ -229,6 +231,22 @@ def cut(x: Tensor, dim: int, part: Any) -> Tensor:
         ) from None
 
 
+def index_example(row: Tensor, parts: list[Any], batch_dim: int, new: list[int]) -> Tensor:
+    """The entries of an index behind the one that picked an example, applied to that example."""
+    for d in range(len(parts) - 1, -1, -1):
+        if d != batch_dim and not whole(parts[d]):
+            row = cut(row, d - (d > batch_dim), parts[d])
+    return insert_dims(row, parts, new, torch.unsqueeze)
+
+
+def insert_dims(x: Any, parts: list[Any], new: list[int], insert: Callable[[Any, int], Any]) -> Any:
+    """The result of an index with its new dims of size 1, each in front of what the entries behind it gave."""
+    for done, before in enumerate(new):
+        dim = sum([kept(part) for part in parts[:before]]) + done
+        x = x.unsqueeze(dim) if isinstance(x, Tensor) else insert(x, dim)
+    return x
+
+
 def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     """A slice of every row: where it begins, how many places it has, and its step. Ends may be tensors.
 
@@ -273,3 +291,49 @@ def longest_span(part: slice | Span, size: Any) -> Any:
     first = torch.sym_max(size + start, 0) if start < 0 else torch.sym_min(start, size)
     last = size if stop is None else torch.sym_max(size + stop, 0) if stop < 0 else torch.sym_min(stop, size)
     return torch.sym_max(last - first, 0)
+
+
+def enough(there: Tensor, part: Any = None, sizes: str = "x.lengths") -> None:
+    """Every row has the places that are asked for: an assertion on the device."""
+    at = f"at {part}" if isinstance(part, int) else "at each place"
+    hint = f"drop short rows first: x = x[{sizes} > k]"
+    require(there, message("index", f"rows with an element {at}", "a shorter row", hint=hint), IndexingError)
+
+
+Pick = Callable[[Any], Any]  # of batches of one structure
+
+VECTORS = "one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim"
+
+
+def no_row(count: int) -> IndexingError:
+    """The error for rows out of range."""
+    hint = f"the batch has {count} rows"
+    return IndexingError(message("index", f"rows in [{-count}, {count - 1}]", "one beyond", hint=hint))
+
+
+def check_vectors(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> None:
+    """Vectors would pair up as in NumPy; only rows and places of the ragged dim have a meaning together.
+
+    Raises:
+        IndexingError: several others.
+    """
+    found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
+    if len(found) > 1 and set(found) != {batch_dim, ragged_dims[0]}:
+        raise IndexingError(message("index", "at most one vector", f"vectors at dims {found}", hint=VECTORS))
+
+
+def paired_places(places: Tensor, rows: Tensor) -> Tensor:
+    """One place for each row named, (K, 1).
+
+    Raises:
+        IndexingError: as many places as rows, or one for all, are expected.
+    """
+    if places.ndim > 1 or places.shape[0] not in (1, rows.shape[0]):
+        expected = f"one place for each of {rows.shape[0]} rows"
+        raise IndexingError(message("index", expected, describe(places), hint="x[rows][:, places] for all of them"))
+    return places[:, None]
+
+
+def starts_alike(mask: Any, shape: Any) -> bool:
+    """Whether the dims of a mask are the first ones of a shape."""
+    return all([m == n for m, n in zip(mask, shape, strict=False)])

@@ -16,8 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from tdc.core.pytree import register
 from tdc.core.rules import Container
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
-from tdc.ragged.structure import valid_mask
+from tdc.ragged.padding import valid_mask
 
 
 @final
@@ -91,7 +91,7 @@ class MaskedBatch(Container):
             expected = span if data.ndim > 1 else "data with a ragged dim"
             got, hint = f"{dims} for {describe(data)}", "dim 0 is the batch, ragged dims come behind it"
             raise ShapeError(message("MaskedBatch", expected, got, hint=hint))
-        fill(self, mark_dynamic(data, 0, *dims), mark_dynamic(sizes, 0), dims, 0)
+        set_fields(self, mark_dynamic(data, 0, *dims), mark_dynamic(sizes, 0), dims, 0)
 
     @property
     def data(self) -> Tensor:
@@ -130,7 +130,7 @@ class MaskedBatch(Container):
 
     def with_data(self, data: Tensor) -> MaskedBatch:
         """A batch of the same lengths and ragged dims with other data."""
-        return like(data, self._lengths, self._ragged_dims, self._batch_dim)
+        return build_masked(data, self._lengths, self._ragged_dims, self._batch_dim)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -192,7 +192,7 @@ class MaskedBatch(Container):
     def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
         """`Tensor.to` for the data; the lengths follow to the device."""
         data = self.data.to(*args, **kwargs)
-        return like(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
+        return build_masked(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
 
     def requires_grad_(self, requires_grad: bool = True) -> MaskedBatch:
         """Make the data a leaf of autograd. Returns this object, as torch does."""
@@ -222,7 +222,7 @@ class MaskedBatch(Container):
             raise ShapeError(message("unbind", f"a static dim or dim {b}, the batch", f"ragged dim {dim}", hint=hint))
         if d != b:
             ragged = tuple([r - (d < r) for r in self.ragged_dims])
-            return tuple([like(part, self.lengths, ragged, b - (d < b)) for part in self.data.unbind(d)])
+            return tuple([build_masked(part, self.lengths, ragged, b - (d < b)) for part in self.data.unbind(d)])
         announce("loops", "unbind")
         rows = zip(self.data.unbind(b), self.lengths.tolist(), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
@@ -230,14 +230,15 @@ class MaskedBatch(Container):
     def __iter__(self) -> Any:
         return iter(self.unbind())
 
-    if TYPE_CHECKING:  # `_ragged_index` has it
-        __getitem__: Any
-        _pick: Any
-        _shares: Any
-        _like: Any
+    if TYPE_CHECKING:  # `methods` attaches them
+
+        def __getitem__(self, index: Any) -> Any: ...
+        def _picker(self, index: Any) -> Callable[[Any], Any]: ...
+        def _same_structure(self, other: Any) -> bool: ...
+        def _with_structure_of(self, other: Any) -> Self: ...
 
 
-def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:
+def set_fields(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:
     """Write the slots of a new MaskedBatch."""
     x._data = data
     x._lengths = lengths
@@ -246,10 +247,12 @@ def fill(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], 
     return x
 
 
-def like(data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0, fresh: bool = False) -> MaskedBatch:
-    """A MaskedBatch without checks: what operations return. `fresh` marks lengths that compile has not seen."""
-    data, lengths = mark_dynamic(data, batch_dim, *ragged_dims), mark_dynamic(lengths, 0) if fresh else lengths
-    return fill(object.__new__(MaskedBatch), data, lengths, ragged_dims, batch_dim)
+def build_masked(
+    data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int = 0, new_lengths: bool = False
+) -> MaskedBatch:
+    """A MaskedBatch without checks: what operations return. `new_lengths` marks lengths that compile has not seen."""
+    data, lengths = mark_dynamic(data, batch_dim, *ragged_dims), mark_dynamic(lengths, 0) if new_lengths else lengths
+    return set_fields(object.__new__(MaskedBatch), data, lengths, ragged_dims, batch_dim)
 
 
 def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
@@ -274,14 +277,14 @@ def require_same_lengths(a: MaskedBatch, b: MaskedBatch, op: OpName) -> None:
         require((a.lengths == b.lengths).all(), text)
 
 
-def flatten(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:
+def flatten_masked(x: MaskedBatch) -> tuple[list[Any], tuple[Any, ...]]:
     """Children and context: tensors, and where the axes lie. No sizes."""
     return [x.data, x.lengths], (x.ragged_dims, x.batch_dim)
 
 
-def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> MaskedBatch:
+def unflatten_masked(children: Sequence[Any], context: tuple[Any, ...]) -> MaskedBatch:
     """A MaskedBatch of any children, without checks."""
-    return fill(object.__new__(MaskedBatch), children[0], children[1], context[0], context[1])
+    return set_fields(object.__new__(MaskedBatch), children[0], children[1], context[0], context[1])
 
 
-register(MaskedBatch, flatten, unflatten, lambda context: ("data", "lengths"))
+register(MaskedBatch, flatten_masked, unflatten_masked, lambda context: ("data", "lengths"))

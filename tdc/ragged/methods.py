@@ -1,6 +1,8 @@
-"""What code asks of a tensor besides its shape: bytes, contiguity, autograd, pinned memory; how much is padding.
+"""Methods and properties of NestedTensor and MaskedBatch that are not in the class bodies; one loop attaches them.
 
-Each answers for the values of a NestedTensor and the data of a MaskedBatch; offsets and lengths do not count.
+Conversions and indices are functions of their own modules. The functions here answer what code asks of a tensor besides
+its shape (bytes, contiguity, autograd, pinned memory): for the values of a NestedTensor and the data of a MaskedBatch;
+offsets and lengths do not count. Methods of operations come from the rules, by the loop in `core/rules`.
 
 Invariant: nothing here reads data or depends on it, but for `occupancy`, which reads lengths.
 """
@@ -15,11 +17,13 @@ from torch import Tensor
 
 from tdc.core.dynamo import is_zero
 from tdc.core.frozen import read_only
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.masked import like as masked_like
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.nested import like as nested_like
-from tdc.ragged.structure import Structure, longest
+from tdc.ragged.convert import to_packed, to_padded, to_torch
+from tdc.ragged.index_masked import index_masked, picker_masked, same_lengths, with_lengths_of
+from tdc.ragged.index_nested import index_nested, picker_nested, same_structure, with_structure_of
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import longest
+from tdc.ragged.structure import Structure
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
 
@@ -87,11 +91,11 @@ def is_pinned(x: Ragged) -> bool:
 def pin_memory(x: Any) -> Any:
     """A copy in page-locked memory, for a copy to a GPU that need not wait; `DataLoader(pin_memory=True)` calls it."""
     if isinstance(x, MaskedBatch):
-        return masked_like(x.data.pin_memory(), x.lengths.pin_memory(), x.ragged_dims, x.batch_dim, fresh=True)
+        return build_masked(x.data.pin_memory(), x.lengths.pin_memory(), x.ragged_dims, x.batch_dim, new_lengths=True)
     s = x.structure
     shapes = None if s.shapes is None else s.shapes.pin_memory()
     structure = Structure(s.offsets.pin_memory(), shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
-    return nested_like(structure.marked(), x.values.pin_memory())
+    return build_nested(structure.marked(), x.values.pin_memory())
 
 
 def masked_tolist(x: MaskedBatch) -> list[Any]:
@@ -131,15 +135,42 @@ def mH(x: Any) -> Any:  # torch's name
     return x.transpose(-2, -1).conj()
 
 
-METHODS = (is_contiguous, element_size, nelement, get_device, retain_grad, is_pinned, pin_memory)
-PROPERTIES = (itemsize, nbytes, is_cpu, is_leaf, grad_fn, occupancy, mT, mH)
+SHARED: dict[str, Any] = {
+    "is_contiguous": is_contiguous,
+    "element_size": element_size,
+    "nelement": nelement,
+    "get_device": get_device,
+    "retain_grad": retain_grad,
+    "is_pinned": is_pinned,
+    "pin_memory": pin_memory,
+    "itemsize": property(itemsize),
+    "nbytes": property(nbytes),
+    "is_cpu": property(is_cpu),
+    "is_leaf": property(is_leaf),
+    "grad_fn": property(grad_fn),
+    "occupancy": property(occupancy),
+    "mT": property(mT),
+    "mH": property(mH),
+}
+NESTED: dict[str, Any] = {
+    "__getitem__": index_nested,
+    "_picker": picker_nested,
+    "_same_structure": same_structure,
+    "_with_structure_of": with_structure_of,
+    "to_padded": to_padded,
+    "to_torch": to_torch,
+    "cu_seqlens": property(cu_seqlens),
+    "max_seqlen": NestedTensor.max_length,
+}
+MASKED: dict[str, Any] = {
+    "__getitem__": index_masked,
+    "_picker": picker_masked,
+    "_same_structure": same_lengths,
+    "_with_structure_of": with_lengths_of,
+    "to_packed": to_packed,
+    "tolist": masked_tolist,
+}
 
-for _cls in (NestedTensor, MaskedBatch):
-    for _method in METHODS:
-        setattr(_cls, _method.__name__, _method)
-    for _fact in PROPERTIES:
-        setattr(_cls, _fact.__name__, read_only(_fact.__name__, property(_fact, doc=_fact.__doc__)))
-MaskedBatch.tolist = masked_tolist  # type: ignore[attr-defined]  # methods are the functions; no layer calls upwards
-_fact = property(cu_seqlens, doc=cu_seqlens.__doc__)
-NestedTensor.cu_seqlens = read_only("cu_seqlens", _fact)  # type: ignore[attr-defined]  # as above
-NestedTensor.max_seqlen = NestedTensor.max_length  # type: ignore[attr-defined]  # as above
+for _cls, _table in ((NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED)):
+    for _name, _value in _table.items():
+        setattr(_cls, _name, read_only(_name, _value) if isinstance(_value, property) else _value)

@@ -19,31 +19,23 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect, normal_dim
+from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.dynamo import mark_dynamic, mark_result
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.pytree import register
 from tdc.core.rules import Container
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
-from tdc.ragged.structure import (
-    Structure,
-    check_offsets,
-    check_sizes,
-    extent_of,
-    lengths_of,
-    longest,
-    offsets_of,
-    sizes_of,
-    validate_structure,
-)
+from tdc.ragged.segments import lengths_of, longest, sizes_of
+from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of
+from tdc.ragged.validate import structure_faults
 
 UNMAPPED: Any = object()
 
@@ -229,7 +221,7 @@ class NestedTensor(Container):
 
     def with_values(self, values: Tensor) -> NestedTensor:
         """A batch of the same structure with other values, which have the same size along the packed axis."""
-        return like(self._structure, values)
+        return build_nested(self._structure, values)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The rows as views, one tensor each; reads the sizes on the host. Along a static dim ragged batches."""
@@ -240,7 +232,7 @@ class NestedTensor(Container):
             raise ShapeError(message("unbind", f"a static dim or dim {s.batch_dim}, the batch", got, hint=hint))
         if axis is not None:
             moved = s.moved(s.packed_dim - (axis < s.packed_dim), s.batch_dim - (d < s.batch_dim))
-            return tuple([like(moved, part) for part in self.values.unbind(axis)])
+            return tuple([build_nested(moved, part) for part in self.values.unbind(axis)])
         announce("loops", "unbind")
         rows = self.values.split(lengths_of(s).tolist(), s.packed_dim)
         if s.shapes is None:
@@ -257,16 +249,18 @@ class NestedTensor(Container):
     def _broken(self) -> tuple[list[str], str]:
         """What `validate` finds, and what to do about it."""
         hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
-        return validate_structure(self.structure, self.values.shape[self.structure.packed_dim]), hint
+        return structure_faults(self.structure, self.values.shape[self.structure.packed_dim]), hint
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device."""
         values = self.values.to(*args, **kwargs)
         s = self.structure
         if values.device == s.offsets.device:
-            return like(s, values)
+            return build_nested(s, values)
         move: list[Any] = [None if t is None else t.to(values.device) for t in (s.offsets, s.shapes, s.extent)]
-        return like(Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), values)
+        return build_nested(
+            Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), values
+        )
 
     def requires_grad_(self, requires_grad: bool = True) -> NestedTensor:
         """Make the values a leaf of autograd. Returns this object, as torch does."""
@@ -278,11 +272,12 @@ class NestedTensor(Container):
         """Gradient of the values, with this structure."""
         return None if self.values.grad is None else self.with_values(self.values.grad)
 
-    if TYPE_CHECKING:  # `_ragged_index` has it
-        __getitem__: Any
-        _pick: Any
-        _shares: Any
-        _like: Any
+    if TYPE_CHECKING:  # `methods` attaches them
+
+        def __getitem__(self, index: Any) -> Any: ...
+        def _picker(self, index: Any) -> Callable[[Any], Any]: ...
+        def _same_structure(self, other: Any) -> bool: ...
+        def _with_structure_of(self, other: Any) -> Self: ...
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
@@ -297,7 +292,7 @@ def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
     require(inside[0] if len(inside) == 1 else torch.stack(inside).all(), text)
 
 
-def like(s: Structure, values: Tensor) -> NestedTensor:
+def build_nested(s: Structure, values: Tensor) -> NestedTensor:
     """A NestedTensor without checks: what operations return. A structure made by the operation is `marked()` first."""
     out = object.__new__(NestedTensor)
     out._values = mark_result(values, s.packed_dim)
@@ -305,8 +300,8 @@ def like(s: Structure, values: Tensor) -> NestedTensor:
     return out
 
 
-def fresh(s: Structure, values: Tensor) -> NestedTensor:
-    """`like` of the one tensor that an operation gave: a graph marks it as it is, not a view that it makes of it."""
+def build_result(s: Structure, values: Tensor) -> NestedTensor:
+    """`build_nested` of the one tensor that an operation made: a graph marks that tensor itself, not a view of it."""
     out = object.__new__(NestedTensor)
     values._dynamo_weak_dynamic_indices = {s.packed_dim}  # type: ignore[attr-defined]  # see `mark_result`
     out._values = values
@@ -314,119 +309,7 @@ def fresh(s: Structure, values: Tensor) -> NestedTensor:
     return out
 
 
-def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
-    """Pack tensors of different sizes into one batch.
-
-    Shapes:
-        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`.
-
-    Args:
-        tensors: at least one; equal dtype, device and sizes outside the ragged dims.
-        ragged_dim: logical dim (the batch is dim 0) in which they may differ; a tuple of neighbouring dims for several.
-
-    Raises:
-        StructureError: no tensor at all (then dtype and feature sizes are unknown).
-        DtypeError: rows that are no tensors, or of different dtypes.
-        ShapeError: they differ outside the ragged dims; every differing one is named.
-
-    Compile:
-        Runs inside a graph, too (one `cat`), with the number of tensors fixed.
-
-    Example:
-        >>> x = pack([torch.ones(2, 4), torch.ones(3, 4)])
-        >>> x.shape, x.offsets
-        (torch.Size([2, -1, 4]), tensor([0, 2, 5]))
-    """
-    if not isinstance(tensors, Iterable):
-        raise DtypeError(message("pack", "a list of tensors", describe(tensors), hint="tdc.pack([tensor, ...])"))
-    tensors = list(tensors)
-    if not tensors:
-        hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
-        raise StructureError(message("pack", "at least one tensor", "an empty list", hint=hint))
-    first, dims = tensors[0], (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
-    check_kinds(tensors)
-    check_rows(tensors, dims)
-    e, count = dims[0] - 1, len(dims)
-    sizes = [tuple(t.shape[e : e + count]) for t in tensors]
-    shapes = torch.tensor(sizes, device=first.device, dtype=torch.int64).view(len(sizes), count)
-    values = torch.cat([t.flatten(e, e + count - 1) for t in tensors] if count > 1 else tensors, e)
-    top = tuple([max(column) for column in zip(*sizes, strict=True)])
-    kept = shapes if count > 1 else None
-    s = Structure(offsets_of(shapes.prod(1)), kept, extent_of(top, values.device), e, 0, count)
-    return like(s.marked(), values)
-
-
-def check_kinds(tensors: list[Any]) -> None:
-    """Rows to be packed are tensors of one dtype."""
-    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
-    if wrong:
-        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, "torch.as_tensor(row)"))
-    first = tensors[0].dtype
-    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if t.dtype != first}
-    if wrong:
-        got = f"{len(wrong)} that differ"
-        raise DtypeError(message("pack", f"rows of {first}, as the first", got, wrong, "convert them with .to(dtype)"))
-
-
-def check_rows(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
-    """Rows to be packed agree in everything but their ragged dims."""
-    first = tensors[0]
-    if first.ndim == 0:
-        hint = "stack numbers with torch.stack; rows of one element have shape [1]"
-        raise ShapeError(message("pack", "rows with at least one dim", describe(first), hint=hint))
-    if not dims or dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] <= first.ndim:
-        hint = "dim 0 is the batch; permute the rows so that ragged dims are neighbours"
-        raise ShapeError(message("pack", f"neighbouring ragged dims in [1, {first.ndim}]", str(dims), hint=hint))
-
-    def static(t: Tensor) -> tuple[Any, ...]:
-        return t.ndim, *(n for i, n in enumerate(t.shape) if i + 1 not in dims)
-
-    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if static(t) != static(first)}
-    if wrong:
-        where = f"dim {dims[0] - 1}" if len(dims) == 1 else f"dims {', '.join([str(d - 1) for d in dims])}"
-        expected = f"rows like the first, {describe(first)}, that differ in {where} only"
-        got, hint = f"{len(wrong)} others", "name the dims that differ with ragged_dim=, the batch counting as dim 0"
-        raise ShapeError(message("pack", expected, got, wrong, hint))
-
-
-def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
-    """The rows of a packed batch, as views; `unpack(pack(rows)) == rows`.
-
-    Raises:
-        DtypeError: no NestedTensor.
-
-    Example:
-        >>> [r.shape[0] for r in unpack(pack([torch.ones(2), torch.ones(0)]))]
-        [2, 0]
-    """
-    expect("unpack", x, NestedTensor)
-    return x.unbind()
-
-
-def validate(x: Any) -> Any:
-    """Check the content of offsets, shapes and max_length, or the lengths of a MaskedBatch, and return `x`.
-
-    Reads them on the host.
-
-    Raises:
-        DtypeError: no ragged batch.
-        StructureError: every violated invariant is named.
-
-    Example:
-        >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
-        torch.Size([2, -1])
-    """
-    if not hasattr(x, "_broken"):
-        hint = "tdc.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
-        raise DtypeError(message("validate", "a NestedTensor or a MaskedBatch", describe(x), hint=hint))
-    wrong, hint = x._broken()
-    if wrong:
-        got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
-        raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))
-    return x
-
-
-def flatten(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
+def flatten_nested(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
     """Children and context: tensors, and how the axes lie. No sizes."""
     s = x.structure
     optional = [None if t is UNMAPPED else t for t in (s.shapes, s.extent) if t is not None]
@@ -434,7 +317,7 @@ def flatten(x: NestedTensor) -> tuple[list[Any], tuple[Any, ...]]:
     return [x.values, s.offsets, *optional], context
 
 
-def unflatten(children: Sequence[Any], context: tuple[Any, ...]) -> NestedTensor:
+def unflatten_nested(children: Sequence[Any], context: tuple[Any, ...]) -> NestedTensor:
     """A NestedTensor of any children, without checks."""
     packed_dim, batch_dim, ragged_ndim, has_shapes, has_extent = context
     shapes = mapped(children[2]) if has_shapes else None
@@ -450,9 +333,9 @@ def mapped(child: Any) -> Any:
     return UNMAPPED if child is None else child
 
 
-def names(context: tuple[Any, ...]) -> list[str]:
+def child_names(context: tuple[Any, ...]) -> list[str]:
     """Attribute names of the children."""
     return ["values", "offsets", *(n for n, there in zip(("shapes", "extent"), context[3:], strict=True) if there)]
 
 
-register(NestedTensor, flatten, unflatten, names)
+register(NestedTensor, flatten_nested, unflatten_nested, child_names)

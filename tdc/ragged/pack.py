@@ -1,20 +1,23 @@
-"""Ragged batches from what data sets hold: nested Python lists, numpy arrays, object arrays of arrays.
+"""Packed batches from separate examples: tensors, nested Python lists, numpy arrays, object arrays of arrays.
 
 Invariant: which dims are ragged is declared, never inferred from sizes that happen to agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
-from tdc.ragged.nested import NestedTensor, pack
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import offsets_of
+from tdc.ragged.structure import Structure, extent_of
 
 
 def from_list(
@@ -108,3 +111,92 @@ def packed(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None) -> N
     sizes = [0 if i + 1 in dims else n for i, n in enumerate(full[0].shape)]
     rows = [row.new_zeros(sizes) if row.shape == (0,) and 0 in sizes else row for row in rows]
     return pack([row.to(common) for row in rows], ragged_dim=ragged_dim)
+
+
+def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
+    """Pack tensors of different sizes into one batch.
+
+    Shapes:
+        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`.
+
+    Args:
+        tensors: at least one; equal dtype, device and sizes outside the ragged dims.
+        ragged_dim: logical dim (the batch is dim 0) in which they may differ; a tuple of neighbouring dims for several.
+
+    Raises:
+        StructureError: no tensor at all (then dtype and feature sizes are unknown).
+        DtypeError: rows that are no tensors, or of different dtypes.
+        ShapeError: they differ outside the ragged dims; every differing one is named.
+
+    Compile:
+        Runs inside a graph, too (one `cat`), with the number of tensors fixed.
+
+    Example:
+        >>> x = pack([torch.ones(2, 4), torch.ones(3, 4)])
+        >>> x.shape, x.offsets
+        (torch.Size([2, -1, 4]), tensor([0, 2, 5]))
+    """
+    if not isinstance(tensors, Iterable):
+        raise DtypeError(message("pack", "a list of tensors", describe(tensors), hint="tdc.pack([tensor, ...])"))
+    tensors = list(tensors)
+    if not tensors:
+        hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
+        raise StructureError(message("pack", "at least one tensor", "an empty list", hint=hint))
+    first, dims = tensors[0], (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
+    check_dtypes(tensors)
+    check_shapes(tensors, dims)
+    e, count = dims[0] - 1, len(dims)
+    sizes = [tuple(t.shape[e : e + count]) for t in tensors]
+    shapes = torch.tensor(sizes, device=first.device, dtype=torch.int64).view(len(sizes), count)
+    values = torch.cat([t.flatten(e, e + count - 1) for t in tensors] if count > 1 else tensors, e)
+    top = tuple([max(column) for column in zip(*sizes, strict=True)])
+    kept = shapes if count > 1 else None
+    s = Structure(offsets_of(shapes.prod(1)), kept, extent_of(top, values.device), e, 0, count)
+    return build_nested(s.marked(), values)
+
+
+def check_dtypes(tensors: list[Any]) -> None:
+    """Rows to be packed are tensors of one dtype."""
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
+    if wrong:
+        raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, "torch.as_tensor(row)"))
+    first = tensors[0].dtype
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if t.dtype != first}
+    if wrong:
+        got = f"{len(wrong)} that differ"
+        raise DtypeError(message("pack", f"rows of {first}, as the first", got, wrong, "convert them with .to(dtype)"))
+
+
+def check_shapes(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
+    """Rows to be packed agree in everything but their ragged dims."""
+    first = tensors[0]
+    if first.ndim == 0:
+        hint = "stack numbers with torch.stack; rows of one element have shape [1]"
+        raise ShapeError(message("pack", "rows with at least one dim", describe(first), hint=hint))
+    if not dims or dims != tuple(range(dims[0], dims[0] + len(dims))) or not 1 <= dims[0] <= dims[-1] <= first.ndim:
+        hint = "dim 0 is the batch; permute the rows so that ragged dims are neighbours"
+        raise ShapeError(message("pack", f"neighbouring ragged dims in [1, {first.ndim}]", str(dims), hint=hint))
+
+    def static(t: Tensor) -> tuple[Any, ...]:
+        return t.ndim, *(n for i, n in enumerate(t.shape) if i + 1 not in dims)
+
+    wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if static(t) != static(first)}
+    if wrong:
+        where = f"dim {dims[0] - 1}" if len(dims) == 1 else f"dims {', '.join([str(d - 1) for d in dims])}"
+        expected = f"rows like the first, {describe(first)}, that differ in {where} only"
+        got, hint = f"{len(wrong)} others", "name the dims that differ with ragged_dim=, the batch counting as dim 0"
+        raise ShapeError(message("pack", expected, got, wrong, hint))
+
+
+def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
+    """The rows of a packed batch, as views; `unpack(pack(rows)) == rows`.
+
+    Raises:
+        DtypeError: no NestedTensor.
+
+    Example:
+        >>> [r.shape[0] for r in unpack(pack([torch.ones(2), torch.ones(0)]))]
+        [2, 0]
+    """
+    expect("unpack", x, NestedTensor)
+    return x.unbind()

@@ -1,7 +1,7 @@
-"""Rows gathered along a partial bijection: what packing, padding and reordering are made of.
+"""Packing and padding: the index maps between packed and padded positions, and the gather they are made of.
 
-Its gradient is the gather along the inverse, its derivative in a direction the same gather of the direction. So there
-is no scatter in any order of differentiation, forward or backward.
+`exchange` gathers rows along a partial bijection. Its gradient is the gather along the inverse, its derivative in a
+direction the same gather of the direction. So there is no scatter in any order of differentiation, forward or backward.
 
 Dynamo (torch 2.11-2.13) traces no autograd.Function with a `jvp`. A graph holds one without, and plain operations,
 which torch differentiates, where a derivative in a direction is taken in it.
@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import in_direction, is_zero, trace_as
+from tdc.core.errors import ShapeError, message
+from tdc.core.slow_paths import announce
+from tdc.ragged.segments import row_ids, sizes_of
+from tdc.ragged.structure import Structure
 
 
 def exchange(
@@ -89,3 +93,88 @@ class Both(Exchange):
     def jvp(ctx: Any, *directions: Any) -> Any:
         index, valid, inverse, keep = ctx.saved_tensors
         return exchange(directions[0], index, valid, 0.0, inverse, keep)
+
+
+def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = False) -> tuple[Tensor, Tensor | None]:
+    """For each packed position its place in the flattened padded batch, (N,); with `cut` also whether it is in there.
+
+    A position that was cut off has place 0.
+    """
+    ids = row_ids(s, total)
+    rest, sizes, index = torch.arange(total, device=ids.device) - s.offsets[ids], sizes_of(s)[ids], ids
+    inside = None
+    for r, size in enumerate(padded):
+        inner = sizes[:, r + 1 :].prod(1)
+        place = rest // inner
+        if cut:
+            inside = place < size if inside is None else inside & (place < size)
+        index = index * size + place
+        rest = rest % inner
+    return index if inside is None else torch.where(inside, index, 0), inside
+
+
+def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For each place of the padded batch (B, *padded) its packed position and whether it is real."""
+    sizes = sizes_of(s)
+    index = s.offsets[:-1].view(-1, *[1] * len(padded))
+    for r, size in enumerate(padded):
+        step = torch.arange(size, device=sizes.device).view(-1, *[1] * (len(padded) - 1 - r))
+        index = index + step * sizes[:, r + 1 :].prod(1).view(-1, *[1] * len(padded))
+    valid = valid_mask(sizes, padded)
+    return torch.where(valid, index, 0), valid
+
+
+def valid_mask(sizes: Tensor, padded: tuple[int, ...]) -> Tensor:
+    """True on real places: sizes (B, R), padded R ints -> (B, *padded) bool."""
+    valid = None
+    for r, size in enumerate(padded):
+        inside = torch.arange(size, device=sizes.device) < sizes[:, r, None]
+        inside = inside.view(sizes.shape[0], *[1] * r, size, *[1] * (len(padded) - 1 - r))
+        valid = inside if valid is None else valid & inside
+    assert valid is not None
+    return valid
+
+
+def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0.0, cut: bool = False) -> Tensor:
+    """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing.
+
+    Args:
+        cut: some rows may be longer than `padded`; what lies beyond is left out and gets no gradient.
+    """
+    announce("padding", "to_padded")
+    fill = fill if values.is_floating_point() or values.is_complex() else fill_of(fill, values.dtype)
+    index, valid = pad_index(s, padded)
+    back, inside = pack_index(s, values.shape[0], padded, cut)
+    return exchange(values, index, valid, fill, back, inside)
+
+
+def fill_of(fill: float, dtype: torch.dtype) -> int:
+    """A fill value as a number of an integer or bool dtype, so that padding does not promote it."""
+    return bool(fill) if dtype == torch.bool else int(fill)
+
+
+def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
+    """Padded to packed: (B, *padded, *D) -> (N, *D). What lies outside the structure is never read."""
+    sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
+    index, valid = pad_index(s, sizes)
+    flat = padded.flatten(0, s.ragged_ndim)
+    return exchange(flat, pack_index(s, total, sizes)[0], None, 0.0, index, valid)
+
+
+def shift_rows(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = False) -> Tensor:
+    """Rows `(B, L, ...)` with padding on a side, moved to the front; `back` moves rows from the front to their side.
+
+    Raises:
+        ShapeError: an unknown side.
+    """
+    if side not in ("left", "right"):
+        raise ShapeError(message(op, "side='left' or side='right'", repr(side), hint="the side of the padding"))
+    if side == "right":
+        return data
+    rows, longest = data.shape[:2]
+    places = torch.arange(longest, device=data.device)
+    shift, first = longest - lengths[:, None], torch.arange(rows, device=data.device)[:, None] * longest
+    size = torch.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
+    there, here = first + (places + shift) % size, first + (places - shift) % size
+    index, inverse = (here, there) if back else (there, here)
+    return exchange(data.flatten(0, 1), index, None, 0.0, inverse, None)

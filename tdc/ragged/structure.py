@@ -20,23 +20,17 @@ Invariants:
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import expect, normal_dim
+from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import eager, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, immutable
-from tdc.core.slow_paths import announce
 from tdc.core.typing import OpName
-from tdc.ragged.padding import exchange
 
 
 class Structure(Frozen):
@@ -151,161 +145,14 @@ def check_offsets(offsets: Tensor, op: OpName) -> None:
         )
 
 
-def offsets_of(lengths: Tensor) -> Tensor:
-    """Where rows of the given lengths begin: `(B,) -> (B+1,)`, int64, first 0, last the packed total.
-
-    Example:
-        >>> offsets_of(torch.tensor([2, 0, 3]))
-        tensor([0, 2, 2, 5])
-    """
-    expect("offsets_of", lengths, Tensor)
-    return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
-
-
-def lengths_of(s: Structure) -> Tensor:
-    """Packed elements of each row, (B,)."""
-    return s.offsets.diff()
-
-
-def sizes_of(s: Structure) -> Tensor:
-    """Ragged sizes of each row, (B, R)."""
-    return lengths_of(s)[:, None] if s.shapes is None else s.shapes
-
-
 def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
     """An empty tensor whose shape carries the longest ragged sizes; its dims are marked dynamic."""
     return mark_dynamic(torch.empty((*longest, 0), dtype=torch.uint8, device=device), *range(len(longest)))
 
 
-def longest(s: Structure) -> tuple[int, ...]:
-    """Largest size of each ragged dim. Read from the data where the structure does not carry it (a device sync)."""
-    if s.extent is not None:
-        return tuple(s.extent.shape[:-1])
-    if s.batch_size == 0:
-        return (0,) * s.ragged_ndim
-    return tuple([int(n) for n in sizes_of(s).amax(0).unbind()])
-
-
 def exact(s: Structure) -> Structure:
     """The structure without what bounds its longest sizes, so that they are read: eagerly, where they can be."""
     return Structure(s.offsets, s.shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim) if eager() else s
-
-
-def row_ids(s: Structure, total: int) -> Tensor:
-    """The row that each packed position belongs to, (N,). A binary search, which Inductor fuses into its reader."""
-    positions = torch.arange(total, device=s.offsets.device)
-    return torch.bucketize(positions, s.offsets[1:], right=True)
-
-
-def local_ids(s: Structure, total: int) -> Tensor:
-    """Place of each packed position within its row, (N,): 0, 1, … for each row anew."""
-    return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
-
-
-def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
-    """One entry per row to one per packed position: (B, *D) -> (N, *D)."""
-    return per_row.index_select(0, row_ids(s, total))
-
-
-def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> Tensor:
-    """Reduce the packed axis row by row: values (N, *D) -> (B, *D).
-
-    Half precision sums are accumulated in float32, as torch does. An empty row gives the identity.
-
-    Args:
-        reduce: "sum", "prod", "amax" or "amin".
-        identity: what an empty row gives.
-    """
-    ids = row_ids(s, values.shape[0])
-    shape = (s.batch_size, *values.shape[1:])
-    if reduce == "sum":
-        return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
-    index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-    return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
-
-
-def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = False) -> tuple[Tensor, Tensor | None]:
-    """For each packed position its place in the flattened padded batch, (N,); with `cut` also whether it is in there.
-
-    A position that was cut off has place 0.
-    """
-    ids = row_ids(s, total)
-    rest, sizes, index = torch.arange(total, device=ids.device) - s.offsets[ids], sizes_of(s)[ids], ids
-    inside = None
-    for r, size in enumerate(padded):
-        inner = sizes[:, r + 1 :].prod(1)
-        place = rest // inner
-        if cut:
-            inside = place < size if inside is None else inside & (place < size)
-        index = index * size + place
-        rest = rest % inner
-    return index if inside is None else torch.where(inside, index, 0), inside
-
-
-def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For each place of the padded batch (B, *padded) its packed position and whether it is real."""
-    sizes = sizes_of(s)
-    index = s.offsets[:-1].view(-1, *[1] * len(padded))
-    for r, size in enumerate(padded):
-        step = torch.arange(size, device=sizes.device).view(-1, *[1] * (len(padded) - 1 - r))
-        index = index + step * sizes[:, r + 1 :].prod(1).view(-1, *[1] * len(padded))
-    valid = valid_mask(sizes, padded)
-    return torch.where(valid, index, 0), valid
-
-
-def valid_mask(sizes: Tensor, padded: tuple[int, ...]) -> Tensor:
-    """True on real places: sizes (B, R), padded R ints -> (B, *padded) bool."""
-    valid = None
-    for r, size in enumerate(padded):
-        inside = torch.arange(size, device=sizes.device) < sizes[:, r, None]
-        inside = inside.view(sizes.shape[0], *[1] * r, size, *[1] * (len(padded) - 1 - r))
-        valid = inside if valid is None else valid & inside
-    assert valid is not None
-    return valid
-
-
-def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float = 0.0, cut: bool = False) -> Tensor:
-    """Packed to padded: (N, *D) -> (B, *padded, *D), `fill` where there is nothing.
-
-    Args:
-        cut: some rows may be longer than `padded`; what lies beyond is left out and gets no gradient.
-    """
-    announce("padding", "to_padded")
-    fill = fill if values.is_floating_point() or values.is_complex() else fill_of(fill, values.dtype)
-    index, valid = pad_index(s, padded)
-    back, inside = pack_index(s, values.shape[0], padded, cut)
-    return exchange(values, index, valid, fill, back, inside)
-
-
-def fill_of(fill: float, dtype: torch.dtype) -> int:
-    """A fill value as a number of an integer or bool dtype, so that padding does not promote it."""
-    return bool(fill) if dtype == torch.bool else int(fill)
-
-
-def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
-    """Padded to packed: (B, *padded, *D) -> (N, *D). What lies outside the structure is never read."""
-    sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
-    index, valid = pad_index(s, sizes)
-    flat = padded.flatten(0, s.ragged_ndim)
-    return exchange(flat, pack_index(s, total, sizes)[0], None, 0.0, index, valid)
-
-
-def mirrored(s: Structure, total: int) -> Tensor:
-    """For each packed position, the one that takes its place where every row is reversed, (N,)."""
-    positions = torch.arange(total, device=s.offsets.device)
-    ids = torch.bucketize(positions, s.offsets[1:], right=True)
-    return s.offsets[ids] + s.offsets[ids + 1] - 1 - positions
-
-
-def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
-    """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
-
-    The total M is data: one host read in eager, an unbacked size in a graph.
-    """
-    offsets = offsets_of(lengths)
-    rows = torch.repeat_interleave(lengths)
-    places = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
-    return offsets, (places if step == 1 else places * step) + starts[rows]
 
 
 def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None:
@@ -347,24 +194,3 @@ def check_sizes(shapes: Tensor | None, max_length: tuple[Any, ...] | None, rows:
         hint = "give one size for each ragged dim"
         raise ShapeError(message(op, f"max_length with {count} sizes", got, hint=hint))
     return count
-
-
-def validate_structure(s: Structure, total: int) -> list[str]:
-    """What is wrong with a structure, as ready lines; reads the data on the host."""
-    offsets, wrong = s.offsets.tolist(), []
-    if offsets[0] != 0:
-        wrong.append("offsets: do not begin with 0")
-    down = [i for i, (a, b) in enumerate(pairwise(offsets)) if b < a]
-    if down:
-        wrong.append(f"offsets: decrease after row {down[0]}" + (f" and {len(down) - 1} more" if len(down) > 1 else ""))
-    if offsets[-1] != total:
-        wrong.append(f"offsets: do not end at N, the {total} packed elements of values")
-    if s.shapes is not None and not wrong:
-        counts = [math.prod(row) for row in s.shapes.tolist()]
-        if counts != [b - a for a, b in pairwise(offsets)]:
-            wrong.append("shapes: the product of a row's sizes differs from its span in offsets")
-    if s.extent is not None and not wrong and s.batch_size:
-        real = tuple(sizes_of(s).amax(0).tolist())
-        if any(r > m for r, m in zip(real, longest(s), strict=True)):
-            wrong.append("max_length: smaller than the longest row")
-    return wrong

@@ -114,10 +114,10 @@ def picker(idx: Any) -> Callable[[Any], Any]:
         if getattr(x, "_pick", None) is None:
             return x[idx]
         for other, pick, first in known:
-            if type(x) is type(other) and x._shares(other):
+            if type(x) is type(other) and x._same_structure(other):
                 y = pick(x)
-                return y if isinstance(y, Tensor) else y._like(first)
-        pick = x._pick(idx)
+                return y if isinstance(y, Tensor) else y._with_structure_of(first)
+        pick = x._picker(idx)
         y = pick(x)
         known.append((x, pick, y))
         return y
@@ -137,13 +137,13 @@ def reshared(before: Leaves, after: Leaves) -> Leaves:
         if twin is None:
             known.append(([x], y))
         else:
-            out[path] = y._like(twin)
+            out[path] = y._with_structure_of(twin)
     return out
 
 
 def twin_of(xs: list[Any], known: list[tuple[list[Any], Any]]) -> Any:
     """The result of other operands, each of which shares its structure with one of these; None where there is none."""
     for others, y in known:
-        if all([type(x) is type(other) and x._shares(other) for x, other in zip(xs, others, strict=True)]):
+        if all([type(x) is type(other) and x._same_structure(other) for x, other in zip(xs, others, strict=True)]):
             return y
     return None

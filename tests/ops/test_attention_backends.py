@@ -26,7 +26,7 @@ from tdc import NestedTensor
 from tdc.compile import counted
 from tdc.ops.attention import flash, scaled_dot_product
 from tdc.ops.attention.choice import Call, backend
-from tdc.ragged.nested import like
+from tdc.ragged.nested import build_nested
 from tdc.ragged.structure import Structure, extent_of
 
 QUERIES, KEYS = (3, 0, 140, 5, 2), (4, 2, 150, 0, 6)  # more than one block, rows without queries and without keys
@@ -404,7 +404,9 @@ def test_a_call_on_cuda_takes_the_flash_kernel():
     with FakeTensorMode(), torch.no_grad(), Recorder() as recorder:
         values = torch.empty(10, 4, 16, dtype=HALF, device="cuda")
         offsets = torch.empty(3, dtype=torch.int64, device="cuda")
-        x = like(Structure(offsets, None, extent_of((7,), values.device), 0, 0, 1), values)  # lengths cannot be checked
+        x = build_nested(
+            Structure(offsets, None, extent_of((7,), values.device), 0, 0, 1), values
+        )  # lengths cannot be checked
         found = F.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3, is_causal=True)
     assert tuple(found.shape) == (2, 4, -1, 16)
     calls = [args for name, args in recorder.seen if name == "tdc.varlen_attention.flash"]

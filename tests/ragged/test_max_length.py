@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
-from tdc.ragged.nested import like
+from tdc.ragged.nested import build_nested
 from tdc.ragged.structure import Structure, extent_of
 
 
@@ -23,7 +23,7 @@ def test_validate_what_was_put_together_without_checks():
     x = tdc.pack([torch.ones(2), torch.ones(5)])
     short = Structure(x.offsets, None, extent_of((3,)))
     with pytest.raises(StructureError, match="smaller than the longest row"):
-        tdc.validate(like(short, x.values))
+        tdc.validate(build_nested(short, x.values))
 
 
 def test_a_short_max_length_is_refused_in_graphs_too():

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tdc.ragged.structure import Structure, row_ids
+from tdc.ragged.segments import row_ids
+from tdc.ragged.structure import Structure
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 BLOCK = 128  # positions, what flex_attention works on at once

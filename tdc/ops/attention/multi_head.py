@@ -27,7 +27,9 @@ from tdc.core.rules import Rule, add_rule
 from tdc.ops.attention.scaled_dot_product import How, additive, as_dense, attend_padded, varlen_attention
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import Structure, extent_of, longest, pad_rows, row_ids, sizes_of, valid_mask
+from tdc.ragged.padding import pad_rows, valid_mask
+from tdc.ragged.segments import longest, row_ids, sizes_of
+from tdc.ragged.structure import Structure, extent_of
 
 NAME = "multi_head_attention_forward"
 

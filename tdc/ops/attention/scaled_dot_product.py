@@ -36,7 +36,9 @@ from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import Structure, longest, pack_rows, pad_rows, sizes_of, valid_mask
+from tdc.ragged.padding import pack_rows, pad_rows, valid_mask
+from tdc.ragged.segments import longest, sizes_of
+from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
 
@@ -84,7 +86,7 @@ def varlen_attention(
         `torch.nn.attention.flex_attention`.
 
     Example:
-        >>> from tdc.ragged.nested import pack
+        >>> from tdc.ragged.pack import pack
         >>> x = pack([torch.ones(2, 1, 4), torch.ones(3, 1, 4)])
         >>> alibi = lambda score, b, h, i, j: score - (i - j).abs()
         >>> varlen_attention(x.values, x.values, x.values, x.structure, x.structure, score_mod=alibi).shape

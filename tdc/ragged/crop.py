@@ -1,0 +1,108 @@
+"""An index on several ragged dims of packed rows: crops, mirror images, single lines, chosen ones.
+
+    images (B, C, -1, -1)     x[:, :, 2:10, -8:]     -> (B, C, -1, -1), each row cropped
+                              x[:, :, 0]             -> (B, C, -1), the first line of each
+                              x[:, :, :, [0, -1]]    -> (B, C, -1, 2)
+
+All entries act at once: the places of the result that lie along ragged dims are counted row by row, and for each one
+is known where it was, so that a single gather makes the crop.
+
+    M places along the dims that stay ragged, over all rows
+
+Invariants: an entry is of the ragged dims alone; M is data, so that eager calls read it on the host and a graph has an
+unbacked size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc.core.errors import ShapeError, message
+from tdc.ragged.index_forms import Span, enough, kept, longest_span, spans
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import offsets_of, sizes_of
+from tdc.ragged.structure import Structure, extent_of
+
+
+class Each(NamedTuple):
+    """One place of each row, (B, 1)."""
+
+    places: Tensor
+
+
+def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
+    """One entry for each ragged dim: a slice keeps it ragged, an int or one place of each row drops it, and places that
+    every row has make it static.
+
+    Shapes:
+        `(B, *S0, -1, …, -1, *S1)`; dense where no dim stays ragged.
+
+    Raises:
+        ShapeError: places between dims that stay ragged.
+        IndexingError: a row has no such place; at once on CPU, asynchronously on CUDA.
+    """
+    s, e = x.structure, x.structure.packed_dim
+    along = [r for r, part in enumerate(parts) if isinstance(part, (slice, Span))]
+    fixed = [r for r in range(s.ragged_ndim) if r not in along]
+    if [r for r in fixed if along and along[0] < r < along[-1] and kept(parts[r])]:
+        got, hint = "places between them", "x.to_padded() first"
+        raise ShapeError(message("index", "ragged dims side by side", got, hint=hint))
+    t, rows, source = spread_out(s, {r: parts[r] for r in along}, x.device)
+    front = sum([kept(parts[r]) for r in fixed if along and r < along[0]])
+    shape: list[Any] = [source.shape[0]]
+    for r in fixed:
+        places = chosen(s, r, parts[r])
+        source = source.unsqueeze(-1) + places[rows].view(-1, *[1] * (source.ndim - 1), places.shape[1])
+        shape += parts[r].shape if isinstance(parts[r], Tensor) else ()
+    values = x.values.index_select(e, source.reshape(-1)).unflatten(e, shape)
+    more = sum([kept(parts[r]) - 1 for r in fixed if s.ragged_dims[r] < s.batch_dim])
+    if t is None:
+        return values.movedim(e, s.batch_dim + more)
+    return build_nested(t.moved(e + front, s.batch_dim + more), values.movedim(e, e + front))
+
+
+def spread_out(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
+    """Rows of the spans of some ragged dims: their structure, and for each place its row and where that span has it.
+
+    Without spans each row is one place.
+    """
+    if not parts:
+        return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
+    sizes, steps = sizes_of(s).unbind(1), strides(s)
+    first, lengths, step = zip(*[spans(part, sizes[r]) for r, part in parts.items()], strict=True)
+    shapes = torch.stack(lengths, 1)
+    offsets, rows = offsets_of(shapes.prod(1)), torch.repeat_interleave(shapes.prod(1))
+    rest = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
+    source = s.offsets[rows]
+    for i, r in enumerate(parts):
+        inner = shapes[:, i + 1 :].prod(1)[rows]
+        source = source + (first[i][rows] + step[i] * (rest // inner)) * steps[r][rows]
+        rest = rest % inner
+    top = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
+    extent = None if s.extent is None or any([n is None for n in top]) else extent_of(tuple(top), device)
+    t = Structure(offsets, shapes if len(parts) > 1 else None, extent, s.packed_dim, s.batch_dim, len(parts))
+    return t.marked(), rows, source
+
+
+def strides(s: Structure) -> list[Tensor]:
+    """How far neighbours along each ragged dim are apart in the packed axis, (B,) each."""
+    sizes = sizes_of(s)
+    return [sizes[:, r + 1 :].prod(1) for r in range(s.ragged_ndim)]
+
+
+def chosen(s: Structure, r: int, part: Any) -> Tensor:
+    """How far places along a ragged dim, counted from either end, are from the first element of a row, (B, K).
+
+    Raises:
+        IndexingError: a row is shorter.
+    """
+    size = sizes_of(s)[:, r, None]
+    if isinstance(part, Each):
+        places = part.places
+    else:
+        places = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(size, part)
+    enough(((places < size) & (places >= -size)).all(), part, f"x.sizes[:, {r}]")
+    return torch.where(places < 0, places + size, places) * strides(s)[r][:, None]

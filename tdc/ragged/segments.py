@@ -1,0 +1,98 @@
+"""Arithmetic on the segments of a packed batch: lengths, row ids, reductions over rows, spans.
+
+A segment is the stretch of the packed axis that belongs to one example; `offsets` says where each begins. Everything
+here is plain traceable tensor code on a `Structure`.
+
+Invariant: nothing here reads a value on the host, except what says so.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import expect
+from tdc.core.dtypes import rounded_once
+from tdc.ragged.structure import Structure
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Where rows of the given lengths begin: `(B,) -> (B+1,)`, int64, first 0, last the packed total.
+
+    Example:
+        >>> offsets_of(torch.tensor([2, 0, 3]))
+        tensor([0, 2, 2, 5])
+    """
+    expect("offsets_of", lengths, Tensor)
+    return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
+
+
+def lengths_of(s: Structure) -> Tensor:
+    """Packed elements of each row, (B,)."""
+    return s.offsets.diff()
+
+
+def sizes_of(s: Structure) -> Tensor:
+    """Ragged sizes of each row, (B, R)."""
+    return lengths_of(s)[:, None] if s.shapes is None else s.shapes
+
+
+def longest(s: Structure) -> tuple[int, ...]:
+    """Largest size of each ragged dim. Read from the data where the structure does not carry it (a device sync)."""
+    if s.extent is not None:
+        return tuple(s.extent.shape[:-1])
+    if s.batch_size == 0:
+        return (0,) * s.ragged_ndim
+    return tuple([int(n) for n in sizes_of(s).amax(0).unbind()])
+
+
+def row_ids(s: Structure, total: int) -> Tensor:
+    """The row that each packed position belongs to, (N,). A binary search, which Inductor fuses into its reader."""
+    positions = torch.arange(total, device=s.offsets.device)
+    return torch.bucketize(positions, s.offsets[1:], right=True)
+
+
+def local_ids(s: Structure, total: int) -> Tensor:
+    """Place of each packed position within its row, (N,): 0, 1, … for each row anew."""
+    return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
+
+
+def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
+    """One entry per row to one per packed position: (B, *D) -> (N, *D)."""
+    return per_row.index_select(0, row_ids(s, total))
+
+
+def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> Tensor:
+    """Reduce the packed axis row by row: values (N, *D) -> (B, *D).
+
+    Half precision sums are accumulated in float32, as torch does. An empty row gives the identity.
+
+    Args:
+        reduce: "sum", "prod", "amax" or "amin".
+        identity: what an empty row gives.
+    """
+    ids = row_ids(s, values.shape[0])
+    shape = (s.batch_size, *values.shape[1:])
+    if reduce == "sum":
+        return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
+    index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
+    return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
+
+
+def mirrored(s: Structure, total: int) -> Tensor:
+    """For each packed position, the one that takes its place where every row is reversed, (N,)."""
+    positions = torch.arange(total, device=s.offsets.device)
+    ids = torch.bucketize(positions, s.offsets[1:], right=True)
+    return s.offsets[ids] + s.offsets[ids + 1] - 1 - positions
+
+
+def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
+    """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
+
+    The total M is data: one host read in eager, an unbacked size in a graph.
+    """
+    offsets = offsets_of(lengths)
+    rows = torch.repeat_interleave(lengths)
+    places = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
+    return offsets, (places if step == 1 else places * step) + starts[rows]

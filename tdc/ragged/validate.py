@@ -1,0 +1,56 @@
+"""Checks of what a ragged batch holds: offsets, shapes and lengths are read on the host."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+from tdc.core.errors import DtypeError, StructureError, describe, message
+from tdc.ragged.segments import longest, sizes_of
+from tdc.ragged.structure import Structure
+
+
+def validate(x: Any) -> Any:
+    """Check the content of offsets, shapes and max_length, or the lengths of a MaskedBatch, and return `x`.
+
+    Reads them on the host.
+
+    Raises:
+        DtypeError: no ragged batch.
+        StructureError: every violated invariant is named.
+
+    Example:
+        >>> from tdc.ragged.pack import pack
+        >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
+        torch.Size([2, -1])
+    """
+    if not hasattr(x, "_broken"):
+        hint = "tdc.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
+        raise DtypeError(message("validate", "a NestedTensor or a MaskedBatch", describe(x), hint=hint))
+    wrong, hint = x._broken()
+    if wrong:
+        got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
+        raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))
+    return x
+
+
+def structure_faults(s: Structure, total: int) -> list[str]:
+    """What is wrong with a structure, as ready lines; reads the data on the host."""
+    offsets, wrong = s.offsets.tolist(), []
+    if offsets[0] != 0:
+        wrong.append("offsets: do not begin with 0")
+    down = [i for i, (a, b) in enumerate(pairwise(offsets)) if b < a]
+    if down:
+        wrong.append(f"offsets: decrease after row {down[0]}" + (f" and {len(down) - 1} more" if len(down) > 1 else ""))
+    if offsets[-1] != total:
+        wrong.append(f"offsets: do not end at N, the {total} packed elements of values")
+    if s.shapes is not None and not wrong:
+        counts = [math.prod(row) for row in s.shapes.tolist()]
+        if counts != [b - a for a, b in pairwise(offsets)]:
+            wrong.append("shapes: the product of a row's sizes differs from its span in offsets")
+    if s.extent is not None and not wrong and s.batch_size:
+        real = tuple(sizes_of(s).amax(0).tolist())
+        if any(r > m for r, m in zip(real, longest(s), strict=True)):
+            wrong.append("max_length: smaller than the longest row")
+    return wrong
