@@ -62,7 +62,6 @@ from .ops.copy import copy_ as copy_
 from .ops.factory import positions as positions
 from .ops.join import cat as cat
 from .ops.join import stack as stack
-from .ops.map import map as map
 from .ops.unbatched import unbatched as unbatched
 from .optim.clip import global_norm as global_norm
 from .ragged.convert import from_padded as from_padded
@@ -88,11 +87,12 @@ from .tensordict.combine import ravel as ravel
 from .tensordict.combine import reduce as reduce
 from .tensordict.combine import stack_keys as stack_keys
 from .tensordict.leaf import register_leaf as register_leaf
+from .tensordict.map import map as map
+from .tensordict.nbytes import nbytes as nbytes
+from .tensordict.nbytes import param_count as param_count
 from .tensordict.nodes import Static as Static
 from .tensordict.object_array import ObjectArray as ObjectArray
 from .tensordict.summary import Summary as Summary
-from .tensordict.summary import nbytes as nbytes
-from .tensordict.summary import param_count as param_count
 from .tensordict.summary import summary as summary
 from .tensordict.tensorclass import TensorClass as TensorClass
 from .tensordict.tensorclass import tensorclass as tensorclass

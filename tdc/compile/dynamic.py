@@ -18,10 +18,10 @@ from torch.export import Dim
 
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
-from tdc.core.keys import ordered
 from tdc.core.rules import Container
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.paths import ordered
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 

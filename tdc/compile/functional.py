@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
-from tdc.core.keys import join, nodes_above, parts, show
+from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
+from tdc.tensordict.paths import all_ancestors, join
 from tdc.tensordict.tensordict import TensorDict, make
 
 Tensors = dict[KeyPath, Any]
@@ -289,7 +290,7 @@ def from_buffers(stores: list[Store]) -> TensorDict:
     leaves: Tensors = {}
     for prefix, store, is_buffer in stores:
         leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
-    return tree_of(leaves, dict.fromkeys(nodes_above(leaves), 0))
+    return tree_of(leaves, dict.fromkeys(all_ancestors(leaves), 0))
 
 
 # -- checks

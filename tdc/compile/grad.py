@@ -22,10 +22,11 @@ from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
 from tdc.core.arguments import expect_function
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, StructureError, describe, message
-from tdc.core.keys import ordered, parts, unravel_key
+from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, make
 
 

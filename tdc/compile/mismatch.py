@@ -13,13 +13,14 @@ from torch import Tensor
 
 from tdc.compile.flat import Bounds, Input, Size, dtype_name
 from tdc.core.errors import describe, show_sizes
-from tdc.core.keys import ordered, show
+from tdc.core.keys import show
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest
 from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static
+from tdc.tensordict.paths import ordered
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import make
 

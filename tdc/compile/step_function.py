@@ -25,9 +25,10 @@ from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.keys import arrangement, children, join, show
+from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.interop.pytrees import from_pytree, to_pytree
+from tdc.tensordict.paths import arrangement, join, top_keys
 from tdc.tensordict.tensordict import TensorDict, make
 
 OP = "train_step"
@@ -151,7 +152,7 @@ def assembled(new: dict[str, Any], old: TensorDict) -> TensorDict:
     Raises:
         StructureError: it has other keys.
     """
-    names = [name for name in children([*old._leaves, *old._nodes]) if name in new]  # no static values, no empty nodes
+    names = [name for name in top_keys([*old._leaves, *old._nodes]) if name in new]  # no static values, no empty nodes
     tables = [new[name]._leaves if isinstance(new[name], TensorDict) else {(): new[name]} for name in names]
     values = [x for table in tables for x in list(table.values())]
     if lined_up(list(old._leaves), names, [list(table) for table in tables]):

@@ -25,9 +25,10 @@ from torch.utils import _pytree as pytree
 
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.keys import heads, missing_key, ordered, unravel_key
+from tdc.core.keys import missing_key, unravel_key
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.tensordict.paths import ancestors, ordered
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -166,7 +167,7 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     for path in named:
         if path not in td._leaves and path not in td._nodes:
             raise missing_key("vmap", path, [*td._leaves, *td._nodes])
-    return [next((named[q] for q in (p, *reversed(heads(p))) if q in named), None) for p in paths]
+    return [next((named[q] for q in (p, *reversed(ancestors(p))) if q in named), None) for p in paths]
 
 
 def into(x: Any, dim: int | None) -> tuple[Any, Any]:

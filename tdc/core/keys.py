@@ -8,15 +8,12 @@ Invariants: `unravel_key` is idempotent, pure Python and traceable; it never giv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
-from tdc.core.dynamo import constant, trace_as
 from tdc.core.errors import KeyPathError, describe, message
 from tdc.core.typing import KeyPath, OpName
-
-T = TypeVar("T")
 
 
 def is_key(x: Any) -> bool:
@@ -62,155 +59,9 @@ def parts(path: KeyPath) -> tuple[str, ...]:
     return (path,) if isinstance(path, str) else path
 
 
-def depth(path: KeyPath) -> int:
-    """How many keys a path has."""
-    return 1 if isinstance(path, str) else len(path)
-
-
 def path_of(keys: tuple[str, ...]) -> Any:
     """The path of keys, outermost first; the inverse of `parts`."""
     return keys[0] if len(keys) == 1 else keys
-
-
-def join(prefix: KeyPath, path: KeyPath) -> Any:
-    """A path below another.
-
-    Example:
-        >>> join((), "a"), join("a", "b"), join("a", ("b", "c")), join("a", ())
-        ('a', ('a', 'b'), ('a', 'b', 'c'), 'a')
-    """
-    return path if prefix == () else path_of(parts(prefix) + parts(path))
-
-
-def prefixed(prefix: KeyPath, leaves: Iterable[KeyPath]) -> list[Any]:
-    """Paths of leaves below another path: `join` of each, without a call for each."""
-    head = parts(prefix)
-    return [head + (p if type(p) is tuple else (p,)) for p in leaves] if head else list(leaves)
-
-
-def heads(path: KeyPath) -> list[Any]:
-    """The nodes that a path goes through, outermost first, without the root and itself.
-
-    Example:
-        >>> heads("a"), heads(("a", "b", "c"))
-        ([], ['a', ('a', 'b')])
-    """
-    if isinstance(path, str) or len(path) < 2:
-        return []
-    return [path[0], *[path[:n] for n in range(2, len(path))]]
-
-
-def nodes_above(paths: Iterable[KeyPath]) -> list[Any]:
-    """The nodes that some paths go through, each once, outer ones first: `heads` of all, without a call for each.
-
-    Example:
-        >>> nodes_above(["x", ("a", "b", "c"), ("a", "d")])
-        ['a', ('a', 'b')]
-    """
-    inner = dict.fromkeys([p[:-1] for p in paths if type(p) is tuple])
-    found: dict[Any, None] = dict.fromkeys([p[0] for p in inner])
-    for n in range(2, max([len(p) for p in inner], default=0) + 1):
-        found |= dict.fromkeys([p[:n] for p in inner if len(p) >= n])
-    return list(found)
-
-
-def within(path: KeyPath, node: KeyPath) -> bool:
-    """Whether a path is that of a node or below it.
-
-    Example:
-        >>> within(("a", "b"), "a"), within("a", "a"), within("ab", "a"), within("a", ())
-        (True, True, False, True)
-    """
-    above = parts(node)
-    return path == node or parts(path)[: len(above)] == above
-
-
-def below(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
-    """The entries of a table of paths below a node, without the node itself."""
-    if isinstance(node, str):
-        return {p: x for p, x in table.items() if p and p[0] == node and type(p) is tuple}
-    if not node:
-        return {p: x for p, x in table.items() if p != ()}
-    n, top = len(node), node[0]
-    return {p: x for p, x in table.items() if p and p[0] == top and len(p) > n and p[:n] == node}
-
-
-def inside(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
-    """The entries of a table of paths below a node, by their paths from the node on."""
-    if isinstance(node, str):  # the usual case, in one step
-        return {p[1] if len(p) == 2 else p[1:]: x for p, x in table.items() if p and p[0] == node and type(p) is tuple}
-    n = depth(node)
-    return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in below(table, node).items()}
-
-
-def inside_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
-    """What Dynamo traces in place of `inside`: nothing for the paths that are elsewhere."""
-    first, count = span(tuple(table), node)
-    if first < 0:
-        found = below(table, node)
-        paths, values = list(found), list(found.values())
-    else:
-        paths, values = list(table)[first : first + count], list(table.values())[first : first + count]
-    n = depth(node)
-    return {(p[n] if len(p) == n + 1 else p[n:]): x for p, x in zip(paths, values, strict=True)}
-
-
-trace_as(inside, inside_traced)
-
-
-@constant
-def span(paths: Sequence[KeyPath], node: KeyPath) -> tuple[int, int]:
-    """Where the paths below a node begin, and how many they are; (-1, 0) where others lie between them."""
-    run = list(below(dict.fromkeys(paths), node))
-    first = place_of(paths, run)
-    return (first, len(run)) if first >= 0 else (-1, 0)
-
-
-def gathered(table: Mapping[Any, T], paths: Sequence[KeyPath], prefix: KeyPath = ()) -> list[T]:
-    """The entries of a table at some paths below `prefix`; in one step where they follow one another in it."""
-    first = place_of(list(table), paths, prefix)
-    if first < 0:
-        return [table[p] for p in prefixed(prefix, paths)]
-    return list(table.values())[first : first + len(paths)]
-
-
-def replaced(
-    table: Mapping[Any, T], paths: Sequence[KeyPath], values: Sequence[T], prefix: KeyPath = ()
-) -> dict[Any, T]:
-    """A table with other entries at some paths below `prefix`."""
-    first = place_of(list(table), paths, prefix)
-    keys = prefixed(prefix, paths) if first < 0 else list(table)[first : first + len(paths)]
-    return {**table, **{p: x for p, x in zip(keys, values, strict=True)}}
-
-
-@constant
-def place_of(paths: Sequence[KeyPath], run: Sequence[KeyPath], prefix: KeyPath = ()) -> int:
-    """Where some paths below `prefix` follow one another among others; -1 where they do not."""
-    wanted = prefixed(prefix, run)
-    first = paths.index(wanted[0]) if wanted and wanted[0] in paths else 0
-    return first if [*paths[first : first + len(wanted)]] == wanted else -1
-
-
-@constant
-def children(paths: Sequence[KeyPath]) -> tuple[str, ...]:
-    """The keys directly below the root, in the order of the paths. In a graph to look up entries, not to hand out.
-
-    Example:
-        >>> children(["x", ("a", "b"), ("a", "c"), ()])
-        ('x', 'a')
-    """
-    return tuple(dict.fromkeys([p if isinstance(p, str) else p[0] for p in paths if p != ()]))
-
-
-@constant
-def arrangement(paths: Sequence[KeyPath], wanted: Sequence[KeyPath]) -> str:
-    """Whether paths are the "same" as others, in another "order", or "other" ones."""
-    return "same" if [*paths] == [*wanted] else "order" if set(paths) == set(wanted) else "other"
-
-
-def ordered(paths: Iterable[KeyPath]) -> list[Any]:
-    """Paths in the order of their keys, nodes before what is below them."""
-    return sorted(paths, key=parts)
 
 
 def show(path: KeyPath) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.keys import depth, parts, show, within
+from tdc.core.keys import parts, show
 from tdc.core.rules import Container
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, is_record
@@ -39,6 +39,7 @@ from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.mapping import present
 from tdc.tensordict.nodes import Nodes, Static, without_extra
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.paths import depth, within
 from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
 from tdc.tensordict.tensordict import TensorDict, make
 

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
-from tdc.core.keys import join, ordered, show, within
+from tdc.core.keys import show
 from tdc.core.rules import Container
 from tdc.core.typing import KeyPath
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import Static
+from tdc.tensordict.paths import join, ordered, within
 from tdc.tensordict.tensordict import TensorDict
 
 ROOT = "value"  # the path of a tree that is one leaf

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
 from tdc.core.frozen import Frozen
-from tdc.core.keys import join, show, unravel_key, within
+from tdc.core.keys import show, unravel_key
 from tdc.core.typing import KeyPath, OpName
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.leaf import Leaf, unwrap, wrapped
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.paths import join, within
 from tdc.tensordict.storage import Leaves, is_tensordict, mark_rows, put_leaf, put_node
 from tdc.tensordict.tensordict import TensorDict, make
 

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
-from tdc.core.keys import children, parts, show
+from tdc.core.keys import parts, show
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.paths import top_keys
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
 
@@ -138,7 +139,7 @@ def put_objects(target: Any, x: ObjectArray) -> None:
 def dtype_of(ndim: int, leaves: Leaves, nodes: Nodes) -> list[Any]:
     """The fields of a structured dtype: name, dtype, and shape beyond the batch."""
     fields: list[Any] = []
-    for key in children([*leaves, *nodes]):
+    for key in top_keys([*leaves, *nodes]):
         x = leaves.get(key)
         if x is None:
             found, inner, _ = subtree(leaves, nodes, key)

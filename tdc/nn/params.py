@@ -21,8 +21,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message
-from tdc.core.keys import join, missing_key, parts, show, unravel_key, within
+from tdc.core.keys import missing_key, parts, show, unravel_key
 from tdc.core.typing import KeyPath, NestedKey
+from tdc.tensordict.paths import join, within
 from tdc.tensordict.tensordict import TensorDict, make
 
 

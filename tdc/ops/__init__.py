@@ -25,7 +25,6 @@ from tdc.ops import join as join
 from tdc.ops import linalg as linalg
 from tdc.ops import lookup as lookup
 from tdc.ops import loss as loss
-from tdc.ops import map as map
 from tdc.ops import masked_lookup as masked_lookup
 from tdc.ops import masked_shape as masked_shape
 from tdc.ops import matmul as matmul

@@ -16,8 +16,8 @@ from torch import Tensor
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc.core.keys import show
 from tdc.ragged.masked import MaskedBatch
-from tdc.tensordict.indexing import Numbers, is_number, normal_index, on_device
-from tdc.tensordict.storage import batch_index, is_tensordict
+from tdc.tensordict.indexing import Numbers, batch_index, is_number, normal_index, on_device
+from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict, index_size
 
 

@@ -348,6 +348,6 @@ for _kind in ("nested", "masked"):
 run_type_as = nary_tensordict(torch.Tensor.type_as, on_leaves(torch.Tensor.type_as))
 add_rule(Rule(torch.Tensor.type_as, "tensordict", "pointwise", run_type_as, torch.Tensor.type_as))
 move(torch.Tensor.cuda, to_cuda, MODES if torch.cuda.is_available() else ())
-for _cls in (TensorDict, NestedTensor, MaskedBatch):  # attributes of a Tensor, not methods
+for _cls in (NestedTensor, MaskedBatch):  # attributes of a Tensor, not methods
     for _op, _part in ((torch.real, "real"), (torch.imag, "imag")):
         setattr(_cls, _part, property(_op, doc=f"The {_part} part of all elements."))

@@ -25,9 +25,10 @@ from tdc.compile.upstream import traced
 from tdc.core.arguments import expect
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
-from tdc.core.keys import gathered, prefixed, replaced, show
+from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.optim.foreach import Column, Scalar
+from tdc.tensordict.paths import gathered, prefixed, replaced
 from tdc.tensordict.storage import same_size
 from tdc.tensordict.tensordict import TensorDict, make
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from tdc.core.keys import within
 from tdc.core.typing import MISSING, KeyPath
 from tdc.tensordict.mapping import any_below, present, walk
 from tdc.tensordict.nodes import Nodes, Static, without_extra
+from tdc.tensordict.paths import within
 from tdc.tensordict.storage import Leaves, absorb, retype
 
 

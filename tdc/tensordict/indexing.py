@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.tensordict.storage import Leaves, batch_index, consumed, is_mask, misfit
+from tdc.core.errors import IndexingError, TdcError, describe_index, message, show_sizes
+from tdc.tensordict.storage import Leaves
 
 
 class Numbers(NamedTuple):
@@ -147,3 +148,64 @@ def twin_of(xs: list[Any], known: list[tuple[list[Any], Any]]) -> Any:
         if all([type(x) is type(other) and x._same_structure(other) for x, other in zip(xs, others, strict=True)]):
             return y
     return None
+
+
+def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
+    """An index that cannot reach feature dims: an Ellipsis stands for batch dims only.
+
+    A mask becomes the positions it selects, so that they are searched once and not leaf by leaf.
+
+    Raises:
+        IndexingError: more indices than batch dims, or a mask of another shape than the batch dims it stands for.
+    """
+    used, k = sum([consumed(i) for i in idx]), len(size)
+    if used > k:
+        got = f"{used} indices"
+        hint = "index features leaf by leaf: td.apply(lambda x: x[...])"
+        raise IndexingError(message("index", f"at most {k} batch dims indexed", got, hint=hint))
+    out: list[Any] = []
+    at = 0
+    for i in idx:
+        if i is Ellipsis:
+            out += [slice(None)] * (k - used)
+            at += k - used
+        elif is_mask(i):
+            out += positions(i, size[at : at + i.ndim])
+        else:
+            out.append(i)
+        at += consumed(i)
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
+    """Where a mask over batch dims is True, one index tensor for each.
+
+    Raises:
+        IndexingError: its shape is not that of these batch dims.
+    """
+    if mask.shape != size:
+        got = f"mask of shape {show_sizes(mask.shape)}"
+        hint = "a mask covers whole batch dims"
+        raise IndexingError(message("index", f"a mask of shape {show_sizes(size)}", got, hint=hint))
+    return mask.nonzero(as_tuple=True)
+
+
+def is_mask(i: Any) -> bool:
+    """Whether an entry of an index is a mask over one or more dims."""
+    return isinstance(i, Tensor) and i.dtype == torch.bool and i.ndim > 0
+
+
+def consumed(i: Any) -> int:
+    """Batch dims that one entry of an index uses up: None and Ellipsis none, a mask as many as it has, others one."""
+    if i is None or i is Ellipsis or isinstance(i, bool):
+        return 0
+    return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+
+
+def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
+    """The error for an index that torch refuses; a leaf's own error says more."""
+    if isinstance(error, TdcError):
+        return error
+    ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" for d, n in enumerate(size)])
+    expected, got = f"an index into batch_size {show_sizes(size)}", f"td[{describe_index(idx)}]"
+    return IndexingError(message("index", expected, got, hint=f"{ranges}; keys are strings: td['key']"))

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from tdc.core.dynamo import constant
 from tdc.core.errors import KeyPathError, message
-from tdc.core.keys import below, depth, heads, join, missing_key, nodes_above, ordered, parts, show, unravel_key, within
+from tdc.core.keys import missing_key, parts, show, unravel_key
 from tdc.core.rules import Container
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import Leaf, unwrap, unwrapped
 from tdc.tensordict.nodes import Nodes, Static, any_extra, is_inner, statics
+from tdc.tensordict.paths import all_ancestors, ancestors, below, depth, join, ordered, within
 from tdc.tensordict.storage import (
     Leaves,
     absorb,
@@ -104,7 +105,7 @@ class Keyed(Container):
             return (*self._leaves, *statics(self._nodes))
         paths = [*self._leaves, *self._nodes]
         if include_nested:
-            found: Iterable[KeyPath] = dict.fromkeys([q for p in paths if p != () for q in (*heads(p), p)])
+            found: Iterable[KeyPath] = dict.fromkeys([q for p in paths if p != () for q in (*ancestors(p), p)])
         else:
             found = dict.fromkeys([p[0] if type(p) is tuple else p for p in paths if p != ()])
         return tuple([p for p in found if not (leaves_only and is_inner(self._nodes.get(p)))])
@@ -236,7 +237,7 @@ class Keyed(Container):
             else:
                 continue
             if type(path) is tuple:
-                nodes.update([(head, self._nodes[head]) for head in heads(path)])
+                nodes.update([(head, self._nodes[head]) for head in ancestors(path)])
         return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
     def exclude(self, *keys: NestedKey) -> Any:
@@ -341,7 +342,7 @@ def walk(td: Keyed, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf, so
     found = Keyed.keys(td, include_nested, leaves_only and is_leaf is None)
     if is_leaf is not None:
         whole = [p for p in Keyed.keys(td, True) if is_inner(td._nodes.get(p)) and is_leaf(class_at(td, p))]
-        found = tuple([p for p in found if not any([head in whole for head in heads(p)])])
+        found = tuple([p for p in found if not any([head in whole for head in ancestors(p)])])
         found = tuple([p for p in found if not leaves_only or is_leaf(class_at(td, p))])
     return tuple(ordered(found)) if sort else found
 
@@ -386,7 +387,7 @@ def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> 
 
 def renamed(path: KeyPath, moves: dict[KeyPath, KeyPath]) -> KeyPath:
     """A path under the new name of its longest renamed beginning."""
-    for head in [path, *reversed(heads(path))]:
+    for head in [path, *reversed(ancestors(path))]:
         if head in moves:
             return join(moves[head], parts(path)[depth(head) :])
     return path
@@ -400,7 +401,7 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     """
     fixed = statics(td._nodes)
     places = [place(path) for path in [*td._leaves, *fixed]]
-    nodes: Nodes = dict.fromkeys(nodes_above(places), 0)
+    nodes: Nodes = dict.fromkeys(all_ancestors(places), 0)
     for path, entry in td._nodes.items():
         if path != () and path not in fixed:
             put_node({}, nodes, place(path), entry)

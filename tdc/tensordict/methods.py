@@ -1,16 +1,22 @@
-"""What code asks of a TensorDict besides its batch size: dtype, depth, where its leaves are, whether there are any.
+"""Methods and properties of a TensorDict that are functions of other modules, and read-only properties of its leaves.
 
-Invariant: nothing here reads data. Where leaves may differ, an answer holds for all of them.
+What operations give, the rule table attaches. Everything else is in a class body or in the tables below.
+
+Invariant: properties here read no data. Where leaves may differ, an answer holds for all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tdc.core.frozen import read_only
-from tdc.core.keys import depth as depth_of
+from tdc.tensordict.at import at_of
+from tdc.tensordict.map import map_of
+from tdc.tensordict.paths import depth as depth_of
+from tdc.tensordict.summary import summary
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -30,10 +36,10 @@ def depth(td: TensorDict) -> int:
     return max([depth_of(path) - 1 for path in [*td._leaves, *[p for p in td._nodes if p != ()]]], default=0)
 
 
-def all_on(td: TensorDict, kind: str) -> bool:
-    """Whether all leaves are on a kind of device. Without leaves the TensorDict's own device counts."""
+def all_on(td: TensorDict, device_type: str) -> bool:
+    """Whether all leaves are on devices of one type. Without leaves the TensorDict's own device counts."""
     found = {place.type for place in [leaf.device for leaf in td._leaves.values()] if place is not None}
-    return (found or {td._device.type if td._device is not None else ""}) == {kind}
+    return (found or {td._device.type if td._device is not None else ""}) == {device_type}
 
 
 def is_cpu(td: TensorDict) -> bool:
@@ -56,7 +62,21 @@ def is_empty(td: TensorDict) -> bool:
     return not td._leaves
 
 
-_owner: Any = TensorDict
-for _fact in (batch_dims, dtype, depth, is_cpu, is_cuda, is_meta):
-    setattr(_owner, _fact.__name__, read_only(_fact.__name__, property(_fact, doc=_fact.__doc__)))
-_owner.is_empty = is_empty
+def real(td: TensorDict) -> TensorDict:
+    """The real part of all elements."""
+    return torch.real(td)  # type: ignore[arg-type, return-value]  # it dispatches
+
+
+def imag(td: TensorDict) -> TensorDict:
+    """The imaginary part of all elements."""
+    return torch.imag(td)  # type: ignore[arg-type, return-value]  # it dispatches
+
+
+METHODS: dict[str, Callable[..., Any]] = {"is_empty": is_empty, "map": map_of, "summary": summary}
+PROPERTIES: dict[str, Callable[[TensorDict], Any]] = {
+    "at": at_of, "batch_dims": batch_dims, "depth": depth, "dtype": dtype, "imag": imag, "is_cpu": is_cpu,
+    "is_cuda": is_cuda, "is_meta": is_meta, "real": real,
+}  # fmt: skip
+
+for _name, _member in (METHODS | {n: read_only(n, property(get)) for n, get in PROPERTIES.items()}).items():
+    setattr(TensorDict, _name, _member)

@@ -12,11 +12,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
 from tdc.core.dynamo import trace_as
+from tdc.core.errors import DtypeError, describe, message
+from tdc.core.rules import Container
 from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.storage import is_tensordict
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -70,3 +74,70 @@ def bytes_text(count: int) -> str:
     while power < len(UNITS) - 1 and count >= 1024 ** (power + 1):
         power += 1
     return f"{count / 1024**power:.1f} {UNITS[power]}" if power else f"{count} B"
+
+
+def nbytes(td: Any) -> int:
+    """Memory of all leaves in bytes: tensors, and of ragged leaves values, offsets and lengths.
+
+    What leaves share is counted once: one and the same tensor, views of one buffer, expanded dims. Objects of
+    registered classes that are no pytrees of tensors do not count.
+
+    Args:
+        td: a TensorDict, or any pytree of tensors and ragged batches.
+
+    Returns:
+        Bytes.
+
+    Compile:
+        fullgraph, a number of sizes that may be dynamic; views of one buffer count one by one there: a graph knows no
+        storages. Reads no data.
+
+    Example:
+        >>> from tdc.tensordict.tensordict import TensorDict
+        >>> x = torch.zeros(4, 8)
+        >>> nbytes(TensorDict({"x": x, "again": x, "row": torch.zeros(8).expand(4, 8)}, [4]))
+        160
+    """
+    return bytes_of(leaves_of("nbytes", td))
+
+
+def param_count(td: Any) -> int:
+    """Number of elements of all leaves; a tensor that is there twice (tied parameters) counts once.
+
+    Of a NestedTensor its values count, of a MaskedBatch its data, padding included.
+
+    Args:
+        td: a TensorDict, e.g. of `tdc.from_module`, or any pytree of tensors.
+
+    Compile:
+        fullgraph; in a graph a number of sizes that may be dynamic. Reads no data.
+
+    Example:
+        >>> from tdc.interop.pytrees import from_state_dict
+        >>> param_count(from_state_dict(torch.nn.Linear(3, 4).state_dict()))
+        16
+    """
+    found = [content_of(leaf) for leaf in leaves_of("param_count", td)]
+    return sum([x.numel() for x in dict.fromkeys(found) if x is not None])
+
+
+def leaves_of(op: str, x: Any) -> list[Any]:
+    """Leaves of a TensorDict or another pytree, ragged batches whole.
+
+    Raises:
+        DtypeError: nothing that has leaves.
+    """
+    if is_tensordict(x):
+        return list(x._leaves.values())
+    leaves = torch_pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
+    found = [y for leaf in leaves for y in (leaf._leaves.values() if is_tensordict(leaf) else [leaf])]
+    if found and not any([tensors_of(leaf) for leaf in found]):
+        hint = "tdc.from_module(module) for the parameters of a module"
+        raise DtypeError(message(op, "a TensorDict or a tree of tensors", describe(x), hint=hint))
+    return found
+
+
+def content_of(leaf: Any) -> Any:
+    """The tensor whose elements count; None for what is no tensor."""
+    content = leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "_content", None)
+    return content if isinstance(content, torch.Tensor) else None

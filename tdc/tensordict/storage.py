@@ -21,22 +21,20 @@ from torch import Tensor
 from tdc.core.dynamo import mark_dynamic, trace_as
 from tdc.core.errors import (
     DtypeError,
-    IndexingError,
     KeyPathError,
     ShapeError,
     StructureError,
-    TdcError,
     describe,
-    describe_index,
     message,
     show_sizes,
 )
-from tdc.core.keys import below, children, heads, inside, join, ordered, parts, prefixed, show, unravel_key
+from tdc.core.keys import parts, show, unravel_key
 from tdc.core.rules import Container
 from tdc.core.typing import MISSING, KeyPath, OpName
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrapped
 from tdc.tensordict.nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.paths import ancestors, below, join, ordered, prefixed, subtable, top_keys
 
 Leaves = dict[KeyPath, Any]
 
@@ -65,7 +63,7 @@ def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> Non
 
 def put_heads(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
     """Make all proper prefixes of a path inner nodes; those that are plain ones already are most."""
-    for head in heads(path):
+    for head in ancestors(path):
         if nodes.get(head) != 0:
             put_node_at(leaves, nodes, head, 0)
 
@@ -102,7 +100,7 @@ def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
     out = dict(nodes)
     for path, entry in nodes.items():
         if type(entry) is Typed:
-            inner = children([*inside(leaves, path), *inside(nodes, path)])
+            inner = top_keys([*subtable(leaves, path), *subtable(nodes, path)])
             out[path] = entry if set(inner) == set(entry.cls._fields) else entry.extra
     if type(out.get(())) is int:
         del out[()]
@@ -361,12 +359,12 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
     """What lies below a node: its leaves and nodes with shorter paths, and its own extra dims."""
-    inner, extra = {(): nodes[path], **inside(nodes, path)}, extra_of(nodes[path])
+    inner, extra = {(): nodes[path], **subtable(nodes, path)}, extra_of(nodes[path])
     if extra:
         inner = {p: with_extra(e, extra_of(e) - extra) for p, e in inner.items()}
     if type(inner[()]) is int:
         del inner[()]
-    return inside(leaves, path), inner, extra
+    return subtable(leaves, path), inner, extra
 
 
 def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
@@ -374,67 +372,6 @@ def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
     for leaf in leaves.values() if extra and isinstance(batch_size, torch.Size) else ():
         return leaf.shape[: len(batch_size) + extra]
     return batch_size
-
-
-def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
-    """An index that cannot reach feature dims: an Ellipsis stands for batch dims only.
-
-    A mask becomes the positions it selects, so that they are searched once and not leaf by leaf.
-
-    Raises:
-        IndexingError: more indices than batch dims, or a mask of another shape than the batch dims it stands for.
-    """
-    used, k = sum([consumed(i) for i in idx]), len(size)
-    if used > k:
-        got = f"{used} indices"
-        hint = "index features leaf by leaf: td.apply(lambda x: x[...])"
-        raise IndexingError(message("index", f"at most {k} batch dims indexed", got, hint=hint))
-    out: list[Any] = []
-    at = 0
-    for i in idx:
-        if i is Ellipsis:
-            out += [slice(None)] * (k - used)
-            at += k - used
-        elif is_mask(i):
-            out += positions(i, size[at : at + i.ndim])
-        else:
-            out.append(i)
-        at += consumed(i)
-    return out[0] if len(out) == 1 else tuple(out)
-
-
-def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
-    """Where a mask over batch dims is True, one index tensor for each.
-
-    Raises:
-        IndexingError: its shape is not that of these batch dims.
-    """
-    if mask.shape != size:
-        got = f"mask of shape {show_sizes(mask.shape)}"
-        hint = "a mask covers whole batch dims"
-        raise IndexingError(message("index", f"a mask of shape {show_sizes(size)}", got, hint=hint))
-    return mask.nonzero(as_tuple=True)
-
-
-def is_mask(i: Any) -> bool:
-    """Whether an entry of an index is a mask over one or more dims."""
-    return isinstance(i, Tensor) and i.dtype == torch.bool and i.ndim > 0
-
-
-def consumed(i: Any) -> int:
-    """Batch dims that one entry of an index uses up: None and Ellipsis none, a mask as many as it has, others one."""
-    if i is None or i is Ellipsis or isinstance(i, bool):
-        return 0
-    return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
-
-
-def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
-    """The error for an index that torch refuses; a leaf's own error says more."""
-    if isinstance(error, TdcError):
-        return error
-    ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" for d, n in enumerate(size)])
-    expected, got = f"an index into batch_size {show_sizes(size)}", f"td[{describe_index(idx)}]"
-    return IndexingError(message("index", expected, got, hint=f"{ranges}; keys are strings: td['key']"))
 
 
 def shape_of(x: Any) -> Any:

@@ -9,65 +9,17 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-import torch
-import torch.utils._pytree as torch_pytree
-
 from tdc.core.errors import DtypeError, describe, message
-from tdc.core.keys import children, depth, join, parts
-from tdc.core.rules import Container
+from tdc.core.keys import parts
 from tdc.core.typing import KeyPath
-from tdc.tensordict.display import cells, sizes_text, static_text
-from tdc.tensordict.look import title
-from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
+from tdc.tensordict.display import cells, sizes_text, static_text, title
+from tdc.tensordict.nbytes import bytes_of, bytes_text, nbytes, param_count, tensors_of
 from tdc.tensordict.nodes import Nodes, Static
+from tdc.tensordict.paths import depth, join, top_keys
 from tdc.tensordict.storage import Leaves, is_tensordict, node_size, subtree
 from tdc.tensordict.tensordict import TensorDict
 
 HEAD = ("key", "kind", "shape", "dtype", "device", "bytes")
-
-
-def nbytes(td: Any) -> int:
-    """Memory of all leaves in bytes: tensors, and of ragged leaves values, offsets and lengths.
-
-    What leaves share is counted once: one and the same tensor, views of one buffer, expanded dims. Objects of
-    registered classes that are no pytrees of tensors do not count.
-
-    Args:
-        td: a TensorDict, or any pytree of tensors and ragged batches.
-
-    Returns:
-        Bytes.
-
-    Compile:
-        fullgraph, a number of sizes that may be dynamic; views of one buffer count one by one there: a graph knows no
-        storages. Reads no data.
-
-    Example:
-        >>> x = torch.zeros(4, 8)
-        >>> nbytes(TensorDict({"x": x, "again": x, "row": torch.zeros(8).expand(4, 8)}, [4]))
-        160
-    """
-    return bytes_of(leaves_of("nbytes", td))
-
-
-def param_count(td: Any) -> int:
-    """Number of elements of all leaves; a tensor that is there twice (tied parameters) counts once.
-
-    Of a NestedTensor its values count, of a MaskedBatch its data, padding included.
-
-    Args:
-        td: a TensorDict, e.g. of `tdc.from_module`, or any pytree of tensors.
-
-    Compile:
-        fullgraph; in a graph a number of sizes that may be dynamic. Reads no data.
-
-    Example:
-        >>> from tdc.interop.pytrees import from_state_dict
-        >>> param_count(from_state_dict(torch.nn.Linear(3, 4).state_dict()))
-        16
-    """
-    found = [content_of(leaf) for leaf in leaves_of("param_count", td)]
-    return sum([x.numel() for x in dict.fromkeys(found) if x is not None])
 
 
 class Row(NamedTuple):
@@ -137,6 +89,7 @@ def summary(td: TensorDict) -> Summary:
         fullgraph for one size: texts are constants of a graph. Reads no data.
 
     Example:
+        >>> from tdc.tensordict.tensordict import TensorDict
         >>> print(summary(TensorDict({"x": torch.zeros(3, 4), "meta": {"id": torch.arange(3)}}, [3])))
         key     kind        shape   dtype    device  bytes
         --------------------------------------------------
@@ -154,38 +107,13 @@ def summary(td: TensorDict) -> Summary:
     return Summary(tuple(rows), len(td._leaves), param_count(td), nbytes(td))
 
 
-TensorDict.summary = summary  # type: ignore[attr-defined]  # the method is the function; no layer calls upwards
-
-
 # -- helpers
-
-
-def leaves_of(op: str, x: Any) -> list[Any]:
-    """Leaves of a TensorDict or another pytree, ragged batches whole.
-
-    Raises:
-        DtypeError: nothing that has leaves.
-    """
-    if is_tensordict(x):
-        return list(x._leaves.values())
-    leaves = torch_pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
-    found = [y for leaf in leaves for y in (leaf._leaves.values() if is_tensordict(leaf) else [leaf])]
-    if found and not any([tensors_of(leaf) for leaf in found]):
-        hint = "tdc.from_module(module) for the parameters of a module"
-        raise DtypeError(message(op, "a TensorDict or a tree of tensors", describe(x), hint=hint))
-    return found
-
-
-def content_of(leaf: Any) -> Any:
-    """The tensor whose elements count; None for what is no tensor."""
-    content = leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "_content", None)
-    return content if isinstance(content, torch.Tensor) else None
 
 
 def rows_of(prefix: KeyPath, leaves: Leaves, nodes: Nodes, size: Any) -> list[Row]:
     """Rows of a node and of everything in it, in insertion order."""
     rows = [Row(prefix, title(nodes), sizes_text(size), "", "", bytes_of(leaves.values()))]
-    for key in children([*leaves, *nodes]):
+    for key in top_keys([*leaves, *nodes]):
         path, leaf, entry = join(prefix, key), leaves.get(key), nodes.get(key)
         if leaf is not None:
             rows.append(Row(path, *cells(leaf), bytes_of([leaf]) if tensors_of(leaf) else None))

@@ -44,16 +44,19 @@ from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, mess
 from tdc.core.frozen import read_only
 from tdc.core.pytree import register
 from tdc.core.typing import MISSING, NestedKey
-from tdc.tensordict.dataclass import Declared, as_dataclass, check_stored, is_mark
 from tdc.tensordict.fields import (
+    Declared,
     Field,
     annotations_in,
+    as_dataclass,
     as_entry_of,
     as_whole,
+    check_stored,
     declared,
     hints,
     is_class_var,
     is_inner_value,
+    is_mark,
 )
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed

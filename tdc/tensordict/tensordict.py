@@ -28,28 +28,19 @@ from torch.utils._pytree import MappingKey
 
 from tdc.core.arguments import check_entries, normal_dim
 from tdc.core.errors import DtypeError, ImmutableError, IndexingError, describe, message
-from tdc.core.keys import is_key, ordered
+from tdc.core.keys import is_key
 from tdc.core.pytree import register
 from tdc.core.rules import Container
 from tdc.core.typing import MISSING
 from tdc.tensordict.apply import entries_applied, put_entries
 from tdc.tensordict.builder import Builder
-from tdc.tensordict.indexing import at, indexed, normal_index
+from tdc.tensordict.display import node_html, node_text
+from tdc.tensordict.indexing import at, indexed, misfit, normal_index
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
-from tdc.tensordict.look import node_html, node_text
 from tdc.tensordict.mapping import IsLeaf, Keyed, apply_leaves
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra, without_extra
-from tdc.tensordict.storage import (
-    Leaves,
-    absorb,
-    check_leaves,
-    common,
-    mark_rows,
-    misfit,
-    same_size,
-    shape_of,
-    together,
-)
+from tdc.tensordict.paths import ordered
+from tdc.tensordict.storage import Leaves, absorb, check_leaves, common, mark_rows, same_size, shape_of, together
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias

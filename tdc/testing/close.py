@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import describe, message, show_sizes
-from tdc.core.keys import ordered, parts
+from tdc.core.keys import parts
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict
 
 Found = Iterator[tuple[tuple[str, ...], str]]

@@ -11,23 +11,21 @@ import pytest
 import torch
 
 from tdc import KeyPathError, Static, StructureError, TensorDict
-from tdc.core.keys import (
+from tdc.core.keys import parts, path_of, unravel_key
+from tdc.optim import adamw, sgd
+from tdc.tensordict.paths import (
+    ancestors,
     below,
-    children,
     gathered,
-    heads,
-    inside,
-    inside_traced,
     join,
-    parts,
-    path_of,
-    place_of,
     replaced,
+    run_position,
     span,
-    unravel_key,
+    subtable,
+    subtable_traced,
+    top_keys,
     within,
 )
-from tdc.optim import adamw, sgd
 
 TABLE = {"a": 1, ("b", "c"): 2, ("b", "d", "e"): 3, "": 4, ("", "x"): 5, "b2": 6}
 
@@ -37,7 +35,7 @@ def test_each_key_has_one_form(key: Any):
     path = unravel_key(key)
     assert unravel_key(path) == path == path_of(parts(path))
     assert isinstance(path, str) or len(path) > 1
-    assert all(within(path, head) and not within(head, path) for head in heads(path))
+    assert all(within(path, head) and not within(head, path) for head in ancestors(path))
     assert within(path, ())
     assert join((), path) == join(path, ()) == path
 
@@ -48,8 +46,8 @@ def test_what_is_below_a_node(node: Any):
     assert below(TABLE, node) == wanted
     if node != ():
         assert (
-            inside(TABLE, node)
-            == inside_traced(TABLE, node)
+            subtable(TABLE, node)
+            == subtable_traced(TABLE, node)
             == {path_of(parts(p)[len(parts(node)) :]): x for p, x in wanted.items()}
         )
 
@@ -58,14 +56,14 @@ def test_entries_that_follow_one_another_are_taken_at_once():
     paths = list(TABLE)
     assert span(paths, "b") == (1, 2)
     assert span([*paths, ("b", "z")], "b") == (-1, 0)
-    assert place_of(paths, ["c", ("d", "e")], "b") == 1
-    assert place_of(paths, ["d", "c"], "b") == -1
+    assert run_position(paths, ["c", ("d", "e")], "b") == 1
+    assert run_position(paths, ["d", "c"], "b") == -1
     assert gathered(TABLE, ["c", ("d", "e")], "b") == [2, 3]
     assert gathered(TABLE, ["b2", "a"]) == [6, 1]
     assert gathered(TABLE, []) == []
     assert list(replaced(TABLE, ["a", "b2"], [7, 8]).items()) == [*{**TABLE, "a": 7, "b2": 8}.items()]
     assert replaced(TABLE, ["c", ("d", "e")], [7, 8], "b") == {**TABLE, ("b", "c"): 7, ("b", "d", "e"): 8}
-    assert children([*TABLE, ()]) == ("a", "b", "", "b2")
+    assert top_keys([*TABLE, ()]) == ("a", "b", "", "b2")
 
 
 def test_the_empty_str_is_a_key():

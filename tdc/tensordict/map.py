@@ -1,4 +1,4 @@
-"""map: a function of a whole TensorDict part by part, so that only one part is worked on at a time.
+"""map: a function of a TensorDict part by part, so that only one part is worked on at a time.
 
 Invariant: parts go in order, and their results are joined in that order along the same dim.
 """
@@ -60,13 +60,13 @@ def map(
     if (chunksize is not None and num_chunks is not None) or (chunksize or 0) < 0:
         got, hint = f"chunksize={chunksize}, num_chunks={num_chunks}", "chunksize=64, or num_chunks=8"
         raise ShapeError(message("map", "one of both, chunksize of at least 0", got, hint=hint))
-    whole: Any = td
+    batch: Any = td
     if chunksize == 0:
-        results = [fn(row) for row in whole.unbind(dim)]
+        results = [fn(row) for row in batch.unbind(dim)]
     elif chunksize is not None:
-        results = [fn(part) for part in whole.split(chunksize, dim)]
+        results = [fn(part) for part in batch.split(chunksize, dim)]
     else:
-        results = [fn(part) for part in whole.chunk(1 if num_chunks is None else num_chunks, dim)]
+        results = [fn(part) for part in batch.chunk(1 if num_chunks is None else num_chunks, dim)]
     nothing = [r is None for r in results]
     if any(nothing):
         if all(nothing):
@@ -79,6 +79,3 @@ def map(
 def map_of(td: TensorDict, fn: Callable[..., Any], dim: int = 0, **kwargs: Any) -> Any:
     """`tdc.map(fn, td, dim, ...)`: `fn` of parts along a batch dim, joined."""
     return map(fn, td, dim, **kwargs)
-
-
-TensorDict.map = map_of  # type: ignore[attr-defined]  # the method is the function; no layer calls upwards

@@ -1,0 +1,218 @@
+"""`td.at[index]`: a TensorDict with other values at some examples, as `x.at[index]` of JAX.
+
+    td.at[index].set(value)                 an index out of range is an error, as in torch
+    td.at[index].set(value, mode="drop")    nothing is written for it
+    td.at[index].set(value, mode="clip")    it means the first or the last position along the dim
+
+The index is resolved once, to flat positions of the batch. Each leaf then needs one `index_copy` or `index_add`.
+
+Invariants:
+  - an entry without a leaf is an error; duplicates accumulate in `add`, and which one wins in `set` is undefined, as
+    in torch;
+  - with a mode nothing is read on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.frozen import Frozen
+from tdc.core.keys import missing_key, show, unravel_key
+from tdc.core.typing import KeyPath, OpName
+from tdc.tensordict.indexing import Numbers
+from tdc.tensordict.leaf import Leaf
+from tdc.tensordict.paths import join
+from tdc.tensordict.tensordict import TensorDict, index, make, normal_index
+
+
+class At(Frozen):
+    """`td.at[index]`: what to do at some examples of a TensorDict. Each method returns a new TensorDict.
+
+    `mode` says what becomes of indices out of range: None raises, "drop" writes nothing there, "clip" takes the nearest
+    position. Negative indices count from the end.
+
+    Compile:
+        fullgraph; with a mode nothing is read on the host.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3)}, [3])
+        >>> td.at[1].set(5)["x"], td.at[[0, 0]].add(1.0)["x"]
+        (tensor([0., 5., 0.]), tensor([2., 0., 0.]))
+        >>> td.at[torch.tensor([2, 3])].set(5, mode="drop")["x"]
+        tensor([0., 0., 5.])
+    """
+
+    __slots__ = ("_index", "_td")
+    _instead = "td = td.at[index].set(value)"
+    _td: TensorDict
+    _index: Any
+
+    def __init__(self, td: TensorDict, idx: Any = None) -> None:
+        self._td = td
+        self._index = idx
+
+    def __getitem__(self, idx: Any) -> At:
+        return At(self._td, idx)
+
+    def get(self) -> TensorDict:
+        """The examples at the index."""
+        return index(self._td, self._index)
+
+    def set(self, value: Any, *, mode: str | None = None) -> TensorDict:
+        """With `value` there: a TensorDict or mapping (other keys stay), a tensor over batch dims, or a number."""
+        return write(self, "set", value, mode, lambda x, i, v: x.index_copy(0, i, v))
+
+    def add(self, value: Any, *, mode: str | None = None) -> TensorDict:
+        """With `value` added there; duplicates of the index accumulate."""
+        return write(self, "add", value, mode, lambda x, i, v: x.index_add(0, i, v))
+
+    def mul(self, value: Any, *, mode: str | None = None) -> TensorDict:
+        """Multiplied by `value` there."""
+        return write(self, "mul", value, mode, lambda x, i, v: reduced(x, i, v, "prod"))
+
+    def min(self, value: Any, *, mode: str | None = None) -> TensorDict:
+        """The smaller of what is there and `value`."""
+        return write(self, "min", value, mode, lambda x, i, v: reduced(x, i, v, "amin"))
+
+    def max(self, value: Any, *, mode: str | None = None) -> TensorDict:
+        """The larger of what is there and `value`."""
+        return write(self, "max", value, mode, lambda x, i, v: reduced(x, i, v, "amax"))
+
+    def apply(self, fn: Callable[[Any], Any], *, mode: str | None = None) -> TensorDict:
+        """With `fn` of what is there."""
+        if mode is None:
+            return self.set(self.get().apply(fn))
+        positions = positions_at(self._td, self._index, "clip", "at.apply")
+        found = index(self._td.reshape(-1), positions)
+        return self.set(found.apply(fn), mode=mode)
+
+
+def at_of(td: TensorDict) -> At:
+    """`td.at`. Dynamo (torch 2.11-2.13) calls no class where a property of an object made in the graph has one."""
+    return At(td)
+
+
+def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
+    """Put values at flat positions of every leaf that `value` speaks of."""
+    td, size = at._td, at._td.batch_size
+    where, total = positions_at(td, at._index, mode, f"at.{op}"), math.prod(size)
+    flat, leaves = where.reshape(-1), dict(td._leaves)
+    for path, given in values_at(value, td, op).items():
+        leaf = leaves[path]
+        if not isinstance(leaf, Tensor):
+            hint = f"td.set({show(path)!r}, value) for all of it, value made anew"
+            if type(leaf) is not Leaf:  # a ragged one
+                hint = "write into a padded leaf (to_padded), or rebuild it with tdc.pack"
+            raise UnsupportedError(message(f"at.{op}", "tensor leaves", "another", {show(path): describe(leaf)}, hint))
+        features = leaf.shape[len(size) :]
+        v = as_value(given, leaf, path, op)
+        wide = v.view(*v.shape, *[1] * len(features)) if given is value and v.ndim > 0 else v
+        try:
+            wide = wide.expand([*where.shape, *features]).reshape(len(flat), *features)
+        except RuntimeError:
+            expected = f"a value that broadcasts to {show_sizes([*where.shape, *features])}"
+            hint = "a tensor spans batch dims; for features give {key: value}"
+            raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint)) from None
+        rows = leaf.reshape(total, *features)
+        if mode == "drop":  # what is dropped goes to a row of its own
+            rows = torch.cat([rows, rows.new_zeros(1, *features)])
+        done = put(rows, flat.to(leaf.device), wide)
+        leaves[path] = (done[:total] if mode == "drop" else done).view(leaf.shape)
+    return make(leaves, td._nodes, size, td.device)
+
+
+def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, Any]:
+    """What to write into which leaf: the entries of a TensorDict or mapping, or one value for all leaves.
+
+    Raises:
+        KeyPathError: an entry without a leaf.
+    """
+    if not isinstance(value, (TensorDict, Mapping)):
+        return dict.fromkeys(td._leaves, value)
+    given = entries(value)
+    for path in given:
+        if path not in td._leaves:
+            raise missing_key(f"at.{op}", path, td._leaves)
+    return given
+
+
+def entries(source: Any) -> dict[KeyPath, Any]:
+    """Values of nested mappings by path."""
+    if isinstance(source, TensorDict):
+        return source._leaves
+    if not isinstance(source, Mapping):
+        return {(): source}
+    return {join(unravel_key(key), path): v for key, inner in source.items() for path, v in entries(inner).items()}
+
+
+def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
+    """A value in the dtype of its leaf; `set` converts as torch does, arithmetic does not drop fractions.
+
+    Raises:
+        DtypeError: it cannot become a tensor, or is of a kind of number that the leaf cannot hold.
+    """
+    try:
+        v = torch.as_tensor(value, device=leaf.device)
+    except (TypeError, ValueError, RuntimeError):
+        where, hint = {show(path): describe(leaf)}, "torch.as_tensor(value)"
+        raise DtypeError(message(f"at.{op}", "tensors or numbers", describe(value), where, hint)) from None
+    if op != "set" and number_kind(v.dtype) > number_kind(leaf.dtype):
+        where, hint = {show(path): describe(leaf)}, "convert the leaf first: td.set(key, leaf.float())"
+        raise DtypeError(message(f"at.{op}", f"a value that fits {leaf.dtype}", describe(v), where, hint))
+    return v.to(leaf.dtype)
+
+
+def number_kind(dtype: torch.dtype) -> int:
+    """Bool, integer, real or complex, in the order in which `torch.can_cast` allows; Dynamo cannot trace that."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
+
+
+def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:
+    """`x.scatter_reduce` of whole examples."""
+    return x.scatter_reduce(0, i.view(-1, *[1] * (x.ndim - 1)).expand_as(v), v, reduce)
+
+
+def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tensor:
+    """The flat position of each example that an index reaches; for one that is dropped the number of examples.
+
+    Raises:
+        DtypeError: another mode.
+    """
+    size, total = td._size, math.prod(td._size)
+    positions = torch.arange(total, device=td.device).view(size)
+    if mode is None:
+        return index(make({"position": positions}, {}, size, td.device), idx)["position"]
+    if mode not in ("drop", "clip"):
+        raise DtypeError(message(op, "mode 'drop', 'clip' or None", f"{mode!r}", hint="None raises, as torch does"))
+    given = normal_index(td, idx)
+    given = given.given if type(given) is Numbers else given
+    parts, pad = [], [0] * (2 * len(size))
+    d = 0
+    for part in given if isinstance(given, tuple) else (given,):
+        free = part is None or part is Ellipsis or isinstance(part, bool)
+        if not free and not isinstance(part, slice):
+            i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)
+            part = limited(i, size[d], mode)
+            pad[2 * (len(size) - 1 - d) + 1] = int(mode == "drop")
+        parts.append(part)
+        d += not free
+    positions = F.pad(positions, pad, value=total)
+    return index(make({"position": positions}, {}, positions.shape, td.device), tuple(parts))["position"]
+
+
+def limited(i: Any, n: Any, mode: str) -> Any:
+    """Indices along a dim of size `n` within range: clipped to it, or those outside as `n`."""
+    if isinstance(i, Tensor):
+        if mode == "clip":
+            return i.clamp(-n, n - 1)
+        return torch.where((i >= -n) & (i < n), torch.where(i < 0, i + n, i), n)
+    if mode == "clip":
+        return max(-n, min(i, n - 1))
+    return n if not -n <= i < n else i + n if i < 0 else i
