@@ -89,7 +89,7 @@ def summary(td: TensorDict) -> Summary:
         fullgraph for one size: texts are constants of a graph. Reads no data.
 
     Example:
-        >>> from tdc.tensordict.tensordict import TensorDict
+        >>> import torch
         >>> print(summary(TensorDict({"x": torch.zeros(3, 4), "meta": {"id": torch.arange(3)}}, [3])))
         key     kind        shape   dtype    device  bytes
         --------------------------------------------------
