@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i in range(STEPS):
             if i == STEPS // 2:  # stop, save, and go on from the file
-                torch.save(tdc.to_state_dict(state), Path(folder) / "state.pt")
+                torch.save(tdc.interop.to_state_dict(state), Path(folder) / "state.pt")
                 saved = torch.load(Path(folder) / "state.pt", weights_only=True)
                 state = step.load_state_dict(step.init(net, seed=1), saved)
             state, metrics = step(state, draw(generator))

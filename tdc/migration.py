@@ -1,10 +1,10 @@
-"""Names that users of tensordict, torch.nested and DanLing type, and what to write here instead.
+"""Names that are not there, and what to write instead: those of tensordict, torch.nested and DanLing, and earlier ones.
 
-One table for each class and one for the modules: names, and the spelling that replaces them. A name of a class becomes
-a descriptor that raises `MethodError` with that spelling, so that attributes that exist cost nothing; one of a module
-goes through its `__getattr__`. docs/tools/make_migration.py takes the spellings of its page from here.
+One table for each class and each module: names, and the spelling that replaces them. A name of a class becomes a
+descriptor that raises `MethodError` with that spelling, so attributes that exist cost nothing; a name of a module goes
+through the `__getattr__` of the module. docs/tools/make_migration.py takes the spellings of its page from here.
 
-Invariant: a name in the table is no name of ours; `hasattr` of it is False.
+Invariant: a name in a table is no name of ours; `hasattr` of it is False.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
 
 MADE = {  # constructors: of TensorDict and of the module alike
-    "from_any from_tuple": "tdc.as_tensordict(obj) for dicts and records, tdc.from_pytree(tree) for lists and tuples",
+    "from_any from_tuple": "tdc.as_tensordict(obj), or tdc.interop.from_pytree(tree) for lists and tuples",
     "from_consolidated from_h5 from_zarr load load_memmap load_memmap_": "torch.load(file)",
     "from_csv from_json from_pandas from_parquet": "TensorDict({name: df[name].to_numpy() for name in df}, [len(df)])",
     "from_modules": "torch.stack([tdc.from_module(net), tdc.from_module(net)])",
     "fromkeys": "TensorDict(dict.fromkeys(keys, 0))",
-    "lazy_stack": "tdc.ragged_stack(rows)",
-    "maybe_dense_stack": "torch.stack(tds), or tdc.ragged_stack(rows) where lengths differ",
+    "lazy_stack": "tdc.data.ragged_stack(rows)",
+    "maybe_dense_stack": "torch.stack(tds), or tdc.data.ragged_stack(rows) where lengths differ",
     "memmap": "not there yet: torch.save(td, file), or numpy.memmap leaves, which tdc.copy_ writes into",
     "pad": "F.pad(td, (0, 0, 0, 1))",
     "save": "torch.save(td, file)",
@@ -55,20 +55,20 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "from_list": "torch.stack([TensorDict(row) for row in rows])",
         "from_dataclass": "tdc.from_dataclass(dc)",
         "from_namedtuple": "tdc.from_namedtuple(nt)",
-        "from_pytree": "inner, spec = tdc.from_pytree(tree)",
+        "from_pytree": "inner, spec = tdc.interop.from_pytree(tree)",
         "from_struct_array": "tdc.from_struct_array(array)",
         "from_module": "params = tdc.from_module(net)",
-        "from_schema": "tdc.zeros(schema, batch_size)",
+        "from_schema": "tdc.interop.zeros(schema, batch_size)",
         "to_module": "tdc.functional_call(net, params, y)",
-        "to_namedtuple": "tdc.to_namedtuple(td)",
-        "to_pytree": "tdc.to_pytree(inner, spec)",
-        "to_struct_array": "tdc.to_struct_array(td)",
+        "to_namedtuple": "tdc.interop.to_namedtuple(td)",
+        "to_pytree": "tdc.interop.to_pytree(inner, spec)",
+        "to_struct_array": "tdc.interop.to_struct_array(td)",
         "to_tensordict": "td.clone()",
         "to_lazystack": "td.unbind(0)",
         "densify to_padded_tensor": "td.apply(lambda leaf: leaf.to_padded().data)",
         "as_tensor": "td.apply(torch.as_tensor)",
         "atleast_1d atleast_2d atleast_3d": "td.unsqueeze(0)",
-        "auto_batch_size_": "td = td.with_batch_size(tdc.infer_batch_size(td))",
+        "auto_batch_size_": "td = td.with_batch_size(tdc.interop.infer_batch_size(td))",
         "auto_device_": "td = td.with_device(next(iter(td.values(True, True))).device)",
         "clear_device_": "td = td.with_device(None)",
         "names refine_names rename rename_": "no names of dims: each would cost every compiled call a guard",
@@ -98,7 +98,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "set_non_tensor": "td = td.set('name', Static('train'))",
         "is_non_tensor": "not isinstance(td['a'], torch.Tensor)",
         "non_tensor_items filter_non_tensor_data": "td.filter(lambda key, leaf: isinstance(leaf, torch.Tensor))",
-        "append extend insert": "rows stay in a list until torch.stack(rows), or tdc.ragged_stack(rows)",
+        "append extend insert": "rows stay in a list until torch.stack(rows), or tdc.data.ragged_stack(rows)",
         "named_apply": "td.apply_with_path(lambda key, leaf: leaf)",
         "map_iter": "tdc.map(fn, td, chunksize=64), or a torch.utils.data.DataLoader for work in processes",
         "apply_": "td = td.apply(fn)",
@@ -120,8 +120,8 @@ INSTEAD: dict[Any, dict[str, str]] = {
         CASTS: "td.to(dtype)",
         "pin_memory_": "td = td.pin_memory()",
         "share_memory_": "td = td.share_memory()",
-        "state_dict": "tdc.to_state_dict(td)",
-        "load_state_dict": "tdc.from_state_dict(net.state_dict())",
+        "state_dict": "tdc.interop.to_state_dict(td)",
+        "load_state_dict": "tdc.interop.from_state_dict(net.state_dict())",
         "memmap_ memmap_like make_memmap is_memmap memmap_refresh_": MADE["memmap"],
         "dumps": MADE["save"],
         "to_csv to_h5 to_json to_pandas to_parquet to_zarr": FILES,
@@ -155,14 +155,14 @@ INSTEAD: dict[Any, dict[str, str]] = {
 }  # fmt: skip
 MODULE: dict[str, str] = {
     **MADE,
-    "LazyStackedTensorDict": "tdc.ragged_stack(rows)",
+    "LazyStackedTensorDict": "tdc.data.ragged_stack(rows)",
     "dense_stack_tds": "torch.stack(tds)",
     "merge_tensordicts": "tdc.merge(td.select('a'), other.select('b'))",
     "make_tensordict": "TensorDict({'a': x}, batch_size=[3, 4])",
     "TensorDictBase TensorCollection": "TensorDict",
     "NonTensorData MetaData": "Static('train')",
     "NonTensorStack": "TensorDict({'n': ObjectArray(['a', 'b'])}, [2])",
-    "TypedTensorDict": "tdc.check(td, tdc.spec(td))",
+    "TypedTensorDict": "tdc.interop.check(td, tdc.interop.spec(td))",
     "TensorDictModule WrapModule": "td = td.set('z', torch.relu(td['a']))",
     "TensorDictSequential": "run = lambda td: td.set('z', td['a'] + 1).set('y', td['e'] * 2); run(td)",
     "ProbabilisticTensorDictModule ProbabilisticTensorDictSequential": "torch.distributions, in a function",
@@ -179,6 +179,21 @@ MODULE: dict[str, str] = {
     "nested_tensor as_nested_tensor": "tdc.pack(tensors)",
     "PNTensor": "collate_fn=tdc.pack",
 }  # fmt: skip
+MOVED = {  # names that were elsewhere, by the module that has them now
+    "tdc.interop": "from_hf to_hf PytreeSpec from_pytree to_pytree from_state_dict to_state_dict infer_batch_size "
+                   "to_dataclass to_namedtuple to_struct_array Spec LeafSpec spec check zeros",
+    "tdc.data": "collate pad_sequence ragged_stack unpad_sequence group_by",
+    "tdc.nn": "TensorDictParams",
+    "tdc.optim": "global_norm",
+    "tdc": "cond while_loop scan associative_scan from_module functional_call stack_modules value_and_grad jvp vjp "
+           "jacfwd jacrev hessian",
+}  # fmt: skip
+HOMES = {name: f"{home}.{name}" for home, names in MOVED.items() for name in names.split()}
+EARLIER: dict[str, dict[str, str]] = {  # names that a module had
+    "tdc": {name: path for name, path in HOMES.items() if path.count(".") > 1},
+    "tdc.compile": {name: path for name, path in HOMES.items() if path.count(".") == 1} | {"map": "tdc.scan_map"},
+}
+MODULES = {"tdc": MODULE | EARLIER["tdc"], nn.__name__: MODULE, "tdc.compile": EARLIER["tdc.compile"]}
 
 
 class Other(Absent):
@@ -235,7 +250,7 @@ def getter(module: str) -> Callable[[str], NoReturn]:
 
     `from tdc import name` drops the text of an AttributeError, so there it is an ImportError.
     """
-    table = dict(each(MODULE))
+    table = dict(each(MODULES[module]))
 
     def __getattr__(name: str) -> NoReturn:
         if name in table:
@@ -250,5 +265,5 @@ def getter(module: str) -> Callable[[str], NoReturn]:
 for _cls, _table in INSTEAD.items():
     for _name, _instead in each(_table):
         setattr(_cls, _name, Other(_name, _instead))
-for _module in ("tdc", nn.__name__):
+for _module in MODULES:
     vars(sys.modules[_module])["__getattr__"] = getter(_module)

@@ -61,7 +61,7 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "TensorDict.from_pytree(tree)",
             instead("from_pytree"),
-            "`tdc.to_pytree(inner, spec)` undoes it",
+            "`tdc.interop.to_pytree(inner, spec)` undoes it",
         ),
         Row("TensorDict.from_dataclass(dc)", instead("from_dataclass")),
         Row("TensorDict.from_namedtuple(nt)", instead("from_namedtuple")),
@@ -128,7 +128,7 @@ ROWS: dict[str, list[Row]] = {
         Row("td.masked_fill(mask, 0)", SAME),
         Row("td.gather(0, index)", SAME),
         Row("td.where(mask, other)", SAME),
-        Row("tensordict.group_by(td, 'id')", "tdc.group_by(td.flatten().set('id', ids), 'id')", "one batch dim"),
+        Row("tensordict.group_by(td, 'id')", "tdc.data.group_by(td.flatten().set('id', ids), 'id')", "one batch dim"),
     ],
     "Shapes, joining, splitting": [
         Row("td.reshape(12), td.permute(1, 0), td.unsqueeze(0)", SAME),
@@ -149,14 +149,14 @@ ROWS: dict[str, list[Row]] = {
         ),
         Row("LazyStackedTensorDict(...).append(td)", "", instead("append")),
         Row("tensordict.pad(td, [0, 1])", instead("pad"), "dims from the last, as in torch"),
-        Row("tensordict.pad_sequence(rows)", "tdc.pad_sequence(rows)", "MaskedBatch leaves, which know their mask"),
+        Row("tensordict.pad_sequence(rows)", "tdc.data.pad_sequence(rows)", "MaskedBatch leaves, with their mask"),
         Row(
             "pad_sequence(rows, padding_side='left', return_mask=True)",
-            "tdc.pad_sequence(rows, side='left', mask_key='masks')",
+            "tdc.data.pad_sequence(rows, side='left', mask_key='masks')",
             "plain tensors: a MaskedBatch has its padding behind",
         ),
-        Row("DataLoader(data, collate_fn=...)", "tdc.collate(list(td.unbind(0)))", "stacks, pads or packs by key"),
-        Row("DataLoader(td, batch_size=2, collate_fn=lambda x: x)", "tdc.collate(td)", "as `collate_fn`: lets it pass"),
+        Row("DataLoader(data, collate_fn=...)", "tdc.data.collate(list(td.unbind(0)))", "stacks, pads or packs by key"),
+        Row("DataLoader(td, collate_fn=lambda x: x)", "tdc.data.collate(td)", "as `collate_fn`: lets it pass"),
     ],
     "Arithmetic and functions": [
         Row("td + 1, td * other, td == other", SAME),
@@ -166,7 +166,7 @@ ROWS: dict[str, list[Row]] = {
         Row("td.sum(0), td.mean(dim=1), td.amax(0)", "td.sum(0), td.mean(dim=1), td.amax(0)", "batch dims"),
         Row("td.sum(dim='feature')", "td.apply(lambda leaf: leaf.flatten(2).sum(-1) if leaf.ndim > 2 else leaf)"),
         Row("td.sum(reduce=True)", "tdc.reduce(td, lambda total, leaf: total + leaf.sum(), 0.0)"),
-        Row("td.norm(reduce=True)", "tdc.global_norm(td.with_batch_size([]))"),
+        Row("td.norm(reduce=True)", "tdc.optim.global_norm(td.with_batch_size([]))"),
         Row("(td == other).all()", "torch.equal(td, other)", "`all` reduces batch dims, and gives a TensorDict"),
         Row("td.apply(fn), td.apply(torch.add, other)", SAME),
         Row(
@@ -242,7 +242,7 @@ ROWS: dict[str, list[Row]] = {
             "tdc.ensemble(net, stacked, randomness='same')(x)",
             "each member may have its own data",
         ),
-        Row("TensorDictParams(params)", "tdc.TensorDictParams(params)", "an `nn.Module`, for stock optimisers"),
+        Row("TensorDictParams(params)", "tdc.nn.TensorDictParams(params)", "an `nn.Module`, for stock optimisers"),
         Row("torch.func.grad(loss)(params)", "tdc.grad(lambda p: tdc.functional_call(net, p, x).sum())(params)"),
         Row(
             "torch.func.jacrev(fn)(td)",
@@ -297,7 +297,7 @@ def sample() -> dict[str, Any]:
         "array": np.zeros(3, dtype=[("f", "f4"), ("i", "i8")]), "d": d, "data": image_class()(images, batch_size=[2]),
         "dc": make_dataclass("Record", [("a", torch.Tensor)])(x), "fn": torch.neg, "ids": torch.arange(12) % 3,
         "idx": 0, "images": images, "index": torch.tensor([[0, 1, 2, 0]]), "mask": x > 3, "net": net,
-        "nt": tdc.to_namedtuple(td), "other": td + 1, "params": params, "rows": [td[0, :n] for n in (2, 4)],
+        "nt": tdc.interop.to_namedtuple(td), "other": td + 1, "params": params, "rows": [td[0, :n] for n in (2, 4)],
         "stacked": torch.stack([params, params]), "td": td, "tds": [td, td + 1], "tree": [x, {"y": x}], "x": x, "y": x,
     }  # fmt: skip
 

@@ -4,7 +4,7 @@
     tdc.while_loop(cond_fn, body_fn, carried_inputs)
     tdc.scan(combine_fn, init, xs, dim=0, reverse=False)
     tdc.associative_scan(combine_fn, xs, dim, reverse=False, combine_mode="pointwise")
-    tdc.compile.map(f, xs, *args)
+    tdc.scan_map(f, xs, *args)
 
 Called without compiling they are a Python `if` and Python loops: exact, and one can step through them. Compiled they
 are torch's operators of these names, one node in one graph whatever the data says. Signatures and meaning are torch's.
@@ -223,7 +223,7 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, c
     return loops.associative_scan(combine_fn, xs, dim, reverse, combine_mode)
 
 
-def map(f: Fn, xs: Any, *args: Any) -> Any:
+def scan_map(f: Fn, xs: Any, *args: Any) -> Any:
     """`f(x, *args)` for each step along the first dim of `xs`, stacked: a loop, where `vmap` would need more memory.
 
     Shapes:
@@ -240,13 +240,13 @@ def map(f: Fn, xs: Any, *args: Any) -> Any:
         fullgraph; differentiable.
 
     Example:
-        >>> map(lambda x, k: x * k, torch.arange(3), 2)
+        >>> scan_map(lambda x, k: x * k, torch.arange(3), 2)
         tensor([0, 2, 4])
 
     Source:
-        `torch._higher_order_ops.map`. (`tdc.map` is another function.)
+        `torch._higher_order_ops.map`. (`tdc.map` works on parts of a TensorDict, one after another.)
     """
-    return loops.map_(f, xs, args)
+    return loops.scan_map(f, xs, args)
 
 
 def checked(op: str, pred: Any) -> Any:

@@ -61,7 +61,7 @@ def ensemble(
 
     Example:
         >>> import torch
-        >>> from tdc.compile import stack_modules
+        >>> from tdc import stack_modules
         >>> nets = [nn.Linear(3, 1) for _ in range(4)]
         >>> y = ensemble(nets[0], stack_modules(nets))(torch.ones(5, 3))
         >>> y.shape, torch.allclose(y[2], nets[2](torch.ones(5, 3)))

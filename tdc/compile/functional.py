@@ -72,7 +72,7 @@ def from_module(
         `nn.Module.named_parameters`, RFC torch.dict.TensorDict.
     """
     if not isinstance(module, nn.Module):
-        raise DtypeError(message("from_module", "a module", describe(module), hint="tdc.from_state_dict(dict)"))
+        raise DtypeError(message("from_module", "a module", describe(module), hint="tdc.interop.from_state_dict(dict)"))
     leaves: Tensors = {}
     nodes: Nodes = {}
     collect(module, (), KINDS[params, buffers], remove_duplicate, {}, leaves, nodes)
@@ -123,7 +123,7 @@ def functional_call(
     """
     if not isinstance(module, nn.Module) or not isinstance(params, TensorDict):
         got = f"{describe(module)} and {describe(params)}"
-        hint = "functional_call(module, tdc.from_module(module), args); tdc.from_state_dict(dict) for a dict"
+        hint = "functional_call(module, tdc.from_module(module), args); tdc.interop.from_state_dict(dict) for a dict"
         raise DtypeError(message("functional_call", "a module and a TensorDict", got, hint=hint))
     stores: list[Store] = []
     find_stores(module, (), stores)

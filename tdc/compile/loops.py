@@ -185,9 +185,9 @@ def combined(combine_fn: Fn, a: Any, b: Any) -> Any:
     return out
 
 
-def map_(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
-    """See `tdc.compile.map`."""
-    op = "compile.map"
+def scan_map(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
+    """See `tdc.scan_map`."""
+    op = "scan_map"
     expect_function(op, f)
     steps = Steps(op, xs, 0)
     if not traced():

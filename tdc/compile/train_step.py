@@ -246,7 +246,7 @@ class TrainStep:
         Args:
             state: of the same step and parameters, such as `step.init(net)`; it says what keys, shapes, dtypes and
                 devices are wanted.
-            state_dict: `tdc.to_state_dict(saved)`, a flat dict of tensors.
+            state_dict: `tdc.interop.to_state_dict(saved)`, a flat dict of tensors.
 
         Raises:
             StructureError: other keys, shapes or dtypes; every difference is named.
@@ -256,7 +256,7 @@ class TrainStep:
             >>> from tdc.optim import adamw
             >>> step = train_step(lambda params, x: (params["weight"] @ x).sum(), adamw())
             >>> state = step.init(nn.Linear(2, 1))
-            >>> loaded = step.load_state_dict(step.init(nn.Linear(2, 1)), tdc.to_state_dict(state))
+            >>> loaded = step.load_state_dict(step.init(nn.Linear(2, 1)), tdc.interop.to_state_dict(state))
             >>> torch.equal(loaded["params", "weight"], state["params", "weight"])
             True
 

@@ -92,7 +92,7 @@ def pad_sequence(
         `torch.nn.utils.rnn.pad_sequence`.
     """
     check_side(side)
-    examples = examples_of("pad_sequence", tds)
+    examples = examples_of("data.pad_sequence", tds)
     fills = fills_of(examples[0], value)
     seen: list[tuple[Any, MaskedBatch]] = []
     masks: dict[Any, Tensor] = {}
@@ -103,7 +103,7 @@ def pad_sequence(
             masks[path] = mask_of(padded, side)
         return padded if side == "right" else turned(padded)
 
-    out = joined("pad_sequence", examples, dim, keys, convert)
+    out = joined("data.pad_sequence", examples, dim, keys, convert)
     return out if mask_key is None else out.set(mask_key, masks)
 
 
@@ -125,7 +125,8 @@ def ragged_stack(
         >>> ragged_stack(tds)["x"].shape
         torch.Size([2, -1, 2])
     """
-    return joined("ragged_stack", examples_of("ragged_stack", tds, strict), dim, keys, lambda path, packed: packed)
+    examples = examples_of("data.ragged_stack", tds, strict)
+    return joined("data.ragged_stack", examples, dim, keys, lambda path, packed: packed)
 
 
 def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[TensorDict]:
@@ -148,8 +149,8 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         [torch.Size([1]), torch.Size([3])]
     """
     if not is_tensordict(td) or td.ndim == 0:
-        got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
-        raise ShapeError(message("unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.pad_sequence(tds)"))
+        got, hint = "batch_size=[]" if is_tensordict(td) else type(td).__name__, "tdc.data.pad_sequence(tds)"
+        raise ShapeError(message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint=hint))
     rows: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
     if batch_dims is None:
         batch_dims = int(one_length(td, rows))
@@ -159,7 +160,7 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
     for row in rows:
         sizes = [batch_of(x)[: row.ndim + batch_dims] for x in row._leaves.values()]
         size = torch.Size(sizes[0] if sizes else row.batch_size)
-        check_leaves("unpad_sequence", row._leaves, row._nodes, size, "give fewer batch_dims")
+        check_leaves("data.unpad_sequence", row._leaves, row._nodes, size, "give fewer batch_dims")
         out.append(make(row._leaves, row._nodes, size, row.device))
     return out
 
@@ -171,7 +172,7 @@ def collate(
     pad_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
     value: float = 0,
 ) -> TensorDict:
-    """A batch of samples, for `DataLoader(dataset, collate_fn=tdc.collate)`.
+    """A batch of samples, for `DataLoader(dataset, collate_fn=tdc.data.collate)`.
 
     Shapes:
         n samples of batch size `S` -> batch size `(n, *S)`.
@@ -180,7 +181,7 @@ def collate(
         samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
             mappings become ObjectArrays. A TensorDict, fetched whole by a DataLoader, comes back as it is.
         ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which rows differ, those of the
-            batch, so that 1 is the first dim of a row. `functools.partial(tdc.collate, ragged_keys=["tokens"])`.
+            batch, so that 1 is the first dim of a row. `functools.partial(tdc.data.collate, ragged_keys=["tokens"])`.
         pad_keys: leaves that become MaskedBatches, in the same way.
         value: what padding holds.
 
@@ -204,26 +205,26 @@ def collate(
     """
     if is_tensordict(samples):
         return samples  # type: ignore[return-value]  # what `__getitems__` of a TensorDict fetched
-    found = checked("collate", samples)
-    check_fills("collate", {"value": value})
+    found = checked("data.collate", samples)
+    check_fills("data.collate", {"value": value})
     tds = typed_empties([as_sample(sample) for sample in found], found)
-    same_keys("collate", *tds)
-    same_size("collate", *tds)
-    ragged = dims_of("collate", tds[0], ragged_keys)
-    padded = dims_of("collate", tds[0], pad_keys)
+    same_keys("data.collate", *tds)
+    same_size("data.collate", *tds)
+    ragged = dims_of("data.collate", tds[0], ragged_keys)
+    padded = dims_of("data.collate", tds[0], pad_keys)
     twice = [show(p) for p in ragged if p in padded]
     if twice:
-        hint = "leave it in one of the two"
-        raise StructureError(message("collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint))
+        got, hint = f"{len(twice)} that are both", "leave it in one of the two"
+        raise StructureError(message("data.collate", "keys ragged or padded", got, twice, hint))
     seen: list[tuple[Any, MaskedBatch]] = []
 
     def convert(path: KeyPath, packed: NestedTensor) -> Any:
         return pad(packed, value, seen) if path in padded else packed
 
     hint = "name keys of different sizes in ragged_keys= or pad_keys="
-    leaves = batched("collate", tds, ragged | padded, convert, hint)
+    leaves = batched("data.collate", tds, ragged | padded, convert, hint)
     size = torch.Size((len(tds), *tds[0].batch_size))
-    return finished("collate", leaves, tds[0]._nodes, size, tds[0].device)
+    return finished("data.collate", leaves, tds[0]._nodes, size, tds[0].device)
 
 
 # -- helpers
@@ -302,10 +303,10 @@ def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
         KeyPathError: a key that is not there.
     """
     if not isinstance(value, Mapping):
-        check_fills("pad_sequence", {"value": value})
+        check_fills("data.pad_sequence", {"value": value})
         return dict.fromkeys(td._leaves, value)
-    given = {present(td, "pad_sequence", key): v for key, v in value.items()}
-    check_fills("pad_sequence", {show(p): v for p, v in given.items()})
+    given = {present(td, "data.pad_sequence", key): v for key, v in value.items()}
+    check_fills("data.pad_sequence", {show(p): v for p, v in given.items()})
     order = sorted(given, key=depth)
     return {leaf: given[p] for p in order for leaf in td._leaves if within(leaf, p)}
 
@@ -456,7 +457,7 @@ def check_side(side: str) -> None:
     """
     if side not in ("right", "left"):
         expected, hint = "side='right' or side='left'", "the side of the padding"
-        raise ShapeError(message("pad_sequence", expected, f"{side!r}", hint=hint))
+        raise ShapeError(message("data.pad_sequence", expected, f"{side!r}", hint=hint))
 
 
 def turned(x: MaskedBatch) -> Tensor:

@@ -1,1 +1,18 @@
-"""Other things as containers and back: records, pytrees, structured arrays, Hugging Face datasets."""
+"""Other things as containers and back: records, pytrees, structured arrays, Hugging Face; and specs."""
+
+from tdc.interop.huggingface import from_hf as from_hf
+from tdc.interop.huggingface import to_hf as to_hf
+from tdc.interop.pytrees import PytreeSpec as PytreeSpec
+from tdc.interop.pytrees import from_pytree as from_pytree
+from tdc.interop.pytrees import from_state_dict as from_state_dict
+from tdc.interop.pytrees import to_pytree as to_pytree
+from tdc.interop.pytrees import to_state_dict as to_state_dict
+from tdc.interop.records import infer_batch_size as infer_batch_size
+from tdc.interop.records import to_dataclass as to_dataclass
+from tdc.interop.records import to_namedtuple as to_namedtuple
+from tdc.interop.spec import LeafSpec as LeafSpec
+from tdc.interop.spec import Spec as Spec
+from tdc.interop.spec import check as check
+from tdc.interop.spec import spec as spec
+from tdc.interop.spec import zeros as zeros
+from tdc.interop.struct_array import to_struct_array as to_struct_array

@@ -54,19 +54,19 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
         >>> td["input_ids"].tolist()
         [[5, 6], [7, 8, 9]]
     """
-    expect("from_hf", encoding, Mapping, of=" of tensors")
+    expect("interop.from_hf", encoding, Mapping, of=" of tensors")
     mask = encoding.get("attention_mask")
     absent = [key for key in keys if key not in encoding]
     if mask is None or absent:
         hint = "tokenizer(texts, padding=True, return_tensors='pt')"
         got = f"keys {sorted(encoding)}"
-        raise KeyPathError(message("from_hf", f"the key {(absent or ['attention_mask'])[0]!r}", got, hint=hint))
+        raise KeyPathError(message("interop.from_hf", f"the key {(absent or ['attention_mask'])[0]!r}", got, hint=hint))
     check_mask(mask)
     names = [key for key in encoding if key in {*TOKENS, *keys}]
     wrong = {key: describe(encoding[key]) for key in names if tuple(encoding[key].shape[:2]) != tuple(mask.shape)}
     if wrong:
-        hint = "pad all entries of tokens alike"
-        raise ShapeError(message("from_hf", f"tokens of {list(mask.shape)}", f"{len(wrong)} others", wrong, hint))
+        expected, hint = f"tokens of {list(mask.shape)}", "pad all entries of tokens alike"
+        raise ShapeError(message("interop.from_hf", expected, f"{len(wrong)} others", wrong, hint))
     real = mask.bool()
     places = real.flatten().nonzero().squeeze(1)
     structure = Structure(offsets_of(real.sum(1)), None, extent_of((mask.shape[1],), mask.device)).marked()
@@ -111,23 +111,23 @@ def to_hf(
     """
     if isinstance(batch, NestedTensor):
         batch = TensorDict({"inputs_embeds" if batch.dtype.is_floating_point else "input_ids": batch}, (len(batch),))
-    expect("to_hf", batch, TensorDict, NestedTensor, Mapping)
+    expect("interop.to_hf", batch, TensorDict, NestedTensor, Mapping)
     ragged = {key: x for key, x in batch.items() if isinstance(x, NestedTensor)}
     if not ragged:
-        got, hint = describe(batch), "tdc.pack(rows), or tdc.from_hf(encoding)"
-        raise StructureError(message("to_hf", "a NestedTensor of tokens", got, hint=hint))
+        got, hint = describe(batch), "tdc.pack(rows), or tdc.interop.from_hf(encoding)"
+        raise StructureError(message("interop.to_hf", "a NestedTensor of tokens", got, hint=hint))
     first = next(iter(ragged.values()))
     out: dict[str, Any] = dict(batch.items())
     for key, x in ragged.items():
         if x.ragged_dims != (1,):
             got, hint = f"ragged dims {x.ragged_dims}", "transpose it, or td.exclude(key)"
-            raise ShapeError(message("to_hf", "rows (B, -1, ...)", got, {key: describe(x)}, hint))
-        require_same(first.structure, x.structure, "to_hf")
+            raise ShapeError(message("interop.to_hf", "rows (B, -1, ...)", got, {key: describe(x)}, hint))
+        require_same(first.structure, x.structure, "interop.to_hf")
         fill = pad.get(key, 0) if isinstance(pad, Mapping) else pad
         padded = to_padded(x, fill, length=length)
-        out[key] = shift_rows(padded.data, padded.lengths[:, 0], side, "to_hf", back=True)
+        out[key] = shift_rows(padded.data, padded.lengths[:, 0], side, "interop.to_hf", back=True)
     ones = to_padded(first.with_values(first.values.new_ones(first.values.shape[:1], dtype=torch.int64)), length=length)
-    mask = shift_rows(ones.data, ones.lengths[:, 0], side, "to_hf", back=True)
+    mask = shift_rows(ones.data, ones.lengths[:, 0], side, "interop.to_hf", back=True)
     return out | {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
@@ -135,7 +135,7 @@ def check_mask(mask: Any) -> None:
     """An attention mask is (B, L), of bool or whole numbers."""
     if not isinstance(mask, Tensor) or mask.dtype.is_floating_point or mask.dtype.is_complex:
         hint = "return_tensors='pt'; 1 is a token, 0 padding"
-        raise DtypeError(message("from_hf", "an attention mask of bool or int", describe(mask), hint=hint))
+        raise DtypeError(message("interop.from_hf", "an attention mask of bool or int", describe(mask), hint=hint))
     if mask.ndim != 2:
         hint = "the mask of the tokenizer; masks of attention scores say more than lengths can"
-        raise ShapeError(message("from_hf", "an attention mask (B, L)", describe(mask), hint=hint))
+        raise ShapeError(message("interop.from_hf", "an attention mask (B, L)", describe(mask), hint=hint))

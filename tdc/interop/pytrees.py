@@ -80,7 +80,7 @@ def from_pytree(tree: Any, batch_size: Any = ()) -> tuple[TensorDict, PytreeSpec
     twice = sorted({show(p) for i, p in enumerate(paths) if p in paths[:i]})
     if twice:
         got, hint = f"{len(twice)} that are not", "rename one of them: keys become strings"
-        raise KeyPathError(message("from_pytree", "dict keys that differ as strings", got, twice, hint))
+        raise KeyPathError(message("interop.from_pytree", "dict keys that differ as strings", got, twice, hint))
     td = TensorDict({p: held(x) for p, x in zip(paths, leaves, strict=True)}, batch_size)
     return td, PytreeSpec(paths, treespec)
 
@@ -102,15 +102,15 @@ def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
         (tensor(0.), tensor(1.))
     """
     if not isinstance(spec, PytreeSpec):
-        hint = "td, spec = tdc.from_pytree(tree)"
-        raise DtypeError(message("to_pytree", "the spec of from_pytree", type(spec).__name__, hint=hint))
-    expect("to_pytree", td, TensorDict)
+        hint = "td, spec = tdc.interop.from_pytree(tree)"
+        raise DtypeError(message("interop.to_pytree", "the spec of from_pytree", type(spec).__name__, hint=hint))
+    expect("interop.to_pytree", td, TensorDict)
     known = {*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]}
     wrong = [f"{show(p)}: missing" for p in spec.paths if p not in td]
     wrong += [f"{show(p)}: not in the spec" for p in ordered(known) if not any([within(p, q) for q in spec.paths])]
     if wrong:
         got, hint = f"{len(wrong)} that differ", "take the TensorDict and the spec from one call of from_pytree"
-        raise StructureError(message("to_pytree", "the paths of the spec", got, wrong, hint))
+        raise StructureError(message("interop.to_pytree", "the paths of the spec", got, wrong, hint))
     return torch_pytree.tree_unflatten([td.get(p) for p in spec.paths], spec.treespec)
 
 
@@ -134,8 +134,8 @@ def from_state_dict(state_dict: Mapping[str, Any], batch_size: Any = ()) -> Tens
         (torch.Size([3, 2]), ['0.weight', '0.bias'])
     """
     if not isinstance(state_dict, Mapping):
-        hint = "tdc.from_state_dict(module.state_dict())"
-        raise DtypeError(message("from_state_dict", "a dict", type(state_dict).__name__, hint=hint))
+        hint = "tdc.interop.from_state_dict(module.state_dict())"
+        raise DtypeError(message("interop.from_state_dict", "a dict", type(state_dict).__name__, hint=hint))
     return TensorDict({k: held(v) for k, v in state_dict.items()}, batch_size).unflatten_keys(".")
 
 
@@ -155,7 +155,7 @@ def to_state_dict(td: TensorDict) -> dict[str, Any]:
         >>> to_state_dict(TensorDict({"fc": {"bias": torch.zeros(1)}}))
         {'fc.bias': tensor([0.])}
     """
-    expect("to_state_dict", td, TensorDict)
+    expect("interop.to_state_dict", td, TensorDict)
     return dict(Keyed.items(td.flatten_keys(".")))
 
 

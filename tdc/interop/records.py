@@ -59,7 +59,8 @@ def infer_batch_size(tree: Any, max_dims: int | None = None) -> torch.Size:
         torch.Size([3, 4])
     """
     if max_dims is not None and max_dims < 0:
-        raise ShapeError(message("infer_batch_size", "max_dims of at least 0", f"{max_dims}", hint="leave it out"))
+        got = f"{max_dims}"
+        raise ShapeError(message("interop.infer_batch_size", "max_dims of at least 0", got, hint="leave it out"))
     sizes = [batch_of(x) for x in as_tensordict(tree)._leaves.values()]
     size = sizes[0] if sizes else torch.Size()
     for other in sizes[1:]:
@@ -123,7 +124,7 @@ def as_tensordict(obj: Any, batch_size: Any = None) -> TensorDict:
     if is_struct_array(obj):
         return from_struct_array(obj, batch_size)
     if not isinstance(obj, Mapping) and not is_record(obj):
-        hint = "TensorDict({'key': value}), or tdc.from_pytree for lists and tuples"
+        hint = "TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"
         raise DtypeError(message("as_tensordict", "a mapping or a record", described(obj), hint=hint))
     return TensorDict(entries(obj), () if batch_size is None else batch_size)
 
@@ -168,11 +169,11 @@ def to_dataclass(td: TensorDict, cls: type[T]) -> T:
         DtypeError: `cls` is no dataclass.
         KeyPathError: keys that are no fields, or fields without a default and without a key; all are named.
     """
-    expect("to_dataclass", td, TensorDict)
+    expect("interop.to_dataclass", td, TensorDict)
     if not isinstance(cls, type) or not is_dataclass(cls):
-        hint = "the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"
-        raise DtypeError(message("to_dataclass", "a dataclass", described(cls), hint=hint))
-    return record("to_dataclass", td, cls)
+        hint = "the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"
+        raise DtypeError(message("interop.to_dataclass", "a dataclass", described(cls), hint=hint))
+    return record("interop.to_dataclass", td, cls)
 
 
 def from_namedtuple(nt: Any, batch_size: Any = ()) -> TensorDict:
@@ -186,7 +187,7 @@ def from_namedtuple(nt: Any, batch_size: Any = ()) -> TensorDict:
         tensor([0, 1])
     """
     if not is_namedtuple(nt):
-        hint = "tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples"
+        hint = "tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples"
         raise DtypeError(message("from_namedtuple", "a named tuple", described(nt), hint=hint))
     return TensorDict(entries(nt), batch_size)
 
@@ -209,14 +210,14 @@ def to_namedtuple(td: TensorDict, cls: Any = None) -> Any:
         >>> to_namedtuple(TensorDict({"x": torch.zeros(2), "meta": {"id": torch.ones(2)}}, [2]))
         Fields(x=tensor([0., 0.]), meta=Fields(id=tensor([1., 1.])))
     """
-    expect("to_namedtuple", td, TensorDict)
+    expect("interop.to_namedtuple", td, TensorDict)
     if cls is None:
         inner = [(k, to_namedtuple(v) if is_tensordict(v) else v) for k, v in Keyed.items(td)]
         return fields_class(tuple([k for k, _ in inner]))(*[v for _, v in inner])
     if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
         hint = "a class made by typing.NamedTuple, or None"
-        raise DtypeError(message("to_namedtuple", "a class of named tuples", described(cls), hint=hint))
-    return record("to_namedtuple", td, cls)
+        raise DtypeError(message("interop.to_namedtuple", "a class of named tuples", described(cls), hint=hint))
+    return record("interop.to_namedtuple", td, cls)
 
 
 # -- helpers
@@ -333,7 +334,7 @@ def fields_class(names: tuple[str, ...]) -> Any:
     wrong = [n for n, r in zip(names, renamed, strict=True) if n != r]
     if wrong:
         got, hint = f"{len(wrong)} others", "td.rename_keys({old: new}) first"
-        raise KeyPathError(message("to_namedtuple", "keys that can name a field", got, wrong, hint))
+        raise KeyPathError(message("interop.to_namedtuple", "keys that can name a field", got, wrong, hint))
     return CLASSES.setdefault(names, namedtuple("Fields", names))
 
 

@@ -67,7 +67,7 @@ class Spec(Frozen):
     """
 
     __slots__ = ("_batch_size", "_leaves", "_nodes")
-    _instead = "spec.with_batch_size(size), spec.with_device(device), or tdc.spec(td)"
+    _instead = "spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)"
     _batch_size: Size
     _leaves: dict[KeyPath, LeafSpec]
     _nodes: Nodes
@@ -133,7 +133,7 @@ def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> S
         >>> spec(TensorDict({"tokens": pack([torch.ones(2), torch.ones(3)])}, [2]))
         Spec(batch_size=[2], {'tokens': NestedTensor float32[-1] on cpu})
     """
-    return spec_of("spec", td, batch_size)
+    return spec_of("interop.spec", td, batch_size)
 
 
 def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None, *, device: Any = None) -> TensorDict:
@@ -156,15 +156,15 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
         >>> td["x"].shape, td["id"]
         (torch.Size([3, 4]), tensor([0, 0, 0]))
     """
-    form = spec_of("zeros", schema, batch_size)
+    form = spec_of("interop.zeros", schema, batch_size)
     size = form._batch_size
     if None in size:
-        got, hint = f"{show_sizes(size)}", "tdc.zeros(spec, batch_size=[...])"
-        raise ShapeError(message("zeros", "a batch size without None", got, hint=hint))
+        got, hint = f"{show_sizes(size)}", "tdc.interop.zeros(spec, batch_size=[...])"
+        raise ShapeError(message("interop.zeros", "a batch size without None", got, hint=hint))
     wrong = {show(p): e.kind for p, e in form._leaves.items() if e.kind not in MAKERS}
     if wrong:
-        got, hint = f"{len(wrong)} others", "td.exclude(key) before tdc.spec, and set the key afterwards"
-        raise UnsupportedError(message("zeros", "leaves that can be filled with zeros", got, wrong, hint))
+        got, hint = f"{len(wrong)} others", "td.exclude(key) before tdc.interop.spec, and set the key afterwards"
+        raise UnsupportedError(message("interop.zeros", "leaves that can be filled with zeros", got, wrong, hint))
     place = None if device is None else torch.device(device)
     leaves: Leaves = {}
     for path, entry in form._leaves.items():
@@ -193,18 +193,19 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
         True
     """
     if not is_tensordict(td):
-        raise DtypeError(message("check", "a TensorDict", type(td).__name__, hint="tdc.as_tensordict(obj) first"))
+        hint = "tdc.as_tensordict(obj) first"
+        raise DtypeError(message("interop.check", "a TensorDict", type(td).__name__, hint=hint))
     if isinstance(schema, Spec) or is_tensordict(schema):
-        form = spec_of("check", schema)
+        form = spec_of("interop.check", schema)
     else:  # it says nothing of the classes of inner nodes
-        form = spec_of("check", schema, [None] * td.ndim)
+        form = spec_of("interop.check", schema, [None] * td.ndim)
         nodes = {p: n for p, n in td._nodes.items() if is_inner(n) and (p in form._nodes or p == ())}
         form = Spec(form._batch_size, form._leaves, form._nodes | nodes)
     wrong = differences(td, form)
     if wrong:
-        s = "s" * (len(wrong) > 1)
-        hint = "mend the leaves, or state what they are: tdc.spec(td)"
-        raise StructureError(message("check", "a TensorDict of this spec", f"{len(wrong)} difference{s}", wrong, hint))
+        got = f"{len(wrong)} difference{'s' * (len(wrong) > 1)}"
+        hint = "mend the leaves, or state what they are: tdc.interop.spec(td)"
+        raise StructureError(message("interop.check", "a TensorDict of this spec", got, wrong, hint))
     return td
 
 

@@ -81,13 +81,13 @@ def to_struct_array(td: TensorDict) -> Any:
         >>> a["meta"]["id"].tolist(), a.dtype.names
         ([0, 1, 2], ('xy', 'meta'))
     """
-    expect("to_struct_array", td, TensorDict)
+    expect("interop.to_struct_array", td, TensorDict)
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not has_dtype(unwrap(x))}
     wrong |= {show(p): repr(n) for p, n in td._nodes.items() if type(n) is Static}
     if wrong:
         hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
         got = f"{len(wrong)} others"
-        raise UnsupportedError(message("to_struct_array", "leaves with a numpy dtype", got, wrong, hint))
+        raise UnsupportedError(message("interop.to_struct_array", "leaves with a numpy dtype", got, wrong, hint))
     sources = {p: host(unwrap(x)) for p, x in td._leaves.items()}
     out = ndarray()(tuple(td.batch_size), dtype_of(td.ndim, sources, td._nodes))
     for path, source in sources.items():

@@ -61,13 +61,13 @@ class TensorDictParams(nn.Module):
         super().__init__()
         if not isinstance(td, TensorDict):
             hint = "TensorDictParams(tdc.from_module(module)), TensorDictParams(TensorDict(dict))"
-            raise DtypeError(message("TensorDictParams", "a TensorDict", describe(td), hint=hint))
+            raise DtypeError(message("nn.TensorDictParams", "a TensorDict", describe(td), hint=hint))
         leaves = td._leaves
         check(leaves)
         kept = [unravel_key(key) for key in ([buffers] if isinstance(buffers, str) else buffers)]
         for path in kept:
             if path not in td:
-                raise missing_key("TensorDictParams", path, leaves)
+                raise missing_key("nn.TensorDictParams", path, leaves)
         self._paths = tuple(leaves)
         self._nodes, self._size = td._nodes, td._size
         held: dict[int, Any] = {}
@@ -110,12 +110,15 @@ def check(leaves: dict[KeyPath, Any]) -> None:
     """
     odd = {show(p): describe(x) for p, x in leaves.items() if not isinstance(x, Tensor)}
     if odd:
-        hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
-        raise UnsupportedError(message("TensorDictParams", "leaves that are tensors", f"{len(odd)} others", odd, hint))
+        got, hint = (
+            f"{len(odd)} others",
+            "hold the tensor inside, x.values or x.data, and build the batch where it is used",
+        )
+        raise UnsupportedError(message("nn.TensorDictParams", "leaves that are tensors", got, odd, hint))
     dotted = [repr(p) for p in leaves if any(["." in key or not key for key in parts(p)])]
     if dotted:
         got, hint = f"{len(dotted)} others", "td.unflatten_keys('.') makes inner nodes of them"
-        raise KeyPathError(message("TensorDictParams", "keys without dots", got, dotted, hint))
+        raise KeyPathError(message("nn.TensorDictParams", "keys without dots", got, dotted, hint))
 
 
 def owner_of(module: nn.Module, path: list[str]) -> nn.Module:

@@ -134,7 +134,7 @@ def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> Shap
             kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
         if any([kind != kinds[0] for kind in kinds]):
             wrong[show(path)] = " and ".join(dict.fromkeys([describe(v) for v in group]))
-    hint = "tdc.pad_sequence(tds) or tdc.ragged_stack(tds) for rows that differ, or exclude the key"
+    hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
     got = f"{len(wrong)} keys that differ" if wrong else "others"
     hint = hint if wrong else first_line(error)
     return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
@@ -446,7 +446,7 @@ def joinable(op: str, tensors: Any) -> list[Any]:
     if kinds or not found or all([isinstance(x, Tensor) for x in found]):
         return same_kind(op, found, kinds[0] if kinds else Tensor)
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(found) if not isinstance(x, Tensor)}
-    hint = "TensorDict(d, batch_size) of each, or tdc.collate(samples) for dicts"
+    hint = "TensorDict(d, batch_size) of each, or tdc.data.collate(samples) for dicts"
     raise StructureError(message(op, "tensors or containers", f"{len(wrong)} others", wrong, hint))
 
 

@@ -26,7 +26,7 @@ def validate(x: Any) -> Any:
         torch.Size([2, -1])
     """
     if not hasattr(x, "_broken"):
-        hint = "tdc.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
+        hint = "tdc.interop.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
         raise DtypeError(message("validate", "a NestedTensor or a MaskedBatch", describe(x), hint=hint))
     wrong, hint = x._broken()
     if wrong:

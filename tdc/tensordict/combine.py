@@ -262,17 +262,17 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
         >>> {label: rows["x"].tolist() for label, rows in group_by(td, "label").items()}
         {1: [0, 2, 3], 0: [1]}
     """
-    _, leaves = named_leaves("group_by", td, [key])
+    _, leaves = named_leaves("data.group_by", td, [key])
     leaf = unwrap(leaves[0])
     if td.ndim == 0 or not isinstance(leaf, (Tensor, ObjectArray)) or leaf.ndim != 1:
         hint = "td.flatten() for several batch dims; stack features to one code first"
-        raise ShapeError(message("group_by", "a leaf with one value for each row", describe(leaf), hint=hint))
+        raise ShapeError(message("data.group_by", "a leaf with one value for each row", describe(leaf), hint=hint))
     rows: dict[Any, list[int]] = {}
     values = leaf.tolist()
     wrong = {f"row {i}": type(value).__name__ for i, value in enumerate(values) if not is_hashable(value)}
     if wrong:
-        hint = "group by a leaf of codes, or by tuples in place of lists"
-        raise DtypeError(message("group_by", "values that can be keys of a dict", f"{len(wrong)} others", wrong, hint))
+        got, hint = f"{len(wrong)} others", "group by a leaf of codes, or by tuples in place of lists"
+        raise DtypeError(message("data.group_by", "values that can be keys of a dict", got, wrong, hint))
     for i, value in enumerate(values):
         rows.setdefault(value, []).append(i)
     return {value: td[torch.tensor(where, device=td._device)] for value, where in rows.items()}

@@ -1,4 +1,4 @@
-"""tdc.cond, while_loop, scan, associative_scan and compile.map over containers: eager, compiled, gradients, messages.
+"""cond, while_loop, scan, associative_scan and scan_map of containers: eager, compiled, gradients, messages.
 
 Eager code is a Python loop, so it is the reference of compiled code; it is held against raw tensors itself.
 """
@@ -106,7 +106,7 @@ class TestEager:
 
     def test_map(self):
         xs = steps()
-        out = tdc.compile.map(lambda x, k: x.set("s", x["r"].sum(-1) * k), xs, 2)
+        out = tdc.scan_map(lambda x, k: x.set("s", x["r"].sum(-1) * k), xs, 2)
         assert out.batch_size == (5, 3)
         assert torch.equal(out["s"], xs["r"].sum(-1) * 2)
 
@@ -243,9 +243,7 @@ class TestCompiled:
     @pytest.mark.slow
     def test_map_and_associative_scan(self):
         w, xs = weight(), steps()
-        same(
-            lambda xs: tdc.compile.map(lambda s, w: (s.set("r", torch.sin(s["r"] @ w)), s["d"] > 0), xs, w), xs, wrt=[w]
-        )
+        same(lambda xs: tdc.scan_map(lambda s, w: (s.set("r", torch.sin(s["r"] @ w)), s["d"] > 0), xs, w), xs, wrt=[w])
         f = lambda xs: tdc.associative_scan(lambda a, b: a * b, xs * w.mean(), 1, True, combine_mode="generic")  # noqa: E731
         same(f, xs, wrt=[w])
 
@@ -342,9 +340,9 @@ MESSAGES: list[tuple[str, Fn, type[Exception], str]] = [
      "'pointwise' or"),
     ("form", lambda td: tdc.associative_scan(lambda a, b: a["a"], td, 0, combine_mode="generic"), StructureError,
      "the result of combine_fn in the form of a slice of xs"),
-    ("map", lambda td: tdc.compile.map(lambda x: one(), (td, torch.ones(4))), ShapeError,
-     r"tdc\.compile\.map: .*different lengths"),
-    ("map_y", lambda td: tdc.compile.map(lambda x: ragged(), td), UnsupportedError, "ragged or padded batches"),
+    ("map", lambda td: tdc.scan_map(lambda x: one(), (td, torch.ones(4))), ShapeError,
+     r"tdc\.scan_map: .*different lengths"),
+    ("map_y", lambda td: tdc.scan_map(lambda x: ragged(), td), UnsupportedError, "ragged or padded batches"),
 ]  # fmt: skip
 
 

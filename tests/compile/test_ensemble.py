@@ -112,7 +112,7 @@ class TestCall:
 
     def test_parameters_as_a_module(self):
         members, x = nets(), torch.randn(6, 3)
-        params = tdc.TensorDictParams(stack_modules(members))
+        params = tdc.nn.TensorDictParams(stack_modules(members))
         ensemble(members[0], params.td)(x).square().sum().backward()
         for net in members:
             net(x).square().sum().backward()

@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 def flat(td: TensorDict) -> dict[str, torch.Tensor]:
-    return tdc.to_state_dict(td)
+    return tdc.interop.to_state_dict(td)
 
 
 def untouched(module: nn.Module, td: TensorDict) -> Any:
@@ -81,7 +81,7 @@ class TestFromModule:
         assert pytree.tree_structure(td) == pytree.tree_structure(again)
 
     def test_no_module(self):
-        with pytest.raises(tdc.DtypeError, match=r"got OrderedDict\nhint: tdc.from_state_dict"):
+        with pytest.raises(tdc.DtypeError, match=r"got OrderedDict\nhint: tdc.interop.from_state_dict"):
             from_module(nn.Linear(2, 2).state_dict())  # pyright: ignore[reportArgumentType]  # what is tested
 
     def test_compiles(self):

@@ -80,7 +80,7 @@ def test_numbers_of_torchs_own_loop_in_one_graph(backend: str | None, donate: bo
     before = {name: p.clone() for name, p in net.named_parameters()}
     assert_close(found, reference(net, batches, 0.5), rtol=1e-5, atol=1e-6)
     assert any(not torch.equal(before[name], p) for name, p in net.named_parameters())  # the reference did move
-    assert_close(tdc.to_state_dict(state["params"]), dict(net.named_parameters()), rtol=1e-4, atol=1e-6)
+    assert_close(tdc.interop.to_state_dict(state["params"]), dict(net.named_parameters()), rtol=1e-4, atol=1e-6)
     assert state["step"] == 3
     if backend:
         assert (step.counts.graphs, step.counts.breaks, step.counts.compiles) == (1, 0, 1)
@@ -169,7 +169,7 @@ def dropping(params: TensorDict, batch: TensorDict) -> torch.Tensor:
 def saved(state: TensorDict) -> dict[str, torch.Tensor]:
     """Through a file, as checkpoints go."""
     file = io.BytesIO()
-    torch.save(tdc.to_state_dict(state), file)
+    torch.save(tdc.interop.to_state_dict(state), file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 
@@ -219,7 +219,7 @@ def test_buffers_are_those_of_a_module_in_training():
     batches = [plain() for _ in range(3)]
 
     def loss_fn(params: TensorDict, buffers: TensorDict, batch: TensorDict) -> tuple[torch.Tensor, TensorDict]:
-        named = {**tdc.to_state_dict(params), **tdc.to_state_dict(buffers)}
+        named = {**tdc.interop.to_state_dict(params), **tdc.interop.to_state_dict(buffers)}
         out = torch.func.functional_call(net, named, (batch["x"],))
         return F.cross_entropy(out, batch["label"]), buffers
 
@@ -232,7 +232,7 @@ def test_buffers_are_those_of_a_module_in_training():
         other = nn.Sequential(nn.Linear(8, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 3))
         other.load_state_dict(net.state_dict())
         reference(other, batches)
-        assert_close(tdc.to_state_dict(state["buffers"]), dict(other.named_buffers()), rtol=1e-5, atol=1e-6)
+        assert_close(tdc.interop.to_state_dict(state["buffers"]), dict(other.named_buffers()), rtol=1e-5, atol=1e-6)
         assert state["buffers", "1", "num_batches_tracked"] == 3
 
 
@@ -258,7 +258,7 @@ def test_frozen_and_tied_parameters():
     batches = [plain() for _ in range(3)]
     step = train_step(loss_of(net), adamw(0.01), compile=False)
     state = step.init(net)
-    assert set(tdc.to_state_dict(state["params"])) == {"0.weight", "0.bias", "1.bias", "2.bias"}
+    assert set(tdc.interop.to_state_dict(state["params"])) == {"0.weight", "0.bias", "1.bias", "2.bias"}
     found, _ = losses(step, state, batches)
     assert_close(found, reference(net, batches), rtol=1e-5, atol=1e-6)
 

@@ -71,7 +71,7 @@ StructureError
 tdc.stack: expected tensors or containers, got 2 others
 at operand 0: dict
 at operand 1: dict
-hint: TensorDict(d, batch_size) of each, or tdc.collate(samples) for dicts""")  # fmt: skip
+hint: TensorDict(d, batch_size) of each, or tdc.data.collate(samples) for dicts""")  # fmt: skip
 
     def test_a_tensor_as_a_key(self):
         self.says(lambda: T([1.0, 2.0]) in tree(), """\

@@ -118,7 +118,7 @@ hint: torch: selected index k out of range""",
 ShapeError
 tdc.stack: expected leaves of one shape for each key, got 1 keys that differ
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 5]
-hint: tdc.pad_sequence(tds) or tdc.ragged_stack(tds) for rows that differ, or exclude the key""",
+hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""",
         )
 
     def test_a_cat_of_other_features(self):
@@ -130,7 +130,7 @@ ShapeError
 tdc.cat: expected leaves of one shape for each key, got 2 keys that differ
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 5]
 at meta.label: Tensor int64[3, 4] and Tensor float32[3, 4, 1]
-hint: tdc.pad_sequence(tds) or tdc.ragged_stack(tds) for rows that differ, or exclude the key""",
+hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""",
         )
 
     def test_a_stack_of_nothing(self):

@@ -25,6 +25,7 @@ from tdc import (
     ShapeError,
     StructureError,
     TensorDict,
+    interop,
 )
 from tdc.testing import assert_one_graph
 
@@ -164,7 +165,7 @@ def test_nested_like_checks():
 def test_tokens_there_and_back(side: str):
     ids, labels = tdc.from_list([[5, 6], [7, 8, 9], [4]]), tdc.from_list([[1, 1], [1, 1, 1], [1]])
     td = TensorDict({"input_ids": ids, "labels": labels, "w": torch.ones(3)}, [3])
-    out = tdc.to_hf(td, side=side, pad={"labels": -100})
+    out = interop.to_hf(td, side=side, pad={"labels": -100})
     assert list(out) == ["input_ids", "labels", "w", "attention_mask", "position_ids"]
     if side == "left":
         assert out["input_ids"].tolist() == [[0, 5, 6], [7, 8, 9], [0, 0, 4]]
@@ -175,7 +176,7 @@ def test_tokens_there_and_back(side: str):
         assert out["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9], [4, 0, 0]]
         assert out["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
         assert out["position_ids"][:, 0].tolist() == [0, 0, 0]
-    back = tdc.from_hf(out, keys=["labels"])
+    back = interop.from_hf(out, keys=["labels"])
     assert back["input_ids"].tolist() == ids.tolist()
     assert back["labels"].tolist() == labels.tolist()
     assert back["labels"].structure is back["input_ids"].structure
@@ -187,17 +188,17 @@ def test_tokens_there_and_back(side: str):
 
 def test_tokens_that_are_embedded_and_gradients():
     x = rows(2, 0, 3).requires_grad_()
-    out = tdc.to_hf(x, side="left", length=4)
+    out = interop.to_hf(x, side="left", length=4)
     assert out["inputs_embeds"].shape == (3, 4, 3)
     assert out["attention_mask"].sum(1).tolist() == [2, 0, 3]
-    tdc.from_hf(out)["inputs_embeds"].sum().backward()
+    interop.from_hf(out)["inputs_embeds"].sum().backward()
     assert x.grad is not None
     assert x.grad.values.eq(1).all()
 
 
 def test_to_hf_is_one_graph():
     def fn(x: NestedTensor) -> Tensor:
-        return tdc.to_hf(x, side="left")["inputs_embeds"]
+        return interop.to_hf(x, side="left")["inputs_embeds"]
 
     assert_one_graph(fn, rows(2, 4), rows(3, 1, 6), backend="eager")
 
@@ -213,23 +214,32 @@ def test_leaves_of_a_traced_dictionary_are_mapped_and_listed():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: tdc.from_hf({"input_ids": torch.ones(1, 1)}), KeyPathError, r"the key 'attention_mask', got keys"),
+        (lambda: interop.from_hf({"input_ids": torch.ones(1, 1)}), KeyPathError, r"the key 'attention_mask', got keys"),
         (
-            lambda: tdc.from_hf({"attention_mask": torch.ones(1, 1).long()}, keys=["labels"]), KeyPathError,
+            lambda: interop.from_hf({"attention_mask": torch.ones(1, 1).long()}, keys=["labels"]), KeyPathError,
             r"the key 'labels'",
         ),
-        (lambda: tdc.from_hf({"attention_mask": torch.ones(1, 1)}), DtypeError, r"mask of bool or int, got Tensor"),
-        (lambda: tdc.from_hf({"attention_mask": T([1])}), ShapeError, r"an attention mask \(B, L\), got Tensor"),
+        (lambda: interop.from_hf({"attention_mask": torch.ones(1, 1)}), DtypeError, r"mask of bool or int, got Tensor"),
+        (lambda: interop.from_hf({"attention_mask": T([1])}), ShapeError, r"an attention mask \(B, L\), got Tensor"),
         (
-            lambda: tdc.from_hf({"attention_mask": T([[1, 1]]), "input_ids": T([[1]])}), ShapeError,
+            lambda: interop.from_hf({"attention_mask": T([[1, 1]]), "input_ids": T([[1]])}), ShapeError,
             r"tokens of \[1, 2\], got 1 others\nat input_ids",
         ),
-        (lambda: tdc.to_hf(TensorDict({"a": torch.ones(2)}, [2])), StructureError, r"a NestedTensor of tokens, got"),
-        (lambda: tdc.to_hf(rows(1, 2), side="both"), ShapeError, r"tdc\.to_hf: expected side='left' or side='right'"),
-        (lambda: tdc.to_hf(rows(1, 2).transpose(1, 2)), ShapeError, r"rows \(B, -1, \.\.\.\), got ragged dims \(2,\)"),
         (
-            lambda: tdc.to_hf(TensorDict({"a": rows(1, 2), "b": rows(2, 1)}, [2])), StructureError,
-            r"tdc\.to_hf: expected operands of one ragged structure",
+            lambda: interop.to_hf(TensorDict({"a": torch.ones(2)}, [2])), StructureError,
+            r"a NestedTensor of tokens, got",
+        ),
+        (
+            lambda: interop.to_hf(rows(1, 2), side="both"), ShapeError,
+            r"tdc\.interop\.to_hf: expected side='left' or side='right'",
+        ),
+        (
+            lambda: interop.to_hf(rows(1, 2).transpose(1, 2)), ShapeError,
+            r"rows \(B, -1, \.\.\.\), got ragged dims \(2,\)",
+        ),
+        (
+            lambda: interop.to_hf(TensorDict({"a": rows(1, 2), "b": rows(2, 1)}, [2])), StructureError,
+            r"tdc\.interop\.to_hf: expected operands of one ragged structure",
         ),
     ],
 )  # fmt: skip

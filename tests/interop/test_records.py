@@ -74,12 +74,12 @@ def outer() -> Outer:
     ],
 )
 def test_infer_batch_size(tree: Any, max_dims: int | None, size: list[int]):
-    assert tdc.infer_batch_size(tree, max_dims) == torch.Size(size)
+    assert tdc.interop.infer_batch_size(tree, max_dims) == torch.Size(size)
 
 
 def test_infer_padded_leaves_by_their_rows():
     x = tdc.pack([torch.zeros(5), torch.zeros(2)]).to_padded()
-    assert tdc.infer_batch_size({"m": x, "y": torch.zeros(2, 5)}) == (2,)
+    assert tdc.interop.infer_batch_size({"m": x, "y": torch.zeros(2, 5)}) == (2,)
 
 
 def test_from_dict():
@@ -107,7 +107,7 @@ def test_dataclasses_go_there_and_back():
         *(("maybe", "label"), ("plain", "x"), ("node", "z")),
     }
     assert td["rate"] == 0.5
-    back = tdc.to_dataclass(td, Outer)
+    back = tdc.interop.to_dataclass(td, Outer)
     assert isinstance(back.inner, Inner)
     assert isinstance(back.point, Point)
     assert isinstance(back.maybe, Inner)
@@ -120,19 +120,19 @@ def test_dataclasses_go_there_and_back():
 def test_absent_optional_record_is_a_static_none():
     td = tdc.from_dataclass(Outer(Inner(torch.zeros(2)), Point(torch.ones(2))), [2])
     assert td["maybe"] is None
-    assert tdc.to_dataclass(td[0], Outer).maybe is None
-    assert tdc.to_dataclass(td.delete("maybe"), Outer).maybe is None
+    assert tdc.interop.to_dataclass(td[0], Outer).maybe is None
+    assert tdc.interop.to_dataclass(td.delete("maybe"), Outer).maybe is None
 
 
 def test_named_tuples_go_there_and_back():
     td = tdc.from_namedtuple(Point(torch.zeros(2, 3)), [2])
-    back = tdc.to_namedtuple(td[0], Point)
+    back = tdc.interop.to_namedtuple(td[0], Point)
     assert isinstance(back, Point)
     assert back.xy.shape == (3,)
-    assert tdc.to_namedtuple(td.delete("name"), Point).name == "here"
-    made = tdc.to_namedtuple(TensorDict({"p": td, "q": torch.ones(2)}, [2]))
+    assert tdc.interop.to_namedtuple(td.delete("name"), Point).name == "here"
+    made = tdc.interop.to_namedtuple(TensorDict({"p": td, "q": torch.ones(2)}, [2]))
     assert made._fields == ("p", "q")
-    assert type(made.p) is type(tdc.to_namedtuple(td))
+    assert type(made.p) is type(tdc.interop.to_namedtuple(td))
     old = namedtuple("old", "x y")(torch.zeros(2), {"z": torch.zeros(2)})
     assert tdc.from_namedtuple(old, [2]).keys(True, True) == ("x", ("y", "z"))
     assert tdc.from_namedtuple(torch.sort(torch.randn(2, 3)), [2, 3]).keys() == ("values", "indices")
@@ -157,16 +157,16 @@ def test_ragged_fields():
     x = tdc.pack([torch.zeros(1), torch.zeros(2)])
     td = tdc.from_dataclass(Inner(x), [2])
     assert td["a"] is x
-    assert tdc.to_dataclass(td, Inner).a is x
+    assert tdc.interop.to_dataclass(td, Inner).a is x
 
 
 def test_records_compile():
     def there_and_back(x: Tensor) -> Any:
         o = Outer(Inner(x), Point(x + 1), None, {"x": x})
         td = tdc.as_tensordict(o, [2]) * 2
-        back = tdc.to_dataclass(td, Outer)
-        point = tdc.to_namedtuple(tdc.from_namedtuple(back.point, [2]) + 1, Point)
-        return back.inner.a, point.xy, tdc.from_dict({"x": x}, batch_dims=1), tdc.infer_batch_size({"x": x})
+        back = tdc.interop.to_dataclass(td, Outer)
+        point = tdc.interop.to_namedtuple(tdc.from_namedtuple(back.point, [2]) + 1, Point)
+        return back.inner.a, point.xy, tdc.from_dict({"x": x}, batch_dims=1), tdc.interop.infer_batch_size({"x": x})
 
     a, xy, td, size = compiled(there_and_back)(torch.ones(2))
     assert a.tolist() == [2.0, 2.0]
@@ -197,32 +197,32 @@ TREES = [
 
 @pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
 def test_pytrees_go_there_and_back(tree: Any):
-    td, spec = tdc.from_pytree(tree, [2])
+    td, spec = tdc.interop.from_pytree(tree, [2])
     assert td.batch_size == (2,)
-    back = tdc.to_pytree(td, spec)
+    back = tdc.interop.to_pytree(td, spec)
     assert type(back) is type(tree)
     here, there = [torch.utils._pytree.tree_flatten(x) for x in (tree, back)]
     assert here[1] == there[1]
     assert all([x is y or x == y for x, y in zip(here[0], there[0], strict=True)])
-    assert hash(spec) == hash(tdc.from_pytree(tree, [2])[1])
+    assert hash(spec) == hash(tdc.interop.from_pytree(tree, [2])[1])
 
 
 def test_a_pytree_spec_serves_other_leaves():
-    td, spec = tdc.from_pytree([torch.zeros(2, 3), {"n": "s"}], [2])
-    back = tdc.to_pytree(td[0] + 1, spec)
+    td, spec = tdc.interop.from_pytree([torch.zeros(2, 3), {"n": "s"}], [2])
+    back = tdc.interop.to_pytree(td[0] + 1, spec)
     assert back[0].tolist() == [1.0, 1.0, 1.0]
     assert back[1] == {"n": "s"}
 
 
 def test_pytrees_compile():
     def there_and_back(x: Tensor) -> Any:
-        td, spec = tdc.from_pytree({"a": [x, (x + 1,)], "n": "s"}, [2])
-        return tdc.to_pytree(td * 2, spec), td, spec
+        td, spec = tdc.interop.from_pytree({"a": [x, (x + 1,)], "n": "s"}, [2])
+        return tdc.interop.to_pytree(td * 2, spec), td, spec
 
     back, td, spec = compiled(there_and_back)(torch.ones(2))
     assert back["a"][1][0].tolist() == [4.0, 4.0]
     assert back["n"] == "s"
-    assert tdc.to_pytree(td, spec)["a"][0].tolist() == [1.0, 1.0]
+    assert tdc.interop.to_pytree(td, spec)["a"][0].tolist() == [1.0, 1.0]
 
 
 # -- state dicts
@@ -231,18 +231,18 @@ def test_pytrees_compile():
 def test_state_dicts_go_there_and_back():
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 1, bias=False)))
     state = net.state_dict()
-    td = tdc.from_state_dict(state)
+    td = tdc.interop.from_state_dict(state)
     assert td["2", "0", "weight"] is state["2.0.weight"]
-    back = tdc.to_state_dict(td)
+    back = tdc.interop.to_state_dict(td)
     assert list(back) == list(state)
     assert all([back[k] is state[k] for k in state])
-    net.load_state_dict(tdc.to_state_dict(td * 2))
-    assert tdc.from_state_dict({"a.b": torch.zeros(4, 2), "extra": "x", "n": None}, [4])["extra"] == "x"
-    assert tdc.to_state_dict(TensorDict()) == {}
+    net.load_state_dict(tdc.interop.to_state_dict(td * 2))
+    assert tdc.interop.from_state_dict({"a.b": torch.zeros(4, 2), "extra": "x", "n": None}, [4])["extra"] == "x"
+    assert tdc.interop.to_state_dict(TensorDict()) == {}
 
 
 def test_state_dicts_compile():
-    fn = compiled(lambda sd: tdc.to_state_dict(tdc.from_state_dict(sd) + 1))
+    fn = compiled(lambda sd: tdc.interop.to_state_dict(tdc.interop.from_state_dict(sd) + 1))
     assert list(fn({"b.c": torch.zeros(1), "a": torch.zeros(1)})) == ["b.c", "a"]
 
 
@@ -260,7 +260,7 @@ def test_structured_arrays_go_there_and_back():
     assert td["xy"].shape == (3, 2, 2)
     assert td["id"].tolist() == a["id"].tolist()
     assert td["meta", "name"][0, 0].item() == "ada"
-    back = tdc.to_struct_array(td)
+    back = tdc.interop.to_struct_array(td)
     assert back.shape == (3, 2)
     assert set(back.dtype.names) == set(a.dtype.names)
     for name in ("xy", "id", "ok"):
@@ -278,8 +278,8 @@ def test_one_record_and_no_records():
     assert td.batch_size == ()
     assert td["n", "y"].dtype == torch.int32
     assert tdc.from_struct_array(a[:0]).batch_size == (0,)
-    assert tdc.to_struct_array(TensorDict({}, [3])).shape == (3,)
-    assert tdc.to_struct_array(TensorDict({"x": 1.5}))["x"] == 1.5
+    assert tdc.interop.to_struct_array(TensorDict({}, [3])).shape == (3,)
+    assert tdc.interop.to_struct_array(TensorDict({"x": 1.5}))["x"] == 1.5
     assert tdc.from_struct_array(np.zeros((2, 3), dtype=[("x", "f4")]), [2]).batch_size == (2,)
 
 
@@ -288,7 +288,8 @@ def test_structured_arrays_copy():
     td = tdc.from_struct_array(a)
     a["x"] = 1
     assert td["x"].tolist() == [0.0, 0.0]
-    assert tdc.to_struct_array(TensorDict({"x": torch.ones(2, requires_grad=True)}, [2]))["x"].tolist() == [1.0, 1.0]
+    back = tdc.interop.to_struct_array(TensorDict({"x": torch.ones(2, requires_grad=True)}, [2]))
+    assert back["x"].tolist() == [1.0, 1.0]
 
 
 # -- what a newcomer types wrong
@@ -331,7 +332,7 @@ hint: batch_size=[...] says it""",
             """\
 DtypeError
 tdc.as_tensordict: expected a mapping or a record, got list
-hint: TensorDict({'key': value}), or tdc.from_pytree for lists and tuples""",
+hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
         )
 
     def test_a_class_is_no_instance(self):
@@ -345,28 +346,28 @@ hint: pass the instance, e.g. Step(obs)""",
 
     def test_an_instance_is_no_class(self):
         self.says(
-            lambda: tdc.to_dataclass(TensorDict(), Inner(torch.zeros(1))),
+            lambda: tdc.interop.to_dataclass(TensorDict(), Inner(torch.zeros(1))),
             """\
 DtypeError
-tdc.to_dataclass: expected a dataclass, got Inner
-hint: the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
+tdc.interop.to_dataclass: expected a dataclass, got Inner
+hint: the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
         )
 
     def test_a_tensorclass_is_no_dataclass(self):
         self.says(
-            lambda: tdc.to_dataclass(TensorDict(), Frame),
+            lambda: tdc.interop.to_dataclass(TensorDict(), Frame),
             """\
 DtypeError
-tdc.to_dataclass: expected a dataclass, got the class Frame
-hint: the class itself, e.g. tdc.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
+tdc.interop.to_dataclass: expected a dataclass, got the class Frame
+hint: the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)""",
         )
 
     def test_fields_and_keys_that_differ(self):
         self.says(
-            lambda: tdc.to_dataclass(TensorDict({"b": 1, "label": 2}), Inner),
+            lambda: tdc.interop.to_dataclass(TensorDict({"b": 1, "label": 2}), Inner),
             """\
 KeyPathError
-tdc.to_dataclass: expected a key for each field, got 2 that differ
+tdc.interop.to_dataclass: expected a key for each field, got 2 that differ
 at b: no field
 at a: missing
 hint: fields of Inner: a, label; td.select(...) takes some keys""",
@@ -378,7 +379,7 @@ hint: fields of Inner: a, label; td.select(...) takes some keys""",
             """\
 DtypeError
 tdc.from_namedtuple: expected a named tuple, got dict
-hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples""",
+hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples""",
         )
 
     def test_a_tuple_has_no_names(self):
@@ -387,15 +388,15 @@ hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists 
             """\
 DtypeError
 tdc.from_namedtuple: expected a named tuple, got tuple
-hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.from_pytree lists and tuples""",
+hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples""",
         )
 
     def test_keys_that_name_no_field(self):
         self.says(
-            lambda: tdc.to_namedtuple(TensorDict({"0": 1, "class": 2, "ok": 3})),
+            lambda: tdc.interop.to_namedtuple(TensorDict({"0": 1, "class": 2, "ok": 3})),
             """\
 KeyPathError
-tdc.to_namedtuple: expected keys that can name a field, got 2 others
+tdc.interop.to_namedtuple: expected keys that can name a field, got 2 others
 at 0
 at class
 hint: td.rename_keys({old: new}) first""",
@@ -403,30 +404,30 @@ hint: td.rename_keys({old: new}) first""",
 
     def test_a_dict_for_a_class(self):
         self.says(
-            lambda: tdc.to_namedtuple(TensorDict(), tuple),
+            lambda: tdc.interop.to_namedtuple(TensorDict(), tuple),
             """\
 DtypeError
-tdc.to_namedtuple: expected a class of named tuples, got the class tuple
+tdc.interop.to_namedtuple: expected a class of named tuples, got the class tuple
 hint: a class made by typing.NamedTuple, or None""",
         )
 
     def test_keys_of_a_pytree_that_meet(self):
         self.says(
-            lambda: tdc.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}),
+            lambda: tdc.interop.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}),
             """\
 KeyPathError
-tdc.from_pytree: expected dict keys that differ as strings, got 1 that are not
+tdc.interop.from_pytree: expected dict keys that differ as strings, got 1 that are not
 at 1
 hint: rename one of them: keys become strings""",
         )
 
     def test_a_pytree_of_other_paths(self):
-        td, spec = tdc.from_pytree([torch.zeros(1), torch.zeros(1)])
+        td, spec = tdc.interop.from_pytree([torch.zeros(1), torch.zeros(1)])
         self.says(
-            lambda: tdc.to_pytree(td.rename_keys({"1": "2"}), spec),
+            lambda: tdc.interop.to_pytree(td.rename_keys({"1": "2"}), spec),
             """\
 StructureError
-tdc.to_pytree: expected the paths of the spec, got 2 that differ
+tdc.interop.to_pytree: expected the paths of the spec, got 2 that differ
 at 1: missing
 at 2: not in the spec
 hint: take the TensorDict and the spec from one call of from_pytree""",
@@ -434,20 +435,20 @@ hint: take the TensorDict and the spec from one call of from_pytree""",
 
     def test_a_treespec_is_no_spec(self):
         self.says(
-            lambda: tdc.to_pytree(TensorDict(), None),
+            lambda: tdc.interop.to_pytree(TensorDict(), None),
             """\
 DtypeError
-tdc.to_pytree: expected the spec of from_pytree, got NoneType
-hint: td, spec = tdc.from_pytree(tree)""",
+tdc.interop.to_pytree: expected the spec of from_pytree, got NoneType
+hint: td, spec = tdc.interop.from_pytree(tree)""",
         )
 
     def test_a_module_is_no_state_dict(self):
         self.says(
-            lambda: tdc.from_state_dict(nn.Linear(1, 1)),
+            lambda: tdc.interop.from_state_dict(nn.Linear(1, 1)),
             """\
 DtypeError
-tdc.from_state_dict: expected a dict, got Linear
-hint: tdc.from_state_dict(module.state_dict())""",
+tdc.interop.from_state_dict: expected a dict, got Linear
+hint: tdc.interop.from_state_dict(module.state_dict())""",
         )
 
     def test_a_plain_array(self):
@@ -463,10 +464,10 @@ hint: TensorDict({'key': array}, batch_size=[...]) takes plain arrays""",
         x = tdc.pack([torch.zeros(1), torch.zeros(2)])
         td = TensorDict({"n": x, "b": torch.zeros(2).bfloat16(), "s": Static("a")}, [2])
         self.says(
-            lambda: tdc.to_struct_array(td),
+            lambda: tdc.interop.to_struct_array(td),
             """\
 UnsupportedError
-tdc.to_struct_array: expected leaves with a numpy dtype, got 3 others
+tdc.interop.to_struct_array: expected leaves with a numpy dtype, got 3 others
 at n: NestedTensor float32[2, -1]
 at b: Tensor bfloat16[2]
 at s: Static('a')
@@ -475,10 +476,10 @@ hint: td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
 
     def test_negative_max_dims(self):
         self.says(
-            lambda: tdc.infer_batch_size({}, -1),
+            lambda: tdc.interop.infer_batch_size({}, -1),
             """\
 ShapeError
-tdc.infer_batch_size: expected max_dims of at least 0, got -1
+tdc.interop.infer_batch_size: expected max_dims of at least 0, got -1
 hint: leave it out""",
         )
 
@@ -487,10 +488,10 @@ def test_wrong_leaves_are_named():
     with pytest.raises(ShapeError, match=r"at point\.xy: .*\n"):
         tdc.from_dataclass(outer(), [2, 3])
     with pytest.raises(DtypeError, match=r"at 0: set"):
-        tdc.from_pytree([{1, 2}])
+        tdc.interop.from_pytree([{1, 2}])
     with pytest.raises(KeyPathError):
-        tdc.from_state_dict({"a": torch.zeros(1), "a.b": torch.zeros(1)})
+        tdc.interop.from_state_dict({"a": torch.zeros(1), "a.b": torch.zeros(1)})
     with pytest.raises(KeyPathError, match="choose another separator"):
-        tdc.to_state_dict(TensorDict({"a": {"b": 1}, "a.b": 2}))
+        tdc.interop.to_state_dict(TensorDict({"a": {"b": 1}, "a.b": 2}))
     with pytest.raises(StructureError, match=r"at 0: missing"):
-        tdc.to_pytree(TensorDict(), tdc.from_pytree([torch.zeros(1)])[1])
+        tdc.interop.to_pytree(TensorDict(), tdc.interop.from_pytree([torch.zeros(1)])[1])

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 import tdc
-from tdc import ObjectArray, Spec, Static, StructureError, TensorDict, UnsupportedError
+from tdc import ObjectArray, Static, StructureError, TensorDict, UnsupportedError
+from tdc.interop import Spec
 
 
 @tdc.tensorclass
@@ -52,33 +53,33 @@ def rich(rows: int = 2) -> TensorDict:
 
 
 def test_specs_are_values():
-    a, b = tdc.spec(rich()), tdc.spec(rich())
+    a, b = tdc.interop.spec(rich()), tdc.interop.spec(rich())
     assert a == b
     assert hash(a) == hash(b)
-    assert a != tdc.spec(rich(3))
-    assert a.with_batch_size([None]) == tdc.spec(rich(3), [None])
-    assert a != tdc.spec(rich().set("s", Static("z")))
+    assert a != tdc.interop.spec(rich(3))
+    assert a.with_batch_size([None]) == tdc.interop.spec(rich(3), [None])
+    assert a != tdc.interop.spec(rich().set("s", Static("z")))
     assert a != "spec"
     assert pickle.loads(pickle.dumps(a)) == copy.deepcopy(a) == a
-    assert tdc.spec(TensorDict({"a": 1, "b": 2})) == tdc.spec(TensorDict({"b": 2, "a": 1}))
-    assert a.leaves["x"] == tdc.LeafSpec("Tensor", torch.float32, (3,), torch.device("cpu"))
+    assert tdc.interop.spec(TensorDict({"a": 1, "b": 2})) == tdc.interop.spec(TensorDict({"b": 2, "a": 1}))
+    assert a.leaves["x"] == tdc.interop.LeafSpec("Tensor", torch.float32, (3,), torch.device("cpu"))
     assert a.with_device("meta").leaves["n"].device == torch.device("meta")
-    assert tdc.spec(a) is a
+    assert tdc.interop.spec(a) is a
 
 
 def test_specs_hold_no_sizes_of_rows():
     longer = rich().update({"n": tdc.pack([torch.ones(7, 4), torch.ones(1, 4)])})
     longer = longer.set("m", longer["n"].to_padded())
-    assert tdc.spec(longer) == tdc.spec(rich())
+    assert tdc.interop.spec(longer) == tdc.interop.spec(rich())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_zeros_have_the_form_of_the_spec(rows: int):
-    form = tdc.spec(rich()).with_batch_size([None])
-    td = tdc.zeros(form, [rows])
+    form = tdc.interop.spec(rich()).with_batch_size([None])
+    td = tdc.interop.zeros(form, [rows])
     assert td.batch_size == (rows,)
-    assert tdc.check(td, form) is td
-    assert tdc.spec(td, [None]) == form
+    assert tdc.interop.check(td, form) is td
+    assert tdc.interop.spec(td, [None]) == form
     assert isinstance(td["p"], Point)
     assert td["p"].name == "here"
     assert td["deep"].batch_size == (rows, 5)
@@ -92,38 +93,38 @@ def test_zeros_have_the_form_of_the_spec(rows: int):
 
 def test_zeros_of_a_schema():
     schema = {"x": ((4,), torch.float32), "meta": {"id": ((), torch.int64), "row": (3, torch.bool)}, "s": Static(1)}
-    td = tdc.zeros(schema, [2, 3])
+    td = tdc.interop.zeros(schema, [2, 3])
     assert {k: (td[k].shape, td[k].dtype) for k in ("x", ("meta", "id"), ("meta", "row"))} == {
         "x": ((2, 3, 4), torch.float32),
         ("meta", "id"): ((2, 3), torch.int64),
         ("meta", "row"): ((2, 3, 3), torch.bool),
     }
     assert td["s"] == 1
-    assert tdc.zeros(schema)["meta"].batch_size == ()
-    assert tdc.zeros(schema, 2, device="meta")["x"].is_meta
-    assert tdc.zeros(schema, device="meta").device == torch.device("meta")
-    assert tdc.zeros(TensorDict({"x": torch.ones(2, 3)}, [2]))["x"].tolist() == [[0.0] * 3] * 2
-    assert tdc.zeros({}, [3]).batch_size == (3,)
-    point = tdc.zeros(Point(torch.ones(2, 3), batch_size=[2]))
+    assert tdc.interop.zeros(schema)["meta"].batch_size == ()
+    assert tdc.interop.zeros(schema, 2, device="meta")["x"].is_meta
+    assert tdc.interop.zeros(schema, device="meta").device == torch.device("meta")
+    assert tdc.interop.zeros(TensorDict({"x": torch.ones(2, 3)}, [2]))["x"].tolist() == [[0.0] * 3] * 2
+    assert tdc.interop.zeros({}, [3]).batch_size == (3,)
+    point = tdc.interop.zeros(Point(torch.ones(2, 3), batch_size=[2]))
     assert isinstance(point, Point)
 
 
 def test_zeros_where_the_spec_says():
-    assert tdc.zeros(tdc.spec(TensorDict({"x": torch.ones(2, device="meta")}, [2])), [3])["x"].is_meta
+    assert tdc.interop.zeros(tdc.interop.spec(TensorDict({"x": torch.ones(2, device="meta")}, [2])), [3])["x"].is_meta
 
 
 def test_check_takes_a_spec_a_schema_or_a_tensordict():
     td = rich()
-    assert tdc.check(td, td) is td
-    assert tdc.check(td, tdc.spec(td)) is td
+    assert tdc.interop.check(td, td) is td
+    assert tdc.interop.check(td, tdc.interop.spec(td)) is td
     part = td.select("x", "s", "p")
     point = {"xy": ((2,), torch.int8), "name": Static("here")}
-    assert tdc.check(part, {"x": ((3,), torch.float32), "p": point, "s": Static("t")}) is part
-    assert tdc.check(td["p"], {"xy": (2, torch.int8), "name": Static("here")}) is not None
-    any_device = tdc.spec(td).with_device(None)
-    assert tdc.check(td.exclude("o"), tdc.spec(td.exclude("o")).with_device(None)).batch_size == (2,)
+    assert tdc.interop.check(part, {"x": ((3,), torch.float32), "p": point, "s": Static("t")}) is part
+    assert tdc.interop.check(td["p"], {"xy": (2, torch.int8), "name": Static("here")}) is not None
+    any_device = tdc.interop.spec(td).with_device(None)
+    assert tdc.interop.check(td.exclude("o"), tdc.interop.spec(td.exclude("o")).with_device(None)).batch_size == (2,)
     with pytest.raises(StructureError, match=r"on cpu instead of .* on meta"):
-        tdc.check(td, any_device.with_device("meta"))
+        tdc.interop.check(td, any_device.with_device("meta"))
 
 
 @pytest.mark.parametrize(
@@ -148,64 +149,68 @@ def test_check_takes_a_spec_a_schema_or_a_tensordict():
 def test_check_names_the_difference(change: Any, line: str):
     td = rich()
     with pytest.raises(StructureError, match=line):
-        tdc.check(change(td), tdc.spec(td))
+        tdc.interop.check(change(td), tdc.interop.spec(td))
 
 
 def test_specs_compile():
     td = rich().exclude("o")
-    form = tdc.spec(td).with_batch_size([None])
+    form = tdc.interop.spec(td).with_batch_size([None])
 
     def fn(td: TensorDict) -> Any:
-        tdc.check(td, form)
-        own = tdc.spec(td)
-        return own, tdc.zeros(form, [4]), tdc.zeros({"q": ((3,), torch.float32)}, td.batch_size)["q"] + td["x"]
+        tdc.interop.check(td, form)
+        own = tdc.interop.spec(td)
+        return (
+            own,
+            tdc.interop.zeros(form, [4]),
+            tdc.interop.zeros({"q": ((3,), torch.float32)}, td.batch_size)["q"] + td["x"],
+        )
 
     own, made, x = torch.compile(fn, fullgraph=True, backend="eager")(td)
-    assert own == tdc.spec(td)
-    assert tdc.spec(made, [None]) == form
+    assert own == tdc.interop.spec(td)
+    assert tdc.interop.spec(made, [None]) == form
     assert x.shape == (2, 3)
 
 
 def test_check_of_an_open_batch_size_does_not_recompile():
-    form = tdc.spec(TensorDict({"x": torch.zeros(2, 3)}, [2])).with_batch_size([None])
+    form = tdc.interop.spec(TensorDict({"x": torch.zeros(2, 3)}, [2])).with_batch_size([None])
     counter = CompileCounter()
-    fn = torch.compile(lambda td: tdc.check(td, form) + 1, fullgraph=True, backend=counter, dynamic=True)
+    fn = torch.compile(lambda td: tdc.interop.check(td, form) + 1, fullgraph=True, backend=counter, dynamic=True)
     for rows in (2, 5, 9):
         assert fn(TensorDict({"x": torch.zeros(rows, 3)}, [rows])).batch_size == (rows,)
     assert counter.frame_count == 1
 
 
 def test_no_zeros_of_a_registered_class():
-    form = tdc.spec(TensorDict({"w": Word(2)}, [2]))
+    form = tdc.interop.spec(TensorDict({"w": Word(2)}, [2]))
     assert repr(form) == "Spec(batch_size=[2], {'w': Word []})"
     with pytest.raises(UnsupportedError, match="at w: Word"):
-        tdc.zeros(form)
+        tdc.interop.zeros(form)
 
 
 class TestTexts(Texts):
     def test_every_difference(self):
         td = TensorDict({"x": torch.zeros(2, 3), "id": torch.zeros(2), "extra": torch.zeros(2)}, [2])
         schema = {"x": ((4,), torch.float32), "id": ((), torch.int64), "meta": {"y": (1, torch.bool)}}
-        form = tdc.spec(schema, [None, 5])
+        form = tdc.interop.spec(schema, [None, 5])
         self.says(
-            lambda: tdc.check(td, form),
+            lambda: tdc.interop.check(td, form),
             """\
 StructureError
-tdc.check: expected a TensorDict of this spec, got 5 differences
+tdc.interop.check: expected a TensorDict of this spec, got 5 differences
 at batch_size: [2] instead of [None, 5]
 at x: float32[3] instead of float32[4]
 at id: float32[] instead of int64[]
 at meta.y: missing instead of bool[1]
 at extra: not in the spec
-hint: mend the leaves, or state what they are: tdc.spec(td)""",
+hint: mend the leaves, or state what they are: tdc.interop.spec(td)""",
         )
 
     def test_swapped_pair(self):
         self.says(
-            lambda: tdc.zeros({"x": (torch.float32, (3,)), "y": [3, 4], "z": torch.zeros(2)}),
+            lambda: tdc.interop.zeros({"x": (torch.float32, (3,)), "y": [3, 4], "z": torch.zeros(2)}),
             """\
 DtypeError
-tdc.zeros: expected entries (feature shape, dtype), got 3 others
+tdc.interop.zeros: expected entries (feature shape, dtype), got 3 others
 at x: (torch.float32, (3,))
 at y: [3, 4]
 at z: Tensor
@@ -214,61 +219,61 @@ hint: {'x': ((4,), torch.float32)} for a leaf of 4 features, () for none""",
 
     def test_open_batch_size(self):
         self.says(
-            lambda: tdc.zeros(tdc.spec({"x": ((), torch.int64)}, [None])),
+            lambda: tdc.interop.zeros(tdc.interop.spec({"x": ((), torch.int64)}, [None])),
             """\
 ShapeError
-tdc.zeros: expected a batch size without None, got [None]
-hint: tdc.zeros(spec, batch_size=[...])""",
+tdc.interop.zeros: expected a batch size without None, got [None]
+hint: tdc.interop.zeros(spec, batch_size=[...])""",
         )
 
     def test_a_name_is_no_batch_size(self):
         self.says(
-            lambda: tdc.zeros({"x": ((), torch.int64)}, "auto"),
+            lambda: tdc.interop.zeros({"x": ((), torch.int64)}, "auto"),
             """\
 ShapeError
-tdc.zeros: expected a batch size, got 'auto'
+tdc.interop.zeros: expected a batch size, got 'auto'
 hint: e.g. [3, 4], or [None, 4] for any first size""",
         )
 
     def test_a_list_is_no_schema(self):
         self.says(
-            lambda: tdc.spec(["x"]),
+            lambda: tdc.interop.spec(["x"]),
             """\
 DtypeError
-tdc.spec: expected a TensorDict, a Spec or a schema, got list
+tdc.interop.spec: expected a TensorDict, a Spec or a schema, got list
 hint: {'x': ((4,), torch.float32)}, or a TensorDict""",
         )
 
     def test_a_dict_is_no_tensordict(self):
         self.says(
-            lambda: tdc.check({"x": 1}, {"x": ((), torch.int64)}),
+            lambda: tdc.interop.check({"x": 1}, {"x": ((), torch.int64)}),
             """\
 DtypeError
-tdc.check: expected a TensorDict, got dict
+tdc.interop.check: expected a TensorDict, got dict
 hint: tdc.as_tensordict(obj) first""",
         )
 
     def test_other_number_of_batch_dims(self):
         self.says(
-            lambda: tdc.spec(TensorDict({}, [2, 3]), [None]),
+            lambda: tdc.interop.spec(TensorDict({}, [2, 3]), [None]),
             """\
 ShapeError
-tdc.spec: expected 2 batch dims, as the TensorDict has, got [None]
+tdc.interop.spec: expected 2 batch dims, as the TensorDict has, got [None]
 hint: None stands for any size, e.g. [None, 4]""",
         )
 
     def test_specs_do_not_change(self):
         self.says(
-            lambda: setattr(tdc.spec(TensorDict()), "batch_size", (3,)),
+            lambda: setattr(tdc.interop.spec(TensorDict()), "batch_size", (3,)),
             """\
 ImmutableError
 tdc.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
-hint: spec.with_batch_size(size), spec.with_device(device), or tdc.spec(td)""",
+hint: spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)""",
         )
 
 
 def test_repr():
-    assert isinstance(tdc.spec(TensorDict()), Spec)
-    assert repr(tdc.spec(rich().select("x", "n", "s"), [None])) == (
+    assert isinstance(tdc.interop.spec(TensorDict()), Spec)
+    assert repr(tdc.interop.spec(rich().select("x", "n", "s"), [None])) == (
         "Spec(batch_size=[None], {'x': float32[3] on cpu, 'n': NestedTensor float32[-1, 4] on cpu, 's': Static('t')})"
     )

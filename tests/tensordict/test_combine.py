@@ -235,15 +235,15 @@ def test_a_tuple_is_one_key():
 
 def test_group_by():
     td = TensorDict({"x": torch.arange(4), "o": ObjectArray("abca"), "label": torch.tensor([2, 0, 2, 2])}, [4])
-    groups = tdc.group_by(td, "label")
+    groups = tdc.data.group_by(td, "label")
     assert list(groups) == [2, 0]
     assert groups[2]["x"].tolist() == [0, 2, 3]
-    assert {k: v["x"].tolist() for k, v in tdc.group_by(td, "o").items()} == {"a": [0, 3], "b": [1], "c": [2]}
+    assert {k: v["x"].tolist() for k, v in tdc.data.group_by(td, "o").items()} == {"a": [0, 3], "b": [1], "c": [2]}
     assert sorted(torch.cat(list(groups.values()))["x"].tolist()) == [0, 1, 2, 3]
-    assert tdc.group_by(td[:0], "label") == {}
-    assert list(tdc.group_by(td.set(("m", "flag"), td["x"] > 1), ("m", "flag"))) == [False, True]
+    assert tdc.data.group_by(td[:0], "label") == {}
+    assert list(tdc.data.group_by(td.set(("m", "flag"), td["x"] > 1), ("m", "flag"))) == [False, True]
     ragged = td.set("n", tdc.pack([torch.ones(i) for i in range(4)]))
-    assert tdc.group_by(ragged, "label")[2]["n"].lengths.tolist() == [0, 2, 3]
+    assert tdc.data.group_by(ragged, "label")[2]["n"].lengths.tolist() == [0, 2, 3]
 
 
 # -- what a newcomer types wrong
@@ -439,10 +439,10 @@ hint: dtype=torch.float32""",
     def test_group_by_lists(self):
         td = TensorDict({"tags": tdc.ObjectArray([["a"], ("b", [])])}, [2])
         self.says(
-            lambda: tdc.group_by(td, "tags"),
+            lambda: tdc.data.group_by(td, "tags"),
             """\
 DtypeError
-tdc.group_by: expected values that can be keys of a dict, got 2 others
+tdc.data.group_by: expected values that can be keys of a dict, got 2 others
 at row 0: list
 at row 1: tuple
 hint: group by a leaf of codes, or by tuples in place of lists""",
@@ -450,10 +450,10 @@ hint: group by a leaf of codes, or by tuples in place of lists""",
 
     def test_group_by_features(self):
         self.says(
-            lambda: tdc.group_by(tree(), "x"),
+            lambda: tdc.data.group_by(tree(), "x"),
             """\
 ShapeError
-tdc.group_by: expected a leaf with one value for each row, got Tensor float32[2, 3]
+tdc.data.group_by: expected a leaf with one value for each row, got Tensor float32[2, 3]
 hint: td.flatten() for several batch dims; stack features to one code first""",
         )
 

@@ -239,12 +239,12 @@ def test_padding():
 
 def test_pad_sequence():
     rows = [TensorDict({"obs": torch.ones(n, 3), "act": torch.ones(n)}, [n]) for n in (2, 5)]
-    padded = tdc.pad_sequence(rows, value=-1.0)
+    padded = tdc.data.pad_sequence(rows, value=-1.0)
     assert padded["obs"].data.shape == (2, 5, 3)
     assert padded["obs"].data[0, 2:].eq(-1).all()
     assert padded["act"].mask.sum(1).tolist() == [2, 5]
-    assert all(torch.equal(a["obs"], b["obs"]) for a, b in zip(tdc.unpad_sequence(padded), rows, strict=True))
-    assert tdc.ragged_stack(rows)["obs"].lengths.tolist() == [2, 5]
+    assert all(torch.equal(a["obs"], b["obs"]) for a, b in zip(tdc.data.unpad_sequence(padded), rows, strict=True))
+    assert tdc.data.ragged_stack(rows)["obs"].lengths.tolist() == [2, 5]
 
 
 def test_stack_cat_split_unbind_chunk():

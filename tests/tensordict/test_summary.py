@@ -63,7 +63,7 @@ def test_leaves_of_one_structure_share_its_bytes():
 def test_param_count():
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     want = sum([p.numel() for p in net.parameters()])
-    assert tdc.param_count(tdc.from_state_dict(dict(net.named_parameters()))) == want
+    assert tdc.param_count(tdc.interop.from_state_dict(dict(net.named_parameters()))) == want
     assert tdc.param_count(list(net.parameters())) == want
     assert tdc.param_count(td_of(a=X, tied=X)) == 32
     x = tdc.pack([torch.zeros(2, 4), torch.zeros(1, 4)])
