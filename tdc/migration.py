@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from tdc import nn
+from tdc.core.container import Absent
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import MethodError, message
-from tdc.core.rules import CLASS_NAMES, Absent
+from tdc.core.rules import CLASS_NAMES
 from tdc.ops import CLASSES as CLASSES  # which have their methods now
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor

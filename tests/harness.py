@@ -23,8 +23,9 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils import _pytree as pytree
 
+from tdc.core.container import Container
 from tdc.core.errors import TdcError
-from tdc.core.rules import MODES, Container, Rule
+from tdc.core.rules import MODES, Rule
 from tdc.testing.rules import Module, dynamic_sizes
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

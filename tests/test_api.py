@@ -11,7 +11,7 @@ import torch
 from expecttest import TestCase
 
 import tdc
-from tdc.core.rules import Absent
+from tdc.core.container import Absent
 from tdc.tensordict.mapping import Keyed
 
 

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 
 from tdc import NestedTensor
-from tdc.core.rules import DISPATCH, RULES, Absent
+from tdc.core.container import Absent
+from tdc.core.rules import DISPATCH, RULES
 
 PEERS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
 MODULES = (("torch.", torch), ("F.", F), ("Tensor.", torch.Tensor), ("torch.linalg.", torch.linalg),

@@ -29,8 +29,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import Container
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts
-from tdc.core.rules import Container
 
 CONSTANTS = (str, type(None))
 NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat, torch.SymBool)

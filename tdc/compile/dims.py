@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.export import Dim
 
 from tdc.compile.flat import range_text
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import parts, show
-from tdc.core.rules import Container
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.leaf import unwrap

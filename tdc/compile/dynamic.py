@@ -16,9 +16,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
+from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
-from tdc.core.rules import Container
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.paths import ordered

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, traced
 from tdc.core.arguments import expect_function, expect_number, normal_dim
+from tdc.core.container import Container
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import Container
 
 Fn = Callable[..., Any]
 

@@ -28,7 +28,7 @@ DONE = ""  # a constant that Dynamo can take for the result
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 RULES_FILE, ENTRIES = (
-    os.path.join(PACKAGE, "core", "rules.py"),
+    os.path.join(PACKAGE, "core", "container.py"),
     ("__torch_function__", "method"),
 )  # where rows are looked up
 CURES = {

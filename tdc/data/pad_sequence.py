@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import parts, show
-from tdc.core.rules import Container
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, is_record
 from tdc.interop.struct_array import is_struct_array

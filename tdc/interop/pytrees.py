@@ -20,9 +20,9 @@ import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
 from tdc.core.arguments import expect
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
 from tdc.core.keys import show
-from tdc.core.rules import Container
 from tdc.core.typing import KeyPath
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.mapping import Keyed

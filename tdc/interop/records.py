@@ -20,10 +20,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import torch
 
 from tdc.core.arguments import expect
+from tdc.core.container import Container
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc.core.keys import show
-from tdc.core.rules import Container
 from tdc.core.typing import OpName
 from tdc.interop.pytrees import held
 from tdc.interop.struct_array import from_struct_array, is_struct_array

@@ -3,9 +3,9 @@
 Importing this package fills the rule table and gives the containers their methods.
 """
 
+from tdc.core.container import install_methods
 from tdc.core.rules import RULES as RULES
 from tdc.core.rules import Rule as Rule
-from tdc.core.rules import install_methods
 from tdc.ops import alias as alias
 from tdc.ops import batch as batch
 from tdc.ops import channel as channel

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from tdc.core.container import as_method
 from tdc.core.errors import op_name
-from tdc.core.rules import DISPATCH, as_method
+from tdc.core.rules import DISPATCH
 from tdc.core.typing import Op
 
 ARC = "acos acosh asin asinh atan atanh"

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.rules import Container, Rule, add_rule
+from tdc.core.container import Container
+from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.partial_ragged import by_lines, over_lines

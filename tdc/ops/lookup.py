@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
+from tdc.core.container import Container
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import Container, Rule, add_rule, unsupported
+from tdc.core.rules import Rule, add_rule, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
 from tdc.ops.indexing import index_select_tensordict

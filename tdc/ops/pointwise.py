@@ -22,9 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.asserts import require
+from tdc.core.container import Container
 from tdc.core.dynamo import eager, is_zero
 from tdc.core.errors import NAMES, ShapeError, UnsupportedError, describe, message, op_name
-from tdc.core.rules import KINDS, MODES, Container, Rule, add_rule
+from tdc.core.rules import KINDS, MODES, Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict

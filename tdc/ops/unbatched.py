@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_function
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.rules import Container
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
 from tdc.ragged.convert import to_padded

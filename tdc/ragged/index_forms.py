@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
+from tdc.core.container import Container
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
-from tdc.core.rules import Container
 
 FULL = slice(None)
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
+from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
-from tdc.core.rules import Container
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
 from tdc.ragged.padding import valid_mask

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
+from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic, mark_result
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.pytree import register
-from tdc.core.rules import Container
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
 from tdc.ragged.segments import lengths_of, longest, sizes_of

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_function, expect_number, normal_dim
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.keys import is_key, show
-from tdc.core.rules import Container
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import present

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_t
 
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, message
-from tdc.core.rules import Container
 from tdc.core.typing import MISSING
 from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.nodes import Static, check_static

@@ -19,8 +19,8 @@ from typing import Any, final
 import torch
 
 from tdc.core.arguments import expect
+from tdc.core.container import Container
 from tdc.core.errors import UnsupportedError, message, op_name
-from tdc.core.rules import Container
 from tdc.core.typing import Op, OpName
 
 UNCHANGED = ("clone", "detach", "contiguous")

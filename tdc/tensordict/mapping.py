@@ -16,10 +16,10 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.dynamo import constant
 from tdc.core.errors import KeyPathError, message
 from tdc.core.keys import missing_key, parts, show, unravel_key
-from tdc.core.rules import Container
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import Leaf, unwrap, unwrapped
 from tdc.tensordict.nodes import Nodes, Static, any_extra, is_inner, statics

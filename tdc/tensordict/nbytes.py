@@ -16,9 +16,9 @@ import torch
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, describe, message
-from tdc.core.rules import Container
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
 

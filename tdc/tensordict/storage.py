@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic, trace_as
 from tdc.core.errors import (
     DtypeError,
@@ -29,7 +30,6 @@ from tdc.core.errors import (
     show_sizes,
 )
 from tdc.core.keys import parts, show, unravel_key
-from tdc.core.rules import Container
 from tdc.core.typing import MISSING, KeyPath, OpName
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrapped
 from tdc.tensordict.nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra

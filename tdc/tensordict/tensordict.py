@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.utils._pytree import MappingKey
 
 from tdc.core.arguments import check_entries, normal_dim
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ImmutableError, IndexingError, describe, message
 from tdc.core.keys import is_key
 from tdc.core.pytree import register
-from tdc.core.rules import Container
 from tdc.core.typing import MISSING
 from tdc.tensordict.apply import entries_applied, put_entries
 from tdc.tensordict.builder import Builder

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tdc.compile.counts import counted
+from tdc.core.container import Container
 from tdc.core.errors import UnsupportedError, describe, message
-from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Container, Rule, name_of
+from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Rule, name_of
 from tdc.ops.extend import USER_RULES, spellings
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor

@@ -1,0 +1,203 @@
+"""The base of the containers: dispatch to the rule table, operators, and the names that a container lacks.
+
+    torch.relu(x)    `Container.__torch_function__`, which torch calls where an argument is a container
+    x.relu()         a method that runs the row of `torch.relu`; `install_methods` makes one for each row
+    x + y            an operator that runs the row of `torch.add`; Python asks for it, so it also refuses other types
+
+All three look up the name of the row with `row_of` and run what `ROWS` holds under it.
+
+Invariants:
+  - where several kinds of container meet, the row of the kind with the highest rank runs;
+  - a function, method or operator without a row raises an error that says what to do instead; it never loops over
+    examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, MethodError, UnsupportedError, describe, message
+from tdc.core.frozen import Frozen
+from tdc.core.rules import (
+    CLASS_NAMES,
+    CONVERSIONS,
+    DISPATCH,
+    KINDS,
+    OPERATORS,
+    REFLECTED,
+    ROWS,
+    RULES,
+    SELF_SECOND,
+    SWAPPED,
+    UNARY_OPERATORS,
+    name_of,
+)
+from tdc.core.typing import Op
+
+
+class Container(Frozen):
+    """Base of the containers: dispatch and operators. It has no fields of its own."""
+
+    __slots__ = ()
+    _kind: str = ""
+    _rank: int = 0
+    _content: Any = None  # the tensor that holds the elements, of a container that has one
+    __array_ufunc__ = None  # `array + x` is for `x.__radd__`; numpy would go through x element by element
+
+    @classmethod
+    def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        impl = getattr(ROWS, row_of(func, cls, types))
+        return impl(*args, **kwargs) if kwargs else impl(*args)
+
+    if TYPE_CHECKING:  # methods come from the rule table; at run time this would slow down every attribute
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __dir__(self) -> list[str]:
+        absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}
+        return [n for n in object.__dir__(self) if n not in absent]
+
+    def __bool__(self) -> bool:
+        name = type(self).__name__
+        got, hint = f"the truth value of a {name}", "x.all() or x.any() for its elements, len(x) > 0 for its rows"
+        raise DtypeError(message("bool", "one number", got, hint=hint))
+
+
+@constant
+def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
+    """Name of the row that runs `op` for a container class, or for the outermost of several types.
+
+    A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
+    none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
+
+    Raises:
+        UnsupportedError: no row.
+    """
+    kind = (cls if len(types) < 2 else outermost(types))._kind
+    row = DISPATCH[kind].get(op)
+    if row is None:
+        missing(op, kind)
+    return row
+
+
+@constant
+def operator_row(op: Op, cls: Any, other: Any) -> str | None:
+    """Name of the row of an operator between a container and an object of another type; None where that is refused."""
+    if issubclass(other, Container):
+        return row_of(op, other if other._rank > cls._rank else cls)
+    foreign = hasattr(other, "dtype") and not hasattr(other, "__array__")
+    if issubclass(other, (torch.Tensor, int, float, complex)) or foreign:
+        return row_of(op, cls)
+    return None
+
+
+def outermost(types: Iterable[type]) -> Any:
+    """The container class that decides when several kinds meet: a TensorDict maps over what it holds."""
+    best: Any = Container
+    for t in types:
+        if issubclass(t, Container) and t._rank > best._rank:
+            best = t
+    return best
+
+
+def missing(op: Op, kind: str) -> NoReturn:
+    """Raise for a function without a row, naming the kinds that have one and the way there."""
+    others = [k for k in KINDS if op in DISPATCH[k]]
+    hint = CONVERSIONS[kind]
+    if others:
+        hint = f"{' and '.join(CLASS_NAMES[k] for k in others)} can; " + hint
+    name = name_of(op)
+    got = f"{name!r}, which has none"
+    raise UnsupportedError(message(name, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
+
+
+def as_method(op: Op, name: str) -> Op:
+    """A method that runs the row of `op`, not `op` itself: torch functions take no sizes one by one, methods do."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        cls = type(self)
+        for a in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(a, Container) and a._rank > cls._rank:
+                cls = type(a)
+        return getattr(ROWS, row_of(op, cls))(self, *args, **kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"`torch.Tensor.{name}` of this batch."
+    return method
+
+
+def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
+    """An operator: `x - 2` runs the row of `op` on (x, 2), reflected `2 - x` on (2, x); Python refuses other types.
+
+    What numpy has is a tensor here.
+    """
+
+    def method(self: Any, other: Any) -> Any:
+        row = operator_row(op, type(self), type(other))
+        if row is None:
+            return method(self, dense(name, other)) if hasattr(other, "__array__") else NotImplemented
+        run = getattr(ROWS, row)
+        return run(other, self) if reflected else run(self, other)
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+def dense(name: str, array: Any) -> torch.Tensor:
+    """An operand that numpy made as a tensor.
+
+    Raises:
+        DtypeError: it holds no numbers.
+    """
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError):
+        op = name.strip("_")
+        raise DtypeError(message(op, "an array of numbers", describe(array), hint="torch.as_tensor(array)")) from None
+
+
+class Absent:
+    """Stands in a container class for a Tensor method that it lacks, and raises the text its function would raise."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Any, owner: Any = None) -> NoReturn:
+        if self.name.endswith("_"):
+            bare = self.name[:-1]
+            known = hasattr(owner, bare)
+            hint = f"x = x.{bare}(...), which returns a new one" if known else CONVERSIONS[owner._kind]
+            raise MethodError(message(self.name, "no change in place", f"x.{self.name}", hint=hint))
+        expected, got = f"an operation with a rule for {CLASS_NAMES[owner._kind]}", f"{self.name!r}, which has none"
+        raise MethodError(message(self.name, expected, got, hint=CONVERSIONS[owner._kind]))
+
+
+def install_methods(classes: dict[str, type]) -> None:
+    """Give each container a method for each row whose function is a Tensor method, too: one line that runs its rule.
+
+    For every other Tensor method it gets an attribute that says what to do instead.
+    """
+    for rule in RULES:
+        cls, name = classes[rule.kind], rule.name
+        if name.isidentifier() and hasattr(torch.Tensor, name) and not hasattr(cls, name):
+            op = getattr(torch.Tensor, name) if rule.op in SELF_SECOND else rule.op
+            setattr(cls, name, as_method(op, name))
+    for name in dir(torch.Tensor):
+        absent = Absent(name)
+        for cls in classes.values() if not name.startswith("_") else ():
+            if not hasattr(cls, name):
+                setattr(cls, name, absent)
+
+
+for _name, _op in OPERATORS.items():
+    setattr(Container, f"__{_name}__", as_operator(_op, f"__{_name}__"))
+for _name, _op in UNARY_OPERATORS.items():
+    setattr(Container, f"__{_name}__", as_method(_op, f"__{_name}__"))
+for _name in REFLECTED:  # torch, too, computes 0.1 * x as x * 0.1: in half precision the other way rounds 0.1 first
+    setattr(Container, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", _name in SWAPPED))
