@@ -18,7 +18,6 @@ from tdc.ops import embedding_bag as embedding_bag
 from tdc.ops import extend as extend
 from tdc.ops import extremes as extremes
 from tdc.ops import factory as factory
-from tdc.ops import gate as gate
 from tdc.ops import handed_on as handed_on
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
@@ -34,6 +33,7 @@ from tdc.ops import order_statistics as order_statistics
 from tdc.ops import partial_ragged as partial_ragged
 from tdc.ops import pointwise as pointwise
 from tdc.ops import pool as pool
+from tdc.ops import positionwise as positionwise
 from tdc.ops import ragged_grow as ragged_grow
 from tdc.ops import ragged_lookup as ragged_lookup
 from tdc.ops import ragged_loss as ragged_loss
@@ -42,7 +42,6 @@ from tdc.ops import ragged_shape as ragged_shape
 from tdc.ops import ragged_split as ragged_split
 from tdc.ops import random as random
 from tdc.ops import reduction as reduction
-from tdc.ops import refused as refused
 from tdc.ops import resample as resample
 from tdc.ops import rnn as rnn
 from tdc.ops import scan as scan

@@ -21,14 +21,15 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import Rule, add_rule, unsupported
 from tdc.core.typing import Op
-from tdc.ops.einsum import Term, by_padding, check_letters, fresh, is_ragged, kinds_of, of_masked
-from tdc.ops.linalg import ends_static, last_is_static, no_matrices, on_static
+from tdc.ops.einsum import Term, by_padding, check_letters, fresh, kinds_of, of_masked
+from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import packed, raw
-from tdc.ops.rectangle import rectangle
+from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
+from tdc.ops.rectangle import cut_padding, rectangle
 from tdc.ops.segments import with_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -111,7 +112,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
         a, b = [x.filled(0) if isinstance(x, MaskedBatch) else raw(x, like, torch.cross) for x in (input, other)]
         raw(other, like, torch.cross)
         a, b = torch.broadcast_tensors(a, b)
-        return like.with_data(torch.linalg.cross(a, b, dim=d).masked_fill(~like.mask, 0))
+        return cut_padding(like, torch.linalg.cross(a, b, dim=d))
     axis = like.structure.axis(d, like.ndim, torch.cross)
     a, b = torch.broadcast_tensors(packed(input, like, torch.cross), packed(other, like, torch.cross))
     return like.with_values(torch.linalg.cross(a, b, dim=axis))
@@ -195,7 +196,7 @@ def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
 
 def refilled(x: MaskedBatch) -> MaskedBatch:
     """With padding cut off, so that no gradient comes from there."""
-    return x.with_data(x.data.masked_fill(~x.mask, 0))
+    return cut_padding(x, x.data)
 
 
 def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
@@ -215,7 +216,7 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     places = dim1 - (x.ndim + 1) * (dim1 > 0), dim2 - (x.ndim + 1) * (dim2 > 0)
     if ends_static(x, 1):
         given = {"offset": offset, "dim1": places[0], "dim2": places[1]}
-        return on_static(torch.diag_embed, torch.diag_embed, (x,), given)
+        return at_positions(torch.diag_embed, torch.diag_embed, (x,), given)
     if len(x.ragged_dims) > 1:
         raise no_matrices(torch.diag_embed, x, False)
     data = torch.diag_embed(rectangle(x, 0), offset, *places)
@@ -260,4 +261,8 @@ PAIRS: dict[Op, Op] = {
 }  # fmt: skip
 for _kind in ("nested", "masked"):
     for _op, _impl in PAIRS.items():
-        add_rule(Rule(_op, _kind, "linalg", _impl, _op))
+        add_rule(Rule(_op, _kind, "distance", _impl, _op))
+unsupported(
+    F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
+    family="distance", hint="torch.cdist(x, x), both halves of the matrix of each row",
+)  # fmt: skip

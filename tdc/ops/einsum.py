@@ -32,6 +32,7 @@ from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.pointwise import mixed
+from tdc.ops.positionwise import is_ragged
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
@@ -134,10 +135,6 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Any:
     if isinstance(batches[0].x, MaskedBatch):
         return of_masked(op, terms, out, batch)
     return of_nested(op, terms, out, batch)
-
-
-def is_ragged(x: Any) -> bool:
-    return isinstance(x, (NestedTensor, MaskedBatch))
 
 
 def equation(terms: list[Term], out: str) -> str:

@@ -1,11 +1,10 @@
-"""Looking up positions: index_select and embedding."""
+"""Looking up positions: index_select."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
@@ -52,17 +51,6 @@ def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDic
     return lift(x, lambda v: v.index_select(d, index) if d or isinstance(v, Tensor) else of(v), op="index_select")
 
 
-def embedding_nested(input: NestedTensor, weight: Tensor, *args: Any, **kwargs: Any) -> NestedTensor:
-    """Rows of a table: (B, *S0, -1, *S1) -> (B, *S0, -1, *S1, D)."""
-    return input.with_values(F.embedding(input.values, weight, *args, **kwargs))
-
-
-def embedding_masked(input: MaskedBatch, weight: Tensor, *args: Any, **kwargs: Any) -> MaskedBatch:
-    """Padding looks up row 0 and is cut off, so that no row of the table gets a gradient from it."""
-    out = F.embedding(input.filled(0), weight, *args, **kwargs)
-    return input.with_data(out.masked_fill(~input.mask.unsqueeze(-1), 0))
-
-
 def index_rule(op: Op, **impls: Op) -> None:
     """Rows for an indexing operation."""
     for kind, impl in impls.items():
@@ -72,4 +60,3 @@ def index_rule(op: Op, **impls: Op) -> None:
 index_rule(
     torch.index_select, nested=index_select_nested, masked=index_select_masked, tensordict=index_select_tensordict
 )
-index_rule(F.embedding, nested=embedding_nested, masked=embedding_masked)

@@ -1,4 +1,4 @@
-"""Linear algebra of the matrices in a ragged batch, and products with weights: linear.
+"""Linear algebra of the matrices in a ragged batch.
 
     x (B, -1, D, D)    one matrix for each position          torch.linalg.inv(x) -> (B, -1, D, D)
     x (B, -1, -1)      one square matrix for each example    torch.linalg.inv(x) -> (B, -1, -1), det -> (B,)
@@ -7,9 +7,6 @@ Matrices lie in the last two dims, as torch has it. Where these are static, the 
 matrices whose size differs from example to example are put into one rectangle, with an identity matrix behind each of
 them: then determinant, inverse, factor and solution of an example are those of its own block, bit for bit up to
 rounding. For decompositions that sort or mix the whole spectrum there is no such padding; they refuse.
-
-A weight meets every position, so in a padded batch its gradient would read padding. The rules therefore fill padding
-before a product and cut it off behind it: NaN there reaches neither the result nor the weight's gradient.
 """
 
 from __future__ import annotations
@@ -22,97 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import MODES, Rule, add_rule, unsupported
-from tdc.core.typing import Op, OpName
-from tdc.ops.pointwise import mixed
+from tdc.core.typing import Op
+from tdc.ops.positionwise import at_positions, ends_static, is_ragged
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
-from tdc.ragged.nested import NestedTensor, build_nested, build_result
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest, sizes_of
-from tdc.ragged.structure import require_same
-
-
-def is_batch(x: Any) -> bool:
-    return isinstance(x, (NestedTensor, MaskedBatch))
-
-
-def ends_static(x: Any, count: int) -> bool:
-    """Whether the last `count` dims are features, neither ragged nor the batch."""
-    if isinstance(x, NestedTensor):
-        s, static = x._structure, x._values.ndim - count
-        return s.packed_dim < static and s.batch_dim < static + s.ragged_ndim
-    return max(x.ragged_dims[-1], x.batch_dim) < x.ndim - count
-
-
-def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> None:
-    """The last `count` dims are features, neither ragged nor the batch.
-
-    Raises:
-        ShapeError: one of them is not.
-    """
-    if not ends_static(x, count):
-        got = f"shape {list(x.shape)} with ragged dims {x.ragged_dims}"
-        raise ShapeError(
-            message(op, f"{count} static dims at the end", got, hint="transpose the ragged dim to the front")
-        )
-
-
-def linear_nested(input: NestedTensor, weight: Tensor, bias: Tensor | None = None) -> NestedTensor:
-    """One product over all real positions: (B, -1, I) -> (B, -1, O)."""
-    dense_weight(input, weight, bias)
-    last_is_static(input, "linear", 1)
-    return build_result(input._structure, F.linear(input._values, weight, bias))
-
-
-def linear_masked(input: MaskedBatch, weight: Tensor, bias: Tensor | None = None) -> MaskedBatch:
-    dense_weight(input, weight, bias)
-    last_is_static(input, "linear", 1)
-    out: Any = F.linear(input.filled(0), weight, bias)
-    return input.with_data(out.masked_fill(~input.mask, 0))
-
-
-def dense_weight(input: Any, weight: Any, bias: Any) -> None:
-    """The batch is what a layer is applied to, not what it learns.
-
-    Raises:
-        DtypeError: it is not.
-    """
-    if not isinstance(input, (NestedTensor, MaskedBatch)) or not isinstance(weight, Tensor):
-        at = {"input": describe(input), "weight": describe(weight), "bias": describe(bias)}
-        hint = "torch.matmul(x, w.mT) for a weight of each example"
-        raise DtypeError(message("linear", "a ragged input and a dense weight", "others", at, hint))
-
 
 # -- matrices of static size
-
-
-def each(result: Any, fn: Any) -> Any:
-    """`fn` of a tensor, or of every tensor of what torch returns, which keeps its type."""
-    if isinstance(result, Tensor):
-        return fn(result)
-    parts = [fn(t) for t in result]
-    return tuple(parts) if type(result) is tuple else type(result)(parts)
-
-
-def on_static(op: Op, run: Op, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """`run` on the matrices of every position; batches among the operands have one structure."""
-    like = next(a for a in args if is_batch(a))
-    for other in args:
-        if is_batch(other) and type(other) is not type(like):
-            raise mixed(op, like, other)
-    if isinstance(like, NestedTensor):
-        s = like._structure
-        for a in args:
-            if is_batch(a) and a._structure is not s:
-                require_same(s, a._structure, op)
-        out = run(*[a._values if is_batch(a) else a for a in args], **kwargs)
-        return each(out, partial(build_nested, s))
-    for a in args:
-        if is_batch(a) and a is not like:
-            require_same_lengths(like, a, op)
-    return each(run(*[identities(a) if is_batch(a) else a for a in args], **kwargs), partial(cut, like))
 
 
 def identities(x: MaskedBatch) -> Tensor:
@@ -121,14 +38,6 @@ def identities(x: MaskedBatch) -> Tensor:
         return x.filled(0)
     eye = torch.eye(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
     return torch.where(x.mask, x.data, eye)
-
-
-def cut(like: MaskedBatch, out: Tensor) -> MaskedBatch:
-    """A result for every position of a rectangle, 0 where there is none."""
-    ahead = max(like.ragged_dims[-1], like.batch_dim) + 1
-    mask = like.mask.flatten(ahead)[..., 0] if like.ndim > ahead else like.mask
-    mask = mask.view(*mask.shape, *[1] * (out.ndim - ahead))
-    return build_masked(out.masked_fill(~mask, 0), like.lengths, like.ragged_dims, like.batch_dim)
 
 
 # -- square matrices of every size
@@ -142,7 +51,7 @@ def of_matrices(op: Op, run: Op, parts: tuple[str, ...], x: Any, *args: Any, **k
             function cannot be had by padding.
     """
     if ends_static(x, 2):
-        return on_static(op, run, (x, *args), kwargs)
+        return at_positions(op, run, (x, *args), kwargs, identities)
     if not parts or x.ragged_dims != (x.ndim - 2, x.ndim - 1):
         raise no_matrices(op, x, bool(parts))
     out = run(with_identity(op, x), *args, **kwargs)
@@ -208,13 +117,13 @@ def of_system(op: Op, at: int, *args: Any, **kwargs: Any) -> Any:
     names = ("A", "B") if at == 0 else ("B", "L")
     args = (*args, *[kwargs.pop(name) for name in names[len(args) :] if name in kwargs])
     matrix, right, rest = args[at], args[1 - at], args[2:]
-    ragged_matrix = is_batch(matrix) and not ends_static(matrix, 2)
-    ragged_right = is_batch(right) and not is_batch(matrix) and not ends_static(right, 2)
+    ragged_matrix = is_ragged(matrix) and not ends_static(matrix, 2)
+    ragged_right = is_ragged(right) and not is_ragged(matrix) and not ends_static(right, 2)
     if not ragged_matrix and not ragged_right:
-        if is_batch(matrix) and not is_batch(right):
+        if is_ragged(matrix) and not is_ragged(right):
             right = at_every_position(right, matrix)
-        return on_static(op, op, (*((matrix, right) if at == 0 else (right, matrix)), *rest), kwargs)
-    if not is_batch(right) or kwargs.get("left") is False or (ragged_matrix and type(matrix) is not type(right)):
+        return at_positions(op, op, (*((matrix, right) if at == 0 else (right, matrix)), *rest), kwargs, identities)
+    if not is_ragged(right) or kwargs.get("left") is False or (ragged_matrix and type(matrix) is not type(right)):
         places = {"matrix": describe(matrix), "right-hand sides": describe(right)}
         hint = "pack the right-hand sides along the ragged dim of the matrices, and solve from the left"
         raise UnsupportedError(message(op, "ragged right-hand sides behind the matrix", "others", places, hint))
@@ -274,7 +183,7 @@ def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Any:
 def trace(x: Any) -> Any:
     """Of ragged matrices as well, since 0 adds nothing."""
     if ends_static(x, 2):
-        return on_static(torch.trace, traces, (x,), {})
+        return at_positions(torch.trace, traces, (x,), {}, identities)
     if min(*x.ragged_dims, x.ndim) < x.ndim - 2 or x._batch_dim >= x.ndim - 2:
         raise no_matrices(torch.trace, x, True)
     return traces(rectangle(x, 0))
@@ -283,9 +192,6 @@ def trace(x: Any) -> Any:
 def traces(x: Tensor) -> Tensor:
     return x.diagonal(0, -2, -1).sum(-1)
 
-
-add_rule(Rule(F.linear, "nested", "linalg", linear_nested, F.linear, source="torch.nn.Linear"))
-add_rule(Rule(F.linear, "masked", "linalg", linear_masked, F.linear, source="torch.nn.Linear"))
 
 LINALG = torch.linalg
 for _op in (LINALG.det, torch.logdet):

@@ -28,10 +28,9 @@ from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, Rule, add_rule, unsupported
 from tdc.core.typing import Op
-from tdc.ops.einsum import Term, contract, is_ragged
-from tdc.ops.linalg import last_is_static
-from tdc.ops.pointwise import mixed, packed
-from tdc.ragged.masked import build_masked, require_same_lengths
+from tdc.ops.einsum import Term, contract
+from tdc.ops.positionwise import is_ragged
+from tdc.ragged.masked import build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
 
@@ -258,19 +257,6 @@ def chain(op: Op, *matrices: Any) -> Any:
     return reduce(matmul, given)
 
 
-def bilinear(input1: Any, input2: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """Every pair of positions of two batches of one structure: (B, -1, I), (B, -1, J) -> (B, -1, O)."""
-    like = input1 if is_ragged(input1) else input2
-    last_is_static(like, "bilinear", 1)
-    if type(input1) is not type(input2):
-        raise mixed(F.bilinear, input1, input2)
-    if isinstance(like, NestedTensor):
-        return like.with_values(F.bilinear(like._values, packed(input2, like, F.bilinear), weight, bias))
-    require_same_lengths(like, input2, F.bilinear)
-    out = F.bilinear(like.filled(0), input2.filled(0), weight, bias)
-    return like.with_data(out.masked_fill(~like.mask, 0))
-
-
 def kron(input: Any, other: Any) -> Any:
     """Every element of a batch times a dense matrix: rows grow by its size along the ragged dim.
 
@@ -320,7 +306,7 @@ ADDED: dict[Op, Op] = {
 }  # fmt: skip
 NAMED: dict[Op, Op] = {
     torch.matmul: matmul, torch.bmm: bmm, torch.vdot: vdot, torch.inner: inner, torch.tensordot: tensordot,
-    F.bilinear: bilinear, torch.kron: kron,
+    torch.kron: kron,
 }  # fmt: skip
 
 for _op, _impl in (PRODUCTS | NAMED).items():

@@ -20,39 +20,20 @@ from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, along
-from tdc.ops.linalg import last_is_static
-from tdc.ops.rectangle import repacked
+from tdc.ops.positionwise import last_is_static, positionwise
+from tdc.ops.rectangle import cut_padding, repacked
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, build_result
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
 from tdc.ragged.structure import Structure
 
 
-def layer_norm_nested(input: NestedTensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> NestedTensor:
-    last_is_static(input, "layer_norm", len(normalized_shape))
-    return build_result(input._structure, F.layer_norm(input._values, normalized_shape, *args, **kwargs))
-
-
-def layer_norm_masked(input: MaskedBatch, normalized_shape: Any, *args: Any, **kwargs: Any) -> MaskedBatch:
-    """The affine weights meet every position, so padding is 0 before and behind."""
-    last_is_static(input, "layer_norm", len(normalized_shape))
-    out = F.layer_norm(input.filled(0), normalized_shape, *args, **kwargs)
-    return input.with_data(out.masked_fill(~input.mask, 0))
-
-
-def rms_norm_nested(
-    input: NestedTensor, normalized_shape: Any, weight: Any = None, eps: float | None = None
-) -> NestedTensor:
-    last_is_static(input, "rms_norm", len(normalized_shape))
-    return build_result(input._structure, F.rms_norm(input._values, normalized_shape, weight, eps))
-
-
-def rms_norm_masked(
-    input: MaskedBatch, normalized_shape: Any, weight: Any = None, eps: float | None = None
-) -> MaskedBatch:
-    last_is_static(input, "rms_norm", len(normalized_shape))
-    out = F.rms_norm(input.filled(0), normalized_shape, weight, eps)
-    return input.with_data(out.masked_fill(~input.mask, 0))
+def check_normalized(op: Op, input: NestedTensor | MaskedBatch, normalized_shape: Any, *args: Any, **kw: Any) -> None:
+    """
+    Raises:
+        ShapeError: one of the dims is not static.
+    """
+    last_is_static(input, op, len(normalized_shape))
 
 
 def softmax_nested(
@@ -100,7 +81,7 @@ def softmax_masked(
     some = (x.lengths > 0).all(1).view([-1 if i == x.batch_dim else 1 for i in range(x.ndim)])
     filled = x.filled(-math.inf).masked_fill(~some, 0)
     out = rounded_once(lambda v: op(v, d), filled)
-    return x.with_data(out.masked_fill(~x.mask, 0))
+    return cut_padding(x, out)
 
 
 def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
@@ -120,10 +101,8 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     return dim
 
 
-add_rule(Rule(F.layer_norm, "nested", "norm", layer_norm_nested, F.layer_norm, source="torch.nn.LayerNorm"))
-add_rule(Rule(F.layer_norm, "masked", "norm", layer_norm_masked, F.layer_norm, source="torch.nn.LayerNorm"))
-add_rule(Rule(F.rms_norm, "nested", "norm", rms_norm_nested, F.rms_norm, source="torch.nn.RMSNorm"), [torch.rms_norm])
-add_rule(Rule(F.rms_norm, "masked", "norm", rms_norm_masked, F.rms_norm, source="torch.nn.RMSNorm"), [torch.rms_norm])
+positionwise(F.layer_norm, "norm", check_normalized, source="torch.nn.LayerNorm")
+positionwise(F.rms_norm, "norm", check_normalized, source="torch.nn.RMSNorm", aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
     for _kind, _impl in (("nested", softmax_nested), ("masked", softmax_masked)):
         add_rule(

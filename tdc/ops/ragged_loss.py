@@ -23,9 +23,9 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import MODES, Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
-from tdc.ops.linalg import last_is_static
 from tdc.ops.pairs import widest, widest_masked
 from tdc.ops.pointwise import neutral, packed
+from tdc.ops.positionwise import last_is_static
 from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested

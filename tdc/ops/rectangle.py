@@ -2,6 +2,7 @@
 
     rectangle(x, fill)              dense, of the logical dims, padded to the longest row
     repacked(data, x)               the real part of such a rectangle, with the structure of x
+    cut_padding(x, data)            a rectangle for the positions of a padded batch, 0 in padding
 
 Invariants: both are differentiable, and gather in both directions; no size is read from the data where the batch
 carries its longest length.
@@ -32,9 +33,21 @@ def rectangle(x: Any, fill: float) -> Tensor:
 def repacked(data: Tensor, x: Any) -> Any:
     """The batch that a rectangle of the shape of `rectangle(x)` is, without what padding holds."""
     if isinstance(x, MaskedBatch):
-        return x.with_data(data.masked_fill(~x.mask, 0))
+        return cut_padding(x, data)
     s: Any = x.structure
     ragged = tuple(range(1, 1 + s.ragged_ndim))
     at = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     rows = data.movedim(s.batch_dim, 0).movedim(at, ragged)
     return x.with_values(pack_rows(rows, s, x.values.shape[s.packed_dim]).movedim(0, s.packed_dim))
+
+
+def cut_padding(x: MaskedBatch, data: Tensor) -> MaskedBatch:
+    """A result for every position of a rectangle as a batch: 0 in padding, so that no gradient comes from there.
+
+    Args:
+        data: may have more or fewer static dims behind the batch and the ragged dims.
+    """
+    mask = x.mask
+    if data.ndim != x.ndim:
+        mask = mask.view(*mask.shape[: data.ndim], *[1] * (data.ndim - mask.ndim))
+    return x.with_data(data.masked_fill(~mask, 0))

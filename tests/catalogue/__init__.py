@@ -61,7 +61,8 @@ REPRESENTATIVES = {
     "channel": ("group_norm",), "conv": ("conv1d",), "pool": ("max_pool1d",), "resample": ("interpolate",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
     "matmul": ("matmul",), "linalg": ("inv", "solve"),
-    "indexing": ("gather", "index_select", "embedding"), "loss": ("cross_entropy", "mse_loss"),
+    "indexing": ("gather", "index_select"), "loss": ("cross_entropy", "mse_loss"),
+    "positionwise": ("linear", "embedding"),
 }  # fmt: skip
 
 

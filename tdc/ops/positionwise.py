@@ -1,0 +1,167 @@
+"""Operations that see the features of each position alone: layers such as `linear`, `embedding` and `glu`.
+
+    linear(x, w)       (B, -1, I)   -> (B, -1, O)
+    embedding(x, w)    (B, -1)      -> (B, -1, D)
+    bilinear(x, y, w)  (B, -1, I), (B, -1, J) -> (B, -1, O)
+    glu(x, d)          (B, -1, 2 D) -> (B, -1, D)      a static dim of a ragged batch, a batch dim of a TensorDict
+
+Packed values hold real positions only, so the dense function runs on them as they are. In a padded batch a weight would
+meet padding as well, and its gradient would read it: padding is filled before the operation and cut off behind it.
+
+Invariant: NaN in padding reaches neither the result nor the gradient of a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.rules import Rule, add_rule
+from tdc.core.typing import Op, OpName
+from tdc.ops.batch import along
+from tdc.ops.pointwise import mixed, packed
+from tdc.ops.rectangle import cut_padding
+from tdc.ops.segments import along_static
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested, build_result
+from tdc.ragged.structure import require_same
+
+
+def positionwise(op: Op, family: str, check: Op, *, source: str = "", aliases: tuple[Op, ...] = ()) -> None:
+    """Rows for a function of one ragged batch and dense weights.
+
+    Args:
+        check: refuses wrong arguments of a call; takes `op` in front of them.
+    """
+
+    def nested(input: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
+        check(op, input, *args, **kwargs)
+        return build_result(input._structure, op(input._values, *args, **kwargs))
+
+    def masked(input: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
+        check(op, input, *args, **kwargs)
+        return cut_padding(input, op(input.filled(0), *args, **kwargs))
+
+    for kind, impl in (("nested", nested), ("masked", masked)):
+        add_rule(Rule(op, kind, family, impl, op, source=source), aliases)
+
+
+def at_positions(
+    op: Op, run: Op, args: tuple[Any, ...], kwargs: dict[str, Any], fill: Callable[[MaskedBatch], Tensor] | None = None
+) -> Any:
+    """`run` at every position of one batch or several, which have one structure; each of its results as a batch.
+
+    Args:
+        fill: the data of a padded batch with harmless padding, 0 if not given.
+    """
+    like = next(a for a in args if is_ragged(a))
+    for other in args:
+        if is_ragged(other) and type(other) is not type(like):
+            raise mixed(op, like, other)
+    if isinstance(like, NestedTensor):
+        s = like._structure
+        for a in args:
+            if is_ragged(a) and a._structure is not s:
+                require_same(s, a._structure, op)
+        out = run(*[a._values if is_ragged(a) else a for a in args], **kwargs)
+        return map_results(out, partial(build_nested, s))
+    for a in args:
+        if is_ragged(a) and a is not like:
+            require_same_lengths(like, a, op)
+    ready = [(a.filled(0) if fill is None else fill(a)) if is_ragged(a) else a for a in args]
+    return map_results(run(*ready, **kwargs), partial(cut_padding, like))
+
+
+def map_results(result: Any, fn: Op) -> Any:
+    """`fn` of a tensor, or of every tensor of what torch returns, which keeps its type."""
+    if isinstance(result, Tensor):
+        return fn(result)
+    parts = [fn(t) for t in result]
+    return tuple(parts) if type(result) is tuple else type(result)(parts)
+
+
+def is_ragged(x: Any) -> bool:
+    """Whether an operand is a ragged batch, packed or padded."""
+    return isinstance(x, (NestedTensor, MaskedBatch))
+
+
+def ends_static(x: NestedTensor | MaskedBatch, count: int) -> bool:
+    """Whether the last `count` dims are features, neither ragged nor the batch."""
+    if isinstance(x, NestedTensor):
+        s, static = x._structure, x._values.ndim - count
+        return s.packed_dim < static and s.batch_dim < static + s.ragged_ndim
+    return max(x.ragged_dims[-1], x.batch_dim) < x.ndim - count
+
+
+def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> None:
+    """Check that the last `count` dims are features, neither ragged nor the batch.
+
+    Raises:
+        ShapeError: one of them is not.
+    """
+    if not ends_static(x, count):
+        got, hint = f"shape {list(x.shape)} with ragged dims {x.ragged_dims}", "transpose the ragged dim to the front"
+        raise ShapeError(message(op, f"{count} static dims at the end", got, hint=hint))
+
+
+def check_linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
+    """
+    Raises:
+        DtypeError: the weight is ragged: a batch is what a layer is applied to, not what it learns.
+        ShapeError: the last dim is not static.
+    """
+    if not isinstance(input, (NestedTensor, MaskedBatch)) or not isinstance(weight, Tensor):
+        at = {"input": describe(input), "weight": describe(weight), "bias": describe(bias)}
+        hint = "torch.matmul(x, w.mT) for a weight of each example"
+        raise DtypeError(message(op, "a ragged input and a dense weight", "others", at, hint))
+    last_is_static(input, op, 1)
+
+
+def check_embedding(op: Op, input: Any, weight: Any, *args: Any, **kwargs: Any) -> None:
+    """
+    Raises:
+        DtypeError: the table is ragged.
+    """
+    if not isinstance(weight, Tensor):
+        at = {"input": describe(input), "weight": describe(weight)}
+        raise DtypeError(message(op, "ragged indices and a dense table", "others", at, "x.gather for one of each row"))
+
+
+def bilinear(
+    input1: NestedTensor | MaskedBatch, input2: NestedTensor | MaskedBatch, weight: Tensor, bias: Tensor | None = None
+) -> NestedTensor | MaskedBatch:
+    like: Any = input1 if is_ragged(input1) else input2
+    last_is_static(like, "bilinear", 1)
+    if type(input1) is not type(input2):
+        raise mixed(F.bilinear, input1, input2)
+    if isinstance(like, NestedTensor):
+        input2 = like.with_values(packed(input2, like, F.bilinear))
+    return at_positions(F.bilinear, F.bilinear, (input1, input2, weight, bias), {})
+
+
+def glu(input: NestedTensor | MaskedBatch, dim: int = -1) -> NestedTensor | MaskedBatch:
+    """One half of the features, times the sigmoid of the other.
+
+    Raises:
+        ShapeError: `dim` is the batch, ragged (it has no halves that all rows share) or of odd size.
+    """
+    d = normal_dim(dim, input.ndim, F.glu)
+    if d == input._batch_dim or d in input.ragged_dims or input.shape[d] % 2:
+        got = f"dim {dim} of {describe(input)}"
+        hint = "name the dim of the features, 2 * D of them, e.g. behind nn.Linear(D, 2 * D)"
+        raise ShapeError(message("glu", "a static dim of even size", got, hint=hint))
+    return along_static(F.glu, input, d, F.glu)
+
+
+positionwise(F.linear, "positionwise", check_linear, source="torch.nn.Linear")
+positionwise(F.embedding, "positionwise", check_embedding, source="torch.nn.Embedding")
+for _kind in ("nested", "masked"):
+    add_rule(Rule(F.bilinear, _kind, "positionwise", bilinear, F.bilinear, source="torch.nn.Bilinear"))
+    add_rule(Rule(F.glu, _kind, "positionwise", glu, F.glu, source="torch.nn.GLU"))
+along(F.glu, "dim", "positionwise", default=-1)
