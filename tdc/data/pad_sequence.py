@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.container import Container
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.keys import parts, show
+from tdc.core.keys import show
+from tdc.core.container import Container
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, is_record
 from tdc.interop.struct_array import is_struct_array
@@ -35,12 +35,10 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 from tdc.tensordict.combine import in_common
-from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.mapping import present
-from tdc.tensordict.nodes import Nodes, Static, without_extra
-from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.nodes import Nodes, without_extra
 from tdc.tensordict.paths import depth, within
-from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, same_size, together
+from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, together
 from tdc.tensordict.tensordict import TensorDict, make
 
 Rows = tuple[Any, ...]
@@ -125,8 +123,7 @@ def ragged_stack(
         >>> ragged_stack(tds)["x"].shape
         torch.Size([2, -1, 2])
     """
-    examples = examples_of("data.ragged_stack", tds, strict)
-    return joined("data.ragged_stack", examples, dim, keys, lambda path, packed: packed)
+    return joined("data.ragged_stack", examples_of("data.ragged_stack", tds, strict), dim, keys, lambda path, packed: packed)
 
 
 def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[TensorDict]:
@@ -149,8 +146,8 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         [torch.Size([1]), torch.Size([3])]
     """
     if not is_tensordict(td) or td.ndim == 0:
-        got, hint = "batch_size=[]" if is_tensordict(td) else type(td).__name__, "tdc.data.pad_sequence(tds)"
-        raise ShapeError(message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint=hint))
+        got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
+        raise ShapeError(message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.data.pad_sequence(tds)"))
     rows: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
     if batch_dims is None:
         batch_dims = int(one_length(td, rows))
@@ -163,68 +160,6 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         check_leaves("data.unpad_sequence", row._leaves, row._nodes, size, "give fewer batch_dims")
         out.append(make(row._leaves, row._nodes, size, row.device))
     return out
-
-
-def collate(
-    samples: Sequence[Any],
-    *,
-    ragged_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
-    pad_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
-    value: float = 0,
-) -> TensorDict:
-    """A batch of samples, for `DataLoader(dataset, collate_fn=tdc.data.collate)`.
-
-    Shapes:
-        n samples of batch size `S` -> batch size `(n, *S)`.
-
-    Args:
-        samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
-            mappings become ObjectArrays. A TensorDict, fetched whole by a DataLoader, comes back as it is.
-        ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which rows differ, those of the
-            batch, so that 1 is the first dim of a row. `functools.partial(tdc.data.collate, ragged_keys=["tokens"])`.
-        pad_keys: leaves that become MaskedBatches, in the same way.
-        value: what padding holds.
-
-    Raises:
-        StructureError: no samples, other keys or other Static values in one of them, a key both ragged and padded.
-        ShapeError: leaves that differ in a dim that was not named; every key is named.
-        DtypeError: leaves that differ in dtype, but for empty lists; a value that is no number.
-        KeyPathError: a key that is not there.
-
-    Compile:
-        Traceable, the number of samples fixed; runs in workers of a DataLoader.
-
-    Example:
-        >>> samples = [{"tokens": torch.arange(n), "label": n, "name": f"no. {n}"} for n in (1, 3)]
-        >>> batch = collate(samples, ragged_keys=["tokens"])
-        >>> batch["tokens"].shape, batch["label"], batch["name"].tolist()
-        (torch.Size([2, -1]), tensor([1, 3]), ['no. 1', 'no. 3'])
-
-    Source:
-        `torch.utils.data.default_collate`.
-    """
-    if is_tensordict(samples):
-        return samples  # type: ignore[return-value]  # what `__getitems__` of a TensorDict fetched
-    found = checked("data.collate", samples)
-    check_fills("data.collate", {"value": value})
-    tds = typed_empties([as_sample(sample) for sample in found], found)
-    same_keys("data.collate", *tds)
-    same_size("data.collate", *tds)
-    ragged = dims_of("data.collate", tds[0], ragged_keys)
-    padded = dims_of("data.collate", tds[0], pad_keys)
-    twice = [show(p) for p in ragged if p in padded]
-    if twice:
-        got, hint = f"{len(twice)} that are both", "leave it in one of the two"
-        raise StructureError(message("data.collate", "keys ragged or padded", got, twice, hint))
-    seen: list[tuple[Any, MaskedBatch]] = []
-
-    def convert(path: KeyPath, packed: NestedTensor) -> Any:
-        return pad(packed, value, seen) if path in padded else packed
-
-    hint = "name keys of different sizes in ragged_keys= or pad_keys="
-    leaves = batched("data.collate", tds, ragged | padded, convert, hint)
-    size = torch.Size((len(tds), *tds[0].batch_size))
-    return finished("data.collate", leaves, tds[0]._nodes, size, tds[0].device)
 
 
 # -- helpers
@@ -272,29 +207,6 @@ def examples_of(op: OpName, tds: Any, strict: bool = True) -> list[TensorDict]:
     return found
 
 
-def as_sample(sample: Any) -> TensorDict:
-    """A sample as a TensorDict; strings and other objects in mappings are objects of one row."""
-    if isinstance(sample, Mapping):
-        return TensorDict(with_objects(sample))
-    return as_tensordict(sample)
-
-
-def with_objects(sample: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A mapping as entries of a TensorDict; whatever is no array, number, list or record is an ObjectArray."""
-    return {key: value if isinstance(value, Tensor) else as_entry(value) for key, value in sample.items()}
-
-
-def as_entry(value: Any) -> Any:
-    """A value of a sample as a TensorDict takes it."""
-    if isinstance(value, (Container, bool, int, float, complex, list, Static)) or type(value) in PROTOCOLS:
-        return value
-    if isinstance(value, Mapping):
-        return with_objects(value)
-    if is_record(value):
-        return as_tensordict(value)
-    return value if hasattr(value, "__array__") else ObjectArray([value], ())
-
-
 def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
     """What padding holds, for each leaf that it is given for; the entry of a leaf goes before that of a node above.
 
@@ -321,26 +233,6 @@ def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
     if wrong:
         hint = "value=0.0, or value={'key': -1}"
         raise DtypeError(message(op, "numbers to pad with", f"{len(wrong)} others", wrong, hint))
-
-
-def typed_empties(tds: list[TensorDict], samples: list[Any]) -> list[TensorDict]:
-    """Samples whose empty lists, which say nothing of a dtype, have that of the other samples."""
-    empty = [[p for p in td._leaves if bare(sample, p)] for td, sample in zip(tds, samples, strict=True)]
-    if not any(empty):
-        return tds
-    known = {p: x.dtype for td, gone in zip(tds, empty, strict=True) for p, x in td._leaves.items() if p not in gone}
-    out = []
-    for td, gone in zip(tds, empty, strict=True):
-        leaves = {**td._leaves, **{p: td._leaves[p].to(known[p]) for p in gone if p in known}}
-        out.append(make(leaves, td._nodes, td.batch_size, td.device))
-    return out
-
-
-def bare(sample: Any, path: KeyPath) -> bool:
-    """Whether a sample has an empty list at a path."""
-    for key in parts(path):
-        sample = sample.get(key) if isinstance(sample, Mapping) else None
-    return isinstance(sample, list) and not sample
 
 
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:

@@ -1,0 +1,128 @@
+"""NEW MODULE: say what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.errors import StructureError, message
+from tdc.core.keys import parts, show
+from tdc.core.container import Container
+from tdc.core.typing import Dims, KeyPath, NestedKey
+from tdc.data.pad_sequence import batched, check_fills, checked, dims_of, finished, pad
+from tdc.interop.records import as_tensordict, is_record
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.leaf import PROTOCOLS
+from tdc.tensordict.nodes import Static
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.storage import is_tensordict, same_keys, same_size
+from tdc.tensordict.tensordict import TensorDict, make
+
+
+def collate(
+    samples: Sequence[Any],
+    *,
+    ragged_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
+    pad_keys: Iterable[NestedKey] | Mapping[NestedKey, Dims] = (),
+    value: float = 0,
+) -> TensorDict:
+    """A batch of samples, for `DataLoader(dataset, collate_fn=tdc.data.collate)`.
+
+    Shapes:
+        n samples of batch size `S` -> batch size `(n, *S)`.
+
+    Args:
+        samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
+            mappings become ObjectArrays. A TensorDict, fetched whole by a DataLoader, comes back as it is.
+        ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which rows differ, those of the
+            batch, so that 1 is the first dim of a row. `functools.partial(tdc.data.collate, ragged_keys=["tokens"])`.
+        pad_keys: leaves that become MaskedBatches, in the same way.
+        value: what padding holds.
+
+    Raises:
+        StructureError: no samples, other keys or other Static values in one of them, a key both ragged and padded.
+        ShapeError: leaves that differ in a dim that was not named; every key is named.
+        DtypeError: leaves that differ in dtype, but for empty lists; a value that is no number.
+        KeyPathError: a key that is not there.
+
+    Compile:
+        Traceable, the number of samples fixed; runs in workers of a DataLoader.
+
+    Example:
+        >>> samples = [{"tokens": torch.arange(n), "label": n, "name": f"no. {n}"} for n in (1, 3)]
+        >>> batch = collate(samples, ragged_keys=["tokens"])
+        >>> batch["tokens"].shape, batch["label"], batch["name"].tolist()
+        (torch.Size([2, -1]), tensor([1, 3]), ['no. 1', 'no. 3'])
+
+    Source:
+        `torch.utils.data.default_collate`.
+    """
+    if is_tensordict(samples):
+        return samples  # type: ignore[return-value]  # what `__getitems__` of a TensorDict fetched
+    found = checked("data.collate", samples)
+    check_fills("data.collate", {"value": value})
+    tds = with_dtypes([as_sample(sample) for sample in found], found)
+    same_keys("data.collate", *tds)
+    same_size("data.collate", *tds)
+    ragged = dims_of("data.collate", tds[0], ragged_keys)
+    padded = dims_of("data.collate", tds[0], pad_keys)
+    twice = [show(p) for p in ragged if p in padded]
+    if twice:
+        hint = "leave it in one of the two"
+        raise StructureError(message("data.collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint))
+    seen: list[tuple[Any, MaskedBatch]] = []
+
+    def convert(path: KeyPath, packed: NestedTensor) -> Any:
+        return pad(packed, value, seen) if path in padded else packed
+
+    hint = "name keys of different sizes in ragged_keys= or pad_keys="
+    leaves = batched("data.collate", tds, ragged | padded, convert, hint)
+    size = torch.Size((len(tds), *tds[0].batch_size))
+    return finished("data.collate", leaves, tds[0]._nodes, size, tds[0].device)
+
+
+def as_sample(sample: Any) -> TensorDict:
+    """A sample as a TensorDict; strings and other objects in mappings are objects of one row."""
+    if isinstance(sample, Mapping):
+        return TensorDict(with_objects(sample))
+    return as_tensordict(sample)
+
+
+def with_objects(sample: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A mapping as entries of a TensorDict; whatever is no array, number, list or record is an ObjectArray."""
+    return {key: value if isinstance(value, Tensor) else entry_of(value) for key, value in sample.items()}
+
+
+def entry_of(value: Any) -> Any:
+    """A value of a sample as a TensorDict takes it."""
+    if isinstance(value, (Container, bool, int, float, complex, list, Static)) or type(value) in PROTOCOLS:
+        return value
+    if isinstance(value, Mapping):
+        return with_objects(value)
+    if is_record(value):
+        return as_tensordict(value)
+    return value if hasattr(value, "__array__") else ObjectArray([value], ())
+
+
+def with_dtypes(tds: list[TensorDict], samples: list[Any]) -> list[TensorDict]:
+    """Samples whose empty lists, which say nothing of a dtype, have that of the other samples."""
+    empty = [[p for p in td._leaves if is_empty_list(sample, p)] for td, sample in zip(tds, samples, strict=True)]
+    if not any(empty):
+        return tds
+    known = {p: x.dtype for td, gone in zip(tds, empty, strict=True) for p, x in td._leaves.items() if p not in gone}
+    out = []
+    for td, gone in zip(tds, empty, strict=True):
+        leaves = {**td._leaves, **{p: td._leaves[p].to(known[p]) for p in gone if p in known}}
+        out.append(make(leaves, td._nodes, td.batch_size, td.device))
+    return out
+
+
+def is_empty_list(sample: Any, path: KeyPath) -> bool:
+    """Whether a sample has an empty list at a path."""
+    for key in parts(path):
+        sample = sample.get(key) if isinstance(sample, Mapping) else None
+    return isinstance(sample, list) and not sample
