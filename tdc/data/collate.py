@@ -1,18 +1,23 @@
-"""NEW MODULE: say what it is."""
+"""collate: samples of a dataset as one batch, for a DataLoader. Keys that are ragged or padded are named, the rest is
+stacked.
+
+Samples are TensorDicts, or mappings and records of tensors, numbers and other Python objects.
+
+Invariants: those of `pad_sequence`; the number and the kind of leaves do not depend on the sizes of samples.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from tdc.core.container import Container
 from tdc.core.errors import StructureError, message
 from tdc.core.keys import parts, show
-from tdc.core.container import Container
 from tdc.core.typing import Dims, KeyPath, NestedKey
-from tdc.data.pad_sequence import batched, check_fills, checked, dims_of, finished, pad
+from tdc.data.pad_sequence import as_batch, check_fills, checked, dims_of, pad, stack_leaves
 from tdc.interop.records import as_tensordict, is_record
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -38,8 +43,8 @@ def collate(
     Args:
         samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
             mappings become ObjectArrays. A TensorDict, fetched whole by a DataLoader, comes back as it is.
-        ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which rows differ, those of the
-            batch, so that 1 is the first dim of a row. `functools.partial(tdc.data.collate, ragged_keys=["tokens"])`.
+        ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which samples differ, counted in
+            the batch, so that 1 is the first dim of a sample. `functools.partial(tdc.data.collate, ragged_keys=["tokens"])`.
         pad_keys: leaves that become MaskedBatches, in the same way.
         value: what padding holds.
 
@@ -73,20 +78,21 @@ def collate(
     twice = [show(p) for p in ragged if p in padded]
     if twice:
         hint = "leave it in one of the two"
-        raise StructureError(message("data.collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint))
-    seen: list[tuple[Any, MaskedBatch]] = []
+        raise StructureError(
+            message("data.collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint)
+        )
+    known: list[tuple[Any, MaskedBatch]] = []
 
     def convert(path: KeyPath, packed: NestedTensor) -> Any:
-        return pad(packed, value, seen) if path in padded else packed
+        return pad(packed, value, known) if path in padded else packed
 
     hint = "name keys of different sizes in ragged_keys= or pad_keys="
-    leaves = batched("data.collate", tds, ragged | padded, convert, hint)
-    size = torch.Size((len(tds), *tds[0].batch_size))
-    return finished("data.collate", leaves, tds[0]._nodes, size, tds[0].device)
+    leaves = stack_leaves("data.collate", tds, ragged | padded, convert, hint)
+    return as_batch("data.collate", leaves, tds[0]._nodes, (len(tds), *tds[0].batch_size), tds[0].device)
 
 
 def as_sample(sample: Any) -> TensorDict:
-    """A sample as a TensorDict; strings and other objects in mappings are objects of one row."""
+    """A sample as a TensorDict; strings and other objects in mappings become ObjectArrays."""
     if isinstance(sample, Mapping):
         return TensorDict(with_objects(sample))
     return as_tensordict(sample)

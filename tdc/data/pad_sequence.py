@@ -1,17 +1,16 @@
-"""Examples of different length as one batch: padded, ragged, or stacked, and the way back.
+"""Examples of different length as one batch, padded or ragged, and the way back.
 
-    pad_sequence([td0, td1])       leaves with a dim to pad are MaskedBatches, the others are stacked
+    pad_sequence([td0, td1])       leaves with a dim to pad become MaskedBatches, the others are stacked
     ragged_stack([td0, td1])       the same with NestedTensors
-    collate([sample0, sample1])    for a DataLoader: keys that are ragged or padded are named, the rest is stacked
     unpad_sequence(td)             the list of examples
 
-Which leaf becomes what follows from names and numbers of dims, never from sizes that happen to differ: a batch of rows
-of equal length has the types of any other batch.
+What a leaf becomes follows from its name and its number of dims, never from sizes that happen to differ: a batch of
+examples of equal length has the types of any other batch.
 
 Invariants:
   - `unpad_sequence(pad_sequence(tds))` has the leaves of `tds`, and their batch sizes where leaves show them; the same
-    of `ragged_stack`;
-  - leaves whose rows have the same lengths share one structure, so that they combine without a comparison.
+    is true of `ragged_stack`;
+  - leaves whose examples have the same lengths share one structure, so that they combine without a comparison.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import is_zero
+from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show
-from tdc.core.container import Container
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, is_record
 from tdc.interop.struct_array import is_struct_array
@@ -34,6 +32,7 @@ from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
+from tdc.ragged.padding import shift_rows
 from tdc.tensordict.combine import in_common
 from tdc.tensordict.mapping import present
 from tdc.tensordict.nodes import Nodes, without_extra
@@ -41,7 +40,7 @@ from tdc.tensordict.paths import depth, within
 from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, together
 from tdc.tensordict.tensordict import TensorDict, make
 
-Rows = tuple[Any, ...]
+Convert = Callable[[KeyPath, NestedTensor], Any]
 
 
 def pad_sequence(
@@ -60,14 +59,14 @@ def pad_sequence(
         size is `(B, *S0)` where `S0` are batch dims of the examples: with `dim=0` it is `(B,)`.
 
     Args:
-        tds: at least one; TensorDicts with the same keys, or mappings and records of tensors. `dim` is one of theirs.
-        value: what padding holds, or a dict of it by key, 0 for the others; that of an inner node is for all leaves
-            below. No operation relies on it.
-        side: "right", behind each row; or "left", in front of it, as models want it that write on at the end. There a
-            leaf is a plain tensor, since a MaskedBatch has its padding behind: ask for the mask, and
+        tds: at least one; TensorDicts with the same keys, or mappings and records of tensors. `dim` counts their dims.
+        value: what padding holds, or a dict of it by key, 0 for the others; the value of an inner node is for all
+            leaves below. No operation relies on it.
+        side: "right" puts padding behind each example, "left" in front of it, as models that generate need it. A
+            MaskedBatch has its padding behind, so on the left a leaf is a plain tensor: ask for the mask, and
             `tdc.from_padded(tensor, mask=mask, side="left")` is the way back.
-        keys: only these leaves are padded, all others stacked. None pads every leaf that has dim `dim`, also where all
-            examples happen to have the same size.
+        keys: only these leaves are padded, all others are stacked. None pads every leaf that has dim `dim`, also where
+            all examples happen to have the same size.
         mask_key: where masks go: bool (B, *S0, L), True where an element is real, one for each padded leaf by its key.
 
     Raises:
@@ -89,19 +88,21 @@ def pad_sequence(
     Source:
         `torch.nn.utils.rnn.pad_sequence`.
     """
-    check_side(side)
+    if side not in ("right", "left"):
+        expected, hint = "side='right' or side='left'", "the side of the padding"
+        raise ShapeError(message("data.pad_sequence", expected, f"{side!r}", hint=hint))
     examples = examples_of("data.pad_sequence", tds)
     fills = fills_of(examples[0], value)
-    seen: list[tuple[Any, MaskedBatch]] = []
+    known: list[tuple[Any, MaskedBatch]] = []
     masks: dict[Any, Tensor] = {}
 
     def convert(path: KeyPath, packed: NestedTensor) -> Any:
-        padded = pad(packed, fills.get(path, 0), seen)
+        padded = pad(packed, fills.get(path, 0), known)
         if mask_key is not None:
             masks[path] = mask_of(padded, side)
-        return padded if side == "right" else turned(padded)
+        return padded if side == "right" else padded_left(padded)
 
-    out = joined("data.pad_sequence", examples, dim, keys, convert)
+    out = stack_along("data.pad_sequence", examples, dim, keys, convert)
     return out if mask_key is None else out.set(mask_key, masks)
 
 
@@ -123,7 +124,9 @@ def ragged_stack(
         >>> ragged_stack(tds)["x"].shape
         torch.Size([2, -1, 2])
     """
-    return joined("data.ragged_stack", examples_of("data.ragged_stack", tds, strict), dim, keys, lambda path, packed: packed)
+    return stack_along(
+        "data.ragged_stack", examples_of("data.ragged_stack", tds, strict), dim, keys, lambda path, packed: packed
+    )
 
 
 def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[TensorDict]:
@@ -131,8 +134,9 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
 
     Args:
         batch_dims: how many leading dims of each example are its batch size, beyond those that the batch has. None
-            takes the ragged dim where it is one of all leaves, of one length in each example, as of trajectories whose
-            batch size is their length. Rows that only happen to agree look the same: 0 says that they have none.
+            takes the first dim of the examples where all leaves are ragged in it and have the same length in each
+            example, as trajectories do whose batch size is their length. Leaves whose lengths agree by chance look the
+            same: 0 says that the examples have no batch dims of their own.
 
     Raises:
         ShapeError: no batch dim to unbind, or leaves of an example that do not agree in these dims.
@@ -142,34 +146,37 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
 
     Example:
         >>> tds = [TensorDict({"x": torch.ones(n, 2)}, [n]) for n in (1, 3)]
-        >>> [row.batch_size for row in unpad_sequence(pad_sequence(tds))]
+        >>> [example.batch_size for example in unpad_sequence(pad_sequence(tds))]
         [torch.Size([1]), torch.Size([3])]
     """
     if not is_tensordict(td) or td.ndim == 0:
         got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
-        raise ShapeError(message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.data.pad_sequence(tds)"))
-    rows: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
+        raise ShapeError(
+            message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.data.pad_sequence(tds)")
+        )
+    examples: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
     if batch_dims is None:
-        batch_dims = int(one_length(td, rows))
+        batch_dims = int(one_length(td, examples))
     if not batch_dims:
-        return list(rows)
+        return list(examples)
     out = []
-    for row in rows:
-        sizes = [batch_of(x)[: row.ndim + batch_dims] for x in row._leaves.values()]
-        size = torch.Size(sizes[0] if sizes else row.batch_size)
-        check_leaves("data.unpad_sequence", row._leaves, row._nodes, size, "give fewer batch_dims")
-        out.append(make(row._leaves, row._nodes, size, row.device))
+    for x in examples:
+        sizes = [batch_of(leaf)[: x.ndim + batch_dims] for leaf in x._leaves.values()]
+        size = torch.Size(sizes[0] if sizes else x.batch_size)
+        check_leaves("data.unpad_sequence", x._leaves, x._nodes, size, "give fewer batch_dims")
+        out.append(make(x._leaves, x._nodes, size, x.device))
     return out
 
 
 # -- helpers
 
 
-def one_length(td: TensorDict, rows: Sequence[TensorDict]) -> bool:
-    """Whether all leaves are ragged in the first dim of an example, and have one length there in each."""
+def one_length(td: TensorDict, examples: Sequence[TensorDict]) -> bool:
+    """Whether all leaves are ragged in the first dim of the examples, and have the same length there in each."""
     k = td.ndim
     ragged = [isinstance(x, (NestedTensor, MaskedBatch)) and k in x.ragged_dims for x in td._leaves.values()]
-    return all(ragged) and bool(ragged) and all([len({x.shape[k - 1] for x in r._leaves.values()}) == 1 for r in rows])
+    lengths = [{leaf.shape[k - 1] for leaf in x._leaves.values()} for x in examples] if all(ragged) else []
+    return bool(ragged) and all(ragged) and all([len(found) == 1 for found in lengths])
 
 
 def checked(op: OpName, examples: Any) -> list[Any]:
@@ -241,10 +248,8 @@ def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
     return {present(td, op, key): dim for key, dim in given.items()}
 
 
-def joined(
-    op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert: Callable[[KeyPath, NestedTensor], Any]
-) -> TensorDict:
-    """Examples that differ along one dim as a batch."""
+def stack_along(op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert: Convert) -> TensorDict:
+    """A batch of examples that differ in size along one dim."""
     first = tds[0]
     if not isinstance(dim, int) or dim < 0:
         raise ShapeError(message(op, "a dim of at least 0", f"{dim!r}", hint="dim=0 is the first dim of an example"))
@@ -252,119 +257,99 @@ def joined(
         dims = {p: dim + 1 for p, x in first._leaves.items() if x.ndim > dim}
     else:
         dims = dict.fromkeys(dims_of(op, first, keys), dim + 1)
-    leaves = batched(op, tds, dims, convert, "name keys that differ in keys=, or keep them out of the batch")
-    size = torch.Size((len(tds), *first.batch_size[:dim]))
-    return finished(op, leaves, without_extra(first._nodes), size, first.device)
+    leaves = stack_leaves(op, tds, dims, convert, "name keys that differ in keys=, or keep them out of the batch")
+    return as_batch(op, leaves, without_extra(first._nodes), (len(tds), *first.batch_size[:dim]), first.device)
 
 
-def finished(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any) -> TensorDict:
-    """A TensorDict of joined leaves."""
-    check_leaves(op, leaves, nodes, size, "ragged dims lie behind the batch dims")
+def as_batch(op: OpName, leaves: Leaves, nodes: Nodes, size: tuple[int, ...], device: Any) -> TensorDict:
+    """A TensorDict of stacked leaves."""
+    batch_size = torch.Size(size)
+    check_leaves(op, leaves, nodes, batch_size, "ragged dims lie behind the batch dims")
     mark_rows(leaves)
-    return make(leaves, nodes, size, device)
+    return make(leaves, nodes, batch_size, device)
 
 
-def batched(
-    op: OpName,
-    tds: list[TensorDict],
-    ragged: Mapping[KeyPath, Dims],
-    convert: Callable[[KeyPath, NestedTensor], Any],
-    hint: str,
+def stack_leaves(
+    op: OpName, tds: list[TensorDict], ragged: Mapping[KeyPath, Dims], convert: Convert, hint: str
 ) -> Leaves:
-    """Each leaf of all examples in one: packed and converted where its path is in `ragged`, stacked where not.
+    """Each leaf of all examples as one: packed and converted where its path is in `ragged`, stacked where not.
 
     Raises:
-        DtypeError, ShapeError: rows that cannot be joined; every key is named.
+        DtypeError, ShapeError: leaves that do not go together; every key is named.
     """
     leaves: Leaves = {}
     kinds: dict[str, str] = {}
     shapes: dict[str, str] = {}
-    known: list[tuple[Any, Any]] = []
-    for path, rows in together(op, *tds):
+    known: list[tuple[Any, NestedTensor]] = []
+    for path, xs in together(op, *tds):
         dims = ragged.get(path)
-        wrong_kind, wrong_shape = unlike(rows, dims)
+        wrong_kind, wrong_shape = misfits(xs, dims)
         if wrong_kind:
             kinds[show(path)] = wrong_kind
         elif wrong_shape:
             shapes[show(path)] = wrong_shape
         elif dims is None:
-            leaves[path] = torch.stack(rows)  # type: ignore[arg-type]  # rows may be ragged or registered leaves
+            leaves[path] = torch.stack(xs)  # type: ignore[arg-type]  # they may be ragged or registered leaves
         else:
-            leaves[path] = convert(path, shared(pack(rows, ragged_dim=dims), rows, dims, known))
+            leaves[path] = convert(path, with_known_structure(pack(xs, ragged_dim=dims), xs, dims, known))
     if kinds:
         got = f"{len(kinds)} keys of other kinds or dtypes"
         cure = "convert them with .to(dtype), or td.exclude(key) first"
         raise DtypeError(message(op, "tensors of one dtype for each key", got, kinds, cure))
     if shapes:
         got = f"{len(shapes)} keys of different sizes"
-        raise ShapeError(message(op, "rows of equal sizes but for ragged dims", got, shapes, hint))
+        raise ShapeError(message(op, "examples of equal sizes but for ragged dims", got, shapes, hint))
     return leaves
 
 
-def unlike(rows: Rows, dims: Any) -> tuple[str, str]:
-    """How the first row that differs from row 0 does: in kind or dtype, or in shape. Two empty texts if none does."""
-    first = rows[0]
-    loose = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
-    if loose and not isinstance(first, Tensor):
+def misfits(xs: tuple[Any, ...], dims: Any) -> tuple[str, str]:
+    """How leaves differ from the first: in kind or dtype, or in shape but for ragged dims. An empty text if not."""
+    first = xs[0]
+    ragged = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    if ragged and not isinstance(first, Tensor):
         return f"{describe(first)}, no tensor", ""
-    if loose and not (loose[0] >= 1 and loose[-1] <= first.ndim):
-        return "", f"{describe(first)} has no dim {loose[-1] - 1} that could differ"
-    sizes = [n for d, n in enumerate(first.shape) if d + 1 not in loose]
-    for i, row in enumerate(rows):
-        if type(row) is not type(first) and isinstance(row, Tensor) != isinstance(first, Tensor):
-            return f"{describe(first)} and in row {i} {describe(row)}", ""
-        if row.dtype != first.dtype:
-            return f"{describe(first)} and in row {i} {describe(row)}", ""
-        if row.ndim != first.ndim or sizes != [n for d, n in enumerate(row.shape) if d + 1 not in loose]:
-            return "", f"{describe(first)} and in row {i} {describe(row)}"
+    if ragged and not (ragged[0] >= 1 and ragged[-1] <= first.ndim):
+        return "", f"{describe(first)} has no dim {ragged[-1] - 1} that could differ"
+    sizes = [n for d, n in enumerate(first.shape) if d + 1 not in ragged]
+    for i, x in enumerate(xs):
+        other_kind = isinstance(x, Tensor) != isinstance(first, Tensor) or x.dtype != first.dtype
+        if other_kind or x.ndim != first.ndim or sizes != [n for d, n in enumerate(x.shape) if d + 1 not in ragged]:
+            text = f"{describe(first)} and in example {i} {describe(x)}"
+            return (text, "") if other_kind else ("", text)
     return "", ""
 
 
-def shared(packed: NestedTensor, rows: Rows, dims: Dims, known: list[tuple[Any, Any]]) -> NestedTensor:
+def with_known_structure(
+    packed: NestedTensor, xs: tuple[Any, ...], dims: Dims, known: list[tuple[Any, NestedTensor]]
+) -> NestedTensor:
     """A packed batch with the structure of an earlier one of the same lengths, where there is one."""
     first, last = (dims, dims) if isinstance(dims, int) else (dims[0], dims[-1])
-    sizes = (first, last, [tuple(row.shape[first - 1 : last]) for row in rows], rows[0].device)
-    for seen, like in known:
-        if seen == sizes:
-            return like.with_values(packed.values)
+    sizes = (first, last, [tuple(x.shape[first - 1 : last]) for x in xs], xs[0].device)
+    for others, earlier in known:
+        if others == sizes:
+            return earlier.with_values(packed.values)
     known.append((sizes, packed))
     return packed
 
 
 def pad(packed: NestedTensor, value: float, known: list[tuple[Any, MaskedBatch]]) -> MaskedBatch:
     """A packed batch as a padded one, with the lengths of an earlier one of the same structure."""
-    out = to_padded(packed, value)
-    for structure, like in known:
+    padded = to_padded(packed, value)
+    for structure, earlier in known:
         if structure is packed.structure:
-            return like.with_data(out.data)
-    known.append((packed.structure, out))
-    return out
+            return earlier.with_data(padded.data)
+    known.append((packed.structure, padded))
+    return padded
 
 
-def check_side(side: str) -> None:
-    """Padding is behind rows or in front of them.
-
-    Raises:
-        ShapeError: it is to be elsewhere.
-    """
-    if side not in ("right", "left"):
-        expected, hint = "side='right' or side='left'", "the side of the padding"
-        raise ShapeError(message("data.pad_sequence", expected, f"{side!r}", hint=hint))
-
-
-def turned(x: MaskedBatch) -> Tensor:
-    """The data of a padded batch with its padding in front of each row: rows turned by what they lack."""
-    d, data = x.ragged_dims[0], x.data
-    longest = data.shape[d]
-    if is_zero(longest):
-        return data
-    places = (torch.arange(longest, device=data.device) + x.lengths) % longest
-    return data.gather(d, places.view(len(places), *[1] * (d - 1), -1, *[1] * (data.ndim - d - 1)).expand(data.shape))
+def padded_left(x: MaskedBatch) -> Tensor:
+    """The data of a padded batch with the padding of each example in front of it."""
+    d = x.ragged_dims[0]
+    return shift_rows(x.data.movedim(d, 1), x.lengths[:, 0], "left", "data.pad_sequence", back=True).movedim(1, d)
 
 
 def mask_of(x: MaskedBatch, side: str) -> Tensor:
-    """Where the elements of a batch with padding on one side are real: (B, *S0, L)."""
-    d, longest = x.ragged_dims[0], x.data.shape[x.ragged_dims[0]]
-    places = torch.arange(longest, device=x.data.device)
-    valid = places < x.lengths if side == "right" else places >= longest - x.lengths
-    return valid.view(len(valid), *[1] * (d - 1), longest).expand(x.data.shape[: d + 1])
+    """Where elements are real in a batch that is padded on one side: (B, *S0, L)."""
+    d, mask = x.ragged_dims[0], x.mask
+    mask = mask.view(mask.shape[: d + 1]).expand(x.data.shape[: d + 1])
+    return mask if side == "right" else mask.flip(d)

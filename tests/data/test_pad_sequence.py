@@ -362,9 +362,9 @@ hint: dim=0 is the first dim of an example""",
             lambda: tdc.data.pad_sequence(examples(1, 3), 1),
             """\
 ShapeError
-tdc.data.pad_sequence: expected rows of equal sizes but for ragged dims, got 2 keys of different sizes
-at x: Tensor float32[1, 2] and in row 1 Tensor float32[3, 2]
-at m.w: Tensor int64[1] and in row 1 Tensor int64[3]
+tdc.data.pad_sequence: expected examples of equal sizes but for ragged dims, got 2 keys of different sizes
+at x: Tensor float32[1, 2] and in example 1 Tensor float32[3, 2]
+at m.w: Tensor int64[1] and in example 1 Tensor int64[3]
 hint: name keys that differ in keys=, or keep them out of the batch""",
         )
 
@@ -375,7 +375,7 @@ hint: name keys that differ in keys=, or keep them out of the batch""",
             """\
 DtypeError
 tdc.data.ragged_stack: expected tensors of one dtype for each key, got 1 keys of other kinds or dtypes
-at x: Tensor float32[1, 2] and in row 1 Tensor float64[3, 2]
+at x: Tensor float32[1, 2] and in example 1 Tensor float64[3, 2]
 hint: convert them with .to(dtype), or td.exclude(key) first""",
         )
 
@@ -394,8 +394,8 @@ hint: convert them with .to(dtype), or td.exclude(key) first""",
             lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x"]),
             """\
 ShapeError
-tdc.data.collate: expected rows of equal sizes but for ragged dims, got 1 keys of different sizes
-at m.w: Tensor int64[1] and in row 1 Tensor int64[3]
+tdc.data.collate: expected examples of equal sizes but for ragged dims, got 1 keys of different sizes
+at m.w: Tensor int64[1] and in example 1 Tensor int64[3]
 hint: name keys of different sizes in ragged_keys= or pad_keys=""",
         )
 
@@ -414,7 +414,7 @@ hint: leave it in one of the two""",
             lambda: tdc.data.collate(examples(1, 3), ragged_keys=["x", "y", ("m", "w")]),
             """\
 ShapeError
-tdc.data.collate: expected rows of equal sizes but for ragged dims, got 1 keys of different sizes
+tdc.data.collate: expected examples of equal sizes but for ragged dims, got 1 keys of different sizes
 at y: Tensor int64[] has no dim 0 that could differ
 hint: name keys of different sizes in ragged_keys= or pad_keys=""",
         )
