@@ -44,7 +44,7 @@ def collate(
         samples: TensorDicts, or mappings and records: numbers are stacked, too, and strings and other objects of
             mappings become ObjectArrays. A TensorDict, fetched whole by a DataLoader, comes back as it is.
         ragged_keys: leaves that become NestedTensors: a list, or a dict of the dims in which samples differ, counted in
-            the batch, so that 1 is the first dim of a sample. `functools.partial(tdc.data.collate, ragged_keys=["tokens"])`.
+            the batch, so that 1 is the first dim of a sample. `functools.partial(collate, ragged_keys=["tokens"])`.
         pad_keys: leaves that become MaskedBatches, in the same way.
         value: what padding holds.
 
