@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def seal(path: Path, data: Mapping[str, Any]) -> None:
     """Add the entry that says what a file is."""
     with zipfile.ZipFile(path, "a") as archive:
         root = archive.namelist()[0].partition("/")[0]
-        versions = {"format": FORMAT, "tdc": resolve_name("tdc:__version__"), "torch": torch.__version__}
+        versions = {"format": FORMAT, "tdc": sys.modules["tdc"].__version__, "torch": torch.__version__}
         text = json.dumps({**versions, "sha256": checksum(archive), **data}, indent=1)
         archive.writestr(f"{root}/{ENTRY}", text)
 

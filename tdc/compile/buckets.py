@@ -28,6 +28,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from tdc.compile._torch.dynamo import mark_static
 from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
@@ -112,7 +113,7 @@ def to_bucket(
     if rows is not None:
         count = next_size(count, rows, "rows", f"{real} rows" + " and a filling one" * packed)
     device = next(iter(x._leaves.values())).device if is_tensordict(x) and x._leaves else x.device
-    return fill(x, count, totals or (), lengths), still(torch.arange(count, device=device) < real)
+    return fill(x, count, totals or (), lengths), mark_static(torch.arange(count, device=device) < real)
 
 
 def unbucket(x: T, valid: Tensor) -> T:
@@ -187,7 +188,7 @@ def fill(x: Any, count: int, totals: Sizes, lengths: Sizes | None) -> Any:
         return make(leaves, x._nodes, torch.Size([count]), x._device)
     if isinstance(x, NestedTensor):
         return fill_nested(x, count, totals, lengths)
-    return fill_masked(x, count, lengths) if isinstance(x, MaskedBatch) else still(repeated(x, count))
+    return fill_masked(x, count, lengths) if isinstance(x, MaskedBatch) else mark_static(repeated(x, count))
 
 
 def repeated(x: Tensor, count: int) -> Tensor:
@@ -208,15 +209,15 @@ def fill_nested(x: NestedTensor, count: int, totals: Sizes, lengths: Sizes | Non
     shapes = s.shapes
     if shapes is not None:
         ones = added.new_ones((more, s.ragged_ndim - 1))
-        shapes = still(torch.cat([shapes, torch.cat([added[:, None], ones], 1)]))
+        shapes = mark_static(torch.cat([shapes, torch.cat([added[:, None], ones], 1)]))
     extent = None
     if s.extent is not None:
         top = [max(size, each[0] if r == 0 else 1) for r, size in enumerate(s.extent.shape[:-1])]
-        extent = still(extent_of(tuple([width(size, lengths) for size in top]), x.device))
+        extent = mark_static(extent_of(tuple([width(size, lengths) for size in top]), x.device))
     values = repeated(x.values, total)
-    filled = Structure(still(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
+    filled = Structure(mark_static(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
     out = build_nested(filled, values)
-    still(values)  # `like` marks them
+    mark_static(values)  # `like` marks them
     return out
 
 
@@ -230,7 +231,7 @@ def fill_masked(x: MaskedBatch, count: int, lengths: Sizes | None) -> MaskedBatc
         data = F.pad(data, pad)
     out = build_masked(data, sizes, x.ragged_dims)
     for part in (data, sizes):
-        still(part)
+        mark_static(part)
     return out
 
 
@@ -239,14 +240,3 @@ def width(longest: int, lengths: Sizes | None) -> int:
     if lengths is None:
         return 1 << max(longest - 1, 0).bit_length()
     return next_size(longest, lengths, "lengths", f"rows of up to {longest} elements")
-
-
-def still(x: Tensor) -> Tensor:
-    """Tell torch.compile that the sizes of a tensor are what they are, one graph for each. Returns the tensor.
-
-    The same mark as `torch._dynamo.mark_static`, without importing Dynamo, in place of `mark_dynamic`. torch 2.11-2.13.
-    """
-    marks: Any = x
-    marks._dynamo_weak_dynamic_indices = set()
-    marks._dynamo_static_indices = set(range(x.ndim))
-    return x

@@ -26,8 +26,11 @@ import torch
 from torch import Tensor
 
 from tdc.compile import loops
+from tdc.compile._torch.functorch import is_batched
+from tdc.compile._torch.operators import while_loop_operator
+from tdc.compile._torch.tracing import before_operator, probe, refuse_in_scan
 from tdc.compile.carries import agree, moving, split, tensors_of
-from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, ran, traced
+from tdc.compile.upstream import Code, anchored, copied, end_if_ran, needs_grad, traced
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 
@@ -70,7 +73,7 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
     given = arguments("cond", "operands", operands, true_fn, false_fn)
     if not traced():
         return true_fn(*given) if flag else false_fn(*given)
-    entered("cond")
+    before_operator("cond")
     tensors, form = split("cond", "operands", given)
     yes, no = probe(true_fn, *given), probe(false_fn, *given)
     outs, result = split("cond", "the result of true_fn", yes)
@@ -130,29 +133,31 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
         while checked("while_loop", cond_fn(*carry)):
             carry = after_body(carry, body_fn(*carry))
         return carry
-    entered("while_loop")
+    before_operator("while_loop")
     after, _ = split("while_loop", "the carry", after_body(carry, probe(body_fn, *carry)), numbers=False)
     places = moving(tensors, after)
     first = checked("while_loop", cond_fn(*carry))
     if not places:
         return carry
     ref = needs_grad(tensors, after)
-    nested("while_loop", ref)
+    if ref is not None:
+        refuse_in_scan("while_loop")
 
-    def whole(flat: Sequence[Tensor]) -> Any:
+    def carry_of(flat: Sequence[Tensor]) -> Any:
         leaves = list(tensors)
         for place, x in zip(places, flat, strict=True):
             leaves[place] = x
         return form.join(leaves)
 
     def body(*flat: Tensor) -> tuple[Tensor, ...]:
-        out = tensors_of(body_fn(*whole(flat)))
-        return tuple([fresh(out[place]) for place in places])
+        out = tensors_of(body_fn(*carry_of(flat)))
+        return tuple([copied(out[place]) for place in places])
 
     start = tuple([anchored(tensors[place], ref) for place in places])
-    loop = internals._higher_order_ops.while_loop
-    end = loop(lambda *flat: checked("while_loop", cond_fn(*whole(flat))), body, start)
-    return whole(end if ref is None else [ran(first, x, tensors[i]) for i, x in zip(places, end, strict=True)])
+    end = while_loop_operator(lambda *flat: checked("while_loop", cond_fn(*carry_of(flat))), body, start)
+    return carry_of(
+        end if ref is None else [end_if_ran(first, x, tensors[i]) for i, x in zip(places, end, strict=True)]
+    )
 
 
 def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> tuple[Any, Any]:
@@ -265,7 +270,7 @@ def checked(op: str, pred: Any) -> Any:
             raise ShapeError(
                 message(op, "a predicate of one element", describe(pred), hint="pred.any(), pred.all(), or torch.where")
             )
-        if internals._C._functorch.is_batchedtensor(pred):
+        if is_batched(pred):
             hint = "torch.where(pred, a, b)"
             raise UnsupportedError(message(op, "one predicate", "one for each example of a vmap", hint=hint))
         return pred.reshape(())

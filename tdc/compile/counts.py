@@ -14,11 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
+from tdc.compile._torch.dynamo import current_compile, graph_breaks
+from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
@@ -72,19 +73,17 @@ class counted:
         self.name = name or getattr(fn, "__name__", "function")
         self.fn = fn
         self._inner = backend_of(backend, mode, options, "compile.counted")
-        self._frames: list[Any] = []
+        self._frames: list[int] = []
         self._kernels = self._breaks = 0
         self._seconds = 0.0
         self._compiled = torch.compile(fn, backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
 
     def _note(self, graph: Any, inputs: Any) -> Any:
         """The backend, with a note taken at each call."""
-        current = resolve_name("torch._guards").CompileContext.current_compile_id()
-        self._frames.append(None if current is None else current.frame_id)
-        metrics = resolve_name("torch._inductor.metrics")
-        before = metrics.generated_kernel_count
+        self._frames.append(current_compile()[0])
+        before = kernels_generated()
         out = self._inner(graph, inputs)
-        self._kernels += metrics.generated_kernel_count - before
+        self._kernels += kernels_generated() - before
         return out
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,11 +98,6 @@ class counted:
     def counts(self) -> Counts:
         """The counts up to now."""
         return Counts(self.name, len(set(self._frames)), self._breaks, len(self._frames), self._kernels, self._seconds)
-
-
-def graph_breaks() -> int:
-    """Graph breaks in this process so far."""
-    return sum(torch._dynamo.utils.counters["graph_break"].values())
 
 
 def peak_bytes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
+from tdc.compile._torch.dynamo import mark_bounds
 from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
@@ -100,7 +100,7 @@ def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | N
         raise ShapeError(message("compile.dynamic", expected, got, hint="give the bounds of all batches to come"))
     if size > 1:  # torch compiles 0 and 1 apart, and a strong mark would not let it
         top = sys.maxsize if high is None else high + shift  # torch 2.11-2.13 wants both bounds or none
-        torch._dynamo.mark_dynamic(x, axis, min=max(2, low or 0) + shift, max=top)
+        mark_bounds(x, axis, max(2, low or 0) + shift, top)
 
 
 def places(x: Any, dim: Any) -> list[Place]:

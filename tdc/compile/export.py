@@ -15,13 +15,11 @@ package in full or not at all.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, final
 
 import torch
@@ -29,10 +27,11 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
+from tdc.compile._torch.aoti import Package, save_package, save_without_weights
+from tdc.compile._torch.symbolic import any_size
 from tdc.compile.archive import read_weights, save_weights, seal, unseal, weights_file
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
 from tdc.compile.flat import Size
-from tdc.compile.inductor import OBLIVIOUS
 from tdc.compile.signature import Signature
 from tdc.compile.symbols import Names, outputs
 from tdc.core.arguments import expect_function
@@ -115,7 +114,7 @@ def export(
     module = fn
     if not isinstance(module, nn.Module):
         module, args, kwargs, names = Function(fn, tuple(kwargs)), (*args, *kwargs.values()), {}, (*names, *kwargs)
-    program = traced(module, args, kwargs, entries)
+    program = program_of(module, args, kwargs, entries)
     name, in_spec = getattr(fn, "__name__", type(fn).__name__), pytree.tree_flatten((args, kwargs))[1]
     return Exported(signature_of(program, entries, name, (names, tuple(kwargs)), in_spec), program)
 
@@ -143,7 +142,7 @@ class Exported:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self._signature.flat(args, kwargs)
         if self._package is not None:
-            return self._signature.result(self._package.loader.boxed_run([x for x in leaves if isinstance(x, Tensor)]))
+            return self._signature.result(self._package.run([x for x in leaves if isinstance(x, Tensor)]))
         args, kwargs = pytree.tree_unflatten(leaves, self._signature.in_spec)
         with torch.no_grad():
             return self.module(*args, **kwargs)
@@ -197,7 +196,12 @@ class Exported:
             hint = "exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')"
             raise FormatError(message("save", "a .pt2 path, a format and a place for weights", got, hint=hint))
         program, separate = self.program, weights == "separate"
-        (save_aoti if format == "aoti" else save_program)(program, path, separate)
+        if format == "aoti":
+            save_package(program, path, separate)
+        elif separate:
+            save_without_weights(program, path)
+        else:
+            torch.export.save(program, str(path))
         forms = save_weights(weights_file(path), state_of(program), program.constants) if separate else None
         seal(path, {"kind": format, "signature": self._signature.to_data(), "weights": forms})
         return path
@@ -221,8 +225,7 @@ class Exported:
             raise UnsupportedError(message("load_weights", "a file without weights", "one with its own", hint=hint))
         found = read_weights(weights, self._separate)
         if self._package is not None:
-            used = set(self._package.get_constant_fqns())
-            self._package.load_constants({n: x for n, x in found.items() if n in used}, check_full_update=True)
+            self._package.load_weights(found)
         else:
             self.module.load_state_dict({n: x for n, x in found.items() if n in self.program.state_dict}, assign=True)
         return self
@@ -251,7 +254,7 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
     signature = Signature.from_data(data["signature"])
     separate = data["weights"] and {**data["weights"], "folder": str(path.parent)}
     if data["kind"] == "aoti":
-        exported = Exported(signature, package=torch._inductor.aoti_load_package(str(path)), separate=separate)
+        exported = Exported(signature, package=Package(path), separate=separate)
     else:
         exported = Exported(signature, load_program(path), separate=separate)
     return exported if separate is None and weights is None else exported.load_weights(weights)
@@ -291,7 +294,7 @@ def named(
     return bound.args, bound.kwargs, tuple(names)
 
 
-def traced(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Sequence[Entry]) -> Any:
+def program_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Sequence[Entry]) -> Any:
     """torch's program of a module, for all sizes that vary."""
     shapes: Any = ShapesCollection()
     for entry in entries:
@@ -307,11 +310,6 @@ def dim_hint(v: Vary) -> Any:
     if not has_bounds(v):
         return Dim.AUTO
     return Dim.AUTO(min=v.low + v.plus, max=None if v.high is None else v.high + v.plus)  # type: ignore[operator]  # a hint
-
-
-def any_size(flag: bool = True) -> Any:
-    """Sizes 0 and 1 are sizes as others: no guard, no code for them alone."""
-    return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
 
 
 def signature_of(
@@ -332,48 +330,8 @@ def state_of(program: Any) -> dict[str, Tensor]:
     return {n: x for n, x in {**program.state_dict, **program.constants}.items() if isinstance(x, Tensor)}
 
 
-def save_program(program: Any, path: Path, separate: bool) -> None:
-    """Write the graph; without weights each of them is one number."""
-    if separate:
-        program = copy.copy(program)
-        program._state_dict = {n: hollow(x) for n, x in program.state_dict.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "No complete tensor found")  # of the hollow ones
-        torch.export.save(program, str(path))
-
-
-def tensors_only(module: Any) -> Any:
-    """A traced module without the constants among its results, which AOTInductor cannot return; calls put them back."""
-    graph = module.graph
-    node = graph.output_node()
-    kept = [x for x in node.args[0] if isinstance(x, torch.fx.Node)]
-    if len(kept) < len(node.args[0]):
-        node.args = (kept,)
-        info = graph._codegen.pytree_info
-        graph._codegen.pytree_info = info._replace(out_spec=pytree.tree_flatten(kept)[1])
-        module.recompile()
-    return module
-
-
 def load_program(path: Path) -> Any:
     """The graph of a file."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11 reads weights from bytes
         return torch.export.load(str(path))
-
-
-def hollow(x: Tensor) -> Tensor:
-    """A tensor of the same form that takes no memory."""
-    empty = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
-    return nn.Parameter(empty, x.requires_grad) if isinstance(x, nn.Parameter) else empty
-
-
-def save_aoti(program: Any, path: Path, separate: bool) -> None:
-    """Compile with AOTInductor, and write the package."""
-    options = {"aot_inductor.package": True}
-    if separate:  # small ones would be written into the code
-        options |= {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
-    args, kwargs = program.example_inputs
-    with torch.no_grad(), any_size(OBLIVIOUS):
-        files: Any = torch._inductor.aot_compile(tensors_only(program.module()), args, kwargs, options=options)
-    resolve_name("torch.export.pt2_archive._package").package_pt2(str(path), aoti_files=files)

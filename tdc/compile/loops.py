@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tdc.compile._torch.operators import associative_scan_operator, map_operator, scan_operator
+from tdc.compile._torch.tracing import before_operator, probe, refuse_in_scan
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
-from tdc.compile.upstream import Code, anchored, entered, fresh, internals, needs_grad, nested, probe, traced
+from tdc.compile.upstream import Code, anchored, copied, needs_grad, traced
 from tdc.core.arguments import expect_function, expect_number, normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
@@ -89,32 +91,32 @@ def scan(combine_fn: Fn, init: Any, xs: Any, dim: int, reverse: bool) -> tuple[A
     tensors, form = split("scan", "init", init, numbers=False)
     if not traced():
         return walk(combine_fn, init, steps)
-    entered("scan")
+    before_operator("scan")
     carry, y = pair(init, probe(combine_fn, init, steps.at(0)))
     after, _ = split("scan", "the carry", carry, numbers=False)
     outs, out_form = split("scan", "the results", y)
     places = moving(tensors, after)
     ref = needs_grad(tensors, after, outs, steps.tensors)
-    nested("scan", ref)
+    if ref is not None:
+        refuse_in_scan("scan")
     code, code_y = Code(ref, [tensors[i] for i in places]), Code(ref, outs)
 
-    def whole(flat: Sequence[Tensor]) -> Any:
+    def carry_of(flat: Sequence[Tensor]) -> Any:
         leaves = list(tensors)
         for place, x in zip(places, code.decode(flat), strict=True):
             leaves[place] = x
         return form.join(leaves)
 
     def step(flat: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        carry, y = combine_fn(whole(flat[: len(places)]), steps.form.join(slices))
+        carry, y = combine_fn(carry_of(flat[: len(places)]), steps.form.join(slices))
         now = tensors_of(carry)
         moved = code.encode([now[i] for i in places])
         return [*moved, *[x + 1 for x in flat[len(places) :]]], code_y.encode(tensors_of(y))
 
     start = [anchored(x, ref) for x in code.encode([tensors[i] for i in places])]
     start += [] if places else [torch.zeros(())]  # torch wants a carry
-    operator = internals._higher_order_ops.scan
-    end, ys = operator(step, start, steps.tensors, dim=0, reverse=reverse)
-    return whole(end[: len(places)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
+    end, ys = scan_operator(step, start, steps.tensors, reverse)
+    return carry_of(end[: len(places)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
 
 
 def walk(combine_fn: Fn, init: Any, steps: Steps) -> tuple[Any, Any]:
@@ -167,14 +169,13 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool, combine_m
             found.append(combined(combine_fn, found[-1], steps.at(i)) if found else steps.at(i))
         return together(op, found[::-1] if reverse else found, steps.dim)
     if combine_mode == "pointwise":
-        entered(op)
+        before_operator(op)
     probe(combined, combine_fn, steps.at(0), steps.at(0))
 
     def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
-        return [fresh(x) for x in tensors_of(combine_fn(steps.form.join(a), steps.form.join(b)))]
+        return [copied(x) for x in tensors_of(combine_fn(steps.form.join(a), steps.form.join(b)))]
 
-    operator = internals._higher_order_ops.associative_scan
-    out = operator(combine, steps.tensors, 0, reverse=reverse, combine_mode=combine_mode)
+    out = associative_scan_operator(combine, steps.tensors, reverse, combine_mode)
     return stacked(out, steps.form, steps.dim)
 
 
@@ -194,7 +195,7 @@ def scan_map(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
         ys = [f(steps.at(i), *args) for i in steps.order()]
         rowwise(op, "the results", ys[0], STACK)
         return together(op, ys, 0)
-    entered(op)
+    before_operator(op)
     y = probe(f, steps.at(0), *args)
     rowwise(op, "the results", y, STACK)
     outs, form = split(op, "the results", y)
@@ -203,5 +204,4 @@ def scan_map(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
     def step(slices: list[Tensor]) -> list[Tensor]:
         return code.encode(tensors_of(f(steps.form.join(slices), *args)))
 
-    operator = internals._higher_order_ops.map
-    return stacked(code.decode(operator(step, steps.tensors), 1), form, 0)
+    return stacked(code.decode(map_operator(step, steps.tensors), 1), form, 0)

@@ -11,24 +11,16 @@ were declared stand for sizes that are independent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
+from tdc.compile._torch.symbolic import Line, fixed, limits, line_of, size_text
 from tdc.compile.dims import Entry, Vary, has_bounds
 from tdc.compile.flat import Bounds, Input, Output, Size, range_text
 from tdc.core.errors import ShapeError, UnsupportedError, message
 
 LETTERS = {"batch": "B", "length": "L", "total": "N"}
-
-
-class Line(NamedTuple):
-    """A size as a multiple of a symbol and a number."""
-
-    factor: int
-    symbol: Any
-    plus: int
 
 
 class Names:
@@ -68,11 +60,11 @@ class Names:
 
     def size(self, v: Vary, size: Any) -> int | Size:
         """One size of an input."""
-        if isinstance(size, int) or not size.node.expr.free_symbols:
-            size = int(size)
+        number = fixed(size)
+        if number is not None:
             if v.asked:
-                self.wrong[f"{v.at}.{v.word}"] = f"the function fixes it to {size - v.plus}"
-            return size
+                self.wrong[f"{v.at}.{v.word}"] = f"the function fixes it to {number - v.plus}"
+            return number
         line = line_of(size)
         if line is None or self.factors.setdefault(line.symbol, line.factor) != line.factor:
             got, hint = f"{size} at {v.at}.{v.word}", "fix one of the dims with False"
@@ -105,9 +97,9 @@ class Names:
         low, high, where = 0, None, f"{v.word} of {v.at}"
         found = self.ranges.get(line.symbol)
         if found is not None:
-            ends = [number(x) for x in (found.lower, found.upper)]
-            low = max(0, line.factor * (ends[0] or 0) + line.plus)
-            high = None if ends[1] is None else line.factor * ends[1] + line.plus
+            lower, upper = limits(found)
+            low = max(0, line.factor * (lower or 0) + line.plus)
+            high = None if upper is None else line.factor * upper + line.plus
         if has_bounds(v) and ((v.low and low > v.low) or (high is not None and v.high is not None and high < v.high)):
             self.wrong[f"{v.at}.{v.word}"] = f"the function takes {range_text(low, high)} only"
         shift = line.plus - self.known[line.factor, line.symbol][1]
@@ -123,13 +115,7 @@ class Names:
 
     def text(self, size: Any) -> str:
         """A size of an output in terms of the names; `?` where it depends on data."""
-        if isinstance(size, int):
-            return str(size)
-        expr, sympy = size.node.expr, resolve_name("sympy")
-        meaning = {s: (sympy.Symbol(n) - plus) / f for (f, s), (n, plus) in self.known.items()}
-        if not expr.free_symbols <= meaning.keys():
-            return "?"
-        return str(sympy.expand(expr.xreplace(meaning)))
+        return size_text(size, self.known)
 
 
 def input_names(program: Any) -> list[str]:
@@ -156,21 +142,3 @@ def outputs(program: Any, names: Names) -> list[Output]:
             raise UnsupportedError(message("export", "results that are tensors or constants", got, hint=hint))
         found.append(Output(value.dtype, tuple([names.text(n) for n in value.shape])))
     return found
-
-
-def line_of(size: Any) -> Line | None:
-    """A symbolic size as `factor * symbol + plus`; None where it is of another form."""
-    expr = size.node.expr
-    if len(expr.free_symbols) != 1:
-        return None
-    (symbol,) = expr.free_symbols
-    plus = expr.subs(symbol, 0)
-    factor = expr.subs(symbol, 1) - plus
-    if (factor * symbol + plus - expr).expand() != 0 or not (plus.is_Integer and factor.is_Integer and factor > 0):
-        return None
-    return Line(int(factor), symbol, int(plus))
-
-
-def number(x: Any) -> int | None:
-    """An end of torch's ranges; None for infinity."""
-    return int(x) if getattr(x, "is_Integer", False) or type(x) is int else None

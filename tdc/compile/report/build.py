@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 
+from tdc.compile._torch.dynamo import CompileId, current_compile
+from tdc.compile._torch.inductor import bytes_accessed
+from tdc.compile._torch.trace import Event, listening
 from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.compile.report.kernels import Kernel, kernels_of
 from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
-from tdc.compile.report.trace import CompileId, Event, bytes_accessed, current_id, listening
 from tdc.compile.report.view import report_html, report_text
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, StructureError, describe, message
@@ -223,7 +225,7 @@ class Recorder:
         out = self.inner(graph, inputs)
         seconds = time.perf_counter() - begin
         ops = sum([node.op.startswith("call_") for node in graph.graph.nodes])
-        self.made.append(Made(current_id(), ops, seconds, bytes_accessed() - moved))
+        self.made.append(Made(current_compile(), ops, seconds, bytes_accessed() - moved))
 
         def call(*args: Any) -> Any:
             if self.flat is not None:

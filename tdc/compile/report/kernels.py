@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tdc.compile._torch.trace import Event
 from tdc.compile.report.reasons import user_line
-from tdc.compile.report.trace import Event
 
 DEFINED = re.compile(r"^(\w+) = async_compile\.(\w+)\(", re.M)
 EXTERN = re.compile(r"(?<![\w.'\"])(extern_kernels\.\w+|torch\.ops\.(?!inductor)\w+\.\w+(?:\.\w+)?)\(")

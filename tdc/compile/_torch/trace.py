@@ -16,10 +16,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import Any
 
-CompileId = tuple[int, int]
+from tdc.compile._torch.dynamo import CompileId
+from tdc.compile._torch.modules import load
+
 LOGGER = "torch.__trace"
 METRICS = "torch._inductor.compile_fx.__inductor_metrics"
 
@@ -53,10 +54,10 @@ class Listener(logging.Handler):
 @contextmanager
 def listening() -> Iterator[list[Event]]:
     """The events of what is compiled meanwhile, all of it compiled anew: a cache would not say what is in it."""
-    listener, inductor = Listener(), resolve_name("torch._inductor.config")
+    listener, inductor = Listener(), load("torch._inductor.config")
     with ExitStack() as stack:
         stack.enter_context(inductor.patch({"fx_graph_cache": False, "trace.provenance_tracking_level": 1}))
-        stack.enter_context(resolve_name("torch._functorch.config").patch(enable_autograd_cache=False))
+        stack.enter_context(load("torch._functorch.config").patch(enable_autograd_cache=False))
         stack.enter_context(handled(logging.getLogger(LOGGER), listener, logging.DEBUG))
         # Inductor counts the bytes that kernels touch only for a log that somebody reads
         stack.enter_context(handled(logging.getLogger(METRICS), logging.NullHandler(), logging.INFO))
@@ -76,14 +77,3 @@ def handled(logger: logging.Logger, handler: logging.Handler, level: int) -> Ite
         logger.removeHandler(handler)
         logger.setLevel(before[0])
         logger.propagate = before[1]
-
-
-def bytes_accessed() -> int:
-    """Bytes that all kernels of Inductor read and write, as it estimated them in this process so far."""
-    return int(resolve_name("torch._inductor.metrics").num_bytes_accessed)
-
-
-def current_id() -> CompileId:
-    """The compile that is under way."""
-    found = resolve_name("torch._guards").CompileContext.current_compile_id()
-    return (-1, 0) if found is None or found.frame_id is None else (found.frame_id, found.frame_compile_id)

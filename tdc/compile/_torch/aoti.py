@@ -1,0 +1,73 @@
+"""AOTInductor: exported programs as packages of machine code; and programs saved without their weights
+(torch 2.11-2.13)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from tdc.compile._torch.inductor import asks_no_example
+from tdc.compile._torch.modules import load
+from tdc.compile._torch.symbolic import any_size
+
+
+class Package:
+    """A package that was loaded: flat tensors in, flat tensors out."""
+
+    def __init__(self, path: Path) -> None:
+        self.compiled: Any = load("torch._inductor").aoti_load_package(str(path))
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Call it."""
+        return self.compiled.loader.boxed_run(tensors)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Run with these weights from now on; names that the code does not use may be among them."""
+        used = set(self.compiled.get_constant_fqns())
+        self.compiled.load_constants({n: x for n, x in weights.items() if n in used}, check_full_update=True)
+
+
+def save_package(program: Any, path: Path, separate: bool) -> None:
+    """Compile a program with AOTInductor, and write the package; `separate` leaves the weights out."""
+    options = {"aot_inductor.package": True}
+    if separate:  # small ones would be written into the code
+        options |= {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
+    args, kwargs = program.example_inputs
+    with torch.no_grad(), any_size(asks_no_example()):
+        files: Any = load("torch._inductor").aot_compile(tensors_only(program.module()), args, kwargs, options=options)
+    load("torch.export.pt2_archive._package").package_pt2(str(path), aoti_files=files)
+
+
+def tensors_only(module: Any) -> Any:
+    """A traced module without the constants among its results, which AOTInductor cannot return; calls put them back."""
+    graph = module.graph
+    node = graph.output_node()
+    kept = [x for x in node.args[0] if isinstance(x, torch.fx.Node)]
+    if len(kept) < len(node.args[0]):
+        node.args = (kept,)
+        info = graph._codegen.pytree_info
+        graph._codegen.pytree_info = info._replace(out_spec=pytree.tree_flatten(kept)[1])
+        module.recompile()
+    return module
+
+
+def save_without_weights(program: Any, path: Path) -> None:
+    """Write the graph of a program; each of its weights is one number."""
+    program = copy.copy(program)
+    program._state_dict = {n: hollow(x) for n, x in program.state_dict.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No complete tensor found")
+        torch.export.save(program, str(path))
+
+
+def hollow(x: Tensor) -> Tensor:
+    """A tensor of the same form that takes no memory."""
+    empty = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
+    return nn.Parameter(empty, x.requires_grad) if isinstance(x, nn.Parameter) else empty

@@ -1,0 +1,46 @@
+"""Dynamo: backends by name, counts, and marks of sizes (torch 2.11-2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile._torch.modules import load
+
+CompileId = tuple[int, int]  # which frame, and which compile of that frame
+NO_COMPILE: CompileId = (-1, 0)
+
+
+def named_backend(name: Any) -> Callable[..., Any] | None:
+    """A backend of `torch.compile` by its name; None where there is none."""
+    return torch._dynamo.lookup_backend(name) if name in torch._dynamo.list_backends(exclude_tags=()) else None
+
+
+def graph_breaks() -> int:
+    """Graph breaks in this process so far."""
+    return sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def current_compile() -> CompileId:
+    """The compile that is under way, asked by a backend."""
+    found = load("torch._guards").CompileContext.current_compile_id()
+    return NO_COMPILE if found is None or found.frame_id is None else (found.frame_id, found.frame_compile_id)
+
+
+def mark_bounds(x: Tensor, dim: int, low: int, high: int) -> None:
+    """Tell torch.compile that a size varies between two bounds; a function that takes one size only is an error."""
+    torch._dynamo.mark_dynamic(x, dim, min=low, max=high)
+
+
+def mark_static(x: Tensor) -> Tensor:
+    """Tell torch.compile that the sizes of a tensor are what they are, one graph for each. Returns the tensor.
+
+    The same mark as `torch._dynamo.mark_static`, without importing Dynamo, in place of `mark_dynamic`.
+    """
+    marks: Any = x
+    marks._dynamo_weak_dynamic_indices = set()
+    marks._dynamo_static_indices = set(range(x.ndim))
+    return x

@@ -1,0 +1,70 @@
+"""Inductor: graphs to kernels, its settings, and its counters (torch 2.11-2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from tdc.compile._torch.modules import load
+from tdc.compile._torch.symbolic import any_size
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.Graph], None], settings: dict[str, Any]
+) -> Any:
+    """Compile a graph, for all sizes where Inductor can.
+
+    Args:
+        change: called with each graph that is lowered, of the forward and of the backward pass.
+        settings: of Inductor, as `settings_of` gives them.
+    """
+    inductor, flag = load("torch._inductor.compile_fx"), asks_no_example()
+
+    def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        change(module.graph)
+        with any_size(flag):
+            return inductor.compile_fx_inner(module, *args, **kwargs)
+
+    return inductor.compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=settings)
+
+
+@cache
+def asks_no_example() -> bool:
+    """Whether Inductor decides without the example what it is asked about a size under `any_size`.
+
+    torch 2.11 takes the lesser of two sizes by the example and guards, and cannot lower a slice under the flag; so
+    there the flag stays unset.
+    """
+    symbolic, sympy = load("torch.fx.experimental.symbolic_shapes"), load("sympy")
+    env, source = symbolic.ShapeEnv(), load("torch._dynamo.source").ConstantSource("size")
+    size = env.create_symbol(5, source, symbolic.DimDynamic.DYNAMIC, constraint_dim=None)
+    with any_size():
+        try:
+            load("torch._inductor.sizevars").SizeVarAllocator(env).evaluate_min(size, sympy.Integer(3))
+        except TypeError:
+            return True
+    return False
+
+
+def apart_in_caches(tag: str) -> Any:
+    """A context: what is compiled in it has entries of its own in the caches on disk."""
+    config: Any = torch.compiler.config
+    return config.patch(cache_key_tag=f"{config.cache_key_tag}{tag}")
+
+
+def settings_of(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    """Inductor's settings for a mode and options of `torch.compile`."""
+    return torch._TorchCompileInductorWrapper(mode, options, None).config if mode or options else {}
+
+
+def kernels_generated() -> int:
+    """Kernels that Inductor generated in this process so far."""
+    return int(load("torch._inductor.metrics").generated_kernel_count)
+
+
+def bytes_accessed() -> int:
+    """Bytes that all kernels read and write, as Inductor estimated them in this process so far."""
+    return int(load("torch._inductor.metrics").num_bytes_accessed)

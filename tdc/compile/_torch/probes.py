@@ -1,0 +1,175 @@
+"""Questions to the torch that is installed: does it still do what this package relies on?
+
+    failing = [name for name, holds in PROBES if not holds()]
+
+Each is a function without arguments that returns whether it holds; one that raises does not. They compile nothing with
+Inductor, and take a few seconds in all, most of it to load Dynamo and Inductor. What they ask is what would degrade
+without an error: a mark that marks nothing, a log that nobody writes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
+from tdc.compile._torch.functorch import innermost_transform, is_batched
+from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
+from tdc.compile._torch.modules import load
+from tdc.compile._torch.symbolic import any_size, fixed, line_of
+from tdc.compile._torch.trace import listening
+from tdc.compile._torch.tracing import at_trace_time, probe
+
+
+def compiles(fn: Callable[..., Any], *inputs: Tensor, fullgraph: bool = True) -> list[tuple[int, int]]:
+    """The ids of the compiles that calls of a function take."""
+    seen: list[tuple[int, int]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.append(current_compile())
+        return graph.forward
+
+    run = torch.compile(lambda x: fn(x), backend=backend, fullgraph=fullgraph)  # a function of its own: no limit
+    for x in inputs:
+        run(x)
+    return seen
+
+
+def finds_backends() -> bool:
+    """Backends are found by name, and only those."""
+    return callable(named_backend("eager")) and named_backend("no such backend") is None
+
+
+def knows_compiles() -> bool:
+    """A backend knows which compile of which frame it is called for."""
+    found = compiles(torch.relu, torch.ones(3), torch.ones(4))
+    return len(found) == 2 and found[0] != NO_COMPILE and found[0][0] == found[1][0] and found[0] != found[1]
+
+
+def counts_breaks() -> bool:
+    """Graph breaks are counted."""
+    before = graph_breaks()
+
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    compiles(broken, torch.ones(2), fullgraph=False)
+    return graph_breaks() > before
+
+
+def marks_static() -> bool:
+    """A tensor that is marked static is compiled for each size, though the second size would be taken as varying."""
+    return len(compiles(torch.relu, *[mark_static(torch.ones(n)) for n in (3, 4, 5)])) == 3
+
+
+def marks_bounds() -> bool:
+    """A size that is marked with bounds is compiled once."""
+    xs = [torch.ones(n) for n in (3, 4, 5)]
+    for x in xs:
+        mark_bounds(x, 0, 2, 64)
+    return len(compiles(torch.relu, *xs)) == 1
+
+
+def acts_while_traced() -> bool:
+    """A function is called with Dynamo's context while it traces."""
+    seen: list[Any] = []
+
+    def note(context: Any) -> None:
+        seen.append(context)
+
+    def fn(x: Tensor) -> Tensor:
+        at_trace_time(note)
+        return x + 1
+
+    compiles(fn, torch.ones(2))
+    return len(seen) == 1
+
+
+def removes_assertions() -> bool:
+    """What a probe of a function asserts about data is taken out of the graph."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def fn(x: Tensor) -> Tensor:
+        probe(lambda x: torch._assert_async((x > 0).all()), x)
+        return x + 1
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(fn, backend=backend, fullgraph=True)(torch.ones(2))
+    return not any(["assert" in str(node.target) for node in graphs[0].graph.nodes])
+
+
+def sees_transforms() -> bool:
+    """A transform around a call has a name, and tensors under a vmap are told."""
+    seen: list[Any] = []
+
+    def fn(x: Tensor) -> Tensor:
+        seen.extend([innermost_transform(), is_batched(x)])
+        return x
+
+    torch.vmap(fn)(torch.ones(2))
+    return innermost_transform() is None and seen == ["vmap", True]
+
+
+def hears_trace() -> bool:
+    """The trace tells where a compile begins, its guards, and why it was repeated."""
+    with listening() as events:
+        compiles(torch.relu, torch.ones(3), torch.ones(4))
+    return {"dynamo_start", "dynamo_cpp_guards_str", "recompile_reasons"} <= {e.name for e in events}
+
+
+def frees_sizes() -> bool:
+    """A size that is 1 in the example varies in an exported program, and is read as a multiple of its symbol."""
+
+    class Twice(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, x])
+
+    with any_size():
+        program = torch.export.export(Twice(), (torch.ones(1),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    size = list(program.graph.nodes)[-2].meta["val"].shape[0]
+    line = line_of(size)
+    return fixed(size) is None and line is not None and (line.factor, line.plus) == (2, 0)
+
+
+def takes_settings() -> bool:
+    """Modes of `torch.compile` are settings of Inductor."""
+    return bool(settings_of("max-autotune", None)) and settings_of(None, None) == {}
+
+
+def keeps_caches_apart() -> bool:
+    """The tag of the caches on disk can be set for a while."""
+    before = torch.compiler.config.cache_key_tag  # type: ignore[attr-defined]  # made by install_config_module
+    with apart_in_caches("probe"):
+        inside = torch.compiler.config.cache_key_tag  # type: ignore[attr-defined]  # as above
+    return inside == f"{before}probe" and torch.compiler.config.cache_key_tag == before  # type: ignore[attr-defined]
+
+
+def counts_kernels() -> bool:
+    """Inductor has counters of its kernels and of the bytes they touch."""
+    metrics = load("torch._inductor.metrics")
+    return all([type(getattr(metrics, name, None)) is int for name in ("generated_kernel_count", "num_bytes_accessed")])
+
+
+PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
+    ("backends by name", finds_backends),
+    ("ids of compiles", knows_compiles),
+    ("graph breaks counted", counts_breaks),
+    ("sizes marked static", marks_static),
+    ("sizes marked with bounds", marks_bounds),
+    ("calls while Dynamo traces", acts_while_traced),
+    ("assertions taken out of a graph", removes_assertions),
+    ("transforms seen", sees_transforms),
+    ("trace of guards and recompiles", hears_trace),
+    ("sizes 0 and 1 exported as any", frees_sizes),
+    ("Inductor free of the example", asks_no_example),
+    ("Inductor's settings by mode", takes_settings),
+    ("caches kept apart", keeps_caches_apart),
+    ("Inductor's counters", counts_kernels),
+)

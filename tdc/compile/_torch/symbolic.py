@@ -1,0 +1,56 @@
+"""Sizes that are symbols: what torch.export calls `s0 + 1` (torch 2.11-2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from tdc.compile._torch.modules import load
+
+
+class Line(NamedTuple):
+    """A size as a multiple of a symbol and a number."""
+
+    factor: int
+    symbol: Any
+    plus: int
+
+
+def any_size(flag: bool = True) -> Any:
+    """A context in which sizes 0 and 1 are sizes like others: no guard, no code for them alone."""
+    return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
+
+
+def fixed(size: Any) -> int | None:
+    """The number that a size is; None for a size that varies."""
+    return int(size) if isinstance(size, int) or not size.node.expr.free_symbols else None
+
+
+def line_of(size: Any) -> Line | None:
+    """A size as `factor * symbol + plus`; None where it is of another form."""
+    expr = size.node.expr
+    if len(expr.free_symbols) != 1:
+        return None
+    (symbol,) = expr.free_symbols
+    plus = expr.subs(symbol, 0)
+    factor = expr.subs(symbol, 1) - plus
+    if (factor * symbol + plus - expr).expand() != 0 or not (plus.is_Integer and factor.is_Integer and factor > 0):
+        return None
+    return Line(int(factor), symbol, int(plus))
+
+
+def limits(found: Any) -> tuple[int | None, int | None]:
+    """The ends of one of torch's ranges; None for infinity."""
+    ends = [int(x) if getattr(x, "is_Integer", False) or type(x) is int else None for x in (found.lower, found.upper)]
+    return ends[0], ends[1]
+
+
+def size_text(size: Any, names: Mapping[tuple[int, Any], tuple[str, int]]) -> str:
+    """A size in terms of names, `{(factor, symbol): (name, plus)}`; `?` where it depends on data."""
+    if isinstance(size, int):
+        return str(size)
+    expr, sympy = size.node.expr, load("sympy")
+    meaning = {symbol: (sympy.Symbol(name) - plus) / factor for (factor, symbol), (name, plus) in names.items()}
+    return str(sympy.expand(expr.xreplace(meaning))) if expr.free_symbols <= meaning.keys() else "?"

@@ -1,0 +1,126 @@
+"""The graph that Dynamo is tracing: what may be in it, how it is compiled, what is taken out again (torch 2.11-2.13).
+
+All of it by `comptime`, which calls a function with Dynamo's own objects while Dynamo traces, and leaves nothing in the
+graph. Eagerly, and in `torch.export`, nothing happens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from tdc.compile._torch.functorch import innermost_transform
+from tdc.compile._torch.inductor import apart_in_caches
+from tdc.compile._torch.modules import load
+from tdc.core.errors import UnsupportedError, message
+
+internals: Any = torch  # parts of torch without types
+PROBES: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: the last nodes before probes under way
+
+
+def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
+    """Call `fn` while Dynamo traces; nothing otherwise. `name_of` finds `op` among the variables of this function."""
+    if torch.compiler.is_dynamo_compiling():
+        internals._dynamo.comptime.comptime(fn)
+
+
+def name_of(context: Any) -> str:
+    """The operator that `at_trace_time` was called for."""
+    return str(context.get_local("op").as_python_constant())
+
+
+def translator(context: Any) -> Any:
+    """Dynamo's instruction translator."""
+    return context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+
+
+def before_operator(op: str) -> None:
+    """What every operator does first where it is traced: refuse what torch cannot do, and switch donation off.
+
+    Raises:
+        UnsupportedError: under a transform of `torch.func`, which torch's operators do not take.
+    """
+    at_trace_time(refuse_transform, op)
+    at_trace_time(switch_donation_off)
+
+
+def refuse_transform(context: Any) -> None:
+    """Raise where a transform of `torch.func` is active: torch fails in cond and scan, or maps the wrong dims."""
+    transform = innermost_transform()
+    if transform is not None:
+        got = f"{transform} in a compiled function"
+        hint = "take gradients outside with loss.backward(), vmap inside the body, or do not compile"
+        raise UnsupportedError(message(name_of(context), "no transform of torch.func around it", got, hint=hint))
+
+
+def refuse_in_scan(op: str) -> None:
+    """Raise in the body of a scan.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    at_trace_time(refuse_tracer_of_scan, op)
+
+
+def refuse_tracer_of_scan(context: Any) -> None:
+    """Raise where Dynamo traces the body of a scan, at any depth."""
+    tracer = translator(context).output.current_tracer
+    while tracer is not None:
+        if "scan" in str(tracer.source_target):
+            hint = "make the outer loop a tdc.while_loop, or write the inner one as a Python for"
+            got = "one in the body of a scan, with gradients"
+            raise UnsupportedError(message(name_of(context), "a loop outside of scan", got, hint=hint))
+        tracer = tracer.parent
+
+
+def switch_donation_off(context: Any) -> None:
+    """Have the graph that is being traced compiled without donated buffers, by any backend.
+
+    Its backward is compiled along with it, under a cache tag of its own: Inductor's cache on disk does not know whether
+    buffers were donated, and would hand out the kernels of an equal graph for which they were.
+    """
+    output = translator(context).output
+    compiler = output.compiler_fn
+    if compiler is None or hasattr(compiler, "without_donation"):
+        return
+
+    @functools.wraps(compiler)
+    def compile_without_donation(*args: Any, **kwargs: Any) -> Any:
+        functorch = load("torch._functorch.config")
+        with (
+            functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True),
+            apart_in_caches("undonated"),
+        ):
+            return compiler(*args, **kwargs)
+
+    compile_without_donation.without_donation = True  # type: ignore[attr-defined]  # ours
+    output.compiler_fn = compile_without_donation
+
+
+def probe(fn: Callable[..., Any], *args: Any) -> Any:
+    """What `fn` returns, traced outside the operator, without its assertions on data: it may not be meant to run."""
+    at_trace_time(begin_probe)
+    out = fn(*args)
+    at_trace_time(remove_assertions)
+    return out
+
+
+def begin_probe(context: Any) -> None:
+    """Note where a probe begins."""
+    graph = translator(context).output.graph
+    PROBES.setdefault(graph, []).append(next(iter(reversed(graph.nodes)), None))
+
+
+def remove_assertions(context: Any) -> None:
+    """Take the assertions since the last `begin_probe` out of the graph."""
+    graph = translator(context).output.graph
+    begin = PROBES[graph].pop()
+    for node in reversed(graph.nodes):
+        if node is begin:
+            break
+        if node.op == "call_function" and "_assert_async" in str(node.target) and not node.users:
+            graph.erase_node(node)
