@@ -293,7 +293,7 @@ def shared(i: Inputs, module: Any, stack: Any, cat: Any) -> dict[str, Call]:
 def ours(i: Inputs) -> dict[str, Call]:
     """`tdc.TensorDict`: every operation is out of place."""
     td = i.xs[0]
-    return shared(i, tdc, tdc.stack, tdc.cat) | {
+    return shared(i, tdc, torch.stack, torch.cat) | {
         "set": lambda: td.set(i.key, i.leaf),
         "set checked": lambda: td.set(i.key, i.leaf),
         "update": lambda: td.update(i.new),

@@ -43,21 +43,15 @@ from .interop.records import from_namedtuple as from_namedtuple
 from .interop.struct_array import from_struct_array as from_struct_array
 from .ops.copy import copy_ as copy_
 from .ops.factory import positions as positions
-from .ops.join import cat as cat
-from .ops.join import stack as stack
 from .ops.unbatched import unbatched as unbatched
 from .ragged.convert import from_padded as from_padded
 from .ragged.convert import from_torch as from_torch
 from .ragged.convert import nested_like as nested_like
-from .ragged.convert import to_packed as to_packed
-from .ragged.convert import to_padded as to_padded
-from .ragged.convert import to_torch as to_torch
 from .ragged.masked import MaskedBatch as MaskedBatch
 from .ragged.nested import NestedTensor as NestedTensor
 from .ragged.pack import from_list as from_list
 from .ragged.pack import from_numpy as from_numpy
 from .ragged.pack import pack as pack
-from .ragged.pack import unpack as unpack
 from .ragged.segments import offsets_of as offsets_of
 from .ragged.truncate import truncate as truncate
 from .ragged.validate import validate as validate
@@ -65,7 +59,6 @@ from .tensordict.combine import cat_keys as cat_keys
 from .tensordict.combine import merge as merge
 from .tensordict.combine import partition as partition
 from .tensordict.combine import ravel as ravel
-from .tensordict.combine import reduce as reduce
 from .tensordict.combine import stack_keys as stack_keys
 from .tensordict.leaf import register_leaf as register_leaf
 from .tensordict.map import map as map
@@ -74,7 +67,6 @@ from .tensordict.nbytes import param_count as param_count
 from .tensordict.nodes import Static as Static
 from .tensordict.object_array import ObjectArray as ObjectArray
 from .tensordict.summary import Summary as Summary
-from .tensordict.summary import summary as summary
 from .tensordict.tensorclass import TensorClass as TensorClass
 from .tensordict.tensorclass import tensorclass as tensorclass
 from .tensordict.tensordict import TensorDict as TensorDict

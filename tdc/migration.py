@@ -142,7 +142,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "tensor": "x.to_padded().filled(0)",
         "tensor_mask": "p = x.to_padded(); p.data, p.mask",
         "to_padded_tensor": "x.to_padded().filled(0)",
-        "to_torch_nested": "tdc.to_torch(x)",
+        "to_torch_nested": "x.to_torch()",
     },
     MaskedBatch: {
         **RAGGED,
@@ -189,10 +189,20 @@ MOVED = {  # names that were elsewhere, by the module that has them now
     "tdc": "cond while_loop scan associative_scan from_module functional_call stack_modules value_and_grad jvp vjp "
            "jacfwd jacrev hessian",
 }  # fmt: skip
+CUT = {  # functions that torch has, or a method
+    "cat": "torch.cat(tds)",
+    "stack": "torch.stack(tds)",
+    "to_packed": "padded.to_packed()",
+    "to_padded": "packed.to_padded()",
+    "to_torch": "packed.to_torch()",
+    "unpack": "packed.unbind()",
+    "summary": "td.summary()",
+    "reduce": "functools.reduce(lambda n, leaf: n + leaf.sum(), td.values(True, True), 0)",
+}
 HOMES = {name: f"{home}.{name}" for home, names in MOVED.items() for name in names.split()}
 EARLIER: dict[str, dict[str, str]] = {  # names that a module had
-    "tdc": {name: path for name, path in HOMES.items() if path.count(".") > 1},
-    "tdc.compile": {name: path for name, path in HOMES.items() if path.count(".") == 1} | {"map": "tdc.scan_map"},
+    "tdc": CUT | {name: path for name, path in HOMES.items() if path != f"tdc.{name}"},
+    "tdc.compile": {name: path for name, path in HOMES.items() if path == f"tdc.{name}"} | {"map": "tdc.scan_map"},
 }
 MODULES = {"tdc": MODULE | EARLIER["tdc"], nn.__name__: MODULE, "tdc.compile": EARLIER["tdc.compile"]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from texts import Texts, ragged, tree
 import tdc
 from tdc import MaskedBatch, NestedTensor, TdcError, TensorDict
 from tdc.core.errors import MethodError
-from tdc.migration import INSTEAD, MODULE, each
+from tdc.migration import INSTEAD, MODULE, MODULES, each
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = runpy.run_path(str(ROOT / "docs" / "tools" / "make_migration.py"))
@@ -160,13 +161,18 @@ def test_a_field_may_have_such_a_name():
     assert copy.deepcopy(OBJECTS["tensorclass"][1]).names == "field"
 
 
-def test_names_of_the_module():
-    files = {path.stem for path in (ROOT / "tdc").iterdir()}
-    for name, text in each(MODULE):
-        assert name not in files
-        assert not hasattr(tdc, name)
-        with pytest.raises(TdcError, match=re.escape(f"\nhint: {text}")):
-            getattr(tdc, name)
+@pytest.mark.parametrize("name", MODULES)
+def test_names_of_a_module(name: str):
+    module = sys.modules[name]
+    files = {path.stem for path in Path(str(module.__file__)).parent.iterdir()}
+    for missing, text in each(MODULES[name]):
+        assert missing not in files
+        assert not hasattr(module, missing)
+        with pytest.raises(TdcError, match=re.escape(f"got {name}.{missing}\nhint: {text}")):
+            getattr(module, missing)
+
+
+def test_a_misspelt_name_of_the_module():
     with pytest.raises(AttributeError, match="module 'tdc' has no attribute 'stakc'"):
         tdc.stakc  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]  # must stay an error of type checkers
 
@@ -176,6 +182,8 @@ def test_an_import_says_it_too():
         exec("from tdc import TensorDictModule")
     with pytest.raises(ImportError, match=r"got tdc.nn.TensorDictModule\nhint: td = td.set"):
         exec("from tdc.nn import TensorDictModule")
+    with pytest.raises(ImportError, match=r"got tdc.compile.cond\nhint: tdc.cond"):
+        exec("from tdc.compile import cond")
     with pytest.raises(ImportError, match="cannot import name 'stakc'"):
         exec("from tdc import stakc")
     exec("from tdc import doctor, nn; import tdc.demo.theme")

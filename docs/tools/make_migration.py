@@ -8,6 +8,7 @@ A row without it is something that is left out for good, and `note` says why.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,18 +20,19 @@ from torch import nn
 
 import tdc
 from tdc import ObjectArray, Static, TensorDict
-from tdc.migration import instead
+from tdc.migration import EARLIER, instead
 
 PAGE = Path(__file__).parents[1] / "migration.md"
 HEAD = """\
-# Coming from tensordict
+# Coming from tensordict, or from an earlier version
 
 A TensorDict here never changes: what wrote into one returns a new one, which shares every leaf that stayed. So
 `td.set(k, v)` on a line of its own does nothing; write `td = td.set(k, v)`. There are no locks, no global settings, no
 lazy stacks, no `inplace=` and no `out=`. No name ends in an underscore but `tdc.copy_`, which writes into memory.
 
 In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, `x` a tensor of that size. An empty cell says that
-there is no such thing here, and the note why. A name of tensordict that is missing raises an error that says the same.
+there is no such thing here, and the note why. A name of tensordict that is missing raises an error that says the same,
+and so does each name of the [last table](#names-of-earlier-versions).
 `python docs/tools/make_migration.py` generates this page, and a test runs every line of it.
 """
 
@@ -137,8 +139,8 @@ ROWS: dict[str, list[Row]] = {
         Row("torch.stack(tds), TensorDict.stack(tds)", instead("stack"), "always dense; in a compiled function a list"),
         Row(
             "tds without some keys",
-            "tdc.stack([td, td.exclude('a')], strict=False)",
-            "those that all have; also `ragged_stack`",
+            "torch.stack([td.select('a', 'e') for td in tds])",
+            "or `tdc.data.ragged_stack(tds, strict=False)`",
         ),
         Row("torch.cat(tds)", SAME),
         Row("td.unbind(0), td.split(2), td.chunk(2)", SAME),
@@ -165,7 +167,7 @@ ROWS: dict[str, list[Row]] = {
         Row("td.exp(), td.clamp(0, 1), td.lerp(other, 0.5)", SAME),
         Row("td.sum(0), td.mean(dim=1), td.amax(0)", "td.sum(0), td.mean(dim=1), td.amax(0)", "batch dims"),
         Row("td.sum(dim='feature')", "td.apply(lambda leaf: leaf.flatten(2).sum(-1) if leaf.ndim > 2 else leaf)"),
-        Row("td.sum(reduce=True)", "tdc.reduce(td, lambda total, leaf: total + leaf.sum(), 0.0)"),
+        Row("td.sum(reduce=True)", "sum(leaf.sum() for leaf in td.values(True, True))"),
         Row("td.norm(reduce=True)", "tdc.optim.global_norm(td.with_batch_size([]))"),
         Row("(td == other).all()", "torch.equal(td, other)", "`all` reduces batch dims, and gives a TensorDict"),
         Row("td.apply(fn), td.apply(torch.add, other)", SAME),
@@ -282,6 +284,9 @@ ROWS: dict[str, list[Row]] = {
         Row("CudaGraphModule(fn)", instead("CudaGraphModule")),
         Row("ProbabilisticTensorDictModule", "", instead("ProbabilisticTensorDictModule")),
     ],
+    "Names of earlier versions": [
+        *[Row(f"{module}.{name}", now) for module, table in EARLIER.items() for name, now in table.items()],
+    ],
 }
 
 
@@ -293,7 +298,8 @@ def sample() -> dict[str, Any]:
     net, images = nn.Linear(4, 2), torch.ones(2, 3)
     params: Any = tdc.from_module(net)
     return {
-        "F": F, "ObjectArray": ObjectArray, "Static": Static, "TensorDict": TensorDict, "tdc": tdc, "torch": torch,
+        "F": F, "functools": functools, "packed": tdc.pack([x[0], x[1, :2]]), "padded": tdc.pack([x[0]]).to_padded(),
+        "ObjectArray": ObjectArray, "Static": Static, "TensorDict": TensorDict, "tdc": tdc, "torch": torch,
         "array": np.zeros(3, dtype=[("f", "f4"), ("i", "i8")]), "d": d, "data": image_class()(images, batch_size=[2]),
         "dc": make_dataclass("Record", [("a", torch.Tensor)])(x), "fn": torch.neg, "ids": torch.arange(12) % 3,
         "idx": 0, "images": images, "index": torch.tensor([[0, 1, 2, 0]]), "mask": x > 3, "net": net,
@@ -320,7 +326,8 @@ def render() -> str:
     """The whole page."""
     lines = [HEAD]
     for title, rows in ROWS.items():
-        lines += [f"## {title}", "", "| tensordict | here | note |", "| --- | --- | --- |"]
+        first = "earlier" if title.endswith("versions") else "tensordict"
+        lines += [f"## {title}", "", f"| {first} | here | note |", "| --- | --- | --- |"]
         lines += [f"| {cell(row.theirs)} | {cell(row.ours)} | {row.note} |" for row in rows]
         lines += [""]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,24 +30,19 @@ from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import offsets_of, row_ids, take_spans
 from tdc.ragged.structure import Structure, extent_of, require_same
-from tdc.tensordict.combine import in_common
 from tdc.tensordict.indexing import twin_of
 from tdc.tensordict.storage import Leaves, same_size, together
 from tdc.tensordict.tensordict import TensorDict, make
 
-T = TypeVar("T")
 SIZES = (int, torch.SymInt)
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
-    """The operands as a list, all of one class, at least one.
+    """The operands as a list, all of one class.
 
     Raises:
-        StructureError: none, or something else is among them; every one is named.
+        StructureError: something else is among them; every one is named.
     """
-    if not xs:
-        hint = "give one; its keys are those of the result"
-        raise StructureError(message(op, "at least one operand", "an empty list", hint=hint))
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs) if not isinstance(x, cls)}
     if wrong:
         hint = f"make each a {cls.__name__} first"
@@ -433,48 +428,3 @@ for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dsta
     join_rule(_op, tensordict=partial(stacked_along, _ndim, _dim, _op))
 for _op, _dims in ((torch.hsplit, (0, 1)), (torch.vsplit, (None, 0)), (torch.dsplit, (None, None, 2))):
     join_rule(_op, tensordict=partial(split_along, _dims, _op))
-
-
-def joinable(op: str, tensors: Any) -> list[Any]:
-    """Operands as a list of one class, as torch's own parser would have it in other words.
-
-    Raises:
-        StructureError: none, or operands of several kinds.
-    """
-    found = list(tensors)
-    kinds = [cls for cls in (TensorDict, NestedTensor, MaskedBatch) if any([isinstance(x, cls) for x in found])]
-    if kinds or not found or all([isinstance(x, Tensor) for x in found]):
-        return same_kind(op, found, kinds[0] if kinds else Tensor)
-    wrong = {f"operand {i}": describe(x) for i, x in enumerate(found) if not isinstance(x, Tensor)}
-    hint = "TensorDict(d, batch_size) of each, or tdc.data.collate(samples) for dicts"
-    raise StructureError(message(op, "tensors or containers", f"{len(wrong)} others", wrong, hint))
-
-
-def stack(tensors: Sequence[T], dim: int = 0, *, strict: bool = True) -> T:
-    """`torch.stack` of tensors or containers of one kind.
-
-    Args:
-        strict: whether TensorDicts with different keys are an error; if not, those keys are stacked that all have.
-
-    Example:
-        >>> td = TensorDict({"x": torch.zeros(3)}, [3])
-        >>> stack([td, td], 1).batch_size
-        torch.Size([3, 2])
-        >>> stack([td, td.set("y", torch.zeros(3))], strict=False).keys()
-        ('x',)
-    """
-    found = joinable("stack", tensors)
-    if not strict and isinstance(found[0], TensorDict):
-        found = in_common(same_kind("stack", found, TensorDict))
-    return torch.stack(found, dim)  # type: ignore[arg-type,return-value]  # torch's types know tensors only
-
-
-def cat(tensors: Sequence[T], dim: int = 0) -> T:
-    """`torch.cat` of tensors or containers of one kind.
-
-    Example:
-        >>> td = TensorDict({"x": torch.zeros(3)}, [3])
-        >>> cat([td, td]).batch_size
-        torch.Size([6])
-    """
-    return torch.cat(joinable("cat", tensors), dim)  # type: ignore[arg-type,return-value]  # the same

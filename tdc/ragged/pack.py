@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -186,17 +185,3 @@ def check_shapes(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
         expected = f"rows like the first, {describe(first)}, that differ in {where} only"
         got, hint = f"{len(wrong)} others", "name the dims that differ with ragged_dim=, the batch counting as dim 0"
         raise ShapeError(message("pack", expected, got, wrong, hint))
-
-
-def unpack(x: NestedTensor) -> tuple[Tensor, ...]:
-    """The rows of a packed batch, as views; `unpack(pack(rows)) == rows`.
-
-    Raises:
-        DtypeError: no NestedTensor.
-
-    Example:
-        >>> [r.shape[0] for r in unpack(pack([torch.ones(2), torch.ones(0)]))]
-        [2, 0]
-    """
-    expect("unpack", x, NestedTensor)
-    return x.unbind()

@@ -4,7 +4,6 @@
     cat_keys(td, ["x", "y"], "xy") two leaves as one, along a feature dim
     partition(td, ["x"])           what is at some keys, and what is not
     ravel(td)                      all leaves as one tensor, and the way back
-    reduce(td, fn, 0.0)            all leaves as one value
     group_by(td, "label")          rows by the value of a leaf
 
 Invariants:
@@ -21,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_function, expect_number, normal_dim
+from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc.core.keys import is_key, show
-from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
+from tdc.core.typing import KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import present
 from tdc.tensordict.nodes import Nodes, Static, statics
@@ -118,36 +117,6 @@ def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: i
     d = feature_dim("stack_keys", td, dim, leaves[0].ndim + 1, "torch.stack(tds) adds a batch dim")
     agree("stack_keys", paths, leaves, None)
     return td.exclude(*paths).set(out, unwrap(torch.stack(leaves, d)))
-
-
-def reduce(td: TensorDict, fn: Callable[[Any, Any], Any], init: Any = MISSING) -> Any:
-    """One value of all leaves, taken in together from the first to the last: `functools.reduce` over leaves.
-
-    Args:
-        fn: takes what came of the leaves so far, and the next leaf.
-        init: what comes before the first leaf; without it the first leaf itself.
-
-    Raises:
-        StructureError: no leaves, and no `init`.
-        DtypeError: no function.
-
-    Compile:
-        Traceable.
-
-    Example:
-        >>> td = TensorDict({"x": torch.ones(3), "y": torch.ones(2, 2)})
-        >>> reduce(td, lambda total, leaf: total + leaf.sum(), 0.0)
-        tensor(7.)
-    """
-    check_tensordicts("reduce", [td])
-    expect_function("reduce", fn)
-    leaves = [unwrap(leaf) for leaf in td._leaves.values()]
-    if init is MISSING and not leaves:
-        raise StructureError(message("reduce", "at least one leaf, or init", "neither", hint="tdc.reduce(td, fn, 0.0)"))
-    out, rest = (leaves[0], leaves[1:]) if init is MISSING else (init, leaves)
-    for leaf in rest:
-        out = fn(out, leaf)
-    return out
 
 
 def in_common(tds: Sequence[TensorDict]) -> list[TensorDict]:

@@ -130,7 +130,7 @@ class TestCall:
         for lengths in ((2, 0, 3), (4, 1), (5, 2, 2, 7)):
             x = rows(*lengths)
             if dims == 0:
-                x = tdc.stack([x] * K)
+                x = torch.stack([x] * K)
             assert f(params, x).shape[0] == K
         assert (f.counts.graphs, f.counts.breaks, f.counts.compiles) == (1, 0, 1)
 

@@ -99,7 +99,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
     "ragged_stack": (lambda td: tdc.data.ragged_stack([td, td * 2])["a"], dense),
     "collate": (lambda td: tdc.data.collate([td, td * 2]), dense),
     "copy_": (lambda td: tdc.copy_(td.clone(), td[:2] * 2, slice(1, 3)), dense),
-    "to_padded": (lambda td: tdc.to_padded(td["rows"]), ragged),
+    "to_padded": (lambda td: td["rows"].to_padded(), ragged),
     "index": (lambda td: td[1:], ragged),
 }
 
@@ -125,11 +125,11 @@ def test_summary_in_a_graph():
     seen: list[str] = []
 
     def fn(td: TensorDict) -> torch.Tensor:
-        seen.append(tdc.summary(td).total)
+        seen.append(td.summary().total)
         return td["a"] * 2
 
     counted(fn, backend="eager")(dense(5))
-    assert seen == [tdc.summary(dense(5)).total]
+    assert seen == [dense(5).summary().total]
 
 
 @pytest.mark.parametrize("op", [torch.equal, torch.allclose])

@@ -126,7 +126,7 @@ class TestGrad:
 
     def test_many_models_at_once(self):
         net = nn.Linear(3, 2)
-        params = tdc.stack([tdc.from_module(net)] * 4)
+        params = torch.stack([tdc.from_module(net)] * 4)
         loss = lambda p, x: tdc.functional_call(net, p, (x,)).square().mean()  # noqa: E731
         x = torch.rand(5, 3)
         many = tdc.vmap(tdc.grad(loss), in_dims=(0, None))(params, x)

@@ -65,14 +65,6 @@ tdc.add: expected arguments for batch_size [3, 4], got others
 at tokens: Tensor float32[3, 4, 2] and Tensor float32[3, 4, 3]
 hint: torch: The size of tensor a (2) must match the size of tensor b (3) at non-singleton dimension 2""")  # fmt: skip
 
-    def test_stack_of_dicts(self):
-        self.says(lambda: lib.stack([{"a": T(1)}, {"a": T(2)}]), """\
-StructureError
-tdc.stack: expected tensors or containers, got 2 others
-at operand 0: dict
-at operand 1: dict
-hint: TensorDict(d, batch_size) of each, or tdc.data.collate(samples) for dicts""")  # fmt: skip
-
     def test_a_tensor_as_a_key(self):
         self.says(lambda: T([1.0, 2.0]) in tree(), """\
 KeyPathError

@@ -133,41 +133,23 @@ at meta.label: Tensor int64[3, 4] and Tensor float32[3, 4, 1]
 hint: tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key""",
         )
 
-    def test_a_stack_of_nothing(self):
+    def test_a_stack_of_a_tensor(self):
         self.says(
-            lambda: tdc.stack([]),
-            """\
-StructureError
-tdc.stack: expected at least one operand, got an empty list
-hint: give one; its keys are those of the result""",
-        )
-
-    def test_a_cat_of_nothing(self):
-        self.says(
-            lambda: tdc.cat([]),
-            """\
-StructureError
-tdc.cat: expected at least one operand, got an empty list
-hint: give one; its keys are those of the result""",
-        )
-
-    def test_a_stack_of_a_dict(self):
-        self.says(
-            lambda: tdc.stack([tree(), {"tokens": 1}]),
+            lambda: torch.stack([tree(), torch.zeros(3)]),
             """\
 StructureError
 tdc.stack: expected operands that are all TensorDict, got 1 others
-at operand 1: dict
+at operand 1: Tensor float32[3]
 hint: make each a TensorDict first""",
         )
 
-    def test_a_cat_of_none(self):
+    def test_a_cat_of_a_ragged_batch(self):
         self.says(
-            lambda: tdc.cat([tree(), None]),
+            lambda: torch.cat([tree(), ragged()]),
             """\
 StructureError
 tdc.cat: expected operands that are all TensorDict, got 1 others
-at operand 1: NoneType
+at operand 1: NestedTensor float32[3, -1, 4]
 hint: make each a TensorDict first""",
         )
 

@@ -77,15 +77,6 @@ tdc.pack: expected at least one tensor, got an empty list
 hint: NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows""",
         )
 
-    def test_unpack_of_rows(self):
-        self.says(
-            lambda: tdc.unpack([torch.zeros(2)]),
-            """\
-DtypeError
-tdc.unpack: expected a NestedTensor, got list
-hint: tdc.pack([tensor, ...]) makes one""",
-        )
-
     def test_pack_of_other_sizes(self):
         self.says(
             lambda: tdc.pack([torch.zeros(2, 3), torch.zeros(1, 4), torch.zeros(5)]),

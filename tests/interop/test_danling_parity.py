@@ -35,7 +35,7 @@ SPELLINGS: dict[str, tuple[Any, Any]] = {
     "x.cpu()": (lambda: batch().cpu().tolist(), ROWS),
     "x.size(0)": (lambda: batch().size(0), 2),
     "x.shape": (lambda: tuple(batch().shape), (2, -1)),
-    "x.to_torch_nested()": (lambda: [t.tolist() for t in tdc.to_torch(batch()).unbind()], ROWS),
+    "x.to_torch_nested()": (lambda: [t.tolist() for t in batch().to_torch().unbind()], ROWS),
     "NestedTensor.from_tensor_mask(tensor, mask)": (
         lambda: tdc.from_padded(T([[1, 2, 3], [4, 5, 0]]), mask=T([[1, 1, 1], [1, 1, 0]]).bool()).to_packed().tolist(),
         ROWS,

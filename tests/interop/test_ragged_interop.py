@@ -345,7 +345,7 @@ def test_loader_with_workers(collate: Any):
 def test_zero_copy_both_ways_and_gradients():
     leaf = torch.randn(5, 3, requires_grad=True)
     x = NestedTensor(leaf, T([0, 2, 2, 5]))
-    jagged: Any = tdc.to_torch(x)
+    jagged: Any = x.to_torch()
     assert jagged.values().data_ptr() == leaf.data_ptr()
     back: Any = tdc.from_torch(jagged)
     assert back.values.data_ptr() == leaf.data_ptr()

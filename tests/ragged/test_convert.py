@@ -50,7 +50,7 @@ def test_padding_holds_fill_and_rows_hold_values(layout: str, fill: float):
 def test_round_trip_with_nan_in_padding(layout: str):
     x, rows = batch(layout)
     padded = x.to_padded(NAN)
-    for back in (padded.to_packed(), tdc.to_packed(padded, total=x.values.shape[x.structure.packed_dim])):
+    for back in (padded.to_packed(), padded.to_packed(total=x.values.shape[x.structure.packed_dim])):
         assert torch.equal(back.values, x.values)
         assert torch.equal(back.offsets, x.offsets)
         assert [r.shape for r in back] == [r.shape for r in rows]
@@ -222,7 +222,7 @@ def test_from_padded_refuses_lengths_outside_of_the_data(lengths: list[int], sid
 def test_conversions_compile_to_one_graph():
     def fn(x: NestedTensor) -> Tensor:
         y = x.to_padded(NAN)
-        return tdc.to_packed(y, total=x.values.shape[0]).values * 2
+        return y.to_packed(total=x.values.shape[0]).values * 2
 
     compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
     for sizes in ((2, 0, 3), (1, 1, 7), (4, 5)):

@@ -61,7 +61,7 @@ def same(x: Any, rows: Sequence[Tensor]) -> None:
 def test_pack_and_unpack(layout: str):
     x, rows = packed(layout)
     same(x, rows)
-    assert all(torch.equal(a, b) for a, b in zip(tdc.unpack(x), rows, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(x.unbind(), rows, strict=True))
     dims = RAGGED.get(layout, 1)
     dims = (dims,) if isinstance(dims, int) else dims
     assert x.ragged_dims == dims

@@ -50,10 +50,6 @@ def test_facts_of_ragged_leaves_and_objects():
     assert td.select("x").dtype == torch.float32
 
 
-def test_the_summary_is_a_method():
-    assert str(tree().summary()) == str(tdc.summary(tree()))
-
-
 def test_questions_of_torch():
     td: Any = tree()
     x: Any = ragged()

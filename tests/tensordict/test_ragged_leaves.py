@@ -23,7 +23,7 @@ def grid(padded: bool = False, lengths: tuple[int, ...] = (3, 2, 5)) -> tuple[Te
     xs: list[Any] = [tdc.pack(part) for part in rows]
     xs = [x.to_padded(float("nan"), length=6) for x in xs] if padded else xs
     size = [len(lengths)]
-    return tdc.stack([TensorDict({"t": x, "n": torch.arange(size[0])}, size) for x in xs]), rows
+    return torch.stack([TensorDict({"t": x, "n": torch.arange(size[0])}, size) for x in xs]), rows
 
 
 def same(x: Any, rows: list[Tensor], dim: int = 0) -> None:
@@ -96,7 +96,7 @@ class TestTexts(Texts):
     def test_rows_of_other_lengths_in_one_stack(self):
         x = tdc.pack([torch.ones(n, 4) for n in (3, 2)])
         self.says(
-            lambda: tdc.stack([TensorDict({"t": x}, [2]), TensorDict({"t": x[[1, 0]]}, [2])]),
+            lambda: torch.stack([TensorDict({"t": x}, [2]), TensorDict({"t": x[[1, 0]]}, [2])]),
             """\
 StructureError
 tdc.stack: expected operands of one ragged structure, got rows of different lengths

@@ -73,7 +73,7 @@ def test_param_count():
 
 def test_summary_is_data():
     td = TensorDict({"x": torch.zeros(2, 3), "p": Point(torch.zeros(2, 2), batch_size=[2]), "e": {}}, [2])
-    table = tdc.summary(td)
+    table = td.summary()
     assert [row.path for row in table.rows] == [(), "x", "p", ("p", "xy"), ("p", "name"), "e"]
     assert [row.nbytes for row in table.rows] == [40, 24, 16, 16, None, 0]
     assert table.rows[2].kind == "Point"
@@ -82,29 +82,29 @@ def test_summary_is_data():
 
 
 def test_summary_holds_no_tensors():
-    table = tdc.summary(TensorDict({"x": torch.zeros(2)}))
+    table = TensorDict({"x": torch.zeros(2)}).summary()
     assert not [x for x in torch.utils._pytree.tree_leaves(table.rows) if isinstance(x, Tensor)]
 
 
 def test_summary_reads_no_data():
     td = TensorDict({"x": torch.zeros(2, device="meta"), "secret": torch.tensor(1234.5)})
-    assert "1234" not in str(tdc.summary(td)) + tdc.summary(td)._repr_html_()
+    assert "1234" not in str(td.summary()) + td.summary()._repr_html_()
 
 
 def test_summary_html_is_escaped_and_has_headers():
     td = TensorDict({"<b>": torch.zeros(2), "s": Static("<i>")})
-    html = tdc.summary(td)._repr_html_()
+    html = td.summary()._repr_html_()
     assert "<b>" not in html
     assert "<i>" not in html
     assert "&lt;b&gt;" in html
     assert html.count('scope="col"') == 6
-    assert html.count('scope="row"') == len(tdc.summary(td).rows)
+    assert html.count('scope="row"') == len(td.summary().rows)
 
 
 def test_of_leaves_that_are_no_tensors():
     td = torch.utils._pytree.tree_map(lambda _: 0, TensorDict({"a": torch.zeros(2), "b": {"c": 1}}))
-    assert "int" in str(tdc.summary(td))
-    assert tdc.summary(td).nbytes == 0
+    assert "int" in str(td.summary())
+    assert td.summary().nbytes == 0
 
 
 def test_under_vmap():
@@ -129,7 +129,7 @@ class TestTable(TestCase):
             [2],
         )
         self.assertExpectedInline(
-            str(tdc.summary(td)),
+            str(td.summary()),
             """\
 key       kind                                      shape       dtype    device  bytes
 --------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ key       kind                                      shape       dtype    device 
 
     def test_empty(self):
         self.assertExpectedInline(
-            str(tdc.summary(TensorDict())),
+            str(TensorDict().summary()),
             """\
 key    kind        shape  dtype  device  bytes
 ----------------------------------------------
@@ -164,7 +164,7 @@ key    kind        shape  dtype  device  bytes
 class TestTexts(Texts):
     def test_a_module_is_no_tensordict(self):
         self.says(
-            lambda: tdc.summary(nn.Linear(1, 1)),
+            lambda: TensorDict.summary(nn.Linear(1, 1)),
             """\
 DtypeError
 tdc.summary: expected a TensorDict, got Linear

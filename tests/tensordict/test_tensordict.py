@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import tdc
 from tdc import ImmutableError, KeyPathError, ShapeError, StructureError, TensorDict
 
 S = slice
@@ -353,7 +352,7 @@ def test_joining_and_splitting():
         check(torch.stack([td, other], dim), want, want["b", "c"].shape)
     for dim in (0, 1, -1):
         want = {k: torch.cat([td[k], other[k]], dim % 2) for k in td.keys(True, True)}
-        check(tdc.cat([td, other], dim), want, want["b", "c"].shape)
+        check(torch.cat([td, other], dim), want, want["b", "c"].shape)
     for dim in (0, 1):
         for i, part in enumerate(td.unbind(dim)):
             check(part, each(td, lambda x, i=i, dim=dim: x.select(dim, i)), [4 - dim])
