@@ -23,6 +23,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import Rule, add_rule, unsupported
 from tdc.core.typing import Op
+from tdc.ops.along_dim import with_dim
 from tdc.ops.einsum import Term, by_padding, check_letters, fresh, kinds_of, of_masked
 from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
@@ -30,7 +31,6 @@ from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
 from tdc.ops.rectangle import cut_padding, rectangle
-from tdc.ops.segments import with_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows

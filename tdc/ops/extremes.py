@@ -1,11 +1,11 @@
 """The largest and smallest elements, and where they are: argmax, argmin, max, min, aminmax.
 
     max(x)           the largest real element            max(x, y)      element by element
-    max(x, 1)        (values, indices), as torch         argmax(x, 1)   places within each row
+    max(x, 1)        (values, indices), as torch         argmax(x, 1)   positions within each example
 
-Along a ragged dim an index counts the places of one row. Without a dim `argmax` counts in `x.values.flatten()`, or in
-`x.data.flatten()` of a MaskedBatch. Of several equal elements the first is meant, and NaN is both largest and smallest,
-as in torch. A row without elements has no place: its index is -1, its value the identity.
+Along a ragged dim an index counts the positions of one example. Without a dim `argmax` counts in `x.values.flatten()`,
+or in `x.data.flatten()` of a MaskedBatch. Of several equal elements the first is meant, and NaN is both largest and
+smallest, as in torch. An example without elements has no position: its index is -1, its value the identity.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 from tdc.core.container import Container
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
+from tdc.ops.along_dim import Segments, at, named_result, reduce_along, segments_of
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
-from tdc.ops.segments import Lanes, along_static, at, is_static, lanes_of, named
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
 
@@ -33,16 +33,16 @@ PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}
 IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf}
 
 
-def place_of(lanes: Lanes, identity: float) -> Tensor:
-    """The first place of the extreme of each lane, (K, *D); -1 where there are no elements."""
-    values, (how, reduce), none = lanes.values.detach(), REDUCE[identity], finite(identity, lanes.values.dtype)
-    if lanes.rows is not None:
+def extreme_position(segments: Segments, identity: float) -> Tensor:
+    """The first position of the extreme of each segment, (K, *D); -1 where there are no elements."""
+    values, (how, reduce), none = segments.values.detach(), REDUCE[identity], finite(identity, segments.values.dtype)
+    if segments.structure is not None:
         total = values.shape[0]
-        extreme = spread(reduce_rows(values, lanes.rows, how, none), lanes.rows, total)
-        place = torch.where(is_extreme(values, extreme), lanes.local, NONE)
-        place = reduce_rows(place, lanes.rows, "amin", NONE)
-        return place.masked_fill(place == NONE, -1)
-    real: Any = lanes.real
+        extreme = spread(reduce_rows(values, segments.structure, how, none), segments.structure, total)
+        position = torch.where(is_extreme(values, extreme), segments.positions, NONE)
+        position = reduce_rows(position, segments.structure, "amin", NONE)
+        return position.masked_fill(position == NONE, -1)
+    real: Any = segments.real
     hit = real & is_extreme(values, reduce(values.masked_fill(~real, none), 0, True))
     return hit.to(torch.uint8).argmax(0, True).masked_fill(~real.any(0, True), -1)
 
@@ -57,12 +57,12 @@ def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim:
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values)
         return out.view([1] * x.ndim) if keepdim else out
-    if by_lines(op, x, dim):
-        return over_lines(op, partial(arg_ragged, op, identity), x, dim, keepdim)
-    if dim is not None and is_static(op, x, dim):
-        return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
-    lanes = lanes_of(op, x, dim)
-    return lanes.back(place_of(lanes, identity), keepdim)
+    return reduce_along(op, partial(arg_of_segments, op, identity), x, dim, keepdim)
+
+
+def arg_of_segments(op: Op, identity: float, x: Any, dim: int | None, keepdim: bool) -> Tensor:
+    segments = segments_of(op, x, dim)
+    return segments.back(extreme_position(segments, identity), keepdim)
 
 
 def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
@@ -71,21 +71,21 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
         return PAIRED[op](x, dim if other is None else other)
     if dim is None:
         return op(x.values) if isinstance(x, NestedTensor) else (x.amax() if op is torch.max else x.amin())
-    if by_lines(op, x, dim):
-        return over_lines(op, partial(extreme_ragged, op), x, dim, keepdim)
-    if is_static(op, x, dim):
-        return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
-    lanes = lanes_of(op, x, dim)
-    place = place_of(lanes, IDENTITY[op])
-    found = at(lanes, place, finite(IDENTITY[op], x.dtype))
-    return named(op, lanes.back(found, keepdim), lanes.back(place, keepdim))
+    return reduce_along(op, partial(extreme_of_segments, op), x, dim, keepdim)
+
+
+def extreme_of_segments(op: Op, x: Any, dim: int, keepdim: bool) -> Any:
+    segments = segments_of(op, x, dim)
+    position = extreme_position(segments, IDENTITY[op])
+    found = at(segments, position, finite(IDENTITY[op], x.dtype))
+    return named_result(op, segments.back(found, keepdim), segments.back(position, keepdim))
 
 
 def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """Both as `amin` and `amax` give them, with their derivatives."""
     if by_lines(torch.aminmax, x, dim):  # so that both share their lengths
         return over_lines(torch.aminmax, aminmax_ragged, x, dim, keepdim)
-    return named(torch.aminmax, x.amin(dim, keepdim), x.amax(dim, keepdim))
+    return named_result(torch.aminmax, x.amin(dim, keepdim), x.amax(dim, keepdim))
 
 
 def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,11 @@
 """Order statistics along one dim, or of all elements: median, kthvalue, mode, quantile, and those that leave NaN out.
 
-    median(x, 1)         (values, indices) of the elements of each row         median(x)      of all real elements
+    median(x, 1)         (values, indices) of each example's elements         median(x)      of all real elements
     quantile(x, q, 1)    q a number -> (B, *D); q (Q,) -> (Q, B, *D), as torch puts it
 
-Along a ragged dim the elements of all rows are sorted at once and looked up by rank. An index counts places within the
-row; of equal elements it may be any, as in torch. A row without elements has no place (-1) and no value: NaN, or 0 for
-integers.
+Along a ragged dim the elements of all examples are sorted at once and looked up by rank. An index counts positions
+within the example; of equal elements it may be any, as in torch. An example without elements has no position (-1) and
+no value: NaN, or 0 for integers.
 """
 
 from __future__ import annotations
@@ -22,49 +22,61 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import MODES, Rule, add_rule
 from tdc.core.typing import Op
+from tdc.ops.along_dim import (
+    Segments,
+    along_static,
+    at,
+    in_front,
+    is_static,
+    named_result,
+    order_of,
+    position_at,
+    reduce_along,
+    segments_of,
+)
 from tdc.ops.batch import along
-from tdc.ops.extremes import place_of, values_of
+from tdc.ops.extremes import extreme_position, values_of
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ops.segments import Lanes, along_static, at, in_front, is_static, lanes_of, named, order_of, place_at
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import sizes_of
 
 ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
 
 
-def counts(lanes: Lanes) -> tuple[Tensor, Tensor]:
-    """Elements of each lane, and those that are not NaN, (K, *D)."""
-    real = lanes.number(lanes.values == lanes.values)
-    return lanes.lengths.expand(real.shape), real
+def counts(segments: Segments) -> tuple[Tensor, Tensor]:
+    """Elements of each segment, and those that are not NaN, (K, *D)."""
+    real = segments.number_of(segments.values == segments.values)
+    return segments.lengths.expand(real.shape), real
 
 
-def median_rank(skip: bool, lanes: Lanes, order: Tensor) -> Tensor:
+def median_rank(skip: bool, segments: Segments, order: Tensor) -> Tensor:
     """The lower of two middle elements; NaN, which is sorted last, where there is one and it is not skipped."""
-    every, real = counts(lanes)
+    every, real = counts(segments)
     if skip:
         return torch.where(real > 0, (real - 1) >> 1, every.clamp(max=1) - 1)
     return torch.where(real < every, real, (every - 1) >> 1)
 
 
-def mode_rank(lanes: Lanes, order: Tensor) -> Tensor:
+def mode_rank(segments: Segments, order: Tensor) -> Tensor:
     """The last of the longest run of equal elements, the smallest of several such values."""
     if order.shape[0] == 0:
-        return lanes.lengths.expand(-1, *order.shape[1:]) - 1
-    values, owner = lanes.values.detach().gather(0, order), lanes.owner.gather(0, order)
+        return segments.lengths.expand(-1, *order.shape[1:]) - 1
+    values, owner = segments.values.detach().gather(0, order), segments.owner.gather(0, order)
     same = (values[1:] == values[:-1]) & (owner[1:] == owner[:-1])
-    here = lanes.per_row(torch.arange(values.shape[0], device=values.device))
+    here = segments.column(torch.arange(values.shape[0], device=values.device))
     begins = torch.cat([torch.zeros_like(order[:1]), here[1:].masked_fill(same, 0)])
     run = here - begins.cummax(0).values
-    return place_of(lanes._replace(values=run, real=None if lanes.real is None else owner == 0), -math.inf)
+    real = None if segments.real is None else owner == 0
+    return extreme_position(segments._replace(values=run, real=real), -math.inf)
 
 
-def kth_rank(k: int, lanes: Lanes, order: Tensor) -> Tensor:
+def kth_rank(k: int, segments: Segments, order: Tensor) -> Tensor:
     """None in a line of padding, which is empty."""
-    return torch.where(lanes.lengths < k, -1, k - 1).expand(-1, *order.shape[1:])
+    return torch.where(segments.lengths < k, -1, k - 1).expand(-1, *order.shape[1:])
 
 
-def enough(op: Op, k: int, x: Any, dim: int) -> None:
-    """Every row has `k` elements along a ragged dim, or every place that is of any row along the batch.
+def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
+    """Check that every row has `k` elements along a ragged dim, or every real position along the batch.
 
     Raises:
         ShapeError: it has not: at once on CPU, asynchronously on CUDA.
@@ -82,16 +94,16 @@ def enough(op: Op, k: int, x: Any, dim: int) -> None:
 
 
 def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
-    """Values and indices at a rank of each lane; values alone without a dim, as torch has it."""
+    """Values and indices at a rank of each segment; values alone without a dim, as torch has it."""
     if dim is None and isinstance(x, NestedTensor):
         return op(x.values)
-    lanes = lanes_of(op, x, dim)
-    order = order_of(lanes)
-    place = place_at(lanes, order, rank(lanes, order))
-    values = lanes.back(at(lanes, place, nothing(lanes.values)), keepdim)
+    segments = segments_of(op, x, dim)
+    order = order_of(segments)
+    position = position_at(segments, order, rank(segments, order))
+    values = segments.back(at(segments, position, nothing(segments.values)), keepdim)
     if dim is None:
         return values
-    return named(op, values, lanes.back(place, keepdim))
+    return named_result(op, values, segments.back(position, keepdim))
 
 
 def nothing(values: Tensor) -> float:
@@ -101,31 +113,21 @@ def nothing(values: Tensor) -> float:
 
 def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """`median` and `nanmedian`."""
-    if by_lines(op, x, dim):
-        return over_lines(op, partial(median_ragged, op), x, dim, keepdim)
-    if dim is not None and is_static(op, x, dim):
-        return along_static(op, x, dim, lambda v, axis: op(v, axis, True), keepdim)
-    return ranked(op, partial(median_rank, op is torch.nanmedian), x, dim, keepdim)
+    return reduce_along(op, partial(ranked, op, partial(median_rank, op is torch.nanmedian)), x, dim, keepdim)
 
 
 def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
-    if by_lines(torch.mode, x, dim):
-        return over_lines(torch.mode, mode_ragged, x, dim, keepdim)
-    if is_static(torch.mode, x, dim):
-        return along_static(torch.mode, x, dim, lambda v, axis: torch.mode(v, axis, True), keepdim)
-    return ranked(torch.mode, mode_rank, x, dim, keepdim)
+    return reduce_along(torch.mode, partial(ranked, torch.mode, mode_rank), x, dim, keepdim)
 
 
 def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     if k < 1:
         raise ShapeError(message("kthvalue", "k of 1 or more", f"{k}", hint="k = 1 is the smallest element"))
-    if is_static(torch.kthvalue, x, dim):
-        return along_static(torch.kthvalue, x, dim, lambda v, axis: torch.kthvalue(v, k, axis, True), keepdim)
-    enough(torch.kthvalue, k, x, dim)
+    if not is_static(torch.kthvalue, x, dim):
+        check_lengths(torch.kthvalue, k, x, dim)
     run = partial(ranked, torch.kthvalue, partial(kth_rank, k))
-    if by_lines(torch.kthvalue, x, dim):
-        return over_lines(torch.kthvalue, run, x, dim, keepdim)
-    return run(x, dim, keepdim)
+    dense = lambda values, axis: torch.kthvalue(values, k, axis, True)  # noqa: E731
+    return reduce_along(torch.kthvalue, run, x, dim, keepdim, dense)
 
 
 def rank_of(q: Tensor, last: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,10 +140,11 @@ def rank_of(q: Tensor, last: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
     return low.long(), rank.ceil().long(), weight
 
 
-def quantile_of(lanes: Lanes, order: Tensor, last: Tensor, q: Tensor, how: str) -> Tensor:
-    """One quantile of each lane, (K, *D); NaN where the last rank is negative."""
+def quantile_of(segments: Segments, order: Tensor, last: Tensor, q: Tensor, how: str) -> Tensor:
+    """One quantile of each segment, (K, *D); NaN where the last rank is negative."""
     low, high, weight = rank_of(q, last, how)
-    below, above = [at(lanes, place_at(lanes, order, rank.masked_fill(last < 0, -1)), math.nan) for rank in (low, high)]
+    where = [position_at(segments, order, rank.masked_fill(last < 0, -1)) for rank in (low, high)]
+    below, above = [at(segments, position, math.nan) for position in where]
     return torch.lerp(below, above, weight)
 
 
@@ -164,10 +167,10 @@ def quantile_ragged(
 
 def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim: bool) -> tuple[Tensor, ...]:
     """Quantiles (Q,) along a ragged dim one by one."""
-    lanes = lanes_of(op, x, dim)
-    order, (every, real) = order_of(lanes), counts(lanes)
+    segments = segments_of(op, x, dim)
+    order, (every, real) = order_of(segments), counts(segments)
     last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
-    return tuple([lanes.back(quantile_of(lanes, order, last, q, how), keepdim) for q in qs.unbind()])
+    return tuple([segments.back(quantile_of(segments, order, last, q, how), keepdim) for q in qs.unbind()])
 
 
 def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -> Any:
@@ -179,7 +182,7 @@ def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -
 
 
 def dense_quantile(op: Op, q: Any, how: str, values: Tensor, axis: int) -> Tensor:
-    """With several quantiles they take the place of the first dim, which has size 1."""
+    """With several quantiles they are put at the first dim, which has size 1."""
     if not isinstance(q, Tensor) or not q.ndim:
         return op(values, q, axis, True, interpolation=how)
     return op(values.squeeze(0), q, axis - 1, True, interpolation=how)

@@ -24,10 +24,10 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op, OpName
+from tdc.ops.along_dim import along_static
 from tdc.ops.batch import along
 from tdc.ops.pointwise import mixed, packed
 from tdc.ops.rectangle import cut_padding
-from tdc.ops.segments import along_static
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested, build_result
 from tdc.ragged.structure import require_same

@@ -17,13 +17,14 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.rules import Rule, add_rule
+from tdc.ops.along_dim import along_static, segments_of, with_data, with_elements
 from tdc.ops.batch import along
-from tdc.ops.extremes import place_of
+from tdc.ops.extremes import extreme_position
 from tdc.ops.leafwise import unary_tensordict
 from tdc.ops.pointwise import unary, unary_nested
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ops.segments import along_static, data_of, lanes_of, like_lanes, with_data
 from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.methods import data_of
 from tdc.ragged.segments import spread
 
 
@@ -59,9 +60,9 @@ def one_hot(x: Any, dim: int) -> Any:
         return along_static(F.gumbel_softmax, x, dim, largest)
     if isinstance(x, MaskedBatch) or len(x.ragged_dims) > 1:
         return repacked(largest(rectangle(x, 0), dim), x)
-    lanes = lanes_of(F.gumbel_softmax, x, dim)
-    place = spread(place_of(lanes, -math.inf), x.structure, lanes.values.shape[0])
-    return like_lanes(x, dim, (place == lanes.local).to(x.dtype))
+    segments = segments_of(F.gumbel_softmax, x, dim)
+    position = spread(extreme_position(segments, -math.inf), x.structure, segments.values.shape[0])
+    return with_elements(x, dim, (position == segments.positions).to(x.dtype))
 
 
 def largest(values: Tensor, axis: int) -> Tensor:

@@ -21,18 +21,19 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
+from tdc.ops.along_dim import along_static, is_static, with_data
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ops.segments import along_static, data_of, is_static, with_data
 from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.methods import data_of
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, take_spans
 from tdc.ragged.structure import Structure
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Any:
-    """A scan of each row, or of each place along a static dim."""
+    """A scan of each row, or of each position along a static dim."""
     d = ragged_dim(op, x, dim)
     if d is None:
         return along_static(op, x, dim, lambda v, axis: op(v, axis, **kwargs))
@@ -100,12 +101,12 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
 
 
 def strips(op: Op, y: Any, x: Any, dx: float, dim: int) -> Any:
-    """The areas between neighbours, `dx` apart or at the places `x`: a batch like y, or a tensor along a static dim."""
+    """The areas between neighbours, `dx` apart or at the points `x`: a batch like y, or a tensor along a static dim."""
     heights = neighbours(op, y, dim, middle)
     if isinstance(x, Tensor):
         if ragged_dim(op, y, dim) is not None or x.ndim != 1:
-            hint = "y.with_values(places), or dx= for equal distances"
-            raise ShapeError(message(op, "places x like y, or (n,) along a static dim", describe(x), hint=hint))
+            hint = "y.with_values(points), or dx= for equal distances"
+            raise ShapeError(message(op, "points x like y, or (n,) along a static dim", describe(x), hint=hint))
         size = data_of(heights)
         axis = y.structure.axis(dim, y.ndim, op) if isinstance(y, NestedTensor) else normal_dim(dim, y.ndim, op)
         out = size * x.diff().view([-1 if i == axis else 1 for i in range(size.ndim)])

@@ -1,9 +1,9 @@
 """Orders along one dim: sort, argsort, topk; and where values lie among sorted boundaries.
 
-    NestedTensor, MaskedBatch    the elements of each row along a ragged dim, of each place along a static one
+    NestedTensor, MaskedBatch    the elements of each row along a ragged dim, of each position along a static one
     TensorDict                   along a batch dim, for each leaf and feature by itself
 
-Indices are places within the row. For a TensorDict they have the shape of the values, features among them:
+Indices are positions within the row. For a TensorDict they have the shape of the values, features among them:
 `torch.take_along_dim(td, td.argsort(0), 0)` sorts each feature on its own. To order whole examples by one key:
 `td[td["key"].argsort()]`.
 
@@ -23,37 +23,29 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, unsupported
 from tdc.core.typing import Op
+from tdc.ops.along_dim import Segments, along_static, is_static, named_result, order_of, segments_of, with_elements
 from tdc.ops.batch import along, lift
-from tdc.ops.order_statistics import enough
+from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
-from tdc.ops.segments import Lanes, along_static, is_static, lanes_of, like_lanes, named, order_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.tensordict.tensordict import TensorDict
 
 
-def sort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    if by_lines(torch.sort, x, dim):
-        return along_lines(torch.sort, partial(sort_ragged, descending=descending, stable=stable), x, dim)
-    if is_static(torch.sort, x, dim):
-        return along_static(torch.sort, x, dim, lambda v, d: torch.sort(v, dim=d, descending=descending, stable=stable))
-    d, lanes, order = ordered(torch.sort, x, dim, descending)
-    values = lanes.values.gather(0, order)
-    return named(torch.sort, like_lanes(x, d, values), like_lanes(x, d, within(lanes, order)))
+def sort_ragged(op: Op, x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    """`sort` and `argsort`."""
+    if by_lines(op, x, dim):
+        return along_lines(op, partial(sort_ragged, op, descending=descending, stable=stable), x, dim)
+    if is_static(op, x, dim):
+        return along_static(op, x, dim, lambda v, axis: op(v, dim=axis, descending=descending, stable=stable))
+    d, segments, order = ordered(op, x, dim, descending)
+    positions = with_elements(x, d, within(segments, order))
+    if op is torch.argsort:
+        return positions
+    return named_result(op, with_elements(x, d, segments.values.gather(0, order)), positions)
 
 
-def argsort_ragged(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    if by_lines(torch.argsort, x, dim):
-        return along_lines(torch.argsort, partial(argsort_ragged, descending=descending, stable=stable), x, dim)
-    if is_static(torch.argsort, x, dim):
-        return along_static(
-            torch.argsort, x, dim, lambda v, d: torch.argsort(v, dim=d, descending=descending, stable=stable)
-        )
-    d, lanes, order = ordered(torch.argsort, x, dim, descending)
-    return like_lanes(x, d, within(lanes, order))
-
-
-def ordered(op: Op, x: Any, dim: int, descending: bool) -> tuple[int, Lanes, Tensor]:
-    """A ragged dim counted from the front, its lanes, and the order of their elements.
+def ordered(op: Op, x: Any, dim: int, descending: bool) -> tuple[int, Segments, Tensor]:
+    """A ragged dim counted from the front, its segments, and the order of their elements.
 
     Raises:
         ShapeError: it is the batch of a MaskedBatch: sorted columns would have other lengths.
@@ -61,18 +53,18 @@ def ordered(op: Op, x: Any, dim: int, descending: bool) -> tuple[int, Lanes, Ten
     d = normal_dim(dim, x.ndim, op)
     if isinstance(x, MaskedBatch) and d == x.batch_dim:
         raise ShapeError(message(op, "a ragged or static dim", f"the batch, dim {dim}", hint="x.filled(value) first"))
-    lanes = lanes_of(op, x, d)
-    return d, lanes, order_of(lanes, descending)
+    segments = segments_of(op, x, d)
+    return d, segments, order_of(segments, descending)
 
 
-def within(lanes: Lanes, order: Tensor) -> Tensor:
-    """Places in the whole of dim 0 as places within the lane; each lane keeps its span."""
-    here = lanes.per_row(torch.arange(order.shape[0], device=order.device))
-    return order - (here - lanes.local)
+def within(segments: Segments, order: Tensor) -> Tensor:
+    """Positions along all of dim 0 as positions within the segment; each segment keeps its span."""
+    here = segments.column(torch.arange(order.shape[0], device=order.device))
+    return order - (here - segments.positions)
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    """Along a ragged dim every row has k elements, so that the result is dense, k in place of the ragged dim.
+    """Along a ragged dim every row has k elements, so that the result is dense, k at the ragged dim.
 
     Raises:
         ShapeError: k is negative; a row is shorter: at once on CPU, asynchronously on CUDA.
@@ -81,7 +73,7 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
         raise ShapeError(message("topk", "k of 0 or more", f"{k}", hint="k = 1 is the largest element"))
     if is_static(torch.topk, x, dim):
         return along_static(torch.topk, x, dim, lambda v, d: torch.topk(v, k, d, largest, sorted))
-    enough(torch.topk, k, x, dim)
+    check_lengths(torch.topk, k, x, dim)
     if by_lines(torch.topk, x, dim):
         return over_lines(torch.topk, lambda v, dim, keepdim: top(v, k, dim, largest), x, dim, True)
     return top(x, k, dim, largest)
@@ -89,16 +81,16 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
 
 def top(x: Any, k: int, dim: int, largest: bool) -> Any:
     """The first `k` in order along a ragged dim, where there are as many."""
-    d, lanes, order = ordered(torch.topk, x, dim, largest)
-    start = lanes.start if lanes.rows is None else lanes.start.unsqueeze(1)
+    d, segments, order = ordered(torch.topk, x, dim, largest)
+    start = segments.starts if segments.structure is None else segments.starts.unsqueeze(1)
     ranks = start + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
     shape = (ranks.shape[0], k, *order.shape[1:])
     index = order.gather(0, ranks.expand(shape).flatten(0, 1))
-    values, places = lanes.values.gather(0, index).view(shape), index.view(shape) - start
-    if lanes.real is not None:  # no gradient passes to an empty line, one of padding
-        values = values.masked_fill((lanes.lengths < k).unsqueeze(1), 0)
-    found = [torch.stack([lanes.back(t, False) for t in each.unbind(1)], d) for each in (values, places)]
-    return named(torch.topk, *found)
+    values, positions = segments.values.gather(0, index).view(shape), index.view(shape) - start
+    if segments.real is not None:  # no gradient passes to an empty line, one of padding
+        values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)
+    found = [torch.stack([segments.back(t, False) for t in each.unbind(1)], d) for each in (values, positions)]
+    return named_result(torch.topk, *found)
 
 
 def msort_tensordict(x: TensorDict) -> TensorDict:
@@ -124,8 +116,8 @@ def searchsorted_ragged(
 
 
 for _kind in ("nested", "masked"):
-    add_rule(Rule(torch.sort, _kind, "sort", sort_ragged, torch.sort))
-    add_rule(Rule(torch.argsort, _kind, "sort", argsort_ragged, torch.argsort))
+    for _op in (torch.sort, torch.argsort):
+        add_rule(Rule(_op, _kind, "sort", partial(sort_ragged, _op), _op))
     add_rule(Rule(torch.topk, _kind, "sort", topk_ragged, torch.topk))
     add_rule(Rule(torch.searchsorted, _kind, "sort", searchsorted_ragged, torch.searchsorted))
 along(torch.sort, "dim descending stable", "sort", default=-1)

@@ -11,7 +11,7 @@ from harness import check
 
 import tdc
 from tdc.core.rules import Rule
-from tdc.ops import RULES, einsum, segments, subrows
+from tdc.ops import RULES, along_dim, einsum, subrows
 
 LOOPS = [r for r in RULES if r.kind == "nested" and r.family in ("matmul", "sort", "order") and not r.reason]
 
@@ -50,7 +50,7 @@ def test_large_rows_are_not_padded(monkeypatch: pytest.MonkeyPatch):
 def test_large_rows_are_sorted_one_by_one(monkeypatch: pytest.MonkeyPatch):
     x = batch(128)
     x = x.with_values(x.values.round())  # equal elements keep their order
-    monkeypatch.setattr(segments.Lanes, "owner", property(refuse))
+    monkeypatch.setattr(along_dim.Segments, "owner", property(refuse))
     values, places = x.sort(1, descending=True)
     for row, v, i in zip(x.unbind(), values.unbind(), places.unbind(), strict=True):
         want = row.sort(dim=0, descending=True, stable=True)

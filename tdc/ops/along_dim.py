@@ -1,13 +1,14 @@
-"""One dim of a ragged batch as lanes: the elements that an order or an extreme along that dim is among.
+"""Orders and extremes along one dim of a ragged batch: the segments among whose elements they are taken.
 
-    NestedTensor, ragged dim     values (N, *D), one lane for each row and feature
-    MaskedBatch, any dim         values (L, *D), one lane for each place beside it, real elements where the mask says so
+    NestedTensor, ragged dim     values (N, *D), one segment for each example and feature
+    MaskedBatch, any dim         values (L, *D), one segment for each position beside it; a mask tells its real elements
 
-Both answer three questions with plain tensor code and no read of the data: how many elements a lane has, what is at a
-place of it, and in which order its elements are. A sort is two stable sorts, by value and then by lane: exact for NaN,
-infinities and equal elements, and without a padding value that could meet them. Long rows are sorted one by one on CPU.
+Both answer three questions with plain tensor code and no read of the data: how many elements a segment has, what is at
+a position of it, and in which order its elements are. A sort is two stable sorts, by value and then by segment: exact
+for NaN, infinities and equal elements, and without a padding value that could meet them. Long examples are sorted one
+by one on CPU. Along a static dim torch's own function runs on packed or padded data.
 
-    D the other dims      K lanes side by side along dim 0: one for each row (B), or 1
+    D the other dims      K segments side by side along dim 0: one for each example (B), or 1
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
 from tdc.ops import subrows
+from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import drop_static, settle
 from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.methods import data_of
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, local_ids, reduce_rows, row_ids
 from tdc.ragged.structure import Structure
@@ -32,121 +35,132 @@ from tdc.ragged.structure import Structure
 SORTED = 32  # what sorting an element twice costs, in elements to copy
 
 
-class Lanes(NamedTuple):
-    """Elements along dim 0 and what they belong to; either `rows` or `real` is there.
+class Segments(NamedTuple):
+    """Elements along dim 0 and the segments they belong to; either `structure` or `real` is there.
 
     Attributes:
         values: (M, *D).
-        rows: the structure whose rows lie along dim 0.
-        real: for a single lane, (M, *D), where its elements are.
+        structure: its examples lie along dim 0.
+        real: for a single segment, (M, *D), where its elements are.
         back: `(out, keepdim)`: a result `(K, *D)` as a dense tensor of logical dims.
     """
 
     values: Tensor
-    rows: Structure | None
+    structure: Structure | None
     real: Tensor | None
     back: Callable[[Tensor, bool], Tensor]
 
-    def per_row(self, x: Tensor) -> Tensor:
-        """One entry for each row, or position, to broadcast against values."""
+    def column(self, x: Tensor) -> Tensor:
+        """One entry for each segment, or element, to broadcast against values."""
         return x.view(-1, *[1] * (self.values.ndim - 1))
 
     @property
-    def start(self) -> Any:
-        """Where lanes begin along dim 0, (K, 1, ...)."""
-        return 0 if self.rows is None else self.per_row(self.rows.offsets[:-1])
+    def starts(self) -> Any:
+        """Where segments begin along dim 0, (K, 1, ...)."""
+        return 0 if self.structure is None else self.column(self.structure.offsets[:-1])
 
     @property
     def lengths(self) -> Tensor:
-        """Real elements of each lane, (K, 1, ...) or (1, *D)."""
-        if self.rows is not None:
-            return self.per_row(lengths_of(self.rows))
+        """Real elements of each segment, (K, 1, ...) or (1, *D)."""
+        if self.structure is not None:
+            return self.column(lengths_of(self.structure))
         assert self.real is not None
         return self.real.sum(0, True)
 
-    def number(self, flags: Tensor) -> Tensor:
-        """How many elements of each lane have a flag, (M, *D) -> (K, *D)."""
-        if self.rows is not None:
-            return reduce_rows(flags.to(torch.int64), self.rows, "sum", 0)
+    def number_of(self, flags: Tensor) -> Tensor:
+        """How many elements of each segment have a flag, (M, *D) -> (K, *D)."""
+        if self.structure is not None:
+            return reduce_rows(flags.to(torch.int64), self.structure, "sum", 0)
         assert self.real is not None
         return (flags & self.real).sum(0, True)
 
     @property
-    def local(self) -> Tensor:
-        """Place of each element within its lane, (M, 1, ...)."""
-        total = self.values.shape[0]
-        here = torch.arange(total, device=self.values.device) if self.rows is None else local_ids(self.rows, total)
-        return self.per_row(here)
+    def positions(self) -> Tensor:
+        """Position of each element within its segment, (M, 1, ...)."""
+        s, total = self.structure, self.values.shape[0]
+        return self.column(torch.arange(total, device=self.values.device) if s is None else local_ids(s, total))
 
     @property
     def owner(self) -> Tensor:
-        """What elements are sorted by last, (M, *D): the row they are of, or whether they are padding."""
-        if self.rows is None:
+        """What elements are sorted by last, (M, *D): the example they are of, or whether they are padding."""
+        if self.structure is None:
             assert self.real is not None
             return (~self.real).to(torch.uint8)
-        return self.per_row(row_ids(self.rows, self.values.shape[0])).expand(self.values.shape)
+        return self.column(row_ids(self.structure, self.values.shape[0])).expand(self.values.shape)
 
 
-def lanes_of(op: Op, x: Any, dim: Any) -> Lanes:
-    """The lanes along the ragged dim of a NestedTensor, or along any dim of a MaskedBatch; along all of it for None.
+def segments_of(op: Op, x: Any, dim: Any) -> Segments:
+    """The segments along the ragged dim of a NestedTensor, or along any dim of a MaskedBatch; for None all are one.
 
-    Of several ragged dims one has lanes in the batch of its lines, see `lines`.
+    One of several ragged dims has segments in the batch of its lines, see `partial_ragged`.
     """
     d = dim if dim is None else normal_dim(dim, x.ndim, op)
     if isinstance(x, NestedTensor):
         s = x.structure
         back = partial(lambda dims, out, keepdim: settle(out, s, dims, keepdim), s.ragged_dims)
-        return Lanes(x.values.movedim(s.packed_dim, 0), s, None, back)
+        return Segments(x.values.movedim(s.packed_dim, 0), s, None, back)
     mask = x.mask.expand(x.data.shape)
     if d is None:
-        return Lanes(x.data.flatten(), None, mask.flatten(), partial(whole, x.ndim))
-    return Lanes(x.data.movedim(d, 0), None, mask.movedim(d, 0), partial(placed, d))
+        return Segments(x.data.flatten(), None, mask.flatten(), partial(as_number, x.ndim))
+    return Segments(x.data.movedim(d, 0), None, mask.movedim(d, 0), partial(put_back, d))
 
 
-def whole(ndim: int, out: Tensor, keepdim: bool) -> Tensor:
+def as_number(ndim: int, out: Tensor, keepdim: bool) -> Tensor:
     return out.view([1] * ndim) if keepdim else out.squeeze(0)
 
 
-def placed(dim: int, out: Tensor, keepdim: bool) -> Tensor:
+def put_back(dim: int, out: Tensor, keepdim: bool) -> Tensor:
     return out.movedim(0, dim) if keepdim else out.squeeze(0)
 
 
-def at(lanes: Lanes, place: Tensor, none: float) -> Tensor:
-    """The elements at places of lanes, (K, *D) -> (K, *D); `none` where a place is negative."""
-    values = lanes.values
+def at(segments: Segments, position: Tensor, none: float) -> Tensor:
+    """The elements at positions of segments, (K, *D) -> (K, *D); `none` where a position is negative."""
+    values = segments.values
     if values.shape[0] == 0:
-        return values.new_full(place.shape, none)
-    return values.gather(0, lanes.start + place.clamp(min=0)).masked_fill(place < 0, none)
+        return values.new_full(position.shape, none)
+    return values.gather(0, segments.starts + position.clamp(min=0)).masked_fill(position < 0, none)
 
 
-def place_at(lanes: Lanes, order: Tensor, rank: Tensor) -> Tensor:
-    """The place in its lane of what is at a rank of a sorted lane, (K, *D) -> (K, *D); -1 for a negative rank."""
+def position_at(segments: Segments, order: Tensor, rank: Tensor) -> Tensor:
+    """The position within its segment of what is at a rank of its order, (K, *D) -> (K, *D); -1 for a negative rank."""
     if order.shape[0] == 0:
         return torch.full_like(rank, -1)
-    return (order.gather(0, lanes.start + rank.clamp(min=0)) - lanes.start).masked_fill(rank < 0, -1)
+    return (order.gather(0, segments.starts + rank.clamp(min=0)) - segments.starts).masked_fill(rank < 0, -1)
 
 
-def order_of(lanes: Lanes, descending: bool = False) -> Tensor:
-    """Where in dim 0 the elements of each lane are when sorted, (M, *D); equal ones stay in order, NaN is largest."""
-    values, s = lanes.values.detach(), lanes.rows
+def order_of(segments: Segments, descending: bool = False) -> Tensor:
+    """Where in dim 0 the sorted elements of each segment are, (M, *D); equal ones stay in order, NaN is largest."""
+    values, s = segments.values.detach(), segments.structure
     if s is not None and subrows.pays(values, s.batch_size, SORTED * values.numel()):
         parts = zip(values.split(lengths_of(s).tolist()), s.offsets.tolist(), strict=False)
         return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
     by_value = values.argsort(dim=0, descending=descending, stable=True)
-    by_lane = lanes.owner.gather(0, by_value).argsort(dim=0, stable=True)
-    return by_value.gather(0, by_lane)
+    by_segment = segments.owner.gather(0, by_value).argsort(dim=0, stable=True)
+    return by_value.gather(0, by_segment)
 
 
-def named(op: Op, *results: Any) -> Any:
+def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None = None) -> Any:
+    """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim.
+
+    Args:
+        dense: what runs along a static dim, `(values, axis)`, and keeps it; `op` if not given.
+    """
+    if by_lines(op, x, dim):
+        return over_lines(op, run, x, dim, keepdim)
+    if dim is not None and is_static(op, x, dim):
+        return along_static(op, x, dim, dense or (lambda values, axis: op(values, axis, True)), keepdim)
+    return run(x, dim=dim, keepdim=keepdim)
+
+
+def named_result(op: Op, *results: Any) -> Any:
     """Results in the named tuple that torch returns."""
     return getattr(torch.return_types, op_name(op))(results)
 
 
-def one_dim(op: Op, dim: Any) -> None:
-    """A dim is one number.
-
+def check_one_dim(op: Op, dim: Any) -> None:
+    """
     Raises:
-        ShapeError: it is not.
+        ShapeError: the dim is not one number.
     """
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
@@ -158,7 +172,7 @@ def is_static(op: Op, x: Any, dim: int) -> bool:
     Raises:
         ShapeError: it is the batch of a NestedTensor, out of range or no number.
     """
-    one_dim(op, dim)
+    check_one_dim(op, dim)
     d = normal_dim(dim, x.ndim, op)
     if isinstance(x, NestedTensor) and d == x.structure.batch_dim:
         got = f"dim {dim} of {describe(x)}"
@@ -200,16 +214,11 @@ def in_front(x: Any) -> Any:
     return build_masked(x.data.unsqueeze(0), x.lengths, tuple([d + 1 for d in x.ragged_dims]), x.batch_dim + 1)
 
 
-def like_lanes(x: Any, dim: int, out: Tensor) -> Any:
-    """What has been done to the values of the lanes along `dim`, (M, *D), as a batch of the same lengths."""
+def with_elements(x: Any, dim: int, out: Tensor) -> Any:
+    """A batch of the same lengths whose segments along `dim` have other elements, (M, *D)."""
     if isinstance(x, NestedTensor):
         return x.with_values(out.movedim(0, x.structure.packed_dim))
     return x.with_data(out.movedim(0, dim).masked_fill(~x.mask, 0))
-
-
-def data_of(x: Any) -> Tensor:
-    """The packed values, or the rectangle."""
-    return x.values if isinstance(x, NestedTensor) else x.data
 
 
 def with_data(x: Any, data: Tensor) -> Any:
