@@ -8,6 +8,7 @@ from tdc.core.rules import RULES as RULES
 from tdc.core.rules import Rule as Rule
 from tdc.ops import alias as alias
 from tdc.ops import batch as batch
+from tdc.ops import batch_indexing as batch_indexing
 from tdc.ops import channel as channel
 from tdc.ops import checkpoint as checkpoint
 from tdc.ops import comparison as comparison
@@ -22,9 +23,7 @@ from tdc.ops import handed_on as handed_on
 from tdc.ops import indexing as indexing
 from tdc.ops import join as join
 from tdc.ops import linalg as linalg
-from tdc.ops import lookup as lookup
 from tdc.ops import loss as loss
-from tdc.ops import masked_lookup as masked_lookup
 from tdc.ops import masked_shape as masked_shape
 from tdc.ops import matmul as matmul
 from tdc.ops import moments as moments
@@ -35,7 +34,6 @@ from tdc.ops import pointwise as pointwise
 from tdc.ops import pool as pool
 from tdc.ops import positionwise as positionwise
 from tdc.ops import ragged_grow as ragged_grow
-from tdc.ops import ragged_lookup as ragged_lookup
 from tdc.ops import ragged_loss as ragged_loss
 from tdc.ops import ragged_move as ragged_move
 from tdc.ops import ragged_shape as ragged_shape

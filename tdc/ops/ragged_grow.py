@@ -22,7 +22,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
-from tdc.ops import masked_lookup, ragged_lookup
+from tdc.ops.positions import axis_of, dim_of, flat_examples
 from tdc.ragged.convert import to_packed, to_padded
 from tdc.ragged.index_masked import at_each, neutral
 from tdc.ragged.index_nested import index_rows
@@ -152,8 +152,7 @@ def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = No
     """Rows, places of static dims, or the elements of each row several times. Without a dim rows are flattened."""
     times = repeats_of(repeats)
     if dim is None:
-        flat, t = ragged_lookup.flat_rows(torch.repeat_interleave, x)
-        x, dim = build_nested(t, flat), 1
+        x, dim = flat_examples(torch.repeat_interleave, x), 1
     s = x.structure
     axis = s.axis(dim, x.ndim, "repeat_interleave")
     if axis is None:
@@ -186,8 +185,7 @@ def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = No
 def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
     times = repeats_of(repeats)
     if dim is None:
-        flat, count = masked_lookup.flat_rows(torch.repeat_interleave, x)
-        x, dim = build_masked(flat, count[:, None], (1,), 0, True), 1
+        x, dim = flat_examples(torch.repeat_interleave, x), 1
     d = normal_dim(dim, x.ndim, "repeat_interleave")
     data = lambda: x.data.repeat_interleave(times, d, output_size=output_size)  # noqa: E731
     if d == x.batch_dim:
@@ -215,7 +213,7 @@ def windows(lengths: Tensor, size: int, step: int) -> Tensor:
 
 def unfold_nested(x: NestedTensor, dimension: int, size: int, step: int) -> NestedTensor:
     """Windows along a static dim or within each row; the place in the window is the last dim."""
-    s, axis = x.structure, ragged_lookup.axis_of(torch.Tensor.unfold, x, dimension)
+    s, axis = x.structure, axis_of(torch.Tensor.unfold, x, dim_of(torch.Tensor.unfold, x, dimension))
     if axis != s.packed_dim:
         return build_nested(s, x.values.unfold(axis, size, step))
     offsets, begins = take_spans(s.offsets[:-1], windows(lengths_of(s), size, step), step)
@@ -225,7 +223,7 @@ def unfold_nested(x: NestedTensor, dimension: int, size: int, step: int) -> Nest
 
 
 def unfold_masked(x: MaskedBatch, dimension: int, size: int, step: int) -> MaskedBatch:
-    d = masked_lookup.dim_of(torch.Tensor.unfold, x, dimension)
+    d = dim_of(torch.Tensor.unfold, x, dimension)
     if d not in x.ragged_dims:
         return x.with_data(x.data.unfold(d, size, step))
     sizes = [windows(n, size, step) if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]

@@ -1,4 +1,4 @@
-"""Parts of ragged batches: split, chunk, tensor_split, unbind, narrow, select.
+"""Parts of ragged batches: split, chunk, tensor_split, unbind.
 
     x.split(2)            neighbouring rows                    x.split(2, 2)     parts of a static dim
     x.split(3, 1)         the first 3 places of each row, the next 3, …
@@ -9,8 +9,7 @@ Along the ragged dim rows have different numbers of parts; where a row has no mo
 parts as were asked for (chunk, tensor_split), or as the longest row has (split); a graph, which cannot know
 that, has as many as `max_length` bounds, and so does a padded batch of its rectangle.
 
-Invariants: parts of a row follow each other and make up the row; `narrow` and `select` of the ragged dim are dense,
-since every row must reach as far.
+Invariant: parts of an example follow each other and make up the example.
 """
 
 from __future__ import annotations
@@ -141,38 +140,10 @@ def unbind_ragged(x: Any, dim: int = 0) -> tuple[Any, ...]:
     return x.unbind(dim)
 
 
-def narrow_ragged(x: Any, dim: int, start: Any, length: int) -> Any:
-    """Neighbouring rows, part of a static dim, or the same places of every row: dense.
-
-    Raises:
-        ShapeError: they are not there.
-    """
-    d = normal_dim(dim, x.ndim, "narrow")
-    if d in x.ragged_dims:
-        return x[(FULL,) * d + (torch.arange(length, device=x.device) + start,)]
-    size, begin = x.shape[d], int(start) if isinstance(start, Tensor) else start
-    begin = begin + size if begin < 0 else begin
-    if begin < 0 or length < 0 or begin + length > size:
-        hint = f"dim {d} has {size} places"
-        raise ShapeError(message("narrow", f"places in [0, {size}]", f"{length} from {start} on", hint=hint))
-    return part(x, d, begin, begin + length)
-
-
-def select_ragged(x: Any, dim: int, index: Any) -> Any:
-    """One row, one place of a static dim, or one place of every row: dense."""
-    return x[(FULL,) * normal_dim(dim, x.ndim, "select") + (index,)]
-
-
 def split_rule(op: Op, impl: Op, *kinds: str) -> None:
     """The row of an operation for NestedTensor and MaskedBatch, or for other kinds."""
     for kind in kinds or ("nested", "masked"):
         add_rule(Rule(op, kind, "join", impl, op))
-
-
-def looked_up(op: Op, impl: Op) -> None:
-    """The rows of an operation that reads places."""
-    for kind in ("nested", "masked"):
-        add_rule(Rule(op, kind, "indexing", impl, op))
 
 
 split_rule(torch.split, split_ragged)
@@ -183,5 +154,3 @@ split_rule(torch.split_with_sizes, partial(split_with_sizes, split_ragged))
 split_rule(torch.split_with_sizes, partial(split_with_sizes, split_tensordict), "tensordict")
 for _dim, _op in enumerate((torch.vsplit, torch.hsplit, torch.dsplit)):
     split_rule(_op, partial(split_at, _dim, _op))
-looked_up(torch.narrow, narrow_ragged)
-looked_up(torch.select, select_ragged)

@@ -77,8 +77,8 @@ class TestPlaces(Texts):
             lambda: ragged().gather(1, torch.full((3, 1, 4), 2)),
             """\
 IndexingError
-tdc.gather: expected places inside each row, got one beyond
-hint: places count within each row, from 0""",
+tdc.gather: expected positions inside each example, got one beyond
+hint: positions count within each example, from 0""",
         )
 
     def test_a_dense_index_of_a_static_dim(self):
@@ -96,7 +96,7 @@ hint: index[:, None].expand(x.shape), or x.with_values(index)""",
             """\
 UnsupportedError
 tdc.gather: expected a static dim or the ragged one, got the batch
-hint: x[rows] picks whole rows; x.to_padded() has common places""",
+hint: x[rows] picks whole examples; each ragged dim of x.to_padded() has positions of its own""",
         )
 
     def test_rows_of_other_lengths(self):
@@ -104,7 +104,7 @@ hint: x[rows] picks whole rows; x.to_padded() has common places""",
             lambda: ragged().index_copy(0, T([0]), ragged()[2:]),
             """\
 StructureError
-tdc.index_copy: expected rows as long as those they meet, got others
+tdc.index_copy: expected examples as long as those they meet, got others
 hint: x[index] has their lengths""",
         )
 

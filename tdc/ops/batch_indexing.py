@@ -1,4 +1,4 @@
-"""Looking up and writing along batch dims of a TensorDict: gather, scatter, index_add, masked_select, select, unfold.
+"""Reading and writing along batch dims of a TensorDict: gather, scatter, index_add, masked_select, select, unfold.
 
 An index, a mask or a source that is a tensor speaks of batch dims and is extended over features; one that is a
 TensorDict has an entry for each feature, such as the indices that `argsort` gives.
@@ -19,11 +19,16 @@ from tdc.core.arguments import normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import Rule, add_rule, unsupported
-from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
-from tdc.ops.indexing import index_select_tensordict
+from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
+from tdc.tensordict.indexing import picker
 from tdc.tensordict.tensordict import TensorDict, index
+
+
+def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
+    d, of = normal_dim(dim, x.ndim, "index_select"), picker(flat_index(index))
+    return lift(x, lambda v: v.index_select(d, index) if d or isinstance(v, Tensor) else of(v), op="index_select")
 
 
 def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:
@@ -46,24 +51,24 @@ def diagonal_tensordict(x: TensorDict, offset: int = 0, dim1: int = 0, dim2: int
 
 
 def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> TensorDict:
-    """Windows along a batch dim; the place in the window is the last batch dim."""
+    """Windows along a batch dim; the position in the window is the last batch dim."""
     d = normal_dim(dimension, x.ndim, "unfold")
     return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, x.ndim), op="unfold")
 
 
-def scatter(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = None, **given: Any) -> Any:
+def scatter_leaf(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = None, **given: Any) -> Any:
     """A number as third argument is a value, for which torch has another name."""
     return torch.scatter(x, dim, index, value if src is None else src, **given)
 
 
-def take_along_dim(x: Any, indices: Tensor, dim: int) -> Any:
+def take_along_dim_leaf(x: Any, indices: Tensor, dim: int) -> Any:
     """`gather` of an index that is broadcast; torch's own makes a graph for each size (2.11-2.13)."""
     sizes = [n if d == dim else m for d, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))]
     return x.gather(dim, indices.expand(sizes))
 
 
 def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> TensorDict:
-    """Of ragged leaves, whose rows are whole examples, these rows, in one batch dim; others beside it have size 1."""
+    """Of ragged leaves whole examples, in one batch dim; other batch dims of the index have size 1."""
     ragged = any([isinstance(v, Container) for v in x._leaves.values()])
     if ragged and isinstance(index, Tensor) and index.ndim == 1:
         return index_select_tensordict(x, dim, index)
@@ -72,8 +77,8 @@ def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> Ten
             hint = "td[rows, columns] with two vectors, or td.apply(...) of padded leaves"
             expected = "an index along one dim, of size 1 in the others, where leaves are ragged"
             raise ShapeError(message("gather", expected, describe(index), hint=hint))
-        places = torch.arange(x.numel(), device=index.device).view(x.batch_size)
-        found = places.gather(normal_dim(dim, x.ndim, "gather"), index)
+        positions = torch.arange(x.numel(), device=index.device).view(x.batch_size)
+        found = positions.gather(normal_dim(dim, x.ndim, "gather"), index)
         return x.flatten()[found.flatten()].reshape(index.shape)
     return gather_leaves(x, dim, index, **kwargs)
 
@@ -81,25 +86,21 @@ def gather_tensordict(x: TensorDict, dim: int, index: Any, **kwargs: Any) -> Ten
 GATHER = Along(("dim", "index"), on_leaves(torch.gather), NEEDED, spread=("index",))
 gather_leaves = partial(along_tensordict, torch.gather, GATHER)
 
-
-def lookup_rule(op: Op, impl: Any) -> None:
-    """A row for an operation that looks up examples of a TensorDict."""
-    add_rule(Rule(op, "tensordict", "indexing", impl, op))
-
-
 along(torch.select, "dim index", "indexing", default=NEEDED)
 along(torch.narrow, "dim start length", "indexing", default=NEEDED)
-along(torch.take_along_dim, "indices dim", "indexing", spread=("indices",), run=take_along_dim)
-along(torch.scatter, "dim index src", "indexing", default=NEEDED, spread=("index", "src"), run=scatter)
+along(torch.take_along_dim, "indices dim", "indexing", spread=("indices",), run=take_along_dim_leaf)
+along(torch.scatter, "dim index src", "indexing", default=NEEDED, spread=("index", "src"), run=scatter_leaf)
 along(torch.scatter_add, "dim index src", "indexing", default=NEEDED, spread=("index", "src"))
 along(torch.scatter_reduce, "dim index src reduce", "indexing", default=NEEDED, spread=("index", "src"))
 along(torch.index_add, "dim index source", "indexing", default=NEEDED, spread=("source",))
 along(torch.index_copy, "dim index source", "indexing", default=NEEDED, spread=("source",))
 along(torch.index_fill, "dim index value", "indexing", default=NEEDED)
-lookup_rule(torch.gather, gather_tensordict)
-lookup_rule(torch.masked_select, masked_select_tensordict)
-lookup_rule(torch.diagonal, diagonal_tensordict)
-lookup_rule(torch.Tensor.unfold, unfold_tensordict)
+for _op, _impl in (
+    (torch.index_select, index_select_tensordict), (torch.gather, gather_tensordict),
+    (torch.masked_select, masked_select_tensordict), (torch.diagonal, diagonal_tensordict),
+    (torch.Tensor.unfold, unfold_tensordict),
+):  # fmt: skip
+    add_rule(Rule(_op, "tensordict", "indexing", _impl, _op))
 for _op in (torch.nonzero, torch.argwhere):
     unsupported(
         _op, ["tensordict"], "results of other sizes from leaf to leaf", family="indexing",

@@ -1,0 +1,256 @@
+"""Where in storage the elements lie that an index names: in packed values, or in the rectangle of a padded batch.
+
+    x (B, -1, D)               index                            result of gather
+    along the ragged dim       (B, -1, D), lengths of its own   (B, -1, D), as long as the index
+                               (B, K, D), dense                 (B, K, D), dense
+    along a static dim         as ragged as x                   as ragged as x
+
+A position counts within its example. In packed values it lies behind where the example begins; in a rectangle it is
+where it says, and padding of an index points to a slot that is added behind the dim and cut off again. So one call of
+the dense operation on storage serves all examples.
+
+Invariants: a position that its example does not have is an error on the device, never an element of the neighbour or
+of padding; nothing is written to padding, and no gradient passes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import normal_dim
+from tdc.core.asserts import require
+from tdc.core.errors import IndexingError, StructureError, UnsupportedError, describe, message
+from tdc.core.typing import Op
+from tdc.ops.pointwise import packed, raw
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import lengths_of, row_ids, spread
+from tdc.ragged.structure import Structure, require_same
+
+Ragged: TypeAlias = "NestedTensor | MaskedBatch"
+
+# -- storage
+
+
+def storage_of(x: Ragged) -> Tensor:
+    """The tensor that holds the elements."""
+    return x.values if isinstance(x, NestedTensor) else x.data
+
+
+def rebuilt(x: Any, data: Tensor) -> Any:
+    """A batch with the lengths of `x` and other storage."""
+    return x.with_values(data) if isinstance(x, NestedTensor) else x.with_data(data)
+
+
+def axis_of(op: Op, x: Ragged, dim: int) -> int:
+    """The dim of storage that a logical dim other than the batch lies on."""
+    axis: Any = x.structure.axis(dim, x.ndim, op) if isinstance(x, NestedTensor) else dim
+    return axis
+
+
+def beside(op: Op, x: Any, like: Any) -> Any:
+    """An operand, ragged or dense, as it broadcasts against the storage of `like`."""
+    return packed(x, like, op) if isinstance(like, NestedTensor) else raw(x, like, op)
+
+
+def same_lengths(op: Op, x: Any, y: Any) -> None:
+    """Two batches of one kind have one structure."""
+    if isinstance(x, NestedTensor):
+        require_same(x.structure, y.structure, op)
+    else:
+        require_same_lengths(x, y, op)
+
+
+def sizes_of(x: Ragged) -> Tensor:
+    """The ragged sizes of each example, (B, R)."""
+    return x.sizes if isinstance(x, NestedTensor) else x.lengths
+
+
+def sizes_along(x: Ragged, dim: int) -> Tensor:
+    """The size of each example along a ragged dim, (B,)."""
+    return sizes_of(x)[:, x.ragged_dims.index(dim)]
+
+
+def along_axis(t: Tensor, axis: int, ndim: int) -> Tensor:
+    """A vector as it broadcasts along one of `ndim` dims."""
+    return t.view(-1, *[1] * (ndim - axis - 1))
+
+
+# -- positions
+
+
+class Found(NamedTuple):
+    """What runs an operation of an index on storage.
+
+    Attributes:
+        storage: what to read from and to write to.
+        axis: the dim of it along which positions count.
+        where: the index as positions of storage.
+        result: gives what is shaped like `where` the shape of the index.
+        operand: gives what has the shape of the index the shape of `where`.
+        rebuild: makes the batch of changed storage.
+    """
+
+    storage: Tensor
+    axis: int
+    where: Tensor
+    result: Callable[[Tensor], Any]
+    operand: Callable[[Any], Any]
+    rebuild: Callable[[Tensor], Any]
+
+
+def inside(there: Tensor, op: Op) -> None:
+    """Every position lies in its example: an assertion on the device."""
+    hint = "positions count within each example, from 0"
+    require(there.all(), message(op, "positions inside each example", "one beyond", hint=hint), IndexingError)
+
+
+def dim_of(op: Op, x: Ragged, dim: int) -> int:
+    """A dim along which positions count, from the front.
+
+    Raises:
+        UnsupportedError: the batch, or one of several ragged dims that are packed.
+    """
+    d = normal_dim(dim, x.ndim, op)
+    several = isinstance(x, NestedTensor) and len(x.ragged_dims) > 1 and d in x.ragged_dims
+    if several or d == x._batch_dim:
+        got = f"one of {len(x.ragged_dims)} ragged dims" if several else "the batch"
+        hint = "x[rows] picks whole examples; each ragged dim of x.to_padded() has positions of its own"
+        raise UnsupportedError(message(op, "a static dim or the ragged one", got, hint=hint))
+    return d
+
+
+def find(op: Op, x: Any, dim: int, index: Any) -> Found:
+    """Where an index points to that has an entry for each element of the result.
+
+    Raises:
+        StructureError: the index is neither as ragged as x nor, along the only ragged dim, dense.
+        UnsupportedError: along the batch.
+    """
+    d = dim_of(op, x, dim)
+    is_ragged, count = d in x.ragged_dims, x.batch_size[0]
+    if isinstance(index, type(x)):
+        if (index.ragged_dims, index._batch_dim, index.ndim) != (x.ragged_dims, x._batch_dim, x.ndim):
+            hint = "an index with as many dims, the batch and the ragged dim in the same positions"
+            raise StructureError(message(op, f"an index laid out as {describe(x)}", describe(index), hint=hint))
+        if not is_ragged:
+            same_lengths(op, x, index)
+        elif index.batch_size[0] != count:
+            got = f"{index.batch_size[0]}"
+            raise StructureError(message(op, f"positions for {count} examples", got, hint="an entry for each example"))
+        return find_packed(op, x, d, index) if isinstance(x, NestedTensor) else find_padded(op, x, d, index)
+    dense = isinstance(index, Tensor) and index.ndim == x.ndim
+    if dense and not is_ragged and isinstance(x, MaskedBatch):
+        return find_padded(op, x, d, x.with_data(index))
+    if not dense or not is_ragged or len(x.ragged_dims) > 1:
+        hint = "index[:, None].expand(x.shape), or x.with_values(index)"
+        if isinstance(x, MaskedBatch):
+            hint = "x.with_data(index)"
+        raise StructureError(message(op, f"an index as ragged as {describe(x)}", describe(index), hint=hint))
+    size = along_axis(sizes_along(x, d), x._batch_dim, x.ndim)
+    inside((index >= 0) & (index < size), op)
+    if isinstance(x, MaskedBatch):
+        return Found(x.data, d, index, lambda v: v, storage_if_batch, x.with_data)
+    return find_dense(x, index)
+
+
+def find_packed(op: Op, x: NestedTensor, dim: int, index: NestedTensor) -> Found:
+    """Of a packed index: positions of the packed axis, or static ones as they are."""
+    s, t, where = x.structure, index.structure, index.values
+    axis = axis_of(op, x, dim)
+    if axis == s.packed_dim:
+        ids = row_ids(t, where.shape[axis])
+        inside((where >= 0) & (where < along_axis(lengths_of(s)[ids], axis, where.ndim)), op)
+        where = where + along_axis(s.offsets[:-1][ids], axis, where.ndim)
+
+    def operand(src: Any) -> Any:
+        if isinstance(src, NestedTensor):
+            require_same(t, src.structure, op)
+            return src.values
+        if isinstance(src, Tensor) and src.ndim:
+            expected, hint = f"a source as ragged as {describe(index)}", "tdc.pack(rows)"
+            raise StructureError(message(op, expected, describe(src), hint=hint))
+        return src
+
+    return Found(x.values, axis, where, index.with_values, operand, x.with_values)
+
+
+def find_dense(x: NestedTensor, index: Tensor) -> Found:
+    """Of a dense index along the ragged dim: as many positions of each example, one example after another."""
+    s, b, e = x.structure, x.structure.batch_dim, x.structure.packed_dim
+    where = index.movedim(b, e)
+    shape = where.shape[e : e + 2]
+    where = (where + along_axis(s.offsets[:-1], e, where.ndim)).flatten(e, e + 1)
+
+    def operand(src: Any) -> Any:
+        return src.movedim(b, e).flatten(e, e + 1) if isinstance(src, Tensor) and src.ndim else src
+
+    return Found(x.values, e, where, lambda v: v.unflatten(e, shape).movedim(e, b), operand, x.with_values)
+
+
+def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
+    """Of a padded index: positions of the rectangle, of padding the slot behind the dim."""
+    real, given, size = index.mask, index.data, x.data.shape[dim]
+    if dim in x.ragged_dims:
+        length = along_axis(sizes_along(x, dim), x.batch_dim, x.ndim)
+        inside(~real | ((given >= 0) & (given < length)), op)
+    storage = F.pad(x.data, [*[0, 0] * (x.ndim - 1 - dim), 0, 1])
+    where = torch.where(real, given, size)
+    cut = lambda data: x.with_data(data.narrow(dim, 0, size))  # noqa: E731
+    return Found(storage, dim, where, index.with_data, storage_if_batch, cut)
+
+
+def storage_if_batch(src: Any) -> Any:
+    """What is written to a rectangle."""
+    return src.data if isinstance(src, MaskedBatch) else src
+
+
+def common(op: Op, x: Ragged, dim: int, index: Tensor) -> tuple[int, Tensor]:
+    """The axis of storage, and positions there, that a vector of positions along a dim means for every example."""
+    d = dim_of(op, x, dim)
+    axis = axis_of(op, x, d)
+    if d in x.ragged_dims:
+        inside((index >= 0) & (index < sizes_along(x, d)[:, None]), op)
+        if isinstance(x, NestedTensor):
+            return axis, (x.offsets[:-1, None] + index).flatten()
+    return axis, index
+
+
+# -- flattened examples
+
+
+def flat_examples(op: Op, x: Ragged) -> Any:
+    """Each example flattened: `(B, -1)`.
+
+    Raises:
+        UnsupportedError: the ragged dim is not the first of an example, so that its elements lie apart.
+    """
+    lies_apart = x.structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims != (1,)
+    if lies_apart or x._batch_dim:
+        hint = "x.transpose(a, b) brings the ragged dim behind the batch"
+        raise UnsupportedError(message(op, "the ragged dim behind the batch", describe(x), hint=hint))
+    if isinstance(x, NestedTensor):
+        return build_nested(Structure(x.offsets * x.values.shape[1:].numel()).marked(), x.values.flatten())
+    return build_masked(x.data.flatten(1), x.lengths * x.data.shape[2:].numel(), (1,), 0, True)
+
+
+def flat_bounds(x: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The storage of a batch `(B, -1)` as a vector, and where each example begins and ends in it, (B,)."""
+    if isinstance(x, NestedTensor):
+        return x.values, x.offsets[:-1], x.offsets[1:]
+    count, width = x.data.shape
+    begin = torch.arange(count, device=x.device) * width
+    return x.data.flatten(), begin, begin + x.lengths[:, 0]
+
+
+def each_entry(index: Any, per_example: Tensor) -> Tensor:
+    """A number for each example, (B,), as it broadcasts against an index, of which a dense one serves all examples."""
+    if isinstance(index, NestedTensor):
+        s = index.structure
+        return along_axis(spread(per_example, s, index.values.shape[s.packed_dim]), s.packed_dim, index.values.ndim)
+    return along_axis(per_example, 0, index.ndim + (not isinstance(index, MaskedBatch)))
