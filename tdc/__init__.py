@@ -37,10 +37,6 @@ from .core.errors import TdcError as TdcError
 from .core.errors import UnsupportedError as UnsupportedError
 from .core.keys import unravel_key as unravel_key
 from .interop.records import as_tensordict as as_tensordict
-from .interop.records import from_dataclass as from_dataclass
-from .interop.records import from_dict as from_dict
-from .interop.records import from_namedtuple as from_namedtuple
-from .interop.struct_array import from_struct_array as from_struct_array
 from .ops.copy import copy_ as copy_
 from .ops.factory import positions as positions
 from .ops.unbatched import unbatched as unbatched

@@ -26,8 +26,7 @@ from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
-from tdc.interop.records import as_tensordict, batch_of, is_record
-from tdc.interop.struct_array import is_struct_array
+from tdc.interop.records import as_tensordict, batch_of, has_fields
 from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -194,16 +193,11 @@ def checked(op: OpName, examples: Any) -> list[Any]:
         raise StructureError(
             message(op, "at least one example", "an empty list", hint="give one; its keys are those of the batch")
         )
-    wrong = {f"example {i}": describe(x) for i, x in enumerate(found) if not has_keys(x)}
+    wrong = {f"example {i}": describe(x) for i, x in enumerate(found) if not is_tensordict(x) and not has_fields(x)}
     if wrong:
         hint = "[{'x': x, 'y': y} for x, y in samples]"
         raise DtypeError(message(op, "TensorDicts, mappings or records", f"{len(wrong)} others", wrong, hint))
     return found
-
-
-def has_keys(x: Any) -> bool:
-    """Whether an example is something that `as_tensordict` takes."""
-    return isinstance(x, Mapping) or is_tensordict(x) or is_record(x) or is_struct_array(x)
 
 
 def examples_of(op: OpName, tds: Any, strict: bool = True) -> list[TensorDict]:

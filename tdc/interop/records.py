@@ -1,8 +1,11 @@
-"""Plain Python records as TensorDicts and back: dicts, dataclasses, named tuples.
+"""Records as TensorDicts and back: dicts, dataclasses, named tuples, structured numpy arrays.
+
+    as_tensordict(obj, batch_dims=1)        whatever has fields
+    td.to_dict()                            nested dicts
+    to_dataclass(td, Step)                  and as `to_namedtuple` and `to_struct_array`
 
 A field that is an array becomes a leaf, a nested record or mapping an inner node, and any other Python object a Static
-value, as in a tensorclass; so the way back gives an equal record. In a *mapping* numbers and lists become tensors, as
-in the constructor of TensorDict.
+value, as in a tensorclass; so the way back gives an equal record.
 
 Invariants:
   - tensors pass as they are, nothing is copied;
@@ -26,7 +29,7 @@ from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, mess
 from tdc.core.keys import show
 from tdc.core.typing import OpName
 from tdc.interop.pytrees import held
-from tdc.interop.struct_array import from_struct_array, is_struct_array
+from tdc.interop.struct_array import columns, is_struct_array
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.mapping import Keyed
@@ -68,77 +71,63 @@ def infer_batch_size(tree: Any, max_dims: int | None = None) -> torch.Size:
     return torch.Size(size[:max_dims])
 
 
-def from_dict(d: Any, batch_size: Any = None, *, batch_dims: int | None = None, device: Any = None) -> TensorDict:
-    """A TensorDict of a nested dict: its constructor, or with `batch_dims` the sizes that all leaves begin with.
+def as_tensordict(obj: Any, batch_size: Any = None, *, batch_dims: int | None = None, device: Any = None) -> TensorDict:
+    """A TensorDict of a dict, a dataclass, a named tuple, or a structured numpy array, nested in one another or not.
+
+    In a mapping numbers and lists become tensors, as in the constructor of TensorDict. In a dataclass or a named tuple
+    arrays become leaves and any other value becomes a Static value.
 
     Args:
-        d: mapping of NestedKeys to leaves or mappings.
-        batch_size: the shared leading sizes, `()` where neither is given.
-        batch_dims: how many leading dims are the batch; their sizes are read from the leaves.
+        obj: a TensorDict is returned as it is, where nothing else is asked for.
+        batch_size: the shared leading sizes. By default those of a TensorDict or a structured array, `()` of others.
+        batch_dims: how many leading dims are the batch, in place of their sizes, which are read from the leaves.
         device: where given, every leaf is moved there.
 
     Raises:
-        ShapeError: both are given, or leaves that do not agree in the batch; every one is named.
-
-    Compile:
-        Traceable.
-
-    Example:
-        >>> from_dict({"x": torch.zeros(3, 4), "y": {"z": [1, 2, 3]}}, batch_dims=1).batch_size
-        torch.Size([3])
-    """
-    if batch_dims is None:
-        return TensorDict(d, () if batch_size is None else batch_size, device=device)
-    if batch_size is not None:
-        hint = "batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves"
-        raise ShapeError(message("from_dict", "one of batch_size and batch_dims", "both", hint=hint))
-    td = TensorDict(d, (), device=device)
-    return TensorDict(td, shared_size("from_dict", td, batch_dims), device=device)
-
-
-def as_tensordict(obj: Any, batch_size: Any = None) -> TensorDict:
-    """A TensorDict of a mapping, a dataclass, a named tuple, or a numpy array of records; also where these are nested.
-
-    Args:
-        obj: a TensorDict is returned as it is.
-        batch_size: the shared leading sizes. None: that of a TensorDict or an array of records, `()` of anything else.
-
-    Raises:
-        DtypeError: something else; the way to say it is named.
-        ShapeError: leaves that do not begin with the batch size; every one is named.
+        DtypeError: something else; its spelling is named.
+        ShapeError: both `batch_size` and `batch_dims`, or leaves that do not agree in the batch; every one is named.
 
     Compile:
         Traceable, but for numpy arrays.
 
     Example:
-        >>> from typing import NamedTuple
-        >>> class Point(NamedTuple):
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Point:
         ...     xy: torch.Tensor
-        ...     name: str
-        >>> td = as_tensordict({"a": Point(torch.zeros(3, 2), "here")}, [3])
-        >>> td["a", "xy"].shape, td["a", "name"]
-        (torch.Size([3, 2]), 'here')
+        ...     name: str = "here"
+        >>> td = as_tensordict({"a": Point(torch.zeros(3, 2)), "y": [1, 2, 3]}, batch_dims=1)
+        >>> td.batch_size, td["a", "xy"].shape, td["a", "name"]
+        (torch.Size([3]), torch.Size([3, 2]), 'here')
+        >>> as_tensordict(torch.max(torch.tensor([[3.0, 1.0], [2.0, 4.0]]), dim=1))["indices"]
+        tensor([0, 1])
     """
-    if is_tensordict(obj):
-        return obj if batch_size is None else TensorDict(obj, batch_size)
-    if is_struct_array(obj):
-        return from_struct_array(obj, batch_size)
-    if not isinstance(obj, Mapping) and not is_record(obj):
-        hint = "TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"
+    if batch_size is not None and batch_dims is not None:
+        hint = "batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves"
+        raise ShapeError(message("as_tensordict", "one of batch_size and batch_dims", "both", hint=hint))
+    if is_tensordict(obj) and batch_size is None and batch_dims is None and device is None:
+        return obj
+    if not is_tensordict(obj) and not has_fields(obj):
+        cure = "TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"
+        hint = "pass an instance of it" if isinstance(obj, type) else cure
         raise DtypeError(message("as_tensordict", "a mapping or a record", described(obj), hint=hint))
-    return TensorDict(entries(obj), () if batch_size is None else batch_size)
+    source = obj if is_tensordict(obj) else entries(obj)
+    if batch_dims is not None:
+        source = TensorDict(source, (), device=device)
+        size = shared_size(source, batch_dims)
+    else:
+        size = own_size(obj) if batch_size is None else batch_size
+    return TensorDict(source, size, device=device)
 
 
-def from_dataclass(dc: Any, batch_size: Any = ()) -> TensorDict:
-    """A TensorDict of the fields of a dataclass instance; dataclasses in it become inner nodes.
+def to_dataclass(td: TensorDict, cls: type[T]) -> T:
+    """An instance of a dataclass, its fields read from the keys of `td`; the way back from `as_tensordict`.
 
-    Args:
-        dc: arrays become leaves, any other value a Static value.
-        batch_size: the leading sizes that all arrays share.
+    A field annotated as a dataclass or a named tuple takes an inner node as that, one annotated as a dict as dicts.
 
     Raises:
-        DtypeError: no instance of a dataclass.
-        ShapeError: leaves that do not begin with the batch size; every one is named.
+        DtypeError: `cls` is no dataclass.
+        KeyPathError: keys that are no fields, or fields without a default and without a key; all are named.
 
     Compile:
         Traceable.
@@ -149,47 +138,14 @@ def from_dataclass(dc: Any, batch_size: Any = ()) -> TensorDict:
         ... class Step:
         ...     obs: torch.Tensor
         ...     name: str = "walk"
-        >>> td = from_dataclass(Step(torch.zeros(3, 2)), [3])
-        >>> to_dataclass(td[0], Step)
+        >>> to_dataclass(as_tensordict(Step(torch.zeros(3, 2)), [3])[0], Step)
         Step(obs=tensor([0., 0.]), name='walk')
-    """
-    if not is_dataclass(dc) or isinstance(dc, type):
-        hint = "pass the instance, e.g. Step(obs)" if isinstance(dc, type) else "tdc.as_tensordict(obj) takes others"
-        raise DtypeError(message("from_dataclass", "an instance of a dataclass", described(dc), hint=hint))
-    return TensorDict(entries(dc), batch_size)
-
-
-def to_dataclass(td: TensorDict, cls: type[T]) -> T:
-    """An instance of a dataclass, its fields read from the keys of `td`; the way back from `from_dataclass`.
-
-    A field annotated as a dataclass or a named tuple takes an inner node as that, one annotated as a dict as dicts.
-    Compile and Example as there.
-
-    Raises:
-        DtypeError: `cls` is no dataclass.
-        KeyPathError: keys that are no fields, or fields without a default and without a key; all are named.
     """
     expect("interop.to_dataclass", td, TensorDict)
     if not isinstance(cls, type) or not is_dataclass(cls):
         hint = "the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"
         raise DtypeError(message("interop.to_dataclass", "a dataclass", described(cls), hint=hint))
     return record("interop.to_dataclass", td, cls)
-
-
-def from_namedtuple(nt: Any, batch_size: Any = ()) -> TensorDict:
-    """A TensorDict of the fields of a named tuple; named tuples in it become inner nodes.
-
-    Args, Raises and Compile as `from_dataclass`.
-
-    Example:
-        >>> x = torch.tensor([[3.0, 1.0], [2.0, 4.0]])
-        >>> from_namedtuple(torch.max(x, dim=1), [2])["indices"]
-        tensor([0, 1])
-    """
-    if not is_namedtuple(nt):
-        hint = "tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples"
-        raise DtypeError(message("from_namedtuple", "a named tuple", described(nt), hint=hint))
-    return TensorDict(entries(nt), batch_size)
 
 
 def to_namedtuple(td: TensorDict, cls: Any = None) -> Any:
@@ -239,22 +195,27 @@ def is_namedtuple(x: Any) -> bool:
 
 
 def is_record(x: Any) -> bool:
-    """Whether a value has fields that become entries."""
+    """Whether a value has fields that become entries: a dataclass or a named tuple."""
     return is_namedtuple(x) or (is_dataclass(x) and not isinstance(x, type))
 
 
+def has_fields(x: Any) -> bool:
+    """Whether a value is a mapping, a record, or a structured array."""
+    return isinstance(x, Mapping) or is_record(x) or is_struct_array(x)
+
+
 def entries(obj: Any) -> dict[Any, Any]:
-    """A mapping or a record as a dict of entries; records anywhere in it as dicts."""
+    """A mapping, a record or a structured array as a dict of entries, and so whatever has fields in it."""
     if isinstance(obj, Mapping):
         return {k: entries(v) if is_nested(v) else v for k, v in obj.items()}
+    if not is_record(obj):
+        return columns(obj)
     return {k: entries(v) if is_nested(v) else held(v) for k, v in zip(names_of(obj), values_of(obj), strict=True)}
 
 
 def is_nested(value: Any) -> bool:
-    """Whether a value has entries of its own that may be records."""
-    if isinstance(value, (torch.Tensor, Container)):
-        return False
-    return isinstance(value, Mapping) or is_record(value)
+    """Whether an entry has fields of its own."""
+    return not isinstance(value, (torch.Tensor, Container)) and has_fields(value)
 
 
 def names_of(x: Any) -> tuple[str, ...]:
@@ -339,17 +300,22 @@ def fields_class(names: tuple[str, ...]) -> Any:
 
 
 def batch_of(leaf: Any) -> torch.Size:
-    """Sizes of a leaf that may be batch sizes: of a ragged one its rows, of any other all."""
+    """Sizes of a leaf that may be batch sizes: of a ragged one the number of examples, of any other all."""
     return leaf.batch_size if isinstance(leaf, (NestedTensor, MaskedBatch)) else leaf.shape
 
 
-def shared_size(op: OpName, td: TensorDict, dims: int) -> torch.Size:
+def own_size(obj: Any) -> Any:
+    """The batch size of a TensorDict or a structured array; mappings and records have none of their own."""
+    return () if isinstance(obj, Mapping) or is_record(obj) else obj.shape
+
+
+def shared_size(td: TensorDict, dims: int) -> torch.Size:
     """The first `dims` sizes, which all leaves share.
 
     Raises:
         ShapeError: they do not, there are fewer, or there is no leaf to read them from.
     """
-    leaves = td._leaves
+    op, leaves = "as_tensordict", td._leaves
     sizes = {p: batch_of(x)[:dims] for p, x in leaves.items()}
     full = [z for z in sizes.values() if len(z) == dims]
     first = full[0] if full else None

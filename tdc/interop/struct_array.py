@@ -1,4 +1,4 @@
-"""numpy's structured arrays as TensorDicts and back: arrays of records, as in tables and binary files.
+"""numpy's structured arrays for TensorDicts and back: arrays of records, as in tables and binary files.
 
     dtype [("xy", "f4", (2,)), ("meta", [("id", "i8")])], shape (3,)
     <->  batch_size [3], {"xy": float32[3, 2], "meta": {"id": int64[3]}}
@@ -6,7 +6,7 @@
 Fields of records lie between each other, so both directions copy. numpy is never imported here: what is needed comes
 from the array that is given, or from `Tensor.numpy`.
 
-Invariant: `from_struct_array(to_struct_array(td))` has the keys, dtypes and values of `td`.
+Invariant: `as_tensordict(to_struct_array(td))` has the keys, dtypes and values of `td`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.errors import DtypeError, UnsupportedError, describe, message
+from tdc.core.errors import UnsupportedError, describe, message
 from tdc.core.keys import parts, show
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
@@ -32,36 +32,6 @@ NATIVE = "="
 def is_struct_array(x: Any) -> bool:
     """Whether a value is a numpy array of records, or one record."""
     return getattr(getattr(x, "dtype", None), "names", None) is not None
-
-
-def from_struct_array(array: Any, batch_size: Any = None) -> TensorDict:
-    """A TensorDict of the fields of a structured numpy array; fields that are structured become inner nodes.
-
-    Args:
-        array: strings and objects become ObjectArrays.
-        batch_size: leading sizes; those of the array by default.
-
-    Raises:
-        DtypeError: no structured array, or fields of a dtype that torch does not have.
-
-    Compile:
-        Eager: numpy.
-
-    Example:
-        >>> import numpy as np
-        >>> a = np.zeros(3, dtype=[("xy", "f4", (2,)), ("id", "i8")])
-        >>> td = from_struct_array(a)
-        >>> td.batch_size, td["xy"].shape
-        (torch.Size([3]), torch.Size([3, 2]))
-    """
-    if not is_struct_array(array):
-        hint = "TensorDict({'key': array}, batch_size=[...]) takes plain arrays"
-        raise DtypeError(message("from_struct_array", "a structured numpy array", describe(array), hint=hint))
-    if not isinstance(array, ndarray()):  # one record, whose fields are Python objects
-        whole = ndarray()((), array.dtype)
-        whole[()] = array
-        array = whole
-    return TensorDict(columns(array), array.shape if batch_size is None else batch_size)
 
 
 def to_struct_array(td: TensorDict) -> Any:
@@ -107,7 +77,11 @@ def ndarray() -> Any:
 
 
 def columns(array: Any) -> dict[str, Any]:
-    """Fields of a structured array as entries of a TensorDict."""
+    """Fields of a structured array, or of one record of it, as entries of a TensorDict. Structured fields are dicts."""
+    if not isinstance(array, ndarray()):  # one record, whose fields are Python objects
+        single = ndarray()((), array.dtype)
+        single[()] = array
+        array = single
     found: dict[str, Any] = {}
     for name in array.dtype.names:
         field = array[name]

@@ -82,18 +82,18 @@ def test_infer_padded_leaves_by_their_rows():
     assert tdc.interop.infer_batch_size({"m": x, "y": torch.zeros(2, 5)}) == (2,)
 
 
-def test_from_dict():
+def test_mappings():
     d = {"x": torch.zeros(3, 4), "y": {"z": [1, 2, 3]}}
-    assert tdc.from_dict(d).batch_size == ()
-    assert tdc.from_dict(d, [3]).batch_size == (3,)
-    assert tdc.from_dict(d, 3).batch_size == (3,)
-    td = tdc.from_dict(d, batch_dims=1, device="meta")
+    assert tdc.as_tensordict(d).batch_size == ()
+    assert tdc.as_tensordict(d, [3]).batch_size == (3,)
+    assert tdc.as_tensordict(d, 3).batch_size == (3,)
+    td = tdc.as_tensordict(d, batch_dims=1, device="meta")
     assert td.batch_size == (3,)
     assert td["y"].batch_size == (3,)
     assert td["x"].is_meta
-    assert tdc.from_dict(d, batch_dims=0).batch_size == ()
+    assert tdc.as_tensordict(d, batch_dims=0).batch_size == ()
     inner = TensorDict({"w": torch.zeros(3, 4, 5)}, [3, 4])
-    td = tdc.from_dict({"x": torch.zeros(3), "inner": inner}, batch_dims=1)
+    td = tdc.as_tensordict({"x": torch.zeros(3), "inner": inner}, batch_dims=1)
     assert td["inner"].batch_size == (3, 4)
 
 
@@ -101,7 +101,7 @@ def test_from_dict():
 
 
 def test_dataclasses_go_there_and_back():
-    td = tdc.from_dataclass(outer(), [2])
+    td = tdc.as_tensordict(outer(), [2])
     assert set(td.keys(True, True)) == {
         *("rate", "made", ("inner", "a"), ("inner", "label"), ("point", "xy"), ("point", "name"), ("maybe", "a")),
         *(("maybe", "label"), ("plain", "x"), ("node", "z")),
@@ -118,14 +118,14 @@ def test_dataclasses_go_there_and_back():
 
 
 def test_absent_optional_record_is_a_static_none():
-    td = tdc.from_dataclass(Outer(Inner(torch.zeros(2)), Point(torch.ones(2))), [2])
+    td = tdc.as_tensordict(Outer(Inner(torch.zeros(2)), Point(torch.ones(2))), [2])
     assert td["maybe"] is None
     assert tdc.interop.to_dataclass(td[0], Outer).maybe is None
     assert tdc.interop.to_dataclass(td.delete("maybe"), Outer).maybe is None
 
 
 def test_named_tuples_go_there_and_back():
-    td = tdc.from_namedtuple(Point(torch.zeros(2, 3)), [2])
+    td = tdc.as_tensordict(Point(torch.zeros(2, 3)), [2])
     back = tdc.interop.to_namedtuple(td[0], Point)
     assert isinstance(back, Point)
     assert back.xy.shape == (3,)
@@ -134,8 +134,8 @@ def test_named_tuples_go_there_and_back():
     assert made._fields == ("p", "q")
     assert type(made.p) is type(tdc.interop.to_namedtuple(td))
     old = namedtuple("old", "x y")(torch.zeros(2), {"z": torch.zeros(2)})
-    assert tdc.from_namedtuple(old, [2]).keys(True, True) == ("x", ("y", "z"))
-    assert tdc.from_namedtuple(torch.sort(torch.randn(2, 3)), [2, 3]).keys() == ("values", "indices")
+    assert tdc.as_tensordict(old, [2]).keys(True, True) == ("x", ("y", "z"))
+    assert tdc.as_tensordict(torch.sort(torch.randn(2, 3)), [2, 3]).keys() == ("values", "indices")
 
 
 def test_as_tensordict_takes_what_has_fields():
@@ -151,11 +151,27 @@ def test_as_tensordict_takes_what_has_fields():
     assert isinstance(td["f"], Frame)
     assert tdc.as_tensordict({"n": 1.0})["n"].dtype == torch.float32  # in a mapping numbers are tensors
     assert tdc.as_tensordict(np.zeros(3, dtype=[("a", "f4")])).batch_size == (3,)
+    array = np.zeros((3, 2), dtype=[("a", "f4"), ("s", "U2")])
+    td = tdc.as_tensordict({"r": array, "p": Point(torch.zeros(3), array)}, batch_dims=1)
+    assert td.batch_size == (3,)
+    assert td["r", "a"].shape == td["p", "name", "a"].shape == (3, 2)
+    assert td["r", "s"][0, 0].item() == ""
+
+
+def test_as_tensordict_gives_another_batch_size_or_device():
+    td = TensorDict({"x": torch.zeros(3, 4)}, [3])
+    assert tdc.as_tensordict(td, batch_dims=2).batch_size == (3, 4)
+    assert tdc.as_tensordict(td, device="meta")["x"].is_meta
+    assert tdc.as_tensordict(td, device="meta").batch_size == (3,)
+    array = np.zeros((3, 2), dtype=[("a", "f4")])
+    assert tdc.as_tensordict(array, batch_dims=1).batch_size == (3,)
+    assert tdc.as_tensordict(array, device="meta").device == torch.device("meta")
+    assert tdc.as_tensordict(outer(), batch_dims=1, device="meta")["inner", "a"].is_meta
 
 
 def test_ragged_fields():
     x = tdc.pack([torch.zeros(1), torch.zeros(2)])
-    td = tdc.from_dataclass(Inner(x), [2])
+    td = tdc.as_tensordict(Inner(x), [2])
     assert td["a"] is x
     assert tdc.interop.to_dataclass(td, Inner).a is x
 
@@ -165,8 +181,8 @@ def test_records_compile():
         o = Outer(Inner(x), Point(x + 1), None, {"x": x})
         td = tdc.as_tensordict(o, [2]) * 2
         back = tdc.interop.to_dataclass(td, Outer)
-        point = tdc.interop.to_namedtuple(tdc.from_namedtuple(back.point, [2]) + 1, Point)
-        return back.inner.a, point.xy, tdc.from_dict({"x": x}, batch_dims=1), tdc.interop.infer_batch_size({"x": x})
+        point = tdc.interop.to_namedtuple(tdc.as_tensordict(back.point, [2]) + 1, Point)
+        return back.inner.a, point.xy, tdc.as_tensordict({"x": x}, batch_dims=1), tdc.interop.infer_batch_size({"x": x})
 
     a, xy, td, size = compiled(there_and_back)(torch.ones(2))
     assert a.tolist() == [2.0, 2.0]
@@ -255,7 +271,7 @@ def test_structured_arrays_go_there_and_back():
     a["id"] = np.arange(6).reshape(3, 2)
     a["meta"]["name"][0, 0] = "ada"
     a["meta"]["o"][1, 1] = [1, 2]
-    td = tdc.from_struct_array(a)
+    td = tdc.as_tensordict(a)
     assert td.batch_size == (3, 2)
     assert td["xy"].shape == (3, 2, 2)
     assert td["id"].tolist() == a["id"].tolist()
@@ -267,25 +283,25 @@ def test_structured_arrays_go_there_and_back():
         assert (back[name] == a[name]).all()
     assert back["meta"]["o"][1, 1] == [1, 2]
     assert back["meta"]["name"][0, 0] == "ada"
-    again = tdc.from_struct_array(back)
+    again = tdc.as_tensordict(back)
     assert again.keys(True, True) == td.keys(True, True)
     assert torch.equal(again["id"], td["id"])
 
 
 def test_one_record_and_no_records():
     a = np.zeros(2, dtype=[("x", "f4"), ("s", "U3"), ("n", [("y", "i4")])])
-    td = tdc.from_struct_array(a[1])
+    td = tdc.as_tensordict(a[1])
     assert td.batch_size == ()
     assert td["n", "y"].dtype == torch.int32
-    assert tdc.from_struct_array(a[:0]).batch_size == (0,)
+    assert tdc.as_tensordict(a[:0]).batch_size == (0,)
     assert tdc.interop.to_struct_array(TensorDict({}, [3])).shape == (3,)
     assert tdc.interop.to_struct_array(TensorDict({"x": 1.5}))["x"] == 1.5
-    assert tdc.from_struct_array(np.zeros((2, 3), dtype=[("x", "f4")]), [2]).batch_size == (2,)
+    assert tdc.as_tensordict(np.zeros((2, 3), dtype=[("x", "f4")]), [2]).batch_size == (2,)
 
 
 def test_structured_arrays_copy():
     a = np.zeros(2, dtype=[("x", "f4")])
-    td = tdc.from_struct_array(a)
+    td = tdc.as_tensordict(a)
     a["x"] = 1
     assert td["x"].tolist() == [0.0, 0.0]
     back = tdc.interop.to_struct_array(TensorDict({"x": torch.ones(2, requires_grad=True)}, [2]))
@@ -298,20 +314,20 @@ def test_structured_arrays_copy():
 class TestTexts(Texts):
     def test_both_batch_size_and_batch_dims(self):
         self.says(
-            lambda: tdc.from_dict({"x": torch.zeros(3)}, [3], batch_dims=1),
+            lambda: tdc.as_tensordict({"x": torch.zeros(3)}, [3], batch_dims=1),
             """\
 ShapeError
-tdc.from_dict: expected one of batch_size and batch_dims, got both
+tdc.as_tensordict: expected one of batch_size and batch_dims, got both
 hint: batch_size=[3] says the sizes, batch_dims=1 how many to read from the leaves""",
         )
 
     def test_batch_dims_that_leaves_do_not_share(self):
         d = {"x": torch.zeros(3, 4), "y": torch.zeros(3), "z": {"w": torch.zeros(3, 5)}}
         self.says(
-            lambda: tdc.from_dict(d, batch_dims=2),
+            lambda: tdc.as_tensordict(d, batch_dims=2),
             """\
 ShapeError
-tdc.from_dict: expected leaves of shape [3, 4, ...], got 2 that differ
+tdc.as_tensordict: expected leaves of shape [3, 4, ...], got 2 that differ
 at y: Tensor float32[3]
 at z.w: Tensor float32[3, 5]
 hint: give fewer batch dims, or reshape the leaf""",
@@ -319,10 +335,10 @@ hint: give fewer batch dims, or reshape the leaf""",
 
     def test_batch_dims_without_leaves(self):
         self.says(
-            lambda: tdc.from_dict({}, batch_dims=1),
+            lambda: tdc.as_tensordict({}, batch_dims=1),
             """\
 ShapeError
-tdc.from_dict: expected leaves to read the batch size from, got no leaf
+tdc.as_tensordict: expected leaves to read the batch size from, got no leaf
 hint: batch_size=[...] says it""",
         )
 
@@ -337,10 +353,10 @@ hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuple
 
     def test_a_class_is_no_instance(self):
         self.says(
-            lambda: tdc.from_dataclass(Inner),
+            lambda: tdc.as_tensordict(Inner),
             """\
 DtypeError
-tdc.from_dataclass: expected an instance of a dataclass, got the class Inner
+tdc.as_tensordict: expected an instance of a dataclass, got the class Inner
 hint: pass the instance, e.g. Step(obs)""",
         )
 
@@ -373,21 +389,12 @@ at a: missing
 hint: fields of Inner: a, label; td.select(...) takes some keys""",
         )
 
-    def test_a_dict_is_no_named_tuple(self):
-        self.says(
-            lambda: tdc.from_namedtuple({"x": torch.zeros(3)}),
-            """\
-DtypeError
-tdc.from_namedtuple: expected a named tuple, got dict
-hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples""",
-        )
-
     def test_a_tuple_has_no_names(self):
         self.says(
-            lambda: tdc.from_namedtuple((1, 2)),
+            lambda: tdc.as_tensordict((1, 2)),
             """\
 DtypeError
-tdc.from_namedtuple: expected a named tuple, got tuple
+tdc.as_tensordict: expected a named tuple, got tuple
 hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples""",
         )
 
@@ -453,10 +460,10 @@ hint: tdc.interop.from_state_dict(module.state_dict())""",
 
     def test_a_plain_array(self):
         self.says(
-            lambda: tdc.from_struct_array(np.zeros(3)),
+            lambda: tdc.as_tensordict(np.zeros(3)),
             """\
 DtypeError
-tdc.from_struct_array: expected a structured numpy array, got ndarray float64[3]
+tdc.as_tensordict: expected a structured numpy array, got ndarray float64[3]
 hint: TensorDict({'key': array}, batch_size=[...]) takes plain arrays""",
         )
 
@@ -486,7 +493,7 @@ hint: leave it out""",
 
 def test_wrong_leaves_are_named():
     with pytest.raises(ShapeError, match=r"at point\.xy: .*\n"):
-        tdc.from_dataclass(outer(), [2, 3])
+        tdc.as_tensordict(outer(), [2, 3])
     with pytest.raises(DtypeError, match=r"at 0: set"):
         tdc.interop.from_pytree([{1, 2}])
     with pytest.raises(KeyPathError):
