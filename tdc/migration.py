@@ -191,6 +191,10 @@ MOVED = {  # names that were elsewhere, by the module that has them now
 }  # fmt: skip
 CUT = {  # functions that torch has, or a method
     "cat": "torch.cat(tds)",
+    "from_dict": "tdc.as_tensordict(d, batch_dims=2)",
+    "from_dataclass": "tdc.as_tensordict(dc)",
+    "from_namedtuple": "tdc.as_tensordict(nt)",
+    "from_struct_array": "tdc.as_tensordict(array)",
     "stack": "torch.stack(tds)",
     "to_packed": "padded.to_packed()",
     "to_padded": "packed.to_padded()",

@@ -356,8 +356,8 @@ hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuple
             lambda: tdc.as_tensordict(Inner),
             """\
 DtypeError
-tdc.as_tensordict: expected an instance of a dataclass, got the class Inner
-hint: pass the instance, e.g. Step(obs)""",
+tdc.as_tensordict: expected a mapping or a record, got the class Inner
+hint: pass an instance of it""",
         )
 
     def test_an_instance_is_no_class(self):
@@ -394,8 +394,8 @@ hint: fields of Inner: a, label; td.select(...) takes some keys""",
             lambda: tdc.as_tensordict((1, 2)),
             """\
 DtypeError
-tdc.as_tensordict: expected a named tuple, got tuple
-hint: tdc.as_tensordict(obj) takes dicts and dataclasses, tdc.interop.from_pytree lists and tuples""",
+tdc.as_tensordict: expected a mapping or a record, got tuple
+hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
         )
 
     def test_keys_that_name_no_field(self):
@@ -463,8 +463,8 @@ hint: tdc.interop.from_state_dict(module.state_dict())""",
             lambda: tdc.as_tensordict(np.zeros(3)),
             """\
 DtypeError
-tdc.as_tensordict: expected a structured numpy array, got ndarray float64[3]
-hint: TensorDict({'key': array}, batch_size=[...]) takes plain arrays""",
+tdc.as_tensordict: expected a mapping or a record, got ndarray float64[3]
+hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
         )
 
     def test_leaves_numpy_does_not_have(self):
