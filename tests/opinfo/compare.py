@@ -1,0 +1,106 @@
+"""The result of a batch beside the results of its examples: values, dtypes, gradients, second derivatives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import tdc
+
+TOLERANCE = {
+    torch.float32: 1e-4, torch.float64: 1e-8, torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.complex64: 1e-4,
+    torch.complex128: 1e-8,
+}  # fmt: skip
+SPLITS = re.compile("chunk|split")  # an example that has fewer parts than another has empty ones behind them
+
+
+class Unlike(Exception):
+    """Results that cannot be put beside each other; the text says why."""
+
+
+def is_batch(x: Any) -> bool:
+    """Whether a leaf of a result is a ragged batch."""
+    return isinstance(x, (tdc.NestedTensor, tdc.MaskedBatch))
+
+
+def parts(x: Any, count: int) -> list[Any]:
+    """What each example has of one leaf of a result; `count` is 1 where all examples have one result together."""
+    if count == 1:
+        return [x]
+    if is_batch(x):
+        return list(x.unbind())
+    if isinstance(x, Tensor) and x.ndim and x.shape[0] == count:
+        return list(x.unbind(0))
+    return [x] * count
+
+
+def pairs(name: str, got: Any, want: list[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Leaves of the results beside each other, with where they are.
+
+    Raises:
+        Unlike: one has more leaves than the other.
+    """
+    ours = pytree.tree_leaves(got, is_leaf=is_batch)
+    theirs = [pytree.tree_leaves(w) for w in want]
+    if SPLITS.search(name):
+        theirs = [[*t, *[None] * (len(ours) - len(t))] for t in theirs]
+    if any(len(t) != len(ours) for t in theirs):
+        raise Unlike(f"{len(ours)} results instead of {len(theirs[0])}")
+    for k, x in enumerate(ours):
+        column = [t[k] for t in theirs]
+        if isinstance(x, bool) or isinstance(column[0], bool):
+            yield f"result {k}", bool(x), all(bool(c) for c in column)
+            continue
+        for i, (a, b) in enumerate(zip(parts(x, len(want)), column, strict=True)):
+            if b is not None or not isinstance(a, Tensor) or a.numel():
+                yield f"result {k}, example {i}", a, b
+
+
+def differ(a: Any, b: Any) -> str:
+    """How one value differs from the one that it should be; empty where it does not."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return "" if type(a) is type(b) and a == b else f"{a} instead of {b}"
+    if a.shape != b.shape:
+        return f"shape {tuple(a.shape)} instead of {tuple(b.shape)}"
+    if a.dtype != b.dtype:
+        return f"{a.dtype} instead of {b.dtype}"
+    tol = TOLERANCE.get(b.dtype, 0)
+    if not torch.allclose(a, b, rtol=tol, atol=tol, equal_nan=True):
+        return f"values {a.flatten()[:4].tolist()} instead of {b.flatten()[:4].tolist()}"
+    return ""
+
+
+def values(found: list[tuple[str, Any, Any]]) -> str:
+    """The first difference of values."""
+    return next((f"{where}: {text}" for where, a, b in found if (text := differ(a, b))), "")
+
+
+def gradients(found: list[tuple[str, Any, Any]], leaves: list[Tensor], order: int) -> str:
+    """The first difference of gradients of all leaves along a random cotangent, or for order 2 of their gradients."""
+    smooth = [(a, b) for _, a, b in found if isinstance(b, Tensor) and b.requires_grad]
+    if not smooth or not leaves:
+        return ""
+    if any(not a.requires_grad for a, _ in smooth):
+        return "no gradient"
+    generator = torch.Generator().manual_seed(7)
+    cotangents = [torch.randn(b.shape, dtype=b.dtype, generator=generator) for _, b in smooth]
+    sides = []
+    for side in (0, 1):
+        outputs = [pair[side] for pair in smooth]
+        grads: Any = torch.autograd.grad(outputs, leaves, cotangents, create_graph=order > 1, materialize_grads=True)
+        if order > 1:
+            generator.manual_seed(8)
+            keep = [g for g in grads if g.requires_grad]
+            again = [torch.randn(g.shape, dtype=g.dtype, generator=generator) for g in grads]
+            again = [c for c, g in zip(again, grads, strict=True) if g.requires_grad]
+            zeros = [torch.zeros_like(x) for x in leaves]
+            grads = torch.autograd.grad(keep, leaves, again, materialize_grads=True) if keep else zeros
+        sides.append(grads)
+    return next(
+        (f"gradient {i}: {text}" for i, (a, b) in enumerate(zip(*sides, strict=True)) if (text := differ(a, b))), ""
+    )
