@@ -56,7 +56,6 @@ from .tensordict.combine import merge as merge
 from .tensordict.combine import partition as partition
 from .tensordict.combine import ravel as ravel
 from .tensordict.combine import stack_keys as stack_keys
-from .tensordict.leaf import register_leaf as register_leaf
 from .tensordict.map import map as map
 from .tensordict.nbytes import nbytes as nbytes
 from .tensordict.nbytes import param_count as param_count

@@ -182,7 +182,7 @@ MODULE: dict[str, str] = {
 }  # fmt: skip
 MOVED = {  # names that were elsewhere, by the module that has them now
     "tdc.interop": "from_hf to_hf PytreeSpec from_pytree to_pytree from_state_dict to_state_dict infer_batch_size "
-                   "to_dataclass to_namedtuple to_struct_array Spec LeafSpec spec check zeros",
+                   "to_dataclass to_namedtuple to_struct_array register_leaf Spec LeafSpec spec check zeros",
     "tdc.data": "collate pad_sequence ragged_stack unpad_sequence group_by",
     "tdc.nn": "TensorDictParams",
     "tdc.optim": "global_norm",

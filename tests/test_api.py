@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import sys
+import textwrap
 import types
 from typing import Any
 
+import pytest
 import torch
 from expecttest import TestCase
 
 import tdc
+from tdc.core import errors
 from tdc.core.container import Absent
 from tdc.tensordict.mapping import Keyed
 
 
 def signature(x: Any) -> str:
-    """The call signature without annotations; addresses of defaults are left out."""
+    """The call signature without annotations; of defaults that are functions the name, of other objects nothing."""
     try:
         found = inspect.signature(x)
     except (TypeError, ValueError):
         return "(...)"
     empty = inspect.Parameter.empty
     bare = [p.replace(annotation=empty) for p in found.parameters.values()]
-    return re.sub(r"<object object at 0x\w+>", "...", str(found.replace(parameters=bare, return_annotation=empty)))
+    text = re.sub(r"<object object at 0x\w+>", "...", str(found.replace(parameters=bare, return_annotation=empty)))
+    return re.sub(r"<function (\w+) at 0x\w+>", r"\1", text)
 
 
 def one(name: str, x: Any) -> str:
@@ -65,57 +71,62 @@ def wrapped(text: str, width: int = 100) -> str:
     return "\n".join(lines)
 
 
+SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.nn", "tdc.ops", "tdc.optim", "tdc.testing")
+INTERNAL = {"migration"}  # imported for its effect alone
+
+
+def facade(space: str) -> dict[str, Any]:
+    """What a namespace offers: names written as `from x import name as name`, of `tdc` also the namespaces in it."""
+    module = sys.modules[space]
+    names = re.findall(r" as (\w+)$", inspect.getsource(module), re.MULTILINE)
+    found = {name: getattr(module, name) for name in names if name not in INTERNAL}
+    return {n: x for n, x in found.items() if space == "tdc" or not isinstance(x, types.ModuleType)}
+
+
+def listing(space: str) -> str:
+    lines = [one(name, x) for name, x in sorted(facade(space).items())]
+    return "\n".join(textwrap.fill(line, 110, subsequent_indent="    ") for line in lines)
+
+
 class TestNames(TestCase):
     def test_tdc(self):
-        names = [n for n in tdc.__dir__() if not n.startswith("_")]
-        text = "\n".join(one(n, getattr(tdc, n)) for n in sorted(set(names) & facade()))
         self.assertExpectedInline(
-            text,
+            listing("tdc"),
             """\
 class DtypeError
 class FormatError
 class ImmutableError
 class IndexingError
 class KeyPathError
-class LeafSpec(kind, dtype, shape, device=None)
 class MaskedBatch(data, lengths, *, ragged_dims=1)
+class MethodError
 class NestedTensor(values, offsets=None, *, ragged_dim=1, shapes=None, max_length=None)
 class ObjectArray(items, shape=None)
-class PytreeSpec(paths, treespec)
 class ShapeError
-class Spec(batch_size, leaves, nodes)
 class Static(value)
 class StructureError
 class Summary(rows, leaves, elements, nbytes)
 class TdcError
 class TensorClass(source=None, batch_size=(), *, device=None, **entries)
 class TensorDict(source=None, batch_size=(), *, device=None, **entries)
-class TensorDictParams(td, *, buffers=())
 class UnsupportedError
 as_tensordict(obj, batch_size=None, *, batch_dims=None, device=None)
 associative_scan(combine_fn, xs, dim, reverse=False, combine_mode='pointwise')
-cat(tensors, dim=0)
 cat_keys(td, keys, out, dim=-1)
-check(td, schema)
-collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
 compile/
 cond(pred, true_fn, false_fn, operands=())
 copy_(dst, src, index=None)
+data/
 ensemble(module, params, in_dims=None, randomness='error', *, return_buffers=False, chunk_size=None)
-from_hf(encoding, *, keys=())
 from_list(rows, *, ragged_dim=1, dtype=None, device=None)
 from_module(module, *, params=True, buffers=True, remove_duplicate=False)
 from_numpy(arrays, *, ragged_dim=1, device=None)
 from_padded(data, *, lengths=None, mask=None, side='right')
-from_pytree(tree, batch_size=())
-from_state_dict(state_dict, batch_size=())
 from_torch(x)
 functional_call(module, params, args=(), kwargs=None, *, tie_weights=True, strict=False, return_buffers=False)
-global_norm(td)
 grad(fn, argnums=0, has_aux=False)
-group_by(td, key)
 hessian(fn, argnums=0)
-infer_batch_size(tree, max_dims=None)
+interop/
 jacfwd(fn, argnums=0, has_aux=False, *, randomness='error')
 jacrev(fn, argnums=0, has_aux=False, *, chunk_size=None)
 jvp(fn, primals, tangents, has_aux=False)
@@ -128,47 +139,132 @@ offsets_of(lengths)
 ops/
 optim/
 pack(tensors, *, ragged_dim=1)
-pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)
 param_count(td)
 partition(td, where)
 positions(x)
-ragged_stack(tds, dim=0, *, keys=None, strict=True)
 ravel(td, keep_batch=True, *, dtype=None)
-reduce(td, fn, init=...)
-register_leaf(cls, *, shape, index, stack=None, cat=None, to=None, ops=None)
 scan(combine_fn, init, xs, *, dim=0, reverse=False)
-spec(td, batch_size=None)
-stack(tensors, dim=0, *, strict=True)
+scan_map(f, xs, *args)
 stack_keys(td, keys, out, dim=-1)
 stack_modules(modules, *, params=True, buffers=True)
-summary(td)
 tensorclass(cls=None, /, *, kw_only=False, **settings)
 testing/
-to_dataclass(td, cls)
-to_hf(batch, *, side='right', pad=0, length=None)
-to_namedtuple(td, cls=None)
-to_packed(x, *, total=None)
-to_padded(x, fill=0.0, *, length=None)
-to_pytree(td, spec)
-to_state_dict(td)
-to_struct_array(td)
-to_torch(x)
 truncate(x, lengths)
 unbatched(fn, in_dims=None, *, ragged_dims=1)
-unpack(x)
-unpad_sequence(td, *, batch_dims=None)
 unravel_key(key)
 validate(x)
 value_and_grad(fn, argnums=0, has_aux=False)
 vjp(fn, *primals, has_aux=False)
 vmap(fn, in_dims=0, out_dims=0, randomness='error', *, chunk_size=None)
-while_loop(cond_fn, body_fn, carried_inputs)
+while_loop(cond_fn, body_fn, carried_inputs)""",
+        )
+
+    def test_compile(self):
+        self.assertExpectedInline(
+            listing("tdc.compile"),
+            """\
+class Counts(name, graphs, breaks, compiles, kernels, seconds)
+class Exported(signature, program=None, package=None, separate=None)
+class Report(name, backend, examples, breaks, compiles, call_us=None, raw_us=None, peak_bytes=None)
+class Signature(name, positional, keywords, inputs, outputs, dims, read, in_spec, out_spec)
+class TrainStep(update, _step, _donate, _compile, _backend)
+backend(graph, inputs, *, mode=None, options=None)
+buckets(low, high, *, growth=2.0)
+checkpoint(fn)
+class counted(fn, *, name='', backend=backend, fullgraph=True, dynamic=None, mode=None, options=None)
+dynamic(x, dims='batch', *, min=None, max=None)
+dynamic_shapes(tree, *, batch_dim=0)
+export(fn, example_args=(), example_kwargs=None, *, dynamic=None)
+load(path, *, weights=None)
+peak_bytes(fn, *args, **kwargs)
+report(fn, *examples, backend=backend, dynamic=None, mode=None, options=None, repeats=20)
+to_bucket(x, *, rows=None, totals=None, lengths=None)
+train_step(loss_fn, optimizer, *, has_aux=False, accumulate=1, dtype=None, donate=False, compile=True,
+    backend=backend)
+unbucket(x, valid)""",
+        )
+
+    def test_data(self):
+        self.assertExpectedInline(
+            listing("tdc.data"),
+            """\
+collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
+group_by(td, key)
+pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)
+ragged_stack(tds, dim=0, *, keys=None, strict=True)
+unpad_sequence(td, *, batch_dims=None)""",
+        )
+
+    def test_interop(self):
+        self.assertExpectedInline(
+            listing("tdc.interop"),
+            """\
+class LeafSpec(kind, dtype, shape, device=None)
+class PytreeSpec(paths, treespec)
+class Spec(batch_size, leaves, nodes)
+check(td, schema)
+from_hf(encoding, *, keys=())
+from_pytree(tree, batch_size=())
+from_state_dict(state_dict, batch_size=())
+infer_batch_size(tree, max_dims=None)
+register_leaf(cls, *, shape, index, stack=None, cat=None, to=None, ops=None)
+spec(td, batch_size=None)
+to_dataclass(td, cls)
+to_hf(batch, *, side='right', pad=0, length=None)
+to_namedtuple(td, cls=None)
+to_pytree(td, spec)
+to_state_dict(td)
+to_struct_array(td)
 zeros(schema, batch_size=None, *, device=None)""",
         )
 
-    def test_all_names_are_reexports(self):
-        assert {"TensorDict", "NestedTensor", "MaskedBatch", "pack", "to_padded"} <= facade()
-        assert all(hasattr(tdc, name) for name in facade())
+    def test_nn(self):
+        self.assertExpectedInline(listing("tdc.nn"), """class TensorDictParams(td, *, buffers=())""")
+
+    def test_ops(self):
+        self.assertExpectedInline(
+            listing("tdc.ops"),
+            """\
+RULES
+class Rule(op, kind, family, impl, ref, identity=None, modes=('eager', 'compile', 'vmap', 'grad', 'export'),
+    source='', reason='')
+implements(op, kinds=('nested',), *, ref=None, identity=None, modes=('eager', 'compile', 'vmap', 'grad',
+    'export'), override=False)
+varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0.0, mask=None, score_mod=None)""",
+        )
+
+    def test_optim(self):
+        self.assertExpectedInline(
+            listing("tdc.optim"),
+            """\
+class Average(init, update)
+class Optimizer(init, update)
+Rate
+Schedule(...)
+class Transform(init, update)
+adam(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0)
+adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01)
+chain(*parts)
+clip_by_global_norm(max_norm)
+constant(lr)
+cosine(lr, steps, warmup=0, floor=0.0)
+debias(beta, step)
+ema(decay)
+global_norm(td)
+lion(lr=0.0001, betas=(0.9, 0.99), weight_decay=0.0)
+sgd(lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)""",
+        )
+
+    def test_testing(self):
+        self.assertExpectedInline(
+            listing("tdc.testing"),
+            """\
+assert_close(actual, expected, *, rtol=None, atol=None, equal_nan=False, check_dtype=True, check_device=True)
+assert_one_graph(fn, *examples, compiles=1, backend=backend, dynamic=None)
+check_rule(op, make_args, *, kinds=None, modes=None, ref=None, lengths=((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2,
+    3)), backend='aot_eager')
+forbid(*, padding=True, loops=True)""",
+        )
 
     def test_tensordict(self):
         self.assertExpectedInline(
@@ -411,6 +507,31 @@ view_as vsplit where xlogy""",
         )
 
 
-def facade() -> set[str]:
-    """Names written as `from ._x import name as name` in the facade: submodules that others import do not count."""
-    return set(re.findall(r" as (\w+)$", inspect.getsource(tdc), re.MULTILINE))
+def test_there_are_few_names():
+    assert len(facade("tdc")) <= 65
+
+
+def test_every_object_has_one_path():
+    paths: dict[int, list[str]] = {}
+    for space in SPACES:
+        for name, x in facade(space).items():
+            if not isinstance(x, types.ModuleType):
+                paths.setdefault(id(x), []).append(f"{space}.{name}")
+    assert [found for found in paths.values() if len(found) > 1] == []
+
+
+def test_every_namespace_is_listed():
+    assert {f"tdc.{n}" for n, x in facade("tdc").items() if isinstance(x, types.ModuleType)} == {*SPACES} - {"tdc"}
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_every_object_is_where_it_says(space: str):
+    """So that `pickle` finds it, and help shows a path that can be imported."""
+    for name, x in facade(space).items():
+        if inspect.isclass(x) or inspect.isfunction(x):
+            assert getattr(importlib.import_module(x.__module__), x.__qualname__) is x, name
+
+
+def test_errors_and_their_classes_can_be_imported():
+    raised = {n for n, x in vars(errors).items() if inspect.isclass(x) and issubclass(x, Exception)}
+    assert raised <= set(facade("tdc"))

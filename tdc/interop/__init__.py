@@ -1,4 +1,4 @@
-"""Other things as containers and back: records, pytrees, structured arrays, Hugging Face; and specs."""
+"""Other things as containers and back: records, pytrees, structured arrays, Hugging Face, other classes; and specs."""
 
 from tdc.interop.huggingface import from_hf as from_hf
 from tdc.interop.huggingface import to_hf as to_hf
@@ -16,3 +16,4 @@ from tdc.interop.spec import check as check
 from tdc.interop.spec import spec as spec
 from tdc.interop.spec import zeros as zeros
 from tdc.interop.struct_array import to_struct_array as to_struct_array
+from tdc.tensordict.leaf import register_leaf as register_leaf

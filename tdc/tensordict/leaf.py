@@ -77,7 +77,7 @@ def register_leaf(
     Source:
         RFC torch.dict.TensorDict, "Tensor-like interaction".
     """
-    expect("register_leaf", cls, type)
+    expect("interop.register_leaf", cls, type)
     given = {"getitem": index, "stack": stack, "cat": cat, "to": to}
     table: dict[str, Op] = dict.fromkeys((*UNCHANGED, "to"), same)
     table |= {name: same if to is None else partial(cast, to, dtype) for name, dtype in CASTS.items()}
@@ -153,7 +153,7 @@ class Leaf(Container):
     def _run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fn = self._protocol.ops.get(name)
         if fn is None:
-            hint = f"tdc.register_leaf({self._label}, ..., ops={{{name!r}: fn}}), or td.exclude(key) first"
+            hint = f"tdc.interop.register_leaf({self._label}, ..., ops={{{name!r}: fn}}), or td.exclude(key) first"
             got = f"{name!r}, which has none"
             raise UnsupportedError(message(name, f"an operation registered for {self._label}", got, hint=hint))
         return wrapped(fn(*unwrapped(args), **{k: unwrapped(v) for k, v in kwargs.items()}))

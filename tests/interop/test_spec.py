@@ -28,7 +28,7 @@ class Word:
         self.size = size
 
 
-tdc.register_leaf(Word, shape=lambda x: (x.size,), index=lambda x, i: x)
+tdc.interop.register_leaf(Word, shape=lambda x: (x.size,), index=lambda x, i: x)
 
 
 def rich(rows: int = 2) -> TensorDict:

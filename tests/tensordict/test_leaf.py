@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import tdc
 from tdc import TensorDict, UnsupportedError
+from tdc.interop import register_leaf
 
 
 class Jagged:
@@ -51,7 +52,7 @@ def join(xs: list[Jagged], dim: int) -> Jagged:
     return of_rows(xs[0].keys, [[row for x in xs for row in x.rows()[k]] for k in range(len(xs[0].keys))])
 
 
-tdc.register_leaf(Jagged, shape=lambda x: x.lengths.shape[1:], index=take, cat=join, ops={"float": lambda x: x.float()})
+register_leaf(Jagged, shape=lambda x: x.lengths.shape[1:], index=take, cat=join, ops={"float": lambda x: x.float()})
 
 
 def jagged() -> TensorDict:
@@ -126,7 +127,7 @@ class Rows:
 
 
 def test_compile_joins_a_registered_pytree():
-    tdc.register_leaf(
+    register_leaf(
         Rows, shape=lambda x: x.data.shape[:1], index=lambda x, i: Rows(x.data[i]),
         cat=lambda xs, dim: Rows(torch.cat([x.data for x in xs], dim)),
     )  # fmt: skip
@@ -153,7 +154,7 @@ class TestTexts(Texts):
             """\
 UnsupportedError
 tdc.stack: expected an operation registered for Jagged, got 'stack', which has none
-hint: tdc.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) first""",
+hint: tdc.interop.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) first""",
         )
 
     def test_a_method_that_was_not_registered(self):
@@ -162,10 +163,10 @@ hint: tdc.register_leaf(Jagged, ..., ops={'stack': fn}), or td.exclude(key) firs
             """\
 UnsupportedError
 tdc.reshape: expected an operation registered for Jagged, got 'reshape', which has none
-hint: tdc.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first""",
+hint: tdc.interop.register_leaf(Jagged, ..., ops={'reshape': fn}), or td.exclude(key) first""",
         )
 
 
 def test_the_error_of_a_missing_operation_is_of_its_class():
-    with pytest.raises(UnsupportedError, match=r"tdc.register_leaf\(Jagged, ..., ops="):
+    with pytest.raises(UnsupportedError, match=r"tdc.interop.register_leaf\(Jagged, ..., ops="):
         jagged() * 2

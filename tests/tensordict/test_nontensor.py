@@ -354,7 +354,7 @@ hint: give the batch size that all leaves share, or reshape the leaf""",
             """\
 UnsupportedError
 tdc.add: expected an operation registered for ObjectArray, got 'add', which has none
-hint: tdc.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first""",
+hint: tdc.interop.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclude(key) first""",
         )
 
     def test_a_string_without_static(self):

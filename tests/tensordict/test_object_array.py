@@ -21,8 +21,8 @@ class Halves(Codes):
     """One that follows `to`."""
 
 
-tdc.register_leaf(Codes, shape=lambda x: (len(x.numbers),), index=lambda x, i: Codes(x.numbers[i]))
-tdc.register_leaf(
+tdc.interop.register_leaf(Codes, shape=lambda x: (len(x.numbers),), index=lambda x, i: Codes(x.numbers[i]))
+tdc.interop.register_leaf(
     Halves,
     shape=lambda x: (len(x.numbers),),
     index=lambda x, i: Halves(x.numbers[i]),
@@ -93,5 +93,5 @@ hint: ints, slices, masks and vectors of rows, as for a tensor""",
             """\
 UnsupportedError
 tdc.equal: expected an operation registered for Codes, got 'equal', which has none
-hint: tdc.register_leaf(Codes, ..., ops={'equal': fn}), or td.exclude(key) first""",
+hint: tdc.interop.register_leaf(Codes, ..., ops={'equal': fn}), or td.exclude(key) first""",
         )

@@ -136,7 +136,7 @@ def test_a_registered_leaf_is_read_as_itself():
         def __init__(self, names: list[str]):
             self.names = names
 
-    tdc.register_leaf(Names, shape=lambda x: (len(x.names),), index=lambda x, i: Names(x.names[i]))
+    tdc.interop.register_leaf(Names, shape=lambda x: (len(x.names),), index=lambda x, i: Names(x.names[i]))
 
     class Row(tdc.TensorClass):
         names: Names
