@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 from tdc.compile._torch.dynamo import mark_static
+from tdc.core import pytree
 from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message

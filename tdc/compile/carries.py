@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts

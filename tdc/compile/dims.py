@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
 from tdc.compile.flat import range_text
+from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import parts, show

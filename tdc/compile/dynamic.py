@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import Dim
 
 from tdc.compile._torch.dynamo import mark_bounds
+from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
@@ -34,6 +33,7 @@ from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
 from tdc.compile.flat import Size
 from tdc.compile.signature import Signature
 from tdc.compile.symbols import Names, outputs
+from tdc.core import pytree
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
+from tdc.core import pytree
 from tdc.core.arguments import expect_function
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, StructureError, describe, message

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tdc.compile._torch.operators import associative_scan_operator, map_operator, scan_operator
 from tdc.compile._torch.tracing import before_operator, probe, refuse_in_scan
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, needs_grad, traced
+from tdc.core import pytree
 from tdc.core.arguments import expect_function, expect_number, normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 from tdc.compile.flat import Bounds, Input, Output, Size, from_json, to_json
 from tdc.compile.mismatch import Mismatch, same_layout
+from tdc.core import pytree
 from tdc.core.errors import FormatError, StructureError, TdcError, message
 
 HINT = "print(exported.signature()) shows what it takes"

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
+from tdc.core import pytree
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show

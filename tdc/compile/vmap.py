@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from tdc.core import pytree
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import missing_key, unravel_key
@@ -148,7 +148,7 @@ def dims_of(arg: Any, dim: Any) -> list[Any]:
     if dim is None or isinstance(dim, int):
         wholes = pytree.tree_leaves(arg, is_leaf=is_whole)
         return [d for x in wholes for d in (dims_in(x, dim) if isinstance(x, TensorDict) else [dim])]
-    found = pytree._broadcast_to_and_flatten(dim, pytree.tree_structure(arg, is_leaf=is_batch), is_leaf=is_batch)
+    found = pytree.broadcast_to_and_flatten(dim, pytree.tree_structure(arg, is_leaf=is_batch), is_leaf=is_batch)
     if found is None:
         got, hint = f"{dim!r} for {describe(arg)}", "an int, None, or a tree of these in the form of the argument"
         raise ShapeError(message("vmap", "in_dims in the form of the arguments", got, hint=hint))

@@ -1,4 +1,4 @@
-"""One helper that makes a container a pytree, for torch and for optree.
+"""Pytrees: torch's functions on them, and one helper that makes a container a pytree for torch and for optree.
 
 A container says three things: how it comes apart (children and a hashable context), how it is put together, and what
 its children are called. From these come the registrations with `torch.utils._pytree` (with a serialized name and key
@@ -16,8 +16,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
-import torch.utils._pytree as torch_pytree
 from optree.registry import __GLOBAL_NAMESPACE as GLOBAL_NAMESPACE
+from torch.utils._pytree import GetAttrKey as GetAttrKey
+from torch.utils._pytree import MappingKey as MappingKey
+from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_to_and_flatten  # noqa: F401  # of `in_dims`
+from torch.utils._pytree import keystr as keystr
+from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_structure as tree_structure
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+from torch.utils._pytree import treespec_dumps as treespec_dumps
+from torch.utils._pytree import treespec_loads as treespec_loads
 
 from tdc.core.errors import FormatError, message
 
@@ -32,7 +44,7 @@ def register(
     unflatten: Unflatten,
     names: Callable[[Any], Sequence[Any]],
     name: str = "",
-    entry: Any = torch_pytree.GetAttrKey,
+    entry: Any = GetAttrKey,
 ) -> None:
     """Register `cls` with torch's pytree and with optree.
 
@@ -52,7 +64,7 @@ def register(
         children, context = flatten(x)
         return children, context, tuple(names(context))
 
-    torch_pytree.register_pytree_node(
+    register_pytree_node(
         cls,
         flatten,
         unflatten,

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
+from tdc.core import pytree
 from tdc.core.arguments import expect
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
@@ -74,7 +74,7 @@ def from_pytree(tree: Any, batch_size: Any = ()) -> tuple[TensorDict, PytreeSpec
         >>> to_pytree(td + 1, spec)
         [tensor([1., 1.]), {'a': (tensor([2., 2.]), 'name')}]
     """
-    leaves, treespec = torch_pytree.tree_flatten(tree, is_leaf=is_whole)
+    leaves, treespec = pytree.tree_flatten(tree, is_leaf=is_whole)
     paths = tuple(paths_of(treespec, ())) if leaves else ()
     paths = (ROOT,) if paths == ((),) else paths
     twice = sorted({show(p) for i, p in enumerate(paths) if p in paths[:i]})
@@ -111,7 +111,7 @@ def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
     if wrong:
         got, hint = f"{len(wrong)} that differ", "take the TensorDict and the spec from one call of from_pytree"
         raise StructureError(message("interop.to_pytree", "the paths of the spec", got, wrong, hint))
-    return torch_pytree.tree_unflatten([td.get(p) for p in spec.paths], spec.treespec)
+    return pytree.tree_unflatten([td.get(p) for p in spec.paths], spec.treespec)
 
 
 def from_state_dict(state_dict: Mapping[str, Any], batch_size: Any = ()) -> TensorDict:

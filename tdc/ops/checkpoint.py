@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.utils.checkpoint
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
-from torch.utils import _pytree as pytree
 
+from tdc.core import pytree
 from tdc.core.rules import DISPATCH, IMPLS, KINDS
 
 

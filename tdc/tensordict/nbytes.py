@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
+from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, describe, message
@@ -29,7 +29,7 @@ def tensors_of(leaf: Any) -> list[Tensor]:
     """The tensors that a leaf is made of: itself, or values, offsets, lengths; none of what is no tensor."""
     if isinstance(leaf, Tensor):
         return [leaf]
-    return [x for x in torch_pytree.tree_leaves(unwrap(leaf)) if isinstance(x, Tensor)]
+    return [x for x in pytree.tree_leaves(unwrap(leaf)) if isinstance(x, Tensor)]
 
 
 def bytes_of(leaves: Iterable[Any]) -> int:
@@ -129,7 +129,7 @@ def leaves_of(op: str, x: Any) -> list[Any]:
     """
     if is_tensordict(x):
         return list(x._leaves.values())
-    leaves = torch_pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
+    leaves = pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
     found = [y for leaf in leaves for y in (leaf._leaves.values() if is_tensordict(leaf) else [leaf])]
     if found and not any([tensors_of(leaf) for leaf in found]):
         hint = "tdc.from_module(module) for the parameters of a module"

@@ -37,12 +37,11 @@ from typing import (
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import MappingKey
 
 from tdc.core.arguments import expect
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
 from tdc.core.frozen import read_only
-from tdc.core.pytree import register
+from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING, NestedKey
 from tdc.tensordict.fields import (
     Declared,

@@ -24,13 +24,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import MappingKey
 
 from tdc.core.arguments import check_entries, normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ImmutableError, IndexingError, describe, message
 from tdc.core.keys import is_key
-from tdc.core.pytree import register
+from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING
 from tdc.tensordict.apply import entries_applied, put_entries
 from tdc.tensordict.builder import Builder

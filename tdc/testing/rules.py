@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tdc.compile.counts import counted
+from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.errors import UnsupportedError, describe, message
 from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, RULES, Rule, name_of

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from tdc.compile._torch.inductor import asks_no_example
 from tdc.compile._torch.modules import load
 from tdc.compile._torch.symbolic import any_size
+from tdc.core import pytree
 
 
 class Package:
