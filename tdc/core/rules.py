@@ -108,6 +108,21 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
     return rule
 
 
+def define(
+    op: Op, family: str, *, ragged: Op | None = None, nested: Op | None = None, masked: Op | None = None,
+    tensordict: Op | None = None, ref: Op | None = None, aliases: Iterable[Op] = (), **facts: Any,
+) -> None:  # fmt: skip
+    """Put the rows of an operation into the table, one for each kind that has an implementation.
+
+    Args:
+        ragged: the implementation for NestedTensor and MaskedBatch alike.
+        facts: further fields of `Rule`.
+    """
+    for kind, impl in (("nested", nested or ragged), ("masked", masked or ragged), ("tensordict", tensordict)):
+        if impl is not None:
+            add_rule(Rule(op, kind, family, impl, ref or op, **facts), aliases)
+
+
 def swapped(impl: Op) -> Op:
     """An implementation that takes its two operands the other way round."""
 

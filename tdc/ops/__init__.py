@@ -34,7 +34,6 @@ from tdc.ops import pointwise as pointwise
 from tdc.ops import pool as pool
 from tdc.ops import positionwise as positionwise
 from tdc.ops import ragged_grow as ragged_grow
-from tdc.ops import ragged_loss as ragged_loss
 from tdc.ops import ragged_move as ragged_move
 from tdc.ops import ragged_shape as ragged_shape
 from tdc.ops import ragged_split as ragged_split

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -229,17 +229,16 @@ def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, in
     return at.done(at.clean((at.data * kept + limit * (1 - kept)) * scale - scale * limit * p))
 
 
-def rule(op: Op, impl: Op, source: str, family: str = "channel") -> None:
+def channelwise(op: Op, impl: Op, source: str) -> None:
     """Rows for both ragged containers."""
-    for kind in ("nested", "masked"):
-        add_rule(Rule(op, kind, family, impl, op, source=source), [getattr(torch, impl.__name__, op)])
+    define(op, "channel", ragged=impl, source=source, aliases=[getattr(torch, impl.__name__, op)])
 
 
-rule(F.batch_norm, batch_norm, "torch.nn.BatchNorm1d")
-rule(F.group_norm, group_norm, "torch.nn.GroupNorm")
-rule(F.instance_norm, instance_norm, "torch.nn.InstanceNorm1d")
-rule(F.prelu, prelu, "torch.nn.PReLU")
+channelwise(F.batch_norm, batch_norm, "torch.nn.BatchNorm1d")
+channelwise(F.group_norm, group_norm, "torch.nn.GroupNorm")
+channelwise(F.instance_norm, instance_norm, "torch.nn.InstanceNorm1d")
+channelwise(F.prelu, prelu, "torch.nn.PReLU")
 for _op in (F.dropout1d, F.dropout2d, F.dropout3d):
-    rule(_op, dropout, "torch.nn.Dropout1d", "random")
-rule(F.feature_alpha_dropout, feature_alpha_dropout, "torch.nn.FeatureAlphaDropout", "random")
-rule(F.local_response_norm, local_response_norm, "torch.nn.LocalResponseNorm")
+    channelwise(_op, dropout, "torch.nn.Dropout1d")
+channelwise(F.feature_alpha_dropout, feature_alpha_dropout, "torch.nn.FeatureAlphaDropout")
+channelwise(F.local_response_norm, local_response_norm, "torch.nn.LocalResponseNorm")

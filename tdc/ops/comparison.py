@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
-from tdc.core.rules import KINDS, Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -133,12 +133,11 @@ def dtype_is(name: str, x: Any) -> bool:
 
 
 TOLD = ("eager", "compile", "grad", "export")  # vmap returns tensors only
-for _kind in KINDS:
-    for _op in (torch.is_floating_point, torch.is_complex, torch.is_signed):
-        add_rule(Rule(_op, _kind, "whole", partial(dtype_is, op_name(_op)), _op, modes=TOLD))
-    for _op in (torch.equal, torch.allclose):
-        add_rule(Rule(_op, _kind, "whole", partial(agree, _op), _op, modes=EAGER))
-    add_rule(Rule(torch.numel, _kind, "whole", numel, torch.numel, modes=TOLD))
-add_rule(Rule(torch.is_same_size, "tensordict", "whole", is_same_size_tensordict, torch.is_same_size, modes=TOLD))
-for _kind, _modes in (("nested", ("eager", "compile", "grad")), ("masked", TOLD)):
-    add_rule(Rule(torch.is_same_size, _kind, "whole", is_same_size_ragged, torch.is_same_size, modes=_modes))
+for _op in (torch.is_floating_point, torch.is_complex, torch.is_signed):
+    _impl = partial(dtype_is, op_name(_op))
+    define(_op, "comparison", ragged=_impl, tensordict=_impl, modes=TOLD)
+for _op in (torch.equal, torch.allclose):
+    define(_op, "comparison", ragged=partial(agree, _op), tensordict=partial(agree, _op), modes=EAGER)
+define(torch.numel, "comparison", ragged=numel, tensordict=numel, modes=TOLD)
+define(torch.is_same_size, "comparison", masked=is_same_size_ragged, tensordict=is_same_size_tensordict, modes=TOLD)
+define(torch.is_same_size, "comparison", nested=is_same_size_ragged, modes=("eager", "compile", "grad"))

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.along_dim import with_dim
+from tdc.ops.batch import along
 from tdc.ops.einsum import Term, by_padding, check_letters, fresh, kinds_of, of_masked
 from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
@@ -259,9 +260,9 @@ PAIRS: dict[Op, Op] = {
     torch.diagonal: diagonal_of, torch.linalg.diagonal: linalg_diagonal, torch.diag_embed: diag_embed,
     torch.diag: diag, torch.diagflat: diagflat,
 }  # fmt: skip
-for _kind in ("nested", "masked"):
-    for _op, _impl in PAIRS.items():
-        add_rule(Rule(_op, _kind, "distance", _impl, _op))
+for _op, _impl in PAIRS.items():
+    define(_op, "distance", ragged=_impl)
+along(F.cosine_similarity, "x2 dim eps", "distance", default=1)
 unsupported(
     F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
     family="distance", hint="torch.cdist(x, x), both halves of the matrix of each row",

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.pointwise import mixed
@@ -426,5 +426,4 @@ def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multip
     return like.with_data(y.masked_fill(~like.mask, 0))
 
 
-for _kind in ("nested", "masked"):
-    add_rule(Rule(torch.einsum, _kind, "matmul", einsum, torch.einsum, source="torch.einsum"))
+define(torch.einsum, "einsum", ragged=einsum, source="torch.einsum")

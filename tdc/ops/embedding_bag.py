@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows
 from tdc.ragged.structure import require_same
@@ -58,7 +58,7 @@ def embedding_bag_nested(
     return rounded_once(lambda t: reduce_rows(t, s, "sum", 0) / number, found)
 
 
-add_rule(
-    Rule(F.embedding_bag, "nested", "embedding", embedding_bag_nested, F.embedding_bag, source="torch.nn.EmbeddingBag"),
-    [torch.embedding_bag],
-)
+define(
+    F.embedding_bag, "embedding_bag", nested=embedding_bag_nested, source="torch.nn.EmbeddingBag",
+    aliases=[torch.embedding_bag],
+)  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.container import Container
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, named_result, reduce_along, segments_of
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
@@ -101,15 +101,11 @@ def values_of(op: Op, x: Tensor, **given: Any) -> Tensor:
 
 
 for _op, _identity in ((torch.argmax, -math.inf), (torch.argmin, math.inf)):
-    for _kind in ("nested", "masked"):
-        _impl = partial(arg_ragged, _op, _identity)
-        add_rule(Rule(_op, _kind, "reduction", _impl, _op, identity=_identity))
-    along(_op, "dim keepdim", "reduction")
+    define(_op, "extremes", ragged=partial(arg_ragged, _op, _identity), identity=_identity)
+    along(_op, "dim keepdim", "extremes")
 for _op, _pointwise in PAIRED.items():
-    for _kind in ("nested", "masked"):
-        add_rule(Rule(_op, _kind, "reduction", partial(extreme_ragged, _op), _op, identity=IDENTITY[_op]))
+    define(_op, "extremes", ragged=partial(extreme_ragged, _op), identity=IDENTITY[_op])
     _how = Along(("dim", "keepdim"), on_leaves(_op), whole=partial(values_of, _op))
-    add_rule(Rule(_op, "tensordict", "reduction", partial(extreme_tensordict, _op, _pointwise, _how), _op))
-for _kind in ("nested", "masked"):
-    add_rule(Rule(torch.aminmax, _kind, "reduction", aminmax_ragged, torch.aminmax))
-along(torch.aminmax, "dim keepdim", "reduction")
+    define(_op, "extremes", tensordict=partial(extreme_tensordict, _op, _pointwise, _how))
+define(torch.aminmax, "extremes", ragged=aminmax_ragged)
+along(torch.aminmax, "dim keepdim", "extremes")

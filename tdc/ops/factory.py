@@ -12,10 +12,9 @@ import torch
 
 from tdc.core.arguments import expect
 from tdc.core.errors import ShapeError, describe, message, show_sizes
-from tdc.core.rules import Rule, add_rule
-from tdc.core.typing import Op
+from tdc.core.rules import define
 from tdc.ops.batch import lift
-from tdc.ops.pointwise import nary, unary
+from tdc.ops.pointwise import unary
 from tdc.ops.shape import ints
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -88,20 +87,11 @@ def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Any:
     return (x.data if isinstance(x, MaskedBatch) else x.values).new_tensor(data, **kwargs)
 
 
-def factory(op: Op, impl: Op) -> None:
-    """A row for a new TensorDict like another."""
-    add_rule(Rule(op, "tensordict", "factory", impl, op))
-
-
 for _op in (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like):
     unary(_op, family="factory")
-nary(torch.fill)
-factory(torch.Tensor.new_zeros, partial(new_tensordict, "new_zeros"))
-factory(torch.Tensor.new_ones, partial(new_tensordict, "new_ones"))
-factory(torch.Tensor.new_empty, partial(new_tensordict, "new_empty"))
-factory(torch.Tensor.new_full, new_full_tensordict)
-for _kind in ("nested", "masked"):
-    for _name in ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"):
-        _op = getattr(torch.Tensor, _name)
-        add_rule(Rule(_op, _kind, "factory", partial(new_ragged, _name), _op))
-    add_rule(Rule(torch.Tensor.new_tensor, _kind, "factory", new_tensor_ragged, torch.Tensor.new_tensor))
+for _name in ("new_zeros", "new_ones", "new_empty"):
+    _impl = partial(new_tensordict, _name)
+    define(getattr(torch.Tensor, _name), "factory", ragged=partial(new_ragged, _name), tensordict=_impl)
+define(torch.Tensor.new_full, "factory", ragged=partial(new_ragged, "new_full"), tensordict=new_full_tensordict)
+define(torch.Tensor.new_empty_strided, "factory", ragged=partial(new_ragged, "new_empty_strided"))
+define(torch.Tensor.new_tensor, "factory", ragged=new_tensor_ragged)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import MODES, Rule, add_rule, unsupported
+from tdc.core.rules import MODES, define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged
 from tdc.ops.rectangle import rectangle, repacked
@@ -168,9 +168,7 @@ def answer(out: Any, right: Any, data: Tensor) -> Any:
 
 def matrix_rule(op: Op, *parts: str, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     """Rows for a function of matrices, see `of_matrices`."""
-    for kind in ("nested", "masked"):
-        impl = partial(of_matrices, op, run or op, parts)
-        add_rule(Rule(op, kind, "linalg", impl, op, modes=modes))
+    define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts), modes=modes)
 
 
 def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,12 +205,11 @@ for _op in (
     LINALG.lu_factor_ex, LINALG.ldl_factor, LINALG.householder_product,
 ):  # fmt: skip
     matrix_rule(_op)
-for _kind in ("nested", "masked"):
-    for _op, _at in ((LINALG.solve, 0), (LINALG.solve_ex, 0), (LINALG.solve_triangular, 0), (torch.cholesky_solve, 1)):
-        add_rule(Rule(_op, _kind, "linalg", partial(of_system, _op, _at), _op))
-    for _op in (torch.tril, torch.triu):
-        add_rule(Rule(_op, _kind, "linalg", partial(shape_kept, _op), _op))
-    add_rule(Rule(torch.trace, _kind, "linalg", trace, torch.trace))
+for _op, _at in ((LINALG.solve, 0), (LINALG.solve_ex, 0), (LINALG.solve_triangular, 0), (torch.cholesky_solve, 1)):
+    define(_op, "linalg", ragged=partial(of_system, _op, _at))
+for _op in (torch.tril, torch.triu):
+    define(_op, "linalg", ragged=partial(shape_kept, _op))
+define(torch.trace, "linalg", ragged=trace)
 unsupported(
     LINALG.lstsq, ["nested", "masked"], "residuals and ranks whose sizes depend on the values", family="linalg",
     hint="torch.linalg.pinv(a) @ b for the solutions",

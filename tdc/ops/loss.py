@@ -1,14 +1,22 @@
-"""Losses: cross_entropy and nll_loss of ragged batches; losses of a TensorDict, leaf by leaf.
+"""Losses of ragged batches and of TensorDicts.
+
+    cross_entropy ...       one number for each class target, which may lie beside several ragged dims
+    mse_loss ...            one number for each element; operands broadcast as in arithmetic
+    triplet_margin_loss ... one number for each vector along the last dim, which is static
+    ctc_loss                one number for each example
+
+"mean" divides by the number of real targets, elements, vectors or examples, never by padded ones; kl_div's "batchmean"
+by the number of examples. The class dim is the one torch names for the batched layout `(B, C, -1)`; where dim 1 is
+ragged, `(B, -1, C)`, it is the last dim, as for one example `(L, C)` on its own. Padding holds numbers inside the
+domain before, and zeros behind: it gets no gradient.
 
 A loss of two TensorDicts is a TensorDict: with reduction="none" of the same batch size; with "mean", the default, or
 "sum" of batch_size [], one number for each leaf. One number for all leaves takes weights, which the caller chooses.
-
-"mean" divides by the number of real targets, never by padded ones. The class dim is the one torch names for the batched
-layout `(B, C, -1)`; where dim 1 is ragged, `(B, -1, C)`, it is the last dim, as for one example `(L, C)` on its own.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -16,13 +24,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.errors import StructureError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.dtypes import refuse_integers, rounded_once
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import lift
-from tdc.ops.leafwise import check_broadcast
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
-from tdc.ragged.nested import NestedTensor
+from tdc.ops.leafwise import check_broadcast, first_of
+from tdc.ops.pairs import widest, widest_masked
+from tdc.ops.pointwise import neutral, packed
+from tdc.ops.positionwise import last_is_static
+from tdc.ops.rectangle import cut_padding
+from tdc.ragged.convert import to_padded
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
@@ -93,11 +107,151 @@ def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
     return make(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
 
 
+def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+    like = widest(op, args, kwargs)
+    loss = elementwise(run, lambda a: packed(a, like, op), like.values.shape, args, kwargs)
+    return reduced(op, like.with_values(loss), reduction)
+
+
+def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+    like = widest_masked(op, args, kwargs)
+    loss = elementwise(run, lambda a: neutral(a, like, op), like.data.shape, args, kwargs)
+    return reduced(op, cut_padding(like, loss), reduction)
+
+
+def elementwise(run: Op, dense: Op, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The loss of each element of operands that `dense` makes tensors; positional ones grow to `shape`."""
+    operands = [dense(a) for a in args]
+    operands = [a.expand(shape) if isinstance(a, Tensor) and a.ndim else a for a in operands]
+    return run(*operands, reduction="none", **{k: dense(a) for k, a in kwargs.items() if a is not None})
+
+
+def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Any:
+    """All losses, or their sum or mean over what is real.
+
+    Raises:
+        ShapeError: another reduction.
+    """
+    if reduction == "none":
+        return loss
+    data = loss.values if isinstance(loss, NestedTensor) else loss.data
+    if reduction == "sum":
+        return data.sum()
+    if reduction == "batchmean" and op is F.kl_div:
+        return rounded_once(lambda t: t.sum() / loss.shape[loss._batch_dim], data)
+    if reduction != "mean":
+        hint = "torch has no others"
+        raise ShapeError(message(op, "reduction 'mean', 'sum' or 'none'", repr(reduction), hint=hint))
+    refuse_integers(op, loss)
+    count = data.numel() if isinstance(loss, NestedTensor) else real_elements(loss)
+    return rounded_once(lambda t: t.sum() / count, data)
+
+
+def real_elements(x: MaskedBatch) -> Tensor:
+    """How many there are."""
+    static = [n for d, n in enumerate(x.data.shape) if d not in (x.batch_dim, *x.ragged_dims)]
+    return x.lengths.prod(1).sum() * math.prod(static)
+
+
+def by_vector_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+    like = first_of(NestedTensor, op, args, kwargs)
+    last_is_static(like, op, 1)
+    s, shape = like.structure, like.values.shape[:-1]
+    operands = []
+    for a in args:
+        if isinstance(a, NestedTensor):
+            require_same(s, a.structure, op)
+            a = a.values.reshape(-1, *a.values.shape[len(shape) :])
+        operands.append(a)
+    loss = run(*operands, reduction="none", **{k: a for k, a in kwargs.items() if a is not None})
+    return reduced(op, build_nested(s, loss.view(shape)), reduction)
+
+
+def by_vector_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+    like = first_of(MaskedBatch, op, args, kwargs)
+    last_is_static(like, op, 1)
+    shape = like.data.shape[:-1]
+    shape_of_loss = build_masked(like.data[..., 0], like.lengths, like.ragged_dims, like.batch_dim)
+    operands = []
+    for a in args:
+        if isinstance(a, MaskedBatch):
+            require_same_lengths(like if a.ndim == like.ndim else shape_of_loss, a, op)
+            a = a.filled(0).reshape(-1, *a.data.shape[len(shape) :])
+        operands.append(a)
+    loss = run(*operands, reduction="none", **{k: a for k, a in kwargs.items() if a is not None}).view(shape)
+    return reduced(op, cut_padding(shape_of_loss, loss), reduction)
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "none"
+) -> Tensor:
+    """torch's own reads the variance on the host, to refuse a negative one."""
+    clamped = torch.as_tensor(var, dtype=input.dtype, device=input.device).clamp(min=eps)
+    clamped = var + (clamped - var).detach() if isinstance(var, Tensor) else clamped
+    loss = 0.5 * (clamped.log() + (input - target).square() / clamped)
+    return loss + 0.5 * math.log(2 * math.pi) if full else loss
+
+
+def cosine_embedding_loss(x: Tensor, y: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "none") -> Tensor:
+    """torch's own takes a target of two numbers for a list of vectors of two."""
+    cosine = F.cosine_similarity(x, y, -1)
+    apart = (cosine - margin).clamp(min=0)
+    return torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, torch.zeros_like(cosine)))
+
+
+def ctc_loss(
+    log_probs: Any, targets: Any, input_lengths: Any = None, target_lengths: Any = None, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> Any:  # fmt: skip
+    """Log probabilities (B, -1, C) and targets (B, -1), which know their lengths: pass None for both.
+
+    Raises:
+        StructureError: one of the two is no NestedTensor, or lengths are given.
+    """
+    if not (isinstance(log_probs, NestedTensor) and isinstance(targets, NestedTensor)):
+        got = f"{describe(log_probs)} and {describe(targets)}"
+        hint = "tdc.pack both"
+        raise StructureError(message("ctc_loss", "log_probs and targets that are both NestedTensor", got, hint=hint))
+    if input_lengths is not None or target_lengths is not None:
+        hint = "F.ctc_loss(log_probs, targets, None, None): ragged batches know them"
+        raise StructureError(message("ctc_loss", "None for both lengths", "lengths", hint=hint))
+    frames = to_padded(log_probs).data.transpose(0, 1)
+    lengths = log_probs.lengths, targets.lengths
+    return F.ctc_loss(frames, targets.values, *lengths, blank, reduction, zero_infinity)
+
+
+def losses(ops: tuple[Op, ...], nested: Op, masked: Op, **run: Op) -> None:
+    """Rows for a family; `run` computes what is named in it."""
+    for op in ops:
+        call = run.get(op.__name__, op)
+        source = f"torch.nn.functional.{op.__name__}"
+        define(op, "loss", nested=partial(nested, op, call), masked=partial(masked, op, call), source=source)
+
+
 for _op, _source in ((F.cross_entropy, "torch.nn.CrossEntropyLoss"), (F.nll_loss, "torch.nn.NLLLoss")):
-    for _kind, _impl in (("nested", cross_entropy_nested), ("masked", cross_entropy_masked)):
-        add_rule(Rule(_op, _kind, "loss", partial(_impl, _op), _op, source=_source))
+    nested, masked = partial(cross_entropy_nested, _op), partial(cross_entropy_masked, _op)
+    define(_op, "loss", nested=nested, masked=masked, source=_source)
+losses(
+    (
+        F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.soft_margin_loss,
+        F.hinge_embedding_loss, F.margin_ranking_loss,
+    ),
+    elementwise_nested, elementwise_masked, gaussian_nll_loss=gaussian_nll_loss,
+)  # fmt: skip
+losses(
+    (
+        F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.cosine_embedding_loss,
+        F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
+    ),
+    by_vector_nested, by_vector_masked, cosine_embedding_loss=cosine_embedding_loss,
+)  # fmt: skip
+define(
+    F.ctc_loss, "loss", nested=ctc_loss, source="torch.nn.functional.ctc_loss",
+    modes=("eager", "grad", "vmap"),  # torch reads the lengths on the host
+)  # fmt: skip
 for _op in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
     F.poisson_nll_loss,
 ):  # fmt: skip
-    add_rule(Rule(_op, "tensordict", "loss", partial(loss_tensordict, _op), _op))
+    define(_op, "loss", tensordict=partial(loss_tensordict, _op))

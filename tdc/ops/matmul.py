@@ -26,7 +26,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, Rule, add_rule, unsupported
+from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.einsum import Term, contract
 from tdc.ops.positionwise import is_ragged
@@ -41,8 +41,7 @@ SCALED: Any = F  # the same
 
 def product_rule(op: Op, impl: Op, ref: Op | None = None) -> None:
     """Rows for a product, which is one function for both kinds of batches."""
-    for kind in ("nested", "masked"):
-        add_rule(Rule(op, kind, "matmul", impl, ref or op, source=f"torch.{getattr(op, '__name__', '')}"))
+    define(op, "matmul", ragged=impl, ref=ref, source=f"torch.{getattr(op, '__name__', '')}")
 
 
 # -- broadcast over the logical shape
@@ -315,9 +314,10 @@ for _op, _product in ADDED.items():
     product_rule(_op, partial(added, _op, _product))
 for _op in (torch.chain_matmul, torch.linalg.multi_dot):
     product_rule(_op, partial(chain, _op))
-for _kind in ("nested", "masked"):
-    _modes = ("eager", "vmap", "grad", "export")  # Dynamo hands it on to nobody
-    add_rule(Rule(F.grouped_mm, _kind, "matmul", grouped_mm, torch.matmul, modes=_modes), [RAW._grouped_mm])
+define(
+    F.grouped_mm, "matmul", ragged=grouped_mm, ref=torch.matmul, aliases=[RAW._grouped_mm],
+    modes=("eager", "vmap", "grad", "export"),  # Dynamo hands it on to nobody
+)  # fmt: skip
 for _op, _called in ((F.scaled_mm, RAW._scaled_mm_v2), (SCALED.scaled_grouped_mm, RAW._scaled_grouped_mm_v2)):
     unsupported(
         _op, ["nested", "masked"], "values whose scales lie in blocks of a layout of the device", family="matmul",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once, widened
 from tdc.core.errors import ShapeError, message
-from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import check_dims, composed, count, filled, reduce_composed
@@ -111,16 +111,16 @@ def histc_nested(input: NestedTensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.histc(input.values, *args, **kwargs)
 
 
-composed(torch.count_nonzero, count_nonzero_ragged, "dim", identity=0)
-composed(torch.nansum, nansum_ragged, identity=0)
-composed(torch.nanmean, nanmean_ragged)
-composed(torch.logsumexp, partial(reduce_composed, torch.logsumexp, logsumexp_ragged), identity=-math.inf)
+composed(torch.count_nonzero, "moments", count_nonzero_ragged, "dim", identity=0)
+composed(torch.nansum, "moments", nansum_ragged, identity=0)
+composed(torch.nanmean, "moments", nanmean_ragged)
+composed(torch.logsumexp, "moments", partial(reduce_composed, torch.logsumexp, logsumexp_ragged), identity=-math.inf)
 for _op in (torch.std, torch.var):
-    composed(_op, partial(moment_ragged, _op), "dim unbiased keepdim")
+    composed(_op, "moments", partial(moment_ragged, _op), "dim unbiased keepdim")
 for _op, _moment in ((torch.std_mean, torch.std), (torch.var_mean, torch.var)):
-    composed(_op, partial(with_mean_ragged, _moment), "dim unbiased keepdim")
-add_rule(Rule(torch.histc, "nested", "reduction", histc_nested, torch.histc))
+    composed(_op, "moments", partial(with_mean_ragged, _moment), "dim unbiased keepdim")
+define(torch.histc, "moments", nested=histc_nested)
 unsupported(
-    torch.histc, ["masked"], "bins, into which padding would be counted", family="reduction",
+    torch.histc, ["masked"], "bins, into which padding would be counted", family="moments",
     hint="x.to_packed().histc()",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.positionwise import last_is_static, positionwise
@@ -104,13 +104,10 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
 positionwise(F.layer_norm, "norm", check_normalized, source="torch.nn.LayerNorm")
 positionwise(F.rms_norm, "norm", check_normalized, source="torch.nn.RMSNorm", aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
-    for _kind, _impl in (("nested", softmax_nested), ("masked", softmax_masked)):
-        add_rule(
-            Rule(_op, _kind, "norm", partial(_impl, _op), _op, identity=-math.inf, source="torch.nn.Softmax"), [_alias]
-        )
+    define(
+        _op, "norm", nested=partial(softmax_nested, _op), masked=partial(softmax_masked, _op), identity=-math.inf,
+        source="torch.nn.Softmax", aliases=[_alias],
+    )  # fmt: skip
     along(_op, "dim dtype", "norm", default=NEEDED, aliases=[_alias])
-for _kind in ("nested", "masked"):
-    add_rule(Rule(F.softmin, _kind, "norm", softmin_ragged, F.softmin, identity=math.inf, source="torch.nn.Softmin"))
+define(F.softmin, "norm", ragged=softmin_ragged, identity=math.inf, source="torch.nn.Softmin")
 along(F.softmin, "dim dtype", "norm", default=NEEDED)
-along(F.normalize, "p dim eps", "norm", default=1, several=True)
-along(F.cosine_similarity, "x2 dim eps", "norm", default=1)

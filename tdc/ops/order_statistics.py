@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
-from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.rules import MODES, define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import (
     Segments,
@@ -190,15 +190,13 @@ def dense_quantile(op: Op, q: Any, how: str, values: Tensor, axis: int) -> Tenso
 
 TRACED = MODES if torch.__version__ >= "2.12" else ("eager", "vmap", "grad")  # torch 2.11 cannot trace quantile
 
-for _kind in ("nested", "masked"):
-    for _op in (torch.median, torch.nanmedian):
-        add_rule(Rule(_op, _kind, "reduction", partial(median_ragged, _op), _op))
-    for _op in (torch.quantile, torch.nanquantile):
-        add_rule(Rule(_op, _kind, "reduction", partial(quantile_ragged, _op), _op))
-    add_rule(Rule(torch.mode, _kind, "reduction", mode_ragged, torch.mode))
-    add_rule(Rule(torch.kthvalue, _kind, "sort", kthvalue_ragged, torch.kthvalue))
 for _op in (torch.quantile, torch.nanquantile):
-    along(_op, "q dim keepdim", "reduction", modes=TRACED)
+    define(_op, "order_statistics", ragged=partial(quantile_ragged, _op))
+    along(_op, "q dim keepdim", "order_statistics", modes=TRACED)
 for _op in (torch.median, torch.nanmedian):
-    along(_op, "dim keepdim", "reduction", whole=partial(values_of, _op))
-along(torch.mode, "dim keepdim", "reduction", default=-1)
+    define(_op, "order_statistics", ragged=partial(median_ragged, _op))
+    along(_op, "dim keepdim", "order_statistics", whole=partial(values_of, _op))
+define(torch.mode, "order_statistics", ragged=mode_ragged)
+along(torch.mode, "dim keepdim", "order_statistics", default=-1)
+define(torch.kthvalue, "order_statistics", ragged=kthvalue_ragged)
+along(torch.kthvalue, "k dim keepdim", "order_statistics", default=-1)

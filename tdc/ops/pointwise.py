@@ -25,7 +25,7 @@ from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import eager, is_zero
 from tdc.core.errors import NAMES, ShapeError, UnsupportedError, describe, message, op_name
-from tdc.core.rules import KINDS, MODES, Rule, add_rule
+from tdc.core.rules import MODES, define
 from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
@@ -41,8 +41,8 @@ def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple
     """Rows for a function of one tensor, for all three containers; `run` is called in its place."""
     call = run or op
     run_tensordict = unary_tensordict(on_leaves(call))
-    for kind, impl in (("nested", unary_nested(call)), ("masked", unary_masked(call)), ("tensordict", run_tensordict)):
-        add_rule(Rule(op, kind, family, impl, op, modes=modes))
+    nested, masked = unary_nested(call), unary_masked(call)
+    define(op, family, nested=nested, masked=masked, tensordict=run_tensordict, modes=modes)
 
 
 def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
@@ -50,8 +50,8 @@ def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     call = run or op
     run_tensordict = nary_tensordict(call, on_leaves(call))
     NAMES.setdefault(call, op_name(op))  # for errors
-    for kind, impl in (("nested", nary_nested(call)), ("masked", nary_masked(call)), ("tensordict", run_tensordict)):
-        add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
+    nested, masked = nary_nested(call), nary_masked(call)
+    define(op, "pointwise", nested=nested, masked=masked, tensordict=run_tensordict, modes=modes)
 
 
 def unary_nested(op: Op) -> Op:
@@ -267,12 +267,6 @@ def to_cpu(x: Any, **_: Any) -> Any:
     return x.to("cpu")
 
 
-def move(op: Op, impl: Op, modes: tuple[str, ...] = MODES) -> None:
-    """Rows for a move to a device, which takes the structure along."""
-    for kind in KINDS:
-        add_rule(Rule(op, kind, "pointwise", impl, op, modes=modes))
-
-
 def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Any:
     """`x.to(other)` where one of them is a batch: dtype and device of the other."""
     if isinstance(x, Container):
@@ -317,7 +311,7 @@ NARY: tuple[Op, ...] = (
     torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.remainder, torch.pow, torch.maximum,
     torch.minimum, torch.atan2, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and,
     torch.logical_or, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.clamp, torch.lerp,
-    torch.masked_fill,
+    torch.masked_fill, torch.fill,
     torch.hypot, torch.fmod, torch.fmax, torch.fmin, torch.copysign, torch.nextafter, torch.ldexp, torch.logaddexp,
     torch.logaddexp2, torch.heaviside, torch.xlogy, torch.float_power, torch.rsub, torch.gcd, torch.lcm,
     torch.bitwise_left_shift, torch.bitwise_right_shift, torch.logical_xor, torch.isclose, torch.addcmul,
@@ -333,8 +327,7 @@ NARY: tuple[Op, ...] = (
 for _op in (*UNARY, *ACTIVATIONS, *SPECIALS, *CASTS):
     unary(_op)
 unary(torch.bucketize, run=bucketize)
-for _kind in KINDS:
-    add_rule(Rule(torch.frexp, _kind, "pointwise", frexp, torch.frexp))
+define(torch.frexp, "pointwise", ragged=frexp, tensordict=frexp)
 unary(F.rrelu, run=rrelu)
 unary(torch.sgn, run=sgn)
 for _op in (F.hardswish, F.hardsigmoid):
@@ -342,13 +335,12 @@ for _op in (F.hardswish, F.hardsigmoid):
 for _op in NARY:
     nary(_op)
 nary(torch.where, where)
-move(torch.Tensor.cpu, to_cpu)
-for _kind in ("nested", "masked"):
-    add_rule(Rule(torch.Tensor.to, _kind, "pointwise", to_ragged, torch.Tensor.to))
-    add_rule(Rule(torch.Tensor.type_as, _kind, "pointwise", type_as, torch.Tensor.type_as))
+define(torch.Tensor.cpu, "pointwise", ragged=to_cpu, tensordict=to_cpu)
+define(torch.Tensor.to, "pointwise", ragged=to_ragged)
 run_type_as = nary_tensordict(torch.Tensor.type_as, on_leaves(torch.Tensor.type_as))
-add_rule(Rule(torch.Tensor.type_as, "tensordict", "pointwise", run_type_as, torch.Tensor.type_as))
-move(torch.Tensor.cuda, to_cuda, MODES if torch.cuda.is_available() else ())
+define(torch.Tensor.type_as, "pointwise", ragged=type_as, tensordict=run_type_as)
+on_cuda = MODES if torch.cuda.is_available() else ()
+define(torch.Tensor.cuda, "pointwise", ragged=to_cuda, tensordict=to_cuda, modes=on_cuda)
 for _cls in (NestedTensor, MaskedBatch):  # attributes of a Tensor, not methods
     for _op, _part in ((torch.real, "real"), (torch.imag, "imag")):
         setattr(_cls, _part, property(_op, doc=f"The {_part} part of all elements."))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ops.along_dim import along_static
 from tdc.ops.batch import along
@@ -48,8 +48,7 @@ def positionwise(op: Op, family: str, check: Op, *, source: str = "", aliases: t
         check(op, input, *args, **kwargs)
         return cut_padding(input, op(input.filled(0), *args, **kwargs))
 
-    for kind, impl in (("nested", nested), ("masked", masked)):
-        add_rule(Rule(op, kind, family, impl, op, source=source), aliases)
+    define(op, family, nested=nested, masked=masked, source=source, aliases=aliases)
 
 
 def at_positions(
@@ -161,7 +160,6 @@ def glu(input: NestedTensor | MaskedBatch, dim: int = -1) -> NestedTensor | Mask
 
 positionwise(F.linear, "positionwise", check_linear, source="torch.nn.Linear")
 positionwise(F.embedding, "positionwise", check_embedding, source="torch.nn.Embedding")
-for _kind in ("nested", "masked"):
-    add_rule(Rule(F.bilinear, _kind, "positionwise", bilinear, F.bilinear, source="torch.nn.Bilinear"))
-    add_rule(Rule(F.glu, _kind, "positionwise", glu, F.glu, source="torch.nn.GLU"))
+define(F.bilinear, "positionwise", ragged=bilinear, source="torch.nn.Bilinear")
+define(F.glu, "positionwise", ragged=glu, source="torch.nn.GLU")
 along(F.glu, "dim", "positionwise", default=-1)

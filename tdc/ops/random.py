@@ -16,7 +16,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.ops.along_dim import along_static, segments_of, with_data, with_elements
 from tdc.ops.batch import along
 from tdc.ops.extremes import extreme_position
@@ -72,16 +72,11 @@ def largest(values: Tensor, axis: int) -> Tensor:
     return torch.zeros_like(values).scatter(axis, values.argmax(axis, True), 1.0)
 
 
-for _op in (F.dropout, F.alpha_dropout):
+for _op in (F.dropout, F.alpha_dropout, torch.rand_like, torch.randn_like, torch.randint_like):
     unary(_op, family="random")
-for _op in (torch.rand_like, torch.randn_like, torch.randint_like):
-    unary(_op, family="random")
-for _kind, _impl in (
-    ("nested", unary_nested(torch.bernoulli)),
-    ("masked", bernoulli_masked),
-    ("tensordict", unary_tensordict(torch.bernoulli)),
-):
-    add_rule(Rule(torch.bernoulli, _kind, "random", _impl, torch.bernoulli))
-for _kind in ("nested", "masked"):
-    add_rule(Rule(F.gumbel_softmax, _kind, "random", gumbel_softmax_ragged, F.gumbel_softmax))
+define(
+    torch.bernoulli, "random", nested=unary_nested(torch.bernoulli), masked=bernoulli_masked,
+    tensordict=unary_tensordict(torch.bernoulli),
+)  # fmt: skip
+define(F.gumbel_softmax, "random", ragged=gumbel_softmax_ragged)
 along(F.gumbel_softmax, "tau hard eps dim", "random", default=-1)

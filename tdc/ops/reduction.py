@@ -26,7 +26,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
@@ -47,11 +47,8 @@ def reduction(op: Op, rows: Rows, *, identity: float, masked: Op | None = None, 
         masked: `(x, dims, keepdim) -> Tensor` where filling padding with the identity is not enough.
     """
     by_fill = partial(masked_by_fill, op, identity)
-    for kind, impl in (
-        ("nested", partial(reduce_nested, op, rows)),
-        ("masked", partial(reduce_masked, op, masked or by_fill)),
-    ):
-        add_rule(Rule(op, kind, "reduction", impl, op, identity=identity, source=source))
+    nested, padded = partial(reduce_nested, op, rows), partial(reduce_masked, op, masked or by_fill)
+    define(op, "reduction", nested=nested, masked=padded, identity=identity, source=source)
     along(op, "dim keepdim", "reduction", several=op is not torch.prod, identity=identity)
 
 
@@ -179,15 +176,14 @@ def reduce_masked(op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bo
     return build_masked(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
 
 
-def composed(op: Op, impl: Op, names: str = "dim keepdim", identity: float | None = None) -> None:
+def composed(op: Op, family: str, impl: Op, names: str = "dim keepdim", identity: float | None = None) -> None:
     """Rows for a reduction that is made of others: the same function for both ragged containers.
 
     Args:
         names: the arguments of `op`, as a TensorDict takes them.
     """
-    for kind in ("nested", "masked"):
-        add_rule(Rule(op, kind, "reduction", impl, op, identity=identity))
-    along(op, names, "reduction", several=True)
+    define(op, family, ragged=impl, identity=identity)
+    along(op, names, family, several=True)
 
 
 def reduce_composed(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, is_static, with_data
 from tdc.ops.batch import NEEDED, along
@@ -123,12 +123,9 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
 
 
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
-    for _kind in ("nested", "masked"):
-        _impl = partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0)
-        add_rule(Rule(_op, _kind, "scan", _impl, _op))
+    define(_op, "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0))
     along(_op, "dim", "scan", default=NEEDED)
-for _kind in ("nested", "masked"):
-    add_rule(Rule(torch.diff, _kind, "scan", diff_ragged, torch.diff))
-    add_rule(Rule(torch.trapezoid, _kind, "scan", trapezoid_ragged, torch.trapezoid), [torch.trapz])
-    add_rule(Rule(torch.cumulative_trapezoid, _kind, "scan", cumulative_trapezoid_ragged, torch.cumulative_trapezoid))
+define(torch.diff, "scan", ragged=diff_ragged)
+define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])
+define(torch.cumulative_trapezoid, "scan", ragged=cumulative_trapezoid_ragged)
 along(torch.diff, "n dim prepend append", "scan", default=-1, spread=("prepend", "append"))

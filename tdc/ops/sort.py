@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, along_static, is_static, named_result, order_of, segments_of, with_elements
 from tdc.ops.batch import along, lift
@@ -115,16 +115,13 @@ def searchsorted_ragged(
     return torch.bucketize(input, sorted_sequence, right=right or side == "right", **kwargs)
 
 
-for _kind in ("nested", "masked"):
-    for _op in (torch.sort, torch.argsort):
-        add_rule(Rule(_op, _kind, "sort", partial(sort_ragged, _op), _op))
-    add_rule(Rule(torch.topk, _kind, "sort", topk_ragged, torch.topk))
-    add_rule(Rule(torch.searchsorted, _kind, "sort", searchsorted_ragged, torch.searchsorted))
-along(torch.sort, "dim descending stable", "sort", default=-1)
-along(torch.argsort, "dim descending stable", "sort", default=-1)
+for _op in (torch.sort, torch.argsort):
+    define(_op, "sort", ragged=partial(sort_ragged, _op))
+    along(_op, "dim descending stable", "sort", default=-1)
+define(torch.topk, "sort", ragged=topk_ragged)
 along(torch.topk, "k dim largest sorted", "sort", default=-1)
-along(torch.kthvalue, "k dim keepdim", "sort", default=-1)
-add_rule(Rule(torch.msort, "tensordict", "sort", msort_tensordict, torch.msort))
+define(torch.searchsorted, "sort", ragged=searchsorted_ragged)
+define(torch.msort, "sort", tensordict=msort_tensordict)
 
 unsupported(
     torch.msort, ["nested", "masked"], "the batch, along which msort orders elements, while rows differ in length",

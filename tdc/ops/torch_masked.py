@@ -118,4 +118,4 @@ RULES: dict[Op, Op] = {
 }  # fmt: skip
 hand_on(MASKED, tuple(RULES))
 for _op, _impl in RULES.items():
-    add_rule(Rule(_op, "nested", "masked", _impl, _op), rows=[], foreign=True)
+    add_rule(Rule(_op, "nested", "torch_masked", _impl, _op), rows=[], foreign=True)

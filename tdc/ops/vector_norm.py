@@ -18,8 +18,9 @@ from torch import Tensor
 
 from tdc.core.dtypes import widened
 from tdc.core.errors import UnsupportedError, message
-from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.rules import MODES, define
 from tdc.ops.along_dim import with_data
+from tdc.ops.batch import along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
 from tdc.ragged.methods import data_of
@@ -133,10 +134,10 @@ def word(bits: Tensor) -> Tensor:
 MAPPED = (
     MODES if torch.__version__ >= "2.12" else ("eager", "compile", "grad", "export")
 )  # 2.11: no view of bits in vmap
-composed(torch.linalg.vector_norm, vector_norm_ragged, "ord dim keepdim", identity=0)
-composed(torch.norm, norm_ragged, "p dim keepdim dtype", identity=0)
-for _kind in ("nested", "masked"):
-    add_rule(Rule(torch.linalg.norm, _kind, "reduction", linalg_norm_ragged, torch.linalg.norm, identity=0))
-    add_rule(Rule(torch.dist, _kind, "reduction", dist_ragged, torch.dist))
-    add_rule(Rule(F.normalize, _kind, "norm", normalize_ragged, F.normalize, source="torch.nn.functional.normalize"))
-    add_rule(Rule(torch.hash_tensor, _kind, "reduction", hash_ragged, torch.hash_tensor, identity=0, modes=MAPPED))
+composed(torch.linalg.vector_norm, "vector_norm", vector_norm_ragged, "ord dim keepdim", identity=0)
+composed(torch.norm, "vector_norm", norm_ragged, "p dim keepdim dtype", identity=0)
+define(torch.linalg.norm, "vector_norm", ragged=linalg_norm_ragged, identity=0)
+define(torch.dist, "vector_norm", ragged=dist_ragged)
+define(F.normalize, "vector_norm", ragged=normalize_ragged, source="torch.nn.functional.normalize")
+along(F.normalize, "p dim eps", "vector_norm", default=1, several=True)
+define(torch.hash_tensor, "vector_norm", ragged=hash_ragged, identity=0, modes=MAPPED)

@@ -59,8 +59,9 @@ REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
     "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
     "channel": ("group_norm",), "conv": ("conv1d",), "pool": ("max_pool1d",), "resample": ("interpolate",),
-    "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",), "whole": ("equal",),
-    "matmul": ("matmul",), "linalg": ("inv", "solve"),
+    "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",),
+    "comparison": ("equal",), "matmul": ("matmul",), "linalg": ("inv", "solve"), "distance": ("cdist",),
+    "moments": ("var",), "extremes": ("argmax",), "order_statistics": ("median",), "vector_norm": ("normalize",),
     "indexing": ("gather", "index_select"), "loss": ("cross_entropy", "mse_loss"),
     "positionwise": ("linear", "embedding"),
 }  # fmt: skip

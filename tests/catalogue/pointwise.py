@@ -291,6 +291,6 @@ RAGGED = {
     "pointwise": unary, "random": unary, "factory": unary, **dict.fromkeys(BINARY, binary), "where": where,
     "clamp": clamp, "lerp": lerp, "masked_fill": masked_fill, **dict.fromkeys(NEW_BINARY, second), "addcmul": ternary,
     "addcdiv": ternary, "frexp": two_results, "polygamma": polygamma, "cpu": moved, "cuda": moved,
-    "type_as": to, "to": to, "whole": whole, "numel": numel,
+    "type_as": to, "to": to, "comparison": whole, "numel": numel,
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
 }  # fmt: skip

@@ -264,7 +264,7 @@ DICTS = {
     "chunk": parts, "split_with_sizes": parts, "join": join, "index_select": index_select,
     "addcmul": ternary, "addcdiv": ternary, "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up,
     "bernoulli": looked_up, "frexp": two_results,
-    "cpu": moved, "cuda": moved, "type_as": type_as, "loss": loss, "whole": whole,
+    "cpu": moved, "cuda": moved, "type_as": type_as, "loss": loss, "comparison": whole,
     "numel": told, **dict.fromkeys(("is_floating_point", "is_complex", "is_signed"), told),
     **dict.fromkeys(("empty_like", "rand_like", "randn_like"), shaped),
     **dict.fromkeys(("unique", "unique_consecutive", "searchsorted", "nonzero", "argwhere"), refused),

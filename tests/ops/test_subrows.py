@@ -13,7 +13,11 @@ import tdc
 from tdc.core.rules import Rule
 from tdc.ops import RULES, along_dim, einsum, subrows
 
-LOOPS = [r for r in RULES if r.kind == "nested" and r.family in ("matmul", "sort", "order") and not r.reason]
+LOOPS = [
+    r
+    for r in RULES
+    if r.kind == "nested" and r.family in ("matmul", "einsum", "sort", "order_statistics") and not r.reason
+]
 
 
 @pytest.fixture
