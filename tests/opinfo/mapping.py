@@ -12,6 +12,7 @@ counted from the batch on. Where the operation refuses an example, the form is n
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,11 +40,12 @@ DIMS = (
 )
 SIZES = {"reshape": "shape", "view": "size", "expand": "size", "broadcast_to": "size", "unsafe_view": "size"}
 REPEATS = {"repeat": "repeats", "tile": "dims"}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "flatten": {"start_dim": 0}, "rot90": {"dims": (0, 1)}, "diagonal": {"dim1": 0, "dim2": 1}, "argsort": {"dim": -1},
-    "diagonal_copy": {"dim1": 0, "dim2": 1}, "unbind": {"dim": 0}, "chunk": {"dim": 0}, "tensor_split": {"dim": 0},
-    "split": {"dim": 0}, "split_with_sizes": {"dim": 0}, "cat": {"dim": 0}, "stack": {"dim": 0},
-    "repeat_interleave": {}, "linalg.cross": {"dim": -1},
+DEFAULTS: dict[str, dict[str, Any]] = {  # of arguments that are dims
+    "flatten": {"start_dim": 0}, "rot90": {"dims": (0, 1)}, "diagonal": {"dim1": 0, "dim2": 1},
+    "argsort": {"dim": -1}, "diagonal_copy": {"dim1": 0, "dim2": 1}, "unbind": {"dim": 0}, "chunk": {"dim": 0},
+    "tensor_split": {"dim": 0}, "unsafe_chunk": {"dim": 0}, "unsafe_split": {"dim": 0}, "split": {"dim": 0},
+    "split_with_sizes": {"dim": 0}, "cat": {"dim": 0}, "stack": {"dim": 0}, "repeat_interleave": {},
+    "linalg.cross": {"dim": -1},
 }  # fmt: skip
 PARAMETERS = ("weight", "bias", "running_mean", "running_var", "test_elements", "boundaries")  # shared by all examples
 VECTORS = ("index_select", "index_add", "index_fill", "index_copy", "index_reduce")  # one index for all examples
@@ -53,6 +55,9 @@ IMPLICIT = (  # the dims that they mean are those of the batch
     "cartesian_prod", "broadcast_tensors", "meshgrid", "combinations", "numpy_T", "kron", "inner", "outer", "ger",
 )  # fmt: skip
 
+CHANNELS = re.compile(  # dim 0 of these samples is a batch already, dim 1 the channels
+    "conv|pool|interpolate|upsample|instance_norm|group_norm|local_response_norm|grid_sample|functional.unfold"
+)
 Schemas = tuple[tuple[tuple[str, str, bool], ...], ...]
 
 
@@ -66,7 +71,8 @@ class Form:
 
     Attributes:
         ragged: the dim of the input that is ragged, None for none.
-        others: "stacked" or "shared", for tensors without the ragged dim.
+        others: "stacked" or "shared", for tensors without the ragged dim; "batched" where dim 0 of the sample is the
+            batch already.
         empty: whether one example has length 0 along it.
     """
 
@@ -119,6 +125,19 @@ def schemas_of(op: Callable[..., Any], name: str) -> Schemas:
     return tuple(found)
 
 
+def of_batches(
+    column: list[Tensor], name: str, form: Form, rank: int, size: int, lengths: tuple[int, ...], kind: str, fill: Any
+) -> tuple[list[Tensor], Any]:
+    """Tensors whose dim 0 is a batch: one example of each draw, a batch of one, and the batch of them all."""
+    if name in PARAMETERS or column[0].ndim != rank:
+        return [column[0]] * len(column), column[0]
+    own = [c.narrow(0, 0, 1) for c in column]
+    cut = [cropped(c, form, rank, size, n) for c, n in zip(own, lengths, strict=True)]
+    if any(c is None for c in cut):
+        return own, torch.cat(own)
+    return cut, join([c[0] for c in cut if c is not None], form.ragged - 1, kind, fill, {})
+
+
 def all_names(op: Any) -> tuple[str, ...]:
     """Names of all parameters of all forms of an operation."""
     return tuple(dict.fromkeys([name for schema in schemas(op) for name, _, _ in schema]))
@@ -155,11 +174,16 @@ def parameters(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return ()
 
 
-def forms(sample: Any) -> Iterator[Form]:
+def forms(op: Any, sample: Any) -> Iterator[Form]:
     """The forms that are tried on a sample."""
     x = sample.input
     x = x[0] if isinstance(x, (list, tuple)) and x else x
     if not isinstance(x, Tensor) or x.ndim == 0 or x.is_sparse or x.layout != torch.strided:
+        return
+    if CHANNELS.search(op.name):
+        for d in range(2, x.ndim):
+            for empty in (False, True):
+                yield Form(d, "batched", empty)
         return
     dims = sorted({0, x.ndim - 1})
     others = [t for t in pytree.tree_leaves((sample.args, sample.kwargs)) if isinstance(t, Tensor)]
@@ -214,6 +238,12 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
             continue
         if any(c.shape != t.shape or c.dtype != t.dtype for c in column):
             raise NotMapped("draws differ in their shapes")
+        if form.others == "batched":
+            own, joined = of_batches(column, name, form, rank, size, lengths, kind, fill)
+            for e, p in zip(examples, own, strict=True):
+                e.append(p)
+            batch.append(joined)
+            continue
         parts = [cropped(c, form, rank, size, n) for c, n in zip(column, lengths, strict=True)]
         if name in PARAMETERS or (name == "index" and op.name in VECTORS):
             parts = [t] * len(draws)
@@ -233,7 +263,8 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
             e.append(p)
     calls = [pytree.tree_unflatten(e, spec) for e in examples]
     args, kwargs = pytree.tree_unflatten(batch, spec)
-    args, kwargs = shifted(op, known, args, kwargs, len(draws))
+    if form.others != "batched":
+        args, kwargs = shifted(op, known, args, kwargs, len(draws))
     return Mapped([(tuple(a), dict(k)) for a, k in calls], tuple(args), dict(kwargs), known, all_names(op))
 
 

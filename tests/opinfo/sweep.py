@@ -40,12 +40,13 @@ DTYPES = (
 POOLED = (  # without a dim these ask for all elements
     "sum", "mean", "prod", "amax", "amin", "all", "any", "nansum", "nanmean", "count_nonzero", "std", "var", "max",
     "min", "argmax", "argmin", "median", "nanmedian", "logsumexp", "aminmax", "norm", "linalg.norm",
-    "linalg.vector_norm", "quantile", "nanquantile", "std_mean", "var_mean", "mode", "hash_tensor", "unique",
-    "unique_consecutive", "nonzero", "masked_select", "argwhere", "take", "roll", "cumsum", "flatten", "dist",
+    "linalg.vector_norm", "quantile", "nanquantile", "std_mean", "var_mean", "hash_tensor", "unique",
+    "unique_consecutive", "dist",
     "allclose", "equal", "histc", "bincount",
 )  # fmt: skip
 LEVELS = ("values", "grad", "second")
 SPELLINGS = ("sample", "by name", "all by name")  # of the arguments; the last one names the first, too
+BY_VECTOR = re.compile("triplet|multilabel|multi_margin|cosine_embedding|cross_entropy|nll_loss")
 RANDOM = re.compile("dropout|rrelu|bernoulli|multinomial|normal|rand|uniform|exponential|geometric|cauchy|empty|gumbel")
 
 
@@ -68,8 +69,9 @@ def pooled(op: Any, mapped: Mapped) -> bool:
     return op.name in POOLED and mapped.value("dim", None) in (None, (), [])
 
 
-def pool(op: Any, mapped: Mapped) -> list[Any]:
-    """What the operation gives of all elements: of the examples flattened and joined.
+def pool(op: Any, mapped: Mapped, dim: int) -> list[Any]:
+    """What the operation gives of all elements: of the examples flattened and joined, of vectors joined along the
+    ragged dim.
 
     Raises:
         NotMapped: elements of its operands do not belong together one by one.
@@ -81,7 +83,9 @@ def pool(op: Any, mapped: Mapped) -> list[Any]:
         if not isinstance(column[0], Tensor):
             leaves.append(column[0])
         elif column[0].shape == shape and column[0] is not column[1]:
-            leaves.append(torch.cat([c.flatten() for c in column]))
+            leaves.append(
+                torch.cat(column, dim) if BY_VECTOR.search(op.name) else torch.cat([c.flatten() for c in column])
+            )
         else:
             raise NotMapped("asks for all elements, which are not one by one")
     args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
@@ -100,11 +104,17 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, level: str, spell
     leaves = leaves_of(column) if order else []
     try:
         mapped = spelled(op, map_sample(op, column, form, kind, "nan"), spelling)
-        want = pool(op, mapped) if pooled(op, mapped) else [op.op(*args, **kwargs) for args, kwargs in mapped.examples]
+        want = (
+            pool(op, mapped, form.ragged)
+            if pooled(op, mapped)
+            else [op.op(*args, **kwargs) for args, kwargs in mapped.examples]
+        )
     except NotMapped as reason:
         return "unmapped", str(reason)
     except Exception:
         return "unmapped", "torch refuses an example"
+    if form.others == "batched":
+        want = [pytree.tree_map(lambda x: x[0] if isinstance(x, Tensor) else x, w) for w in want]
     try:
         got = op.op(*mapped.args, **mapped.kwargs)
     except tdc.TdcError as error:
@@ -155,7 +165,7 @@ def sweep(given: argparse.Namespace) -> dict[str, Any]:
             if dtype not in op.supported_dtypes("cpu") or (given.level != "values" and not smooth):
                 continue
             for n, column in enumerate(draws(op, dtype, given.limit)):
-                for form, kind in itertools.product(forms(column[0]), given.kinds):
+                for form, kind in itertools.product(forms(op, column[0]), given.kinds):
                     if op.op in DISPATCH[kind]:
                         result, text = outcome(op, column, form, kind, given.level, given.spelling)
                         found[kind][result] += 1
