@@ -27,9 +27,9 @@ from tdc.ops import subrows
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import drop_static, settle
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.methods import data_of
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, local_ids, reduce_rows, row_ids
+from tdc.ragged.storage import data_of
 from tdc.ragged.structure import Structure
 
 SORTED = 32  # what sorting an element twice costs, in elements to copy
@@ -219,8 +219,3 @@ def with_elements(x: Any, dim: int, out: Tensor) -> Any:
     if isinstance(x, NestedTensor):
         return x.with_values(out.movedim(0, x.structure.packed_dim))
     return x.with_data(out.movedim(0, dim).masked_fill(~x.mask, 0))
-
-
-def with_data(x: Any, data: Tensor) -> Any:
-    """A batch of the same lengths with other values, or another rectangle."""
-    return x.with_values(data) if isinstance(x, NestedTensor) else x.with_data(data)

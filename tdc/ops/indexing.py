@@ -30,26 +30,21 @@ from tdc.core.rules import MODES, Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
-    Ragged,
-    axis_of,
     beside,
     common,
+    data_if_padded,
     dim_of,
     each_entry,
     find,
     flat_bounds,
     flat_examples,
     inside,
-    rebuilt,
-    same_lengths,
-    sizes_of,
-    storage_if_batch,
-    storage_of,
 )
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import local_ids, offsets_of, row_ids, spread
+from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, with_data
 from tdc.ragged.structure import Structure
 
 # -- an index with an entry for each element
@@ -65,13 +60,13 @@ def take_along_dim_ragged(x: Ragged, indices: Any, dim: int | None = None) -> An
     if dim is None:
         return take_ragged(x, indices)
     op = torch.take_along_dim
-    d, sizes = dim_of(op, x, dim), list(storage_of(x).shape)
+    d, sizes = dim_of(op, x, dim), list(data_of(x).shape)
     axis = axis_of(op, x, d)
     if isinstance(indices, type(x)):
-        own = storage_of(indices)
+        own = data_of(indices)
         ragged = (x.structure.packed_dim,) if isinstance(x, NestedTensor) else x.ragged_dims
         wide = own.expand([own.shape[a] if a == axis or a in ragged else n for a, n in enumerate(sizes)])
-        return gather_ragged(x, d, rebuilt(indices, wide))
+        return gather_ragged(x, d, with_data(indices, wide))
     if isinstance(x, MaskedBatch) or d in x.ragged_dims:
         return gather_ragged(x, d, indices.expand([indices.shape[d] if a == d else n for a, n in enumerate(x.shape)]))
     sizes[axis] = indices.shape[d]
@@ -99,7 +94,7 @@ def index_select_ragged(x: Ragged, dim: int, index: Tensor) -> Any:
     d, flat = normal_dim(dim, x.ndim, "index_select"), flat_index(index)
     if d == x._batch_dim or d in x.ragged_dims:
         return x[(FULL,) * d + (flat,) if d else flat]
-    return rebuilt(x, storage_of(x).index_select(axis_of(torch.index_select, x, d), flat))
+    return with_data(x, data_of(x).index_select(axis_of(torch.index_select, x, d), flat))
 
 
 def flat_index(index: Any) -> Tensor:
@@ -126,7 +121,7 @@ def index_write_rule(op: Op) -> Op:
         else:
             axis, where = common(op, x, d, index)
             source = source_at(op, x, d, where, source)
-        return rebuilt(x, run(storage_of(x), axis, where, source, *args, **options))
+        return with_data(x, run(data_of(x), axis, where, source, *args, **options))
 
     return impl
 
@@ -143,8 +138,8 @@ def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Any:
             if not isinstance(source, MaskedBatch):
                 expected = f"a source as ragged as {describe(x)}"
                 raise StructureError(message(op, expected, describe(source), hint="x.with_data(data)"))
-            same_lengths(op, x, source)
-        return storage_if_batch(source)
+            require_alike(op, x, source)
+        return data_if_padded(source)
     s, axis = x.structure, axis_of(op, x, dim)
     if axis != s.packed_dim:
         return beside(op, source, x.with_values(x.values.index_select(axis, where)))
@@ -168,7 +163,7 @@ def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, 
         expected, hint = f"{count} examples like those of {describe(x)}", "x[index] has their lengths"
         raise StructureError(message(op, expected, describe(source), hint=hint))
     text = message(op, "examples as long as those they meet", "others", hint="x[index] has their lengths")
-    require((sizes_of(source) == sizes_of(x)[index]).all(), text)
+    require((ragged_sizes(source) == ragged_sizes(x)[index]).all(), text)
     if isinstance(x, MaskedBatch):
         return x.batch_dim, index, source.data
     t, axis = source.structure, x.structure.packed_dim
@@ -180,7 +175,7 @@ def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
     d = normal_dim(dim, x.ndim, "index_fill")
     if d != x._batch_dim:
         axis, where = common(torch.index_fill, x, d, index)
-        return rebuilt(x, storage_of(x).index_fill(axis, where, value))
+        return with_data(x, data_of(x).index_fill(axis, where, value))
     return (
         filled(x, (index,), value) if isinstance(x, NestedTensor) else x.with_data(x.data.index_fill(d, index, value))
     )
@@ -191,13 +186,13 @@ def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
 
 def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """Indices of dims in order: examples, positions of the ragged dim, static dims; or one ragged mask."""
-    data = storage_of(x)
+    data = data_of(x)
     given: tuple[Tensor, ...] = tuple(indices)
     if len(given) == 1 and isinstance(given[0], type(x)):
-        same_lengths(torch.index_put, x, given[0])
-        mask = storage_of(given[0])
+        require_alike(torch.index_put, x, given[0])
+        mask = data_of(given[0])
         mask = mask.view(*mask.shape, *[1] * (data.ndim - mask.ndim))
-        return rebuilt(x, torch.where(mask, data + values if accumulate else values, data).to(x.dtype))
+        return with_data(x, torch.where(mask, data + values if accumulate else values, data).to(x.dtype))
     wrong = any([not isinstance(i, Tensor) or i.dtype == torch.bool for i in given])
     several = isinstance(x, NestedTensor) and len(x.ragged_dims) > 1
     if wrong or several or x._batch_dim or not 0 < len(given) <= x.ndim:
@@ -205,7 +200,7 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
         raise IndexingError(message("index_put", expected, describe(indices), hint=hint))
     where = list(given)
     where[0] = torch.where(given[0] < 0, given[0] + x.batch_size[0], given[0])
-    for r, sizes in zip(x.ragged_dims, sizes_of(x).unbind(1), strict=True):
+    for r, sizes in zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True):
         if r < len(where):
             size = sizes[where[0]]
             inside((where[r] < size) & (where[r] >= -size), torch.index_put)
@@ -216,7 +211,7 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
             return filled(x, tuple(where), values, accumulate)
         where = [*where[1:r], x.offsets[:-1][where[0]] + where[r], *where[r + 1 :]]
     values = torch.as_tensor(values, device=None if isinstance(values, Tensor) else x.device).to(x.dtype)
-    return rebuilt(x, data.index_put(tuple(where), values, accumulate))
+    return with_data(x, data.index_put(tuple(where), values, accumulate))
 
 
 def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate: bool = False) -> NestedTensor:
@@ -283,7 +278,7 @@ def take_ragged(x: Ragged, index: Any) -> Any:
     if ragged and (index._batch_dim or index.batch_size != x.batch_size):
         hint = "an entry for each example, the batch as dim 0"
         raise StructureError(message(op, f"positions for {x.batch_size[0]} examples", describe(index), hint=hint))
-    at = storage_of(index) if ragged else index.expand(*x.batch_size, *index.shape)
+    at = data_of(index) if ragged else index.expand(*x.batch_size, *index.shape)
     begin, end = each_entry(index, begin), each_entry(index, end)
     there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
     if isinstance(index, MaskedBatch):
@@ -292,7 +287,7 @@ def take_ragged(x: Ragged, index: Any) -> Any:
     else:
         inside(there, op)
     found = pool.index_select(0, where.flatten()).view(where.shape)
-    return rebuilt(index, found) if ragged else found
+    return with_data(index, found) if ragged else found
 
 
 def with_slot(pool: Tensor) -> Tensor:
@@ -302,7 +297,7 @@ def with_slot(pool: Tensor) -> Tensor:
 
 def mask_of(op: Op, x: Ragged, mask: Any) -> Any:
     """A mask, ragged or dense, broadcast to x."""
-    return rebuilt(x, beside(op, mask, x).expand(storage_of(x).shape))
+    return with_data(x, beside(op, mask, x).expand(data_of(x).shape))
 
 
 def masked_select_ragged(x: Ragged, mask: Any) -> Any:
@@ -334,8 +329,8 @@ def masked_scatter_ragged(x: Ragged, mask: Any, source: Any) -> Any:
     text = message(op, "as many elements as the mask is True on", "fewer", hint="an element for each")
     require((~chosen | (rank < count)).all(), text, ShapeError)
     found = with_slot(pool)[torch.where(chosen, rank + first, pool.shape[0])]
-    data = storage_of(x)
-    return rebuilt(x, torch.where(chosen, found, data.flatten()).view(data.shape))
+    data = data_of(x)
+    return with_data(x, torch.where(chosen, found, data.flatten()).view(data.shape))
 
 
 def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Any:

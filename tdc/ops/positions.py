@@ -16,7 +16,7 @@ of padding; nothing is written to padding, and no gradient passes there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,53 +27,16 @@ from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, StructureError, UnsupportedError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.pointwise import packed, raw
-from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, row_ids, spread
+from tdc.ragged.storage import Ragged, axis_of, require_alike, sizes_along
 from tdc.ragged.structure import Structure, require_same
-
-Ragged: TypeAlias = "NestedTensor | MaskedBatch"
-
-# -- storage
-
-
-def storage_of(x: Ragged) -> Tensor:
-    """The tensor that holds the elements."""
-    return x.values if isinstance(x, NestedTensor) else x.data
-
-
-def rebuilt(x: Any, data: Tensor) -> Any:
-    """A batch with the lengths of `x` and other storage."""
-    return x.with_values(data) if isinstance(x, NestedTensor) else x.with_data(data)
-
-
-def axis_of(op: Op, x: Ragged, dim: int) -> int:
-    """The dim of storage that a logical dim other than the batch lies on."""
-    axis: Any = x.structure.axis(dim, x.ndim, op) if isinstance(x, NestedTensor) else dim
-    return axis
 
 
 def beside(op: Op, x: Any, like: Any) -> Any:
     """An operand, ragged or dense, as it broadcasts against the storage of `like`."""
     return packed(x, like, op) if isinstance(like, NestedTensor) else raw(x, like, op)
-
-
-def same_lengths(op: Op, x: Any, y: Any) -> None:
-    """Two batches of one kind have one structure."""
-    if isinstance(x, NestedTensor):
-        require_same(x.structure, y.structure, op)
-    else:
-        require_same_lengths(x, y, op)
-
-
-def sizes_of(x: Ragged) -> Tensor:
-    """The ragged sizes of each example, (B, R)."""
-    return x.sizes if isinstance(x, NestedTensor) else x.lengths
-
-
-def sizes_along(x: Ragged, dim: int) -> Tensor:
-    """The size of each example along a ragged dim, (B,)."""
-    return sizes_of(x)[:, x.ragged_dims.index(dim)]
 
 
 def along_axis(t: Tensor, axis: int, ndim: int) -> Tensor:
@@ -139,7 +102,7 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
             hint = "an index with as many dims, the batch and the ragged dim in the same positions"
             raise StructureError(message(op, f"an index laid out as {describe(x)}", describe(index), hint=hint))
         if not is_ragged:
-            same_lengths(op, x, index)
+            require_alike(op, x, index)
         elif index.batch_size[0] != count:
             got = f"{index.batch_size[0]}"
             raise StructureError(message(op, f"positions for {count} examples", got, hint="an entry for each example"))
@@ -155,7 +118,7 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     size = along_axis(sizes_along(x, d), x._batch_dim, x.ndim)
     inside((index >= 0) & (index < size), op)
     if isinstance(x, MaskedBatch):
-        return Found(x.data, d, index, lambda v: v, storage_if_batch, x.with_data)
+        return Found(x.data, d, index, lambda v: v, data_if_padded, x.with_data)
     return find_dense(x, index)
 
 
@@ -202,10 +165,10 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
     storage = F.pad(x.data, [*[0, 0] * (x.ndim - 1 - dim), 0, 1])
     where = torch.where(real, given, size)
     cut = lambda data: x.with_data(data.narrow(dim, 0, size))  # noqa: E731
-    return Found(storage, dim, where, index.with_data, storage_if_batch, cut)
+    return Found(storage, dim, where, index.with_data, data_if_padded, cut)
 
 
-def storage_if_batch(src: Any) -> Any:
+def data_if_padded(src: Any) -> Any:
     """What is written to a rectangle."""
     return src.data if isinstance(src, MaskedBatch) else src
 

@@ -21,14 +21,14 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.along_dim import along_static, is_static, with_data
+from tdc.ops.along_dim import along_static, is_static
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.methods import data_of
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, take_spans
+from tdc.ragged.storage import data_of, with_data
 from tdc.ragged.structure import Structure
 
 

@@ -19,11 +19,10 @@ from torch import Tensor
 from tdc.core.dtypes import widened
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.rules import MODES, define
-from tdc.ops.along_dim import with_data
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
-from tdc.ragged.methods import data_of
+from tdc.ragged.storage import data_of, with_data
 
 
 def vector_norm_ragged(

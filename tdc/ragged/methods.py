@@ -10,7 +10,7 @@ Invariant: nothing here reads data or depends on it, but for `occupancy`, which 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +23,8 @@ from tdc.ragged.index_nested import index_nested, picker_nested, same_structure,
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest
+from tdc.ragged.storage import Ragged, data_of
 from tdc.ragged.structure import Structure
-
-Ragged: TypeAlias = "NestedTensor | MaskedBatch"
-
-
-def data_of(x: Ragged) -> Tensor:
-    """The one differentiable tensor of a batch."""
-    return x.values if isinstance(x, NestedTensor) else x.data
 
 
 def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguous_format) -> bool:

@@ -1,0 +1,73 @@
+"""The tensor that holds the elements of a ragged batch, packed or padded, for code that serves both.
+
+NestedTensor    values (*S0, N, *S1)      no axis for the batch, one for all ragged dims
+MaskedBatch     data (B, *S0, L, *S1)     an axis for each logical dim
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from tdc.core.typing import OpName
+from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.structure import require_same
+
+Ragged: TypeAlias = "NestedTensor | MaskedBatch"
+
+
+def data_of(x: Ragged) -> Tensor:
+    """The one differentiable tensor of a batch."""
+    return x.values if isinstance(x, NestedTensor) else x.data
+
+
+def with_data(x: Any, data: Tensor) -> Any:
+    """A batch of the same lengths with other values, or another rectangle."""
+    return x.with_values(data) if isinstance(x, NestedTensor) else x.with_data(data)
+
+
+def axis_of(op: OpName, x: Ragged, dim: int) -> int:
+    """The axis of the data that a logical dim other than the batch lies on, `dim` counted from the front."""
+    axis: Any = x.structure.axis(dim, x.ndim, op) if isinstance(x, NestedTensor) else dim
+    return axis
+
+
+def axis_entries(x: Ragged, entries: list[Any]) -> list[Any]:
+    """One entry for each logical dim as one for each axis of the data: packed ragged dims have that of the first."""
+    if isinstance(x, MaskedBatch):
+        return entries
+    gone = (x.structure.batch_dim, *x.ragged_dims[1:])
+    return [entry for d, entry in enumerate(entries) if d not in gone]
+
+
+def with_static(x: Any, data: Tensor, dim: int, more: int) -> Any:
+    """A batch of the same lengths with other data, which has so many more static dims at the logical dim `dim`."""
+    batch = x._batch_dim + more * (dim < x._batch_dim)
+    if isinstance(x, NestedTensor):
+        s = x.structure
+        return build_nested(s.moved(s.packed_dim + more * (dim < x.ragged_dims[0]), batch), data)
+    return build_masked(data, x.lengths, tuple([r + more * (dim < r) for r in x.ragged_dims]), batch)
+
+
+def ragged_sizes(x: Ragged) -> Tensor:
+    """The ragged sizes of each example, (B, R)."""
+    return x.sizes if isinstance(x, NestedTensor) else x.lengths
+
+
+def sizes_along(x: Ragged, dim: int) -> Tensor:
+    """The size of each example along a ragged dim, (B,)."""
+    return ragged_sizes(x)[:, x.ragged_dims.index(dim)]
+
+
+def require_alike(op: OpName, x: Any, y: Any) -> None:
+    """Two batches of one container have examples of the same sizes.
+
+    Raises:
+        StructureError: they have not. Immediate on CPU, asynchronous on CUDA.
+    """
+    if isinstance(x, NestedTensor):
+        require_same(x.structure, y.structure, op)
+    else:
+        require_same_lengths(x, y, op)
