@@ -1,36 +1,29 @@
-"""The conformance matrix: one row of the rule table, one sample, one mode; the loop over examples is the truth.
+"""The conformance matrix: one row of the rule table, one sample, one mode, through the engine of `tdc.testing`.
 
-    eager      values, dtype, container, lengths, batch size, on several batches
-    grad       gradients of every differentiable operand, under one cotangent for both sides
-    compile    one graph, no break, for three batches of other lengths and sizes; forward and backward are compared
-    vmap       values mapped, structure common, against one loop for each member
-    export     exported once with every size that varies dynamic, run on the other batches
-
-Each mode raises `AssertionError` that names all differences. A mode never skips: what a row cannot do, its `modes` lack
-and `check_gap` proves.
+A sample draws the arguments of one call, example by example, and says what to expect of the loop over examples. A mode
+raises `AssertionError` that names all differences. It never skips: what a row cannot do, its `modes` lack and
+`check_gap` proves.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from batches import Cut, Dense, Dict, Draw, Ragged, build, by, close, differences, gradients, tensors, unbuild
 from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils import _pytree as pytree
 
-from tdc.core.container import Container
 from tdc.core.errors import TdcError
 from tdc.core.rules import MODES, Rule
-from tdc.testing.rules import Module, dynamic_sizes
+from tdc.testing.batches import Dense, Dict, Ragged, crop, loop
+from tdc.testing.conformance import CHECKS, LENGTHS, Case
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER = ((3, 0, 5, 1), (4, 4), (1, 7, 2))
-GRAPHS = {"nested": 1, "masked": 1, "tensordict": 2}  # a TensorDict's batch size becomes dynamic with the second one
 GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
     "We do not support batching operators that can output dynamic shape",  # nonzero under vmap
@@ -39,12 +32,110 @@ GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Batching rule not implemented",  # in torch 2.11, of a view as another dtype
     "Failed to convert args/kwargs to proxy",  # a function that Dynamo does not hand on to `__torch_function__`
 )  # fmt: skip
-TRACED = ((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2, 3))
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
     """Arguments of one call."""
     return args, kwargs
+
+
+class Layout(NamedTuple):
+    """Static dims of a row before and behind its ragged ones."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    ragged: int = 1
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        first = len(self.before) + 1
+        return tuple(range(first, first + self.ragged))
+
+
+LAYOUTS = {
+    "features": Layout((), (3,)),
+    "flat": Layout((), ()),
+    "second": Layout((2,), (3,)),
+    "last": Layout((2,), ()),
+    "two": Layout((), (2,), 2),
+}
+
+Domain = Callable[[tuple[int, ...], torch.Generator], Tensor]
+DOMAINS: dict[str, Domain] = {
+    "real": lambda shape, g: torch.randn(shape, generator=g),
+    "positive": lambda shape, g: torch.rand(shape, generator=g) + 0.5,
+    "unit": lambda shape, g: torch.rand(shape, generator=g) * 0.8 + 0.1,
+    "whole": lambda shape, g: torch.randint(-2, 3, shape, generator=g).float(),
+    "int": lambda shape, g: torch.randint(-4, 5, shape, generator=g),
+    "natural": lambda shape, g: torch.randint(1, 5, shape, generator=g),
+    "class": lambda shape, g: torch.randint(0, 4, shape, generator=g),
+    "bool": lambda shape, g: torch.rand(shape, generator=g) < 0.5,
+    "special": lambda shape, g: torch.tensor([0.5, float("nan"), float("inf")])[
+        torch.randint(0, 3, shape, generator=g)
+    ],
+    "half": lambda shape, g: torch.randn(shape, generator=g).bfloat16(),
+    "above one": lambda shape, g: torch.rand(shape, generator=g) + 1.5,
+    "constant": lambda shape, g: torch.rand(shape, generator=g) + 0.5,
+    "large": lambda shape, g: torch.rand(shape, generator=g) + 1.5,
+    "bit": lambda shape, g: torch.randint(0, 2, shape, generator=g),
+    "coin": lambda shape, g: torch.randint(0, 2, shape, generator=g).float(),
+    "complex": lambda shape, g: torch.randn(shape, dtype=torch.complex64, generator=g),
+}
+FIXED = ("constant", "coin", "large")  # torch has no derivative there
+
+
+@dataclass(eq=False)
+class Draw:
+    """Draws the operands of one call for rows of the given lengths; `leaves` are the tensors to differentiate."""
+
+    kind: str
+    lengths: tuple[int, ...]
+    seed: int = 0
+    grad: bool = False
+    leaves: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.slack = 2 if self.kind == "masked" else 0
+
+    def tensor(self, *shape: int, domain: str = "real") -> Tensor:
+        x = DOMAINS[domain](shape, self.generator)
+        if self.grad and x.is_floating_point() and domain not in FIXED:
+            self.leaves.append(x.requires_grad_())
+        return x
+
+    def sizes(self, layout: Layout, lengths: tuple[int, ...] | None = None) -> list[tuple[int, ...]]:
+        """Ragged sizes of each row."""
+        first = self.lengths if lengths is None else lengths
+        second = [n % 3 + 1 for n in reversed(first)]
+        return [pair[: layout.ragged] for pair in zip(first, second, strict=True)]
+
+    def ragged(
+        self, layout: str | Layout = "features", domain: str = "real", like: Ragged | None = None, batch_dim: int = 0,
+        lengths: tuple[int, ...] | None = None, extent: bool = True,
+    ) -> Ragged:  # fmt: skip
+        """A ragged batch; with `like` its structure is that very object, else only equal by value."""
+        shape = LAYOUTS[layout] if isinstance(layout, str) else layout
+        rows = [self.tensor(*shape.before, *n, *shape.after, domain=domain) for n in self.sizes(shape, lengths)]
+        dims = tuple(d - (d <= batch_dim) for d in shape.dims)
+        return Ragged(rows, dims, batch_dim, like, extent=extent, slack=self.slack)
+
+    def dense(self, layout: str, form: str, domain: str = "real") -> Any:
+        """A dense operand for a batch of a layout: a number, or a tensor over features, rows or everything."""
+        shape = LAYOUTS[layout]
+        sizes = self.sizes(shape)
+        if form == "scalar":
+            return self.tensor(domain=domain)
+        if form == "features":
+            return self.tensor(*shape.after, domain=domain)
+        if form == "rows":
+            ones = [1] * shape.ragged
+            whole = self.tensor(len(sizes), *shape.before, *ones, *shape.after, domain=domain)
+            return Dense(whole, list(whole.unbind()), (0,))
+        longest = [max(column) + self.slack for column in zip(*sizes, strict=True)]
+        whole = self.tensor(len(sizes), *shape.before, *longest, *shape.after, domain=domain)
+        rows = [crop(x, [d - 1 for d in shape.dims], n) for x, n in zip(whole, sizes, strict=True)]
+        return Dense(whole, rows, (0, *shape.dims))
 
 
 @dataclass(frozen=True)
@@ -64,21 +155,6 @@ class Sample:
     expect: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
     modes: tuple[str, ...] = MODES
     batches: tuple[tuple[int, ...], ...] = EAGER
-
-
-def examples(tree: Any) -> list[Any]:
-    """The arguments of each example, one after another."""
-    parts = [x for x in pytree.tree_leaves(tree) if isinstance(x, (Ragged, Dense))]
-
-    def at(i: int) -> Any:
-        return pytree.tree_map(lambda x: x.rows[i] if isinstance(x, (Ragged, Dense)) else x, tree)
-
-    return [at(i) for i in range(len(parts[0].rows))]
-
-
-def loop(ref: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The operation on one example after another."""
-    return [ref(*a, **k) for a, k in examples((args, kwargs))]
 
 
 def rowwise(ref: Any, args: Any, kwargs: Any) -> Ragged:
@@ -104,73 +180,20 @@ def leafwise(ref: Any, args: Any, kwargs: Any) -> Dict:
     return Dict({key: at(key, leaf) for key, leaf in first.leaves.items()}, first.size)
 
 
-@dataclass
-class Case:
-    """A sample drawn once: tensors and containers going in, and the result of the loop."""
-
-    rule: Rule
-    sample: Sample
-    lengths: tuple[int, ...]
-    seed: int = 0
-    grad: bool = False
-
-    def __post_init__(self) -> None:
-        draw = Draw(self.rule.kind, self.lengths, self.seed, self.grad)
-        args, kwargs = self.sample.draw(draw)
-        self.cut = Cut()
-        flat, self.spec = pytree.tree_flatten(build((args, kwargs), self.rule.kind, self.cut), is_leaf=is_input)
-        self.slots = [is_input(x) for x in flat]
-        self.inputs = [x for x in flat if is_input(x)]
-        self.constants = [None if is_input(x) else x for x in flat]
-        self.method = self.rule.name if getattr(torch.Tensor, self.rule.name, None) is self.rule.op else ""
-        self.leaves = draw.leaves
-        self.want = self.sample.expect(self.rule.ref, args, kwargs)
-
-    def run(self, *inputs: Any) -> Any:
-        """The operation as users call it; numbers, names and dims are constants of the call."""
-        it = iter(inputs)
-        flat = [next(it) if slot else x for slot, x in zip(self.slots, self.constants, strict=True)]
-        args, kwargs = pytree.tree_unflatten(flat, self.spec)
-        if self.method:
-            return getattr(args[0], self.method)(*args[1:], **kwargs)
-        return self.rule.op(*args, **kwargs)
-
-    def compare(self, result: Any) -> list[str]:
-        """Differences of values and structure, and of gradients where the case asks for them."""
-        got = unbuild(result)
-        wrong = differences(got, self.want, self.rule.kind)
-        if not wrong and self.grad:
-            wrong = self.compare_gradients(tensors(got), tensors(self.want))
-        return [f"{self.sample.label} {self.lengths}: {line}" for line in wrong]
-
-    def compare_gradients(self, got: list[Tensor], want: list[Tensor]) -> list[str]:
-        """Gradients of all leaves, under random cotangents that are the same for both sides."""
-        free = [t.requires_grad for t in want if t.numel()] != [t.requires_grad for t in got if t.numel()]
-        if free:
-            return [f"requires_grad {[t.requires_grad for t in got]}, expected {[t.requires_grad for t in want]}"]
-        generator = torch.Generator().manual_seed(1)
-        cotangents = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in want]
-        ours = self.cut.back(gradients(got, cotangents, self.cut.inner), self.leaves)
-        theirs = gradients(want, cotangents, self.leaves, retain=True)
-        pairs = enumerate(zip(ours, theirs, self.leaves, strict=True))
-        return [
-            f"gradient of operand {i}, {list(x.shape)}, differs{by(a, b)}" for i, (a, b, x) in pairs if not close(a, b)
-        ]
+def case_of(rule: Rule, sample: Sample, lengths: tuple[int, ...], seed: int = 0, grad: bool = False) -> Case:
+    """A sample drawn once."""
+    draw = Draw(rule.kind, lengths, seed, grad)
+    args, kwargs = sample.draw(draw)
+    want = sample.expect(rule.ref, args, dict(kwargs))
+    return Case(spelled(rule), (args, kwargs), want, rule.kind, draw.leaves, f"{sample.label} {lengths}")
 
 
-def is_input(x: Any) -> bool:
-    """What a traced call takes as an argument; everything else is a constant of the call."""
-    return isinstance(x, (Tensor, Container))
-
-
-def check_eager(rule: Rule, sample: Sample) -> list[str]:
-    cases = [Case(rule, sample, lengths) for lengths in sample.batches]
-    return [line for case in cases for line in case.compare(case.run(*case.inputs))]
-
-
-def check_grad(rule: Rule, sample: Sample) -> list[str]:
-    cases = [Case(rule, sample, lengths, grad=True) for lengths in sample.batches]
-    return [line for case in cases for line in case.compare(case.run(*case.inputs))]
+def spelled(rule: Rule) -> Callable[..., Any]:
+    """The operation as users call it; methods of `torch.Tensor` are read from the first argument."""
+    name = rule.name
+    if getattr(torch.Tensor, name, None) is not rule.op:
+        return rule.op
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
 
 
 class Counter:
@@ -185,49 +208,6 @@ class Counter:
         return self.backend(graph, inputs)
 
 
-def check_compile(rule: Rule, sample: Sample) -> list[str]:
-    counter = Counter()
-    cases = [Case(rule, sample, lengths, grad=True) for lengths in TRACED]
-    compiled = torch.compile(cases[0].run, fullgraph=True, backend=counter)
-    wrong = [line for case in cases for line in case.compare(compiled(*case.inputs))]
-    if counter.graphs > GRAPHS[rule.kind] or (counter.graphs == 0 and tensors(cases[0].want)):
-        wrong.append(f"{sample.label}: {counter.graphs} graphs, expected {GRAPHS[rule.kind]}")
-    return wrong
-
-
-def check_vmap(rule: Rule, sample: Sample) -> list[str]:
-    members = [Case(rule, sample, EAGER[0], seed) for seed in range(3)]
-    flat, specs = zip(*[pytree.tree_flatten(tuple(case.inputs)) for case in members], strict=True)
-    common = [all(torch.equal(parts[0], other) for other in parts[1:]) for parts in zip(*flat, strict=True)]
-    columns = zip(common, zip(*flat, strict=True), strict=True)
-    mapped = pytree.tree_unflatten([parts[0] if same else torch.stack(parts) for same, parts in columns], specs[0])
-    in_dims = pytree.tree_unflatten([None if same else 0 for same in common], specs[0])
-    if all(common):
-        return []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # torch loops where it has no batching rule
-        out = torch.vmap(members[0].run, in_dims=in_dims, randomness="different")(*mapped)
-    wrong = []
-    for k, case in enumerate(members):
-        wrong += case.compare(pytree.tree_map(lambda t, k=k: t[k], out))
-    return [f"member {line}" for line in wrong]
-
-
-def check_export(rule: Rule, sample: Sample) -> list[str]:
-    cases = [Case(rule, sample, lengths) for lengths in TRACED]
-    shapes = [dynamic_sizes(parts) for parts in zip(*[case.inputs for case in cases], strict=True)]
-    program = torch.export.export(
-        Module(cases[0].run), tuple(cases[0].inputs), dynamic_shapes={"inputs": tuple(shapes)}
-    )
-    module = program.module()
-    return [line for case in cases for line in case.compare(module(*case.inputs))]
-
-
-CHECKS: dict[str, Callable[[Rule, Sample], list[str]]] = {
-    "eager": check_eager, "compile": check_compile, "vmap": check_vmap, "grad": check_grad, "export": check_export,
-}  # fmt: skip
-
-
 def check(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
     """All samples of a row in one mode.
 
@@ -238,10 +218,9 @@ def check(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
     for sample in samples:
         if mode not in sample.modes:
             continue
-        if mode in ("compile", "export"):
-            torch._dynamo.reset()
         try:
-            wrong += CHECKS[mode](rule, sample)
+            batches = sample.batches if mode in ("eager", "grad") else LENGTHS
+            wrong += CHECKS[mode](partial(case_of, rule, sample), batches, "aot_eager")
         except Exception as error:
             raise AssertionError(f"{rule} in mode {mode}, sample {sample.label}: {error}") from error
     assert not wrong, "\n".join([f"{rule} in mode {mode}:", *wrong])

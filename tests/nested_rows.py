@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batches import by, close
 from torch import Tensor, nn
 
 import tdc
 from tdc import NestedTensor
 from tdc.compile import counted
+from tdc.testing.batches import by_how_much, is_close
 
 D = 8
 BATCHES = ((3, 2, 5, 4), (4, 4, 4, 4), (2, 7, 3, 6), (9, 2, 2, 3), (5, 2, 6))
@@ -287,7 +287,9 @@ def compare(row: Row, module: Any, call: Callable[..., Any], batch: Batch, grad:
     want = row.expected(module, batch.lists)
     if [t.shape for t in got] != [t.shape for t in want]:
         return [f"shapes {[tuple(t.shape) for t in got]}, not {[tuple(t.shape) for t in want]}"]
-    wrong = [f"value {i}{by(a, b)}" for i, (a, b) in enumerate(zip(got, want, strict=True)) if not close(a, b)]
+    wrong = [
+        f"value {i}{by_how_much(a, b)}" for i, (a, b) in enumerate(zip(got, want, strict=True)) if not is_close(a, b)
+    ]
     if not grad:
         return wrong
     params = list(module.parameters()) if isinstance(module, nn.Module) else [] if module is None else [module]
@@ -297,7 +299,7 @@ def compare(row: Row, module: Any, call: Callable[..., Any], batch: Batch, grad:
     for g, (_, _, dim) in zip(found[len(params) :], batch.leaves, strict=True):
         cut += g.split(batch.lengths, dim)
     pairs = enumerate(zip(cut, truth, strict=True))
-    return wrong + [f"gradient {i}{by(a, b)}" for i, (a, b) in pairs if not close(a, b)]
+    return wrong + [f"gradient {i}{by_how_much(a, b)}" for i, (a, b) in pairs if not is_close(a, b)]
 
 
 def check(row: Row, mode: str) -> list[str]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from batches import Dict, Draw
-from harness import Call, Sample, call
+from harness import Call, Draw, Sample, call
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from catalogue.tensordict import drawn
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dict
 
 LIGHT = ("eager", "grad", "vmap")
 COUNTED = ("eager", "grad")  # the number of results is data

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batches import Draw, Layout, Ragged
-from harness import Call, Sample, call
+from harness import Call, Draw, Layout, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import Rule
+from tdc.testing.batches import Ragged
 
 CHANNELS = Layout((4,), ())
 IMAGE = Layout((4,), (), 2)

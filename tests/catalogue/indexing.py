@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from batches import Dense, Draw, Layout, Ragged
-from harness import Call, Sample, call
+from harness import Call, Draw, Layout, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dense, Ragged
 
 LIGHT = ("eager", "grad", "vmap")
 NO_VMAP = ("eager", "compile", "grad", "export")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from batches import Draw, Layout, Ragged
-from harness import Call, Sample, call, loop
+from harness import Call, Draw, Layout, Sample, call
 from torch import Tensor
 
 from catalogue.matmul import each, simple
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Ragged, loop
 
 LIGHT = ("eager", "grad", "vmap")
 MATRICES, FLAT = Layout((), (3, 3)), Layout((), ())

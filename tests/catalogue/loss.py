@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from batches import Draw, Layout
-from harness import Call, Sample, call
+from harness import Call, Draw, Layout, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from batches import Dense, Draw, Layout, Ragged
-from harness import Call, Sample, call, loop
+from harness import Call, Draw, Layout, Sample, call
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dense, Ragged, loop
 
 LIGHT = ("eager", "grad", "vmap")
 HEADS, PLAIN = Layout((2,), (3,)), Layout((), (3,))

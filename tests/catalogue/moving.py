@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from batches import Dense, Draw, Layout, Ragged
-from harness import Call, Sample, call
+from harness import Call, Draw, Layout, Sample, call
 from torch import Tensor
 
 import catalogue.resample
 from catalogue.indexing import longer
 from catalogue.ragged_shape import sample
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dense, Ragged
 
 LIGHT = ("eager", "grad", "vmap")
 Row = Callable[[Tensor], Tensor]

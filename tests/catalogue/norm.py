@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from batches import Draw, Layout, Ragged
-from harness import Call, Sample, call, rowwise
+from harness import Call, Draw, Layout, Sample, call, rowwise
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Ragged
 
 LONG = ((3, 2, 5), (4, 4), (2, 7, 3))  # torch refuses a single position
 CHANNELS = Layout((4,), ())

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from batches import Draw, Ragged
-from harness import Call, Sample, call
+from harness import Call, Draw, Sample, call
 
 from catalogue.statistics import LIGHT, PLAIN, common, of, parts, unpacked
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Ragged
 
 LONG = ((3, 2, 5), (4, 4))
 COUNTED = ("eager", "grad")  # the number of results is data

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from batches import LAYOUTS, Draw, Layout, Ragged, build_masked
-from harness import Call, Sample, call, loop, rowwise
+from harness import LAYOUTS, Call, Draw, Layout, Sample, call, rowwise
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Ragged, build_masked, loop
 
 LIGHT = ("eager", "grad", "vmap")
 TRACED_FORMS = {("features", "rows"), ("features", "full"), ("two", "full")}

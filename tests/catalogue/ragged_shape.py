@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from batches import Draw, Ragged
-from harness import Call, Sample, call
+from harness import Call, Draw, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Ragged
 
 LIGHT = ("eager", "grad", "vmap")
 Rows = Callable[[Tensor], Tensor]

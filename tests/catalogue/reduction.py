@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from batches import Dict, Draw, Layout, Ragged
-from harness import EAGER, Call, Sample, call
+from harness import EAGER, Call, Draw, Layout, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dict, Ragged
 
 LIGHT = ("eager", "grad", "vmap")
 TRUTH = {"any", "all"}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from batches import Dense, Draw, Layout, Ragged
-from harness import Call, Sample, call
+from harness import Call, Draw, Layout, Sample, call
 
 from catalogue.conv import CHANNELS, FEW, FRAMES, IMAGE, PLAIN, ROWS, VOLUME, alone, batch, stacked
 from tdc.core.rules import Rule
+from tdc.testing.batches import Dense, Ragged
 
 
 def sized(rule: Rule) -> Iterator[Sample]:

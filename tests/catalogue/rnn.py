@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from batches import Dense, Draw, Layout, Ragged
-from harness import Call, Sample, call, examples
+from harness import Call, Draw, Layout, Sample, call
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dense, Ragged, examples
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 SIZE, HIDDEN = 3, 4

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from batches import Draw, Ragged
-from harness import EAGER, Call, Sample, call
+from harness import EAGER, Call, Draw, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Ragged
 
 LIGHT = ("eager", "grad", "vmap")
 PLAIN = ("eager", "grad")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from batches import Dense, Draw, Layout, Ragged
-from harness import Call, Sample, call, loop, rowwise
+from harness import Call, Draw, Layout, Sample, call, rowwise
 
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dense, Ragged, loop
 
 LIGHT = ("eager", "grad", "vmap")
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from batches import Dict, Draw
-from harness import Call, Sample, call, leafwise
+from harness import Call, Draw, Sample, call, leafwise
 from torch import Tensor
 
 from catalogue.pointwise import COMPARISONS, EXTRA, NO_NUMBERS, domain
 from tdc.core.rules import MODES, Rule
+from tdc.testing.batches import Dict
 
 LIGHT = ("eager", "grad", "vmap")  # for variants, and where the batch size is the number of results
 Map = Callable[[Tensor], Any]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pytest
 from catalogue import is_representative, samples, title
-from harness import CHECKS, Case, check, check_gap
+from harness import case_of, check, check_gap
 
 from tdc.core.errors import UnsupportedError
 from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
+from tdc.testing.conformance import CHECKS
 
 LIVE = [rule for rule in RULES if not rule.reason]
 REFUSED = [rule for rule in RULES if rule.reason]
@@ -36,7 +37,7 @@ def test_row(rule: Rule, mode: str):
 
 def test_refused_rows_say_why():
     for rule in REFUSED:
-        case = Case(rule, samples(rule)[0], (3, 1))
+        case = case_of(rule, samples(rule)[0], (3, 1))
         with pytest.raises(UnsupportedError) as error:
             case.run(*case.inputs)
         assert rule.reason in str(error.value)
@@ -44,7 +45,7 @@ def test_refused_rows_say_why():
 
 def test_every_row_has_samples():
     bare = [f"{title(rule)}-{rule.kind} ({rule.family})" for rule in RULES if not samples(rule)]
-    assert not bare, "write samples in tests/catalogue_*.py for " + ", ".join(bare)
+    assert not bare, "write samples in tests/catalogue/ for " + ", ".join(bare)
 
 
 @pytest.mark.parametrize("mode", CHECKS)

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from batches import Dict, Draw, Ragged, build, differences, unbuild
 from catalogue import samples
-from harness import CHECKS, Counter, Sample, check, check_gap, failure
+from harness import Counter, Draw, Sample, check, check_gap, failure
 
 from tdc import MaskedBatch, NestedTensor, UnsupportedError
 from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
+from tdc.testing.batches import Dict, Ragged, build, differences, unbuild
+from tdc.testing.conformance import CHECKS
 
 TRACES = ("compile", "export")
 GRADIENTS = ("grad", "compile")
@@ -199,9 +200,9 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "shape": (NUMBERS[None], NUMBERS, "shape (1, 2), expected (2,)"),
     "no rows": (Ragged([], kind="nested"), Ragged([NUMBERS]), "batch size 0, expected 1"),
     "ragged dims": (Ragged([NUMBERS], (2,), kind="nested"), Ragged([NUMBERS]), "ragged dims (2,), expected (1,)"),
-    "lengths": (Ragged([NUMBERS[:1]], kind="nested"), Ragged([NUMBERS]), "row 0: shape (1,), expected (2,)"),
+    "lengths": (Ragged([NUMBERS[:1]], kind="nested"), Ragged([NUMBERS]), "example 0: shape (1,), expected (2,)"),
     "kind": (Ragged([NUMBERS], kind="masked"), Ragged([NUMBERS]), "container masked, expected nested"),
-    "type": (NUMBERS, Ragged([NUMBERS]), "type Tensor, expected Ragged"),
+    "type": (NUMBERS, Ragged([NUMBERS]), "type Tensor, expected NestedTensor"),
     "none": (None, NUMBERS, "type NoneType, expected Tensor"), "number": (1, 2, "1, expected 2"),
     "results": ((NUMBERS,), (NUMBERS, None), "results 1, expected 2"),
     "keys": (Dict({"a": NUMBERS}, (2,)), Dict({"a": NUMBERS, "b": NUMBERS}, (2,)), "keys ['a'], expected ['a', 'b']"),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from batches import Ragged, build, close, differences, unbuild
 from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, mha, rows, weighted
 from torch import Tensor, nn
 
 import tdc
+from tdc.testing.batches import Ragged, build, differences, is_close, unbuild
 
 L, M = 10, 12  # no smaller than the longest rows here, and than the rectangles they are padded to
 MASK = torch.randn(L, M, generator=torch.Generator().manual_seed(3))
@@ -93,7 +93,7 @@ def test_ragged_mask(kind: str, heads: bool):
     assert differences(unbuild(weights), Ragged([w for _, w in outs], (1, 2)), kind) == []
     leaves = [*pairs, *module.parameters()]
     ours, theirs = weighted(unbuild(out).rows, leaves), weighted([o for o, _ in outs], leaves)
-    assert all(close(g, w) for g, w in zip(ours, theirs, strict=True))
+    assert all(is_close(g, w) for g, w in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("average", [True, False], ids=["averaged", "of_heads"])
@@ -115,7 +115,7 @@ def test_keys_behind_each_row(kind: str, causal: bool, average: bool):
     assert differences(got, want, kind) == []
     leaves = [*module.parameters(), *x.rows, *y.rows]
     ours, theirs = weighted([*got[0].rows, *got[1].rows], leaves), weighted([*outs, *weights], leaves)
-    assert all(close(g, w) for g, w in zip(ours, theirs, strict=True))
+    assert all(is_close(g, w) for g, w in zip(ours, theirs, strict=True))
 
 
 def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def test_both_kernels_agree():
     for options in ({}, {"causal": True}, {"mask": MASK}, {"mask": ~BAND}, {"mask": pairs}, {"scale": 2}):
         args: Any = (values, values, values, structure, structure)
         same = tdc.ops.varlen_attention(*args, **options, score_mod=lambda score, *at: score)
-        assert close(tdc.ops.varlen_attention(*args, **options), same), options
+        assert is_close(tdc.ops.varlen_attention(*args, **options), same), options
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,7 +166,7 @@ def test_query_that_may_attend_to_nothing(kind: str):
     want = [F.scaled_dot_product_attention(r, r, r, attn_mask=mask[: r.shape[1], : r.shape[1]]) for r in x.rows]
     assert differences(got, x.with_rows(want), kind) == []
     assert not got.rows[0][:, 1].any()
-    assert all(close(a, b) for a, b in zip(weighted(got.rows, x.rows), weighted(want, x.rows), strict=True))
+    assert all(is_close(a, b) for a, b in zip(weighted(got.rows, x.rows), weighted(want, x.rows), strict=True))
 
 
 def decode(module: nn.Module, x: Any, memory: Any) -> Any:

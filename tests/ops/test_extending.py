@@ -178,13 +178,29 @@ def unrolled(x: NestedTensor, k: float) -> NestedTensor:
 
 
 WRONG: dict[str, tuple[Any, str, str]] = {
-    "value": (lambda x, k: x.with_values(squash(x.values, k) + 0.01), "eager", "row 0: other values"),
-    "container": (lambda x, k: squash(x.values, k), "eager", r"expected 4 rows"),
-    "other container": (lambda x, k: x.to_padded(), "eager", r"MaskedBatch, expected NestedTensor or Tensor"),
-    "dtype": (lambda x, k: x.with_values(x.values.double()), "eager", r"float64\[3, 3\], expected Tensor float32"),
-    "several": (lambda x, k: (x, x), "eager", r"tuple, expected NestedTensor or Tensor"),
-    "gradient": (lambda x, k: x.with_values(squash(x.values, k).detach() + 0 * x.values), "grad", "gradient of Tensor"),
-    "no gradient": (lambda x, k: x.with_values(squash(x.values, k).detach()), "grad", "no gradient of 3 results"),
+    "value": (
+        lambda x, k: x.with_values(squash(x.values, k) + 0.01),
+        "eager",
+        "example 0: values differ by up to 0.01",
+    ),
+    "container": (lambda x, k: squash(x.values, k), "eager", "batch size 9, expected 4"),
+    "other container": (lambda x, k: x.to_padded(), "eager", "container masked, expected nested"),
+    "dtype": (
+        lambda x, k: x.with_values(x.values.double()),
+        "eager",
+        r"example 0: dtype torch\.float64, expected torch\.float32",
+    ),
+    "several": (lambda x, k: (x, x), "eager", "type tuple, expected NestedTensor"),
+    "gradient": (
+        lambda x, k: x.with_values(squash(x.values, k).detach() + 0 * x.values),
+        "grad",
+        r"gradient of leaf 0, \[3, 3\]: values differ by up to",
+    ),
+    "no gradient": (
+        lambda x, k: x.with_values(squash(x.values, k).detach()),
+        "grad",
+        r"requires_grad \[False, False, False, False\], expected \[True, True, True, True\]",
+    ),
     "recompiles": (unrolled, "compile", "3 compiles, expected 1"),
     "member": (lambda x, k: x.with_values(squash(x.values, float(x.values[0, 0].item()))), "vmap", "RuntimeError"),
     "host": (lambda x, k: x.with_values(squash(x.values, float(x.values.sum()))), "export", "data-dependent"),
@@ -202,7 +218,7 @@ def test_check_rule_rejects(fault: str):
 
 def test_check_rule_rejects_a_leak_of_padding():
     tdc.ops.implements(peak, "masked")(lambda x, dim: (x.data * x.mask).abs().amax(dim))
-    with pytest.raises(AssertionError, match=r"masked, eager: lengths \(3, 0, 5, 1\): row 0: other values"):
+    with pytest.raises(AssertionError, match=r"masked, eager: lengths \(3, 0, 5, 1\): example 0: values differ: 3 NaN"):
         check_rule(peak, lambda lengths: (rows(lengths), 1), modes="eager", ref=lambda row, dim: peak(row, dim - 1))
 
 

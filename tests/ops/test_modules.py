@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from batches import build
 from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, plain, rows
 from torch import Tensor, nn
 
 import tdc
 from tdc import StructureError
+from tdc.testing.batches import build
 
 ACTIVATIONS = (
     nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.LogSigmoid,

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from batches import Cut, Ragged, build, by, close, differences, gradients, unbuild
 from harness import Counter
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+from tdc.testing.batches import Cut, Ragged, build, by_how_much, differences, gradients, is_close, unbuild
 
 SIZE = 8
 LENGTHS = (3, 0, 5, 1)
@@ -45,7 +46,7 @@ def assert_same(
     found = weighted(got.rows, [*params, *cut.inner])
     ours = [*found[: len(params)], *cut.back(found[len(params) :], leaves)]
     pairs = zip(ours, weighted(want, [*params, *leaves]), [*params, *leaves], strict=True)
-    wrong = [f"{tuple(leaf.shape)}{by(a, b)}" for a, b, leaf in pairs if not close(a, b)]
+    wrong = [f"{tuple(leaf.shape)}{by_how_much(a, b)}" for a, b, leaf in pairs if not is_close(a, b)]
     assert wrong == []
 
 
@@ -163,7 +164,7 @@ def test_multihead_attention_weights(kind: str, average: bool):
     assert differences(got, want, kind) == []
     leaves = [*module.parameters(), *x.rows, *y.rows]
     ours, theirs = weighted(got[1].rows, leaves), weighted(weights, leaves)
-    assert all(close(g, w) for g, w in zip(ours, theirs, strict=True))
+    assert all(is_close(g, w) for g, w in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -243,7 +244,7 @@ def test_result_of_a_graph_goes_into_another(kind: str):
     for lengths in (LENGTHS, *OTHERS):
         x = rows(lengths)
         got = total(square(project(build(x, kind, torch.Tensor.detach)) + 1))
-        assert close(got, torch.stack([(module(row) + 1).square().sum(0) for row in x.rows]))
+        assert is_close(got, torch.stack([(module(row) + 1).square().sum(0) for row in x.rows]))
     assert [counter.graphs for counter in counters] == [1, 1, 1]
 
 

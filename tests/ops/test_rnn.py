@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from batches import Cut, Ragged, build, close, differences, unbuild
 from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, compiled, plain, rows, weighted
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tdc
+from tdc.testing.batches import Cut, Ragged, build, differences, is_close, unbuild
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
     "tanh": lambda: nn.RNN(SIZE, 4, 2, batch_first=True),
@@ -62,7 +62,7 @@ def assert_recurrent(module: nn.Module, kind: str, x: Ragged, run: Callable[...,
     found = weighted([*got[0].rows, *got[1]], [*params, *cut.inner])
     ours = [*found[: len(params)], *cut.back(found[len(params) :], x.rows)]
     theirs = weighted([*want[0].rows, *want[1]], [*params, *x.rows])
-    assert all(close(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert all(is_close(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,7 +156,7 @@ def test_recurrent_module_over_members():
         want = member(x)[0].values.square().sum()
         assert torch.allclose(values[i], want)
         found = torch.autograd.grad(want, list(member.parameters()))
-        assert all(close(grads[k][i], g) for (k, _), g in zip(member.named_parameters(), found, strict=True))
+        assert all(is_close(grads[k][i], g) for (k, _), g in zip(member.named_parameters(), found, strict=True))
 
 
 def test_recurrent_gradients_check():
@@ -214,7 +214,7 @@ def test_recurrent_gradients_of_last_states_only():
     found = torch.autograd.grad(run(values)[1].square().sum(), [values, *module.parameters()])
     last = torch.cat([one(module, row)[1] if len(row) else torch.zeros(4, 3) for row in values.split([2, 3])], 1)
     want = torch.autograd.grad(last.square().sum(), [values, *module.parameters()])
-    assert all(close(a, b) for a, b in zip(found, want, strict=True))
+    assert all(is_close(a, b) for a, b in zip(found, want, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

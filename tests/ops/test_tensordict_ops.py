@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from batches import differences, tensors, unbuild
 from catalogue import samples, title
-from harness import Case
+from harness import case_of
 from texts import T, Texts, tree
 
 import tdc
@@ -18,6 +17,7 @@ from tdc.core.errors import op_name
 from tdc.core.rules import DISPATCH
 from tdc.ops import CLASSES, RULES
 from tdc.ops.alias import ALIASES
+from tdc.testing.batches import differences, tensors, unbuild
 
 
 def numbers(*size: int) -> TensorDict:
@@ -51,7 +51,7 @@ def test_another_name_runs_the_rows_of_the_operation(alias: Any):
 @pytest.mark.parametrize("alias", [a for a, op in ALIASES.items() if op in DISPATCH["tensordict"]], ids=op_name)
 def test_another_name_means_the_same_on_a_tensor(alias: Any):
     rule = next(rule for rule in RULES if rule.op is ALIASES[alias] and rule.kind == "tensordict")
-    case = Case(rule, samples(rule)[0], (3, 1))
+    case = case_of(rule, samples(rule)[0], (3, 1))
     args, kwargs = torch.utils._pytree.tree_unflatten(
         [case.inputs.pop(0) if slot else x for slot, x in zip(case.slots, case.constants, strict=True)], case.spec
     )
