@@ -1,7 +1,7 @@
 """What is done around torch's control flow operators so that they give the right answer (torch 2.11-2.13).
 
 Their defects, found by comparing random programs with a Python loop, are silent: a number comes out, and it is wrong.
-Each has its remedy here and a test in `tests/test_upstream_loops.py` that fails on the day torch is mended.
+Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` that fails on the day torch is mended.
 
     lost gradients      `while_loop` drops the derivative through a carry that starts without one: `anchored`
     a loop not run      its backward runs the body once even so: `end_if_ran` gives the start back, gradient and all

@@ -58,6 +58,7 @@ def collate(
         Traceable, the number of samples fixed; runs in workers of a DataLoader.
 
     Example:
+        >>> import torch
         >>> samples = [{"tokens": torch.arange(n), "label": n, "name": f"no. {n}"} for n in (1, 3)]
         >>> batch = collate(samples, ragged_keys=["tokens"])
         >>> batch["tokens"].shape, batch["label"], batch["name"].tolist()

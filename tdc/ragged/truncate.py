@@ -38,6 +38,7 @@ def truncate(x: Any, lengths: Any) -> Any:
         One graph for all lengths.
 
     Example:
+        >>> import torch
         >>> from tdc.ragged.pack import pack
         >>> truncate(pack([torch.arange(3), torch.arange(2)]), torch.tensor([1, 5])).tolist()
         [[0], [0, 1]]

@@ -21,6 +21,7 @@ def validate(x: Any) -> Any:
         StructureError: every violated invariant is named.
 
     Example:
+        >>> import torch
         >>> from tdc.ragged.pack import pack
         >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
         torch.Size([2, -1])

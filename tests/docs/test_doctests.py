@@ -30,7 +30,7 @@ def test_examples(name: str):
 def test_there_are_examples():
     finder = doctest.DocTestFinder()
     found = [t.name for name in MODULES for t in finder.find(importlib.import_module(name)) if t.examples]
-    known = {"tdc.tensordict.tensordict.TensorDict", "tdc.ragged.nested.pack", "tdc.ragged.convert.to_padded"}
+    known = {"tdc.tensordict.tensordict.TensorDict", "tdc.ragged.pack.pack", "tdc.ragged.convert.to_padded"}
     assert known <= set(found)
 
 

@@ -1,8 +1,8 @@
 """What README.md and docs/*.md show, run: every python block, the text it prints, every internal link.
 
 A ```python block runs in the namespace of the blocks before it on its page. A ```text block right behind it is what it
-prints; a `TdcError` that ends the block is printed as `Class: message`. After a change of texts,
-`EXPECTTEST_ACCEPT=1 pytest tests/test_readme.py` writes the new ones. `<!-- slow -->` before a block marks it slow.
+prints; a `TdcError` that ends the block is printed as `Class: message`.
+`EXPECTTEST_ACCEPT=1 pytest tests/docs/test_readme.py` writes new texts. `<!-- slow -->` before a block marks it slow.
 """
 
 from __future__ import annotations

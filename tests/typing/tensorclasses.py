@@ -1,4 +1,4 @@
-"""Code as users write it, for type checkers: `tests/test_types.py` runs them, and nothing runs this file.
+"""Code as users write it, for type checkers: `tests/docs/test_types.py` runs them, and nothing runs this file.
 
 A line that must be an error ends in `# expect: ` and the rules of pyright and of mypy, in that order and with commas
 between several of one; all others must pass. `assert_type` says what an expression is.
