@@ -4,6 +4,7 @@
     trace_as        another function in its stead, in graphs
     mark_dynamic    sizes that vary from call to call
     eager           whether operations run as they are called
+    stamp           whether results may be kept for later calls
 
 Invariant: no other module of `tdc` outside `tdc/compile/_torch/` names what is private to torch.
 """
@@ -77,6 +78,22 @@ def traced() -> bool:
 
 
 trace_as(eager, traced)
+
+
+def stamp(x: Tensor) -> Any:
+    """What tells apart the contents that `x` has had, where a tensor computed from it now may serve later calls.
+
+    None where it may not: under a transform, while a call is traced or a CUDA graph records it, and for a tensor of
+    inference mode, which does not count its changes in place. On CUDA a stream has results of its own.
+    """
+    if type(x) is not Tensor or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return None
+    if x.is_inference():
+        return None
+    if not x.is_cuda:
+        return x._version
+    capturing = torch.cuda.is_current_stream_capturing()
+    return None if capturing else (x._version, torch.cuda.current_stream(x.device).cuda_stream)
 
 
 def unmapped(condition: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import drop_static, settle
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, local_ids, reduce_rows, row_ids
+from tdc.ragged.segments import lengths_of, lengths_on_host, local_ids, reduce_rows, row_ids
 from tdc.ragged.storage import data_of
 from tdc.ragged.structure import Structure
 
@@ -132,7 +132,7 @@ def order_of(segments: Segments, descending: bool = False) -> Tensor:
     """Where in dim 0 the sorted elements of each segment are, (M, *D); equal ones stay in order, NaN is largest."""
     values, s = segments.values.detach(), segments.structure
     if s is not None and subrows.pays(values, s.batch_size, SORTED * values.numel()):
-        parts = zip(values.split(lengths_of(s).tolist()), s.offsets.tolist(), strict=False)
+        parts = zip(values.split(lengths_on_host(s)), s.offsets.tolist(), strict=False)
         return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
     by_value = values.argsort(dim=0, descending=descending, stable=True)
     by_segment = segments.owner.gather(0, by_value).argsort(dim=0, stable=True)

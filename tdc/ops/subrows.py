@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import eager
-from tdc.ragged.segments import lengths_of
+from tdc.ragged.segments import lengths_on_host
 from tdc.ragged.structure import Structure
 
 LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2.13)
@@ -34,7 +34,7 @@ def pays(values: Tensor, rows: int, work: int) -> bool:
 
 def rows_of(values: Tensor, s: Structure) -> Sequence[Tensor]:
     """The examples as views."""
-    rows = values.split(lengths_of(s).tolist(), s.packed_dim)
+    rows = values.split(lengths_on_host(s), s.packed_dim)
     if s.shapes is None:
         return rows
     return [r.unflatten(s.packed_dim, z) for r, z in zip(rows, s.shapes.tolist(), strict=True)]

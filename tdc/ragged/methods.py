@@ -22,7 +22,7 @@ from tdc.ragged.index_masked import index_masked, picker_masked, same_lengths, w
 from tdc.ragged.index_nested import index_nested, picker_nested, same_structure, with_structure_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import longest
+from tdc.ragged.segments import longest, offsets_int32
 from tdc.ragged.storage import Ragged, data_of
 from tdc.ragged.structure import Structure
 
@@ -99,7 +99,7 @@ def masked_tolist(x: MaskedBatch) -> list[Any]:
 
 def cu_seqlens(x: NestedTensor) -> Tensor:
     """Where rows begin, and N: offsets as flash-style kernels take them, (B+1,) int32."""
-    return x.offsets.to(torch.int32)
+    return offsets_int32(x.structure)
 
 
 def occupancy(x: Ragged) -> float:

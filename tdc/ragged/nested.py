@@ -33,7 +33,7 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
-from tdc.ragged.segments import lengths_of, longest, sizes_of
+from tdc.ragged.segments import lengths_of, lengths_on_host, longest, sizes_of
 from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of
 from tdc.ragged.validate import structure_faults
 
@@ -234,7 +234,7 @@ class NestedTensor(Container):
             moved = s.moved(s.packed_dim - (axis < s.packed_dim), s.batch_dim - (d < s.batch_dim))
             return tuple([build_nested(moved, part) for part in self.values.unbind(axis)])
         announce("loops", "unbind")
-        rows = self.values.split(lengths_of(s).tolist(), s.packed_dim)
+        rows = self.values.split(lengths_on_host(s), s.packed_dim)
         if s.shapes is None:
             return tuple(rows)
         return tuple([r.unflatten(s.packed_dim, z) for r, z in zip(rows, s.shapes.tolist(), strict=True)])

@@ -18,7 +18,7 @@ from tdc.core.dynamo import in_direction, is_zero, trace_as
 from tdc.core.errors import ShapeError, message
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import row_ids, sizes_of
-from tdc.ragged.structure import Structure
+from tdc.ragged.structure import Structure, once
 
 
 def exchange(
@@ -95,6 +95,7 @@ class Both(Exchange):
         return exchange(directions[0], index, valid, 0.0, inverse, keep)
 
 
+@once
 def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = False) -> tuple[Tensor, Tensor | None]:
     """For each packed position its place in the flattened padded batch, (N,); with `cut` also whether it is in there.
 
@@ -113,6 +114,7 @@ def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = Fa
     return index if inside is None else torch.where(inside, index, 0), inside
 
 
+@once
 def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """For each place of the padded batch (B, *padded) its packed position and whether it is real."""
     sizes = sizes_of(s)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.ragged.structure import Structure
+from tdc.ragged.structure import Structure, once
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -28,14 +28,28 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
 
 
+@once
 def lengths_of(s: Structure) -> Tensor:
     """Packed elements of each row, (B,)."""
     return s.offsets.diff()
 
 
+@once
 def sizes_of(s: Structure) -> Tensor:
     """Ragged sizes of each row, (B, R)."""
-    return lengths_of(s)[:, None] if s.shapes is None else s.shapes
+    return s.offsets.diff()[:, None] if s.shapes is None else s.shapes
+
+
+@once
+def lengths_on_host(s: Structure) -> list[int]:
+    """Packed elements of each row as ints: a device sync."""
+    return lengths_of(s).tolist()
+
+
+@once
+def offsets_int32(s: Structure) -> Tensor:
+    """Offsets as flash-style kernels take them, (B+1,) int32."""
+    return s.offsets.to(torch.int32)
 
 
 def longest(s: Structure) -> tuple[int, ...]:
@@ -44,15 +58,23 @@ def longest(s: Structure) -> tuple[int, ...]:
         return tuple(s.extent.shape[:-1])
     if s.batch_size == 0:
         return (0,) * s.ragged_ndim
+    return longest_on_host(s)
+
+
+@once
+def longest_on_host(s: Structure) -> tuple[int, ...]:
+    """Largest size of each ragged dim, read from the data: a device sync."""
     return tuple([int(n) for n in sizes_of(s).amax(0).unbind()])
 
 
+@once
 def row_ids(s: Structure, total: int) -> Tensor:
     """The row that each packed position belongs to, (N,). A binary search, which Inductor fuses into its reader."""
     positions = torch.arange(total, device=s.offsets.device)
     return torch.bucketize(positions, s.offsets[1:], right=True)
 
 
+@once
 def local_ids(s: Structure, total: int) -> Tensor:
     """Place of each packed position within its row, (N,): 0, 1, … for each row anew."""
     return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
@@ -80,11 +102,11 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
 
 
+@once
 def mirrored(s: Structure, total: int) -> Tensor:
     """For each packed position, the one that takes its place where every row is reversed, (N,)."""
-    positions = torch.arange(total, device=s.offsets.device)
-    ids = torch.bucketize(positions, s.offsets[1:], right=True)
-    return s.offsets[ids] + s.offsets[ids + 1] - 1 - positions
+    ids = row_ids(s, total)
+    return s.offsets[ids] + s.offsets[ids + 1] - 1 - torch.arange(total, device=s.offsets.device)
 
 
 def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:

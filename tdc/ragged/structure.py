@@ -20,17 +20,22 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import eager, mark_dynamic
+from tdc.core.dynamo import eager, mark_dynamic, stamp, trace_as
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
-from tdc.core.frozen import Frozen, immutable
+from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.typing import OpName
+
+Args = TypeVarTuple("Args")
+Out = TypeVar("Out")
 
 
 class Structure(Frozen):
@@ -41,7 +46,7 @@ class Structure(Frozen):
     Read far more often than built, so its slots are public and a `__setattr__` locks them.
     """
 
-    __slots__ = ("batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
+    __slots__ = ("_memo", "batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
 
     offsets: Tensor
     shapes: Tensor | None
@@ -49,6 +54,7 @@ class Structure(Frozen):
     packed_dim: int
     batch_dim: int
     ragged_ndim: int
+    _memo: dict[str, Any]  # what `once` keeps; not there before it keeps anything
 
     def __init__(
         self,
@@ -73,6 +79,9 @@ class Structure(Frozen):
     def __delattr__(self, name: str) -> None:
         raise immutable(self, f"`del x.{name}`")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore, (Structure, {name: getattr(self, name) for name in fields(Structure) if name != "_memo"})
+
     @property
     def batch_size(self) -> int:
         """Number of rows, B."""
@@ -88,7 +97,9 @@ class Structure(Frozen):
 
     def moved(self, packed_dim: int, batch_dim: int) -> Structure:
         """The same rows with their axes elsewhere."""
-        return Structure(self.offsets, self.shapes, self.extent, packed_dim, batch_dim, self.ragged_ndim)
+        out = with_axes(self, packed_dim, batch_dim)
+        object.__setattr__(out, "_memo", memo_of(self))
+        return out
 
     def marked(self) -> Structure:
         """The same rows, of a number that may vary from call to call of a compiled function."""
@@ -132,6 +143,57 @@ class Structure(Frozen):
     def is_ragged(self, axis: int | None) -> bool:
         """Whether an axis of `values` is the packed one."""
         return axis == self.packed_dim
+
+
+def memo_of(s: Structure) -> dict[str, Any]:
+    """What is kept of a structure, by the name of the function that computed it."""
+    try:
+        return s._memo
+    except AttributeError:
+        object.__setattr__(s, "_memo", {})
+        return s._memo
+
+
+def with_axes(s: Structure, packed_dim: int, batch_dim: int) -> Structure:
+    """What Dynamo traces in place of `Structure.moved`."""
+    return Structure(s.offsets, s.shapes, s.extent, packed_dim, batch_dim, s.ragged_ndim)
+
+
+trace_as(Structure.moved, with_axes)
+
+
+def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], Out]:
+    """A function of what a structure's rows are, computed once for each structure; of several arguments the last ones.
+
+    A result is computed anew when offsets or the result were changed in place since, and is none of inference mode.
+    In a graph it is a plain computation, as under transforms: see `stamp`.
+    """
+    name = fn.__name__
+
+    @wraps(fn)
+    def kept(s: Structure, *args: *Args) -> Out:
+        now, shapes_now = stamp(s.offsets), True if s.shapes is None else stamp(s.shapes)
+        if now is None or shapes_now is None:
+            return fn(s, *args)
+        key, memo = (now, shapes_now, args), memo_of(s)
+        found = memo.get(name)
+        if found is not None and found[0] == key and version(found[1]) == found[2]:
+            return found[1]
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                out = fn(s, *args)
+        else:
+            out = fn(s, *args)
+        memo[name] = key, out, version(out)
+        return out
+
+    trace_as(kept, fn)
+    return kept
+
+
+def version(result: Any) -> int:
+    """How often a result was changed in place."""
+    return result._version if type(result) is Tensor else 0
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
