@@ -22,8 +22,7 @@ from tdc.core.typing import Dims
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
-from tdc.ragged.segments import longest, offsets_of, take_spans
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.segments import longest, structure_of_sizes, take_spans, total_of
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -86,11 +85,9 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     expect("to_packed", x, MaskedBatch)
     b, count, data = x.batch_dim, len(x.ragged_dims), x.data.movedim(x.batch_dim, 0)
     dims = tuple([d + (d < b) for d in x.ragged_dims])
-    counts = x.lengths.prod(1)
-    shapes = x.lengths if count > 1 else None
     padded = tuple([data.shape[d] for d in dims])
-    structure = Structure(offsets_of(counts), shapes, extent_of(padded, x.device), dims[0] - 1, b, count).marked()
-    total = int(structure.offsets[-1]) if total is None else total
+    structure = structure_of_sizes(x.lengths, padded, dims[0] - 1, b)
+    total = total_of(structure.offsets) if total is None else total
     values = pack_rows(data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
     return build_nested(structure, values)
 

@@ -7,7 +7,7 @@
 All entries act at once: the places of the result that lie along ragged dims are counted row by row, and for each one
 is known where it was, so that a single gather makes the crop.
 
-    M places along the dims that stay ragged, over all rows
+    M positions along the dims that stay ragged, over all rows
 
 Invariants: an entry is of the ragged dims alone; M is data, so that eager calls read it on the host and a graph has an
 unbacked size.
@@ -23,8 +23,8 @@ from torch import Tensor
 from tdc.core.errors import ShapeError, message
 from tdc.ragged.index_forms import Span, enough, kept, longest_span, spans
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import offsets_of, sizes_of
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides, structure_of_sizes, total_of
+from tdc.ragged.structure import Structure
 
 
 class Each(NamedTuple):
@@ -71,26 +71,17 @@ def spread_out(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Struct
     """
     if not parts:
         return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
-    sizes, steps = sizes_of(s).unbind(1), strides(s)
+    along, sizes, steps = list(parts), sizes_of(s).unbind(1), strides(s)
     first, lengths, step = zip(*[spans(part, sizes[r]) for r, part in parts.items()], strict=True)
-    shapes = torch.stack(lengths, 1)
-    offsets, rows = offsets_of(shapes.prod(1)), torch.repeat_interleave(shapes.prod(1))
-    rest = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
-    source = s.offsets[rows]
-    for i, r in enumerate(parts):
-        inner = shapes[:, i + 1 :].prod(1)[rows]
-        source = source + (first[i][rows] + step[i] * (rest // inner)) * steps[r][rows]
-        rest = rest % inner
     top = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
-    extent = None if s.extent is None or any([n is None for n in top]) else extent_of(tuple(top), device)
-    t = Structure(offsets, shapes if len(parts) > 1 else None, extent, s.packed_dim, s.batch_dim, len(parts))
-    return t.marked(), rows, source
-
-
-def strides(s: Structure) -> list[Tensor]:
-    """How far neighbours along each ragged dim are apart in the packed axis, (B,) each."""
-    sizes = sizes_of(s)
-    return [sizes[:, r + 1 :].prod(1) for r in range(s.ragged_ndim)]
+    known = None if s.extent is None or any([n is None for n in top]) else tuple(top)
+    t = structure_of_sizes(torch.stack(lengths, 1), known, s.packed_dim, s.batch_dim)
+    total = total_of(t.offsets)
+    rows, source = row_ids(t, total), s.offsets[row_ids(t, total)]
+    for i, position in enumerate(coordinates(t, total)):
+        r = along[i]
+        source = source + (first[i][rows] + step[i] * position) * steps[r][rows]
+    return t, rows, source
 
 
 def chosen(s: Structure, r: int, part: Any) -> Tensor:

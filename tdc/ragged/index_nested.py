@@ -45,7 +45,7 @@ from tdc.ragged.index_forms import (
     whole,
 )
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, mirrored, offsets_of, row_ids, take_spans
+from tdc.ragged.segments import count_rows, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
 from tdc.ragged.structure import Structure, extent_of, require_same
 
 
@@ -236,5 +236,4 @@ def select_where(x: NestedTensor, mask: NestedTensor) -> NestedTensor:
     if s.packed_dim:  # row after row, each in the order of its own elements
         rows, order = rows.sort(stable=True)
         places = places[order]
-    lengths = torch.zeros_like(s.offsets[1:]).index_add(0, rows, torch.ones_like(rows))
-    return build_nested(Structure(offsets_of(lengths)).marked(), x.values[places.unbind(1)])
+    return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), x.values[places.unbind(1)])

@@ -15,8 +15,7 @@ from torch import Tensor
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import offsets_of
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.segments import structure_of_sizes
 
 
 def from_list(
@@ -149,9 +148,7 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
     shapes = torch.tensor(sizes, device=first.device, dtype=torch.int64).view(len(sizes), count)
     values = torch.cat([t.flatten(e, e + count - 1) for t in tensors] if count > 1 else tensors, e)
     top = tuple([max(column) for column in zip(*sizes, strict=True)])
-    kept = shapes if count > 1 else None
-    s = Structure(offsets_of(shapes.prod(1)), kept, extent_of(top, values.device), e, 0, count)
-    return build_nested(s.marked(), values)
+    return build_nested(structure_of_sizes(shapes, top, e), values)
 
 
 def check_dtypes(tensors: list[Any]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.core.dynamo import in_direction, is_zero, trace_as
 from tdc.core.errors import ShapeError, message
 from tdc.core.slow_paths import announce
-from tdc.ragged.segments import row_ids, sizes_of
+from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
 from tdc.ragged.structure import Structure, once
 
 
@@ -97,37 +97,31 @@ class Both(Exchange):
 
 @once
 def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = False) -> tuple[Tensor, Tensor | None]:
-    """For each packed position its place in the flattened padded batch, (N,); with `cut` also whether it is in there.
+    """For each packed position the one in the flattened padded batch, (N,); with `cut` also whether it is in there.
 
-    A position that was cut off has place 0.
+    A position that was cut off has 0.
     """
-    ids = row_ids(s, total)
-    rest, sizes, index = torch.arange(total, device=ids.device) - s.offsets[ids], sizes_of(s)[ids], ids
-    inside = None
-    for r, size in enumerate(padded):
-        inner = sizes[:, r + 1 :].prod(1)
-        place = rest // inner
+    index, inside = row_ids(s, total), None
+    for size, position in zip(padded, coordinates(s, total), strict=True):
         if cut:
-            inside = place < size if inside is None else inside & (place < size)
-        index = index * size + place
-        rest = rest % inner
+            inside = position < size if inside is None else inside & (position < size)
+        index = index * size + position
     return index if inside is None else torch.where(inside, index, 0), inside
 
 
 @once
 def pad_index(s: Structure, padded: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For each place of the padded batch (B, *padded) its packed position and whether it is real."""
-    sizes = sizes_of(s)
+    """For each position of the padded batch (B, *padded) the packed one, and whether it is real."""
     index = s.offsets[:-1].view(-1, *[1] * len(padded))
     for r, size in enumerate(padded):
-        step = torch.arange(size, device=sizes.device).view(-1, *[1] * (len(padded) - 1 - r))
-        index = index + step * sizes[:, r + 1 :].prod(1).view(-1, *[1] * len(padded))
-    valid = valid_mask(sizes, padded)
+        step = torch.arange(size, device=index.device).view(-1, *[1] * (len(padded) - 1 - r))
+        index = index + (step if len(padded) == 1 else step * strides(s)[r].view(-1, *[1] * len(padded)))
+    valid = valid_mask(sizes_of(s), padded)
     return torch.where(valid, index, 0), valid
 
 
 def valid_mask(sizes: Tensor, padded: tuple[int, ...]) -> Tensor:
-    """True on real places: sizes (B, R), padded R ints -> (B, *padded) bool."""
+    """True on real positions: sizes (B, R), padded R ints -> (B, *padded) bool."""
     valid = None
     for r, size in enumerate(padded):
         inside = torch.arange(size, device=sizes.device) < sizes[:, r, None]

@@ -8,13 +8,16 @@ Invariant: nothing here reads a value on the host, except what says so.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.ragged.structure import Structure, once
+from tdc.core.dynamo import stamp, trace_as
+from tdc.ragged.structure import Structure, extent_of, once
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -26,6 +29,29 @@ def offsets_of(lengths: Tensor) -> Tensor:
     """
     expect("offsets_of", lengths, Tensor)
     return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
+
+
+def structure_of_sizes(
+    sizes: Tensor, longest: tuple[Any, ...] | None = None, packed_dim: int = 0, batch_dim: int = 0
+) -> Structure:
+    """The structure of new rows of ragged sizes (B, R), and a bound of the sizes where one is known."""
+    extent = None if longest is None else extent_of(longest, sizes.device)
+    count = sizes.shape[1]
+    offsets = offsets_of(sizes.prod(1) if count > 1 else sizes[:, 0])
+    return Structure(offsets, sizes if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
+
+
+def total_of(offsets: Tensor) -> int:
+    """Packed elements of all rows: one host read in eager, an unbacked size in a graph."""
+    return unbacked_total(offsets) if stamp(offsets) is None else int(offsets[-1])
+
+
+def unbacked_total(offsets: Tensor) -> int:
+    """What Dynamo traces in place of `total_of`."""
+    return torch.repeat_interleave(offsets.diff()).shape[0]
+
+
+trace_as(total_of, unbacked_total)
 
 
 @once
@@ -80,6 +106,23 @@ def local_ids(s: Structure, total: int) -> Tensor:
     return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
 
 
+@once
+def strides(s: Structure) -> tuple[Tensor, ...]:
+    """How far neighbours along each ragged dim are apart in the packed axis, (B,) each."""
+    sizes = sizes_of(s)
+    return tuple([sizes[:, r + 1 :].prod(1) for r in range(s.ragged_ndim)])
+
+
+@once
+def coordinates(s: Structure, total: int) -> tuple[Tensor, ...]:
+    """Position of each packed element along each ragged dim, (N,) each."""
+    rest, ids, found = local_ids(s, total), row_ids(s, total), []
+    for stride in strides(s)[:-1] if s.ragged_ndim > 1 else ():
+        found.append(rest // stride[ids])
+        rest = rest % stride[ids]
+    return (*found, rest)
+
+
 def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
     """One entry per row to one per packed position: (B, *D) -> (N, *D)."""
     return per_row.index_select(0, row_ids(s, total))
@@ -102,11 +145,22 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
 
 
+def count_rows(ids: Tensor, s: Structure) -> Tensor:
+    """How many of some row ids each row has, (M,) -> (B,)."""
+    return torch.zeros_like(s.offsets[1:]).index_add(0, ids, torch.ones_like(ids))
+
+
 @once
 def mirrored(s: Structure, total: int) -> Tensor:
-    """For each packed position, the one that takes its place where every row is reversed, (N,)."""
+    """For each packed position, the one that it swaps with where every row is reversed, (N,)."""
     ids = row_ids(s, total)
     return s.offsets[ids] + s.offsets[ids + 1] - 1 - torch.arange(total, device=s.offsets.device)
+
+
+def rolled(s: Structure, total: int, shift: int) -> Tensor:
+    """For each packed position, the one whose element it holds once every row is rolled, (N,)."""
+    ids = row_ids(s, total)
+    return s.offsets[ids] + (local_ids(s, total) - shift) % lengths_of(s)[ids]
 
 
 def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
@@ -116,5 +170,5 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, 
     """
     offsets = offsets_of(lengths)
     rows = torch.repeat_interleave(lengths)
-    places = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
-    return offsets, (places if step == 1 else places * step) + starts[rows]
+    positions = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
+    return offsets, (positions if step == 1 else positions * step) + starts[rows]
