@@ -25,7 +25,7 @@ from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.along_dim import with_dim
 from tdc.ops.batch import along
-from tdc.ops.einsum import Term, by_padding, check_letters, fresh, kinds_of, of_masked
+from tdc.ops.einsum import Term, by_padding, check_letters, kinds_of, of_masked
 from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
@@ -35,7 +35,7 @@ from tdc.ops.rectangle import cut_padding, rectangle
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import longest
+from tdc.ragged.segments import longest, structure_of_sizes, total_of
 
 # -- one number for each pair
 
@@ -176,9 +176,8 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> An
     at = data.ndim - 1
     if isinstance(x, MaskedBatch):
         return refilled(build_masked(data, lengths[:, None], (at,), b, new_lengths=True))
-    s = fresh(lengths[:, None], (data.shape[at],))
-    total = torch.repeat_interleave(lengths).shape[0]
-    rows = pack_rows(data.movedim(b, 0).movedim(-1, 1), s, total)
+    s = structure_of_sizes(lengths[:, None], (data.shape[at],))
+    rows = pack_rows(data.movedim(b, 0).movedim(-1, 1), s, total_of(s.offsets))
     return build_nested(s.moved(at - 1, b), rows.movedim(0, at - 1))
 
 
@@ -226,9 +225,8 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     if isinstance(x, MaskedBatch):
         return refilled(build_masked(data, both, (last, last + 1), x.batch_dim, new_lengths=True))
     n = longest(x.structure)[0] + abs(offset)
-    s = fresh(both, (n, n))
-    total = torch.repeat_interleave(s.offsets.diff()).shape[0]
-    rows = pack_rows(data.movedim(x._batch_dim, 0).movedim((-2, -1), (1, 2)), s, total)
+    s = structure_of_sizes(both, (n, n))
+    rows = pack_rows(data.movedim(x._batch_dim, 0).movedim((-2, -1), (1, 2)), s, total_of(s.offsets))
     return build_nested(s.moved(last - 1, x._batch_dim), rows.movedim(0, last - 1))
 
 

@@ -36,8 +36,8 @@ from tdc.ops.positionwise import is_ragged
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest, offsets_of, reduce_rows, sizes_of, spread
-from tdc.ragged.structure import Structure, extent_of, require_same
+from tdc.ragged.segments import longest, reduce_rows, sizes_of, spread, structure_of_sizes, total_of
+from tdc.ragged.structure import Structure, require_same
 
 
 class Term(NamedTuple):
@@ -316,7 +316,7 @@ def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multi
     y = run(ready, batch + kept + rest)
     s, owner = structure_for(kept, batches, sizes, longs)
     if owner is None:
-        total = torch.repeat_interleave(s.offsets.diff()).shape[0]  # an unbacked size in a graph
+        total = total_of(s.offsets)
     else:
         total = owner.x._values.shape[s.packed_dim]
     at = out.index(kept[0]) - (out.index(batch) < out.index(kept[0]))
@@ -330,7 +330,7 @@ def structure_for(
     owner = next((t for t in batches if ragged_of(t) == kept), None)
     if owner is not None:
         return structure_of(owner), owner
-    return fresh(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept])), None
+    return structure_of_sizes(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept])), None
 
 
 def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
@@ -402,14 +402,6 @@ def sizes_by_letter(op: Op, batches: list[tuple[str, Tensor, Term]]) -> dict[str
             if known[1][0] is not source or known[1][1] != r:
                 require((known[0] == sizes[:, r]).all(), text)
     return {c: column for c, (column, _) in found.items()}
-
-
-def fresh(sizes: Tensor, longs: tuple[int, ...]) -> Structure:
-    """The structure of new rows: sizes (B, R) and the longest of them."""
-    count = len(longs)
-    offsets = offsets_of(sizes.prod(1))
-    shapes = sizes if count > 1 else None
-    return Structure(offsets, shapes, extent_of(longs, sizes.device), 0, 0, count).marked()
 
 
 def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Any:

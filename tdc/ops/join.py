@@ -28,7 +28,7 @@ from tdc.ops.batch import PLAIN, first_line, lift
 from tdc.ops.shape import grown_to, reshape_tensordict
 from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import offsets_of, row_ids, take_spans
+from tdc.ragged.segments import local_ids, offsets_of, row_ids, strides, take_spans
 from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.indexing import twin_of
 from tdc.tensordict.storage import Leaves, same_size, together
@@ -327,8 +327,8 @@ def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
     for x in xs:
         starts.append(x.offsets[:-1] + begins[-1])
         begins.append(begins[-1] + x.values.shape[s.packed_dim])
-    inner = sizes[:, r + 1 :].prod(1)[rows]
-    rest = torch.arange(rows.shape[0], device=rows.device) - t.offsets[rows]
+    inner = strides(t)[r][rows]
+    rest = local_ids(t, rows.shape[0])
     line, place = rest // inner // ends[rows, -1], rest // inner % ends[rows, -1]
     which = torch.zeros_like(place)
     for k in range(len(xs) - 1):

@@ -26,8 +26,8 @@ from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import offsets_of, row_ids, sizes_of
-from tdc.ragged.structure import Structure, extent_of, require_same
+from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides, structure_of_sizes, total_of
+from tdc.ragged.structure import Structure, require_same
 
 UNEQUAL = "rows of different lengths"
 
@@ -68,10 +68,9 @@ def spanned(op: Op, xs: list[NestedTensor]) -> NestedTensor:
     else:
         columns = [next(c for x in xs for c, n in column_sizes(x, ndim) if n == d) for d in ragged]
         longs = [next(n for x in xs for n, r in bounds(x, ndim) if r == d) for d in ragged]
-        extent = None if any([n is None for n in longs]) else extent_of(tuple(longs), columns[0].device)
-        shapes = torch.stack(columns, 1)
-        s = Structure(offsets_of(shapes.prod(1)), shapes, extent, e, batch, len(columns)).marked()
-        total = torch.repeat_interleave(shapes.prod(1)).shape[0]  # an unbacked size in a graph
+        known = None if any([n is None for n in longs]) else tuple(longs)
+        s = structure_of_sizes(torch.stack(columns, 1), known, e, batch)
+        total = total_of(s.offsets)
     sizes[e : e + len(ragged)] = [total]
     return build_nested(s, xs[0]._values.new_empty(()).expand(sizes))
 
@@ -176,15 +175,9 @@ def places_in(s: Structure, out: Structure, total: int, columns: list[int]) -> T
         columns: for each ragged dim of s, its number among those of `out`.
     """
     rows = row_ids(out, total)
-    rest, places = torch.arange(total, device=rows.device) - out.offsets[rows], []
-    sizes, own = sizes_of(out)[rows], sizes_of(s)[rows]
-    for r in range(out.ragged_ndim):
-        inner = sizes[:, r + 1 :].prod(1)
-        places.append(rest // inner)
-        rest = rest % inner
-    index = s.offsets[rows]
+    positions, index = coordinates(out, total), s.offsets[rows]
     for c, r in enumerate(columns):
-        index = index + places[r] * own[:, c + 1 :].prod(1)
+        index = index + positions[r] * strides(s)[c][rows]
     return index
 
 

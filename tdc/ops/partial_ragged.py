@@ -17,7 +17,6 @@ host, and in a graph it is an unbacked size.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,8 +29,8 @@ from tdc.core.typing import Op, OpName
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import exchange, valid_mask
-from tdc.ragged.segments import offsets_of, row_ids, sizes_of
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.segments import coordinates, offsets_of, row_ids, sizes_of, strides, structure_of_sizes
+from tdc.ragged.structure import Structure
 
 
 class Lines(NamedTuple):
@@ -111,11 +110,10 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     number = torch.stack([sizes[r] for r in kept], 1)
     rows = torch.repeat_interleave(number.prod(1))
     each = torch.stack([sizes[r] for r in along], 1)[rows]
-    inner = Structure(offsets_of(each.prod(1)), each if count > 1 else None, None, e, 0, count).marked()
-    extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in kept]), x.device)
+    inner = structure_of_sizes(each, None, e)
+    known = None if s.extent is None else tuple([s.extent.shape[r] for r in kept])
     lost = [d for d in s.ragged_dims if d in dims]
-    batch_dim, shapes = s.batch_dim - len([d for d in lost if d < s.batch_dim]), number if len(kept) > 1 else None
-    outer = Structure(offsets_of(number.prod(1)), shapes, extent, e, batch_dim, len(kept)).marked()
+    outer = structure_of_sizes(number, known, e, s.batch_dim - len([d for d in lost if d < s.batch_dim]))
     wide = outer.moved(e + len([r for r in along if r < kept[0]]), s.batch_dim)
 
     def place(d: int) -> int:
@@ -142,8 +140,9 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
 
 def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
     """Packed positions (N, *D) with the ragged dims of each row in another order."""
-    sizes, total = list(sizes_of(s).unbind(1)), values.shape[0]
-    index, back = places(s, sizes, order, total), places(s, [sizes[r] for r in order], inverse(order), total)
+    total = values.shape[0]
+    turned = Structure(s.offsets, sizes_of(s)[:, order], None, 0, 0, s.ragged_ndim)
+    index, back = places(s, turned, order, total), places(turned, s, inverse(order), total)
     return exchange(values, index, None, 0.0, back, None)
 
 
@@ -151,15 +150,12 @@ def inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def places(s: Structure, sizes: list[Tensor], order: list[int], total: int) -> Tensor:
-    """For each position of rows whose ragged dims are in `order`, its position where they are as in `sizes`, (N,)."""
+def places(s: Structure, turned: Structure, order: list[int], total: int) -> Tensor:
+    """For each position of rows whose ragged dims are those of `s` in `order`, its position in rows of `s`, (N,)."""
     rows = row_ids(s, total)
-    index, columns = s.offsets[rows], [column[rows] for column in sizes]
-    rest = torch.arange(total, device=index.device) - index
-    for i, r in enumerate(order):
-        inner = math.prod([columns[k] for k in order[i + 1 :]])
-        index = index + rest // inner * math.prod(columns[r + 1 :])
-        rest = rest % inner
+    index = s.offsets[rows]
+    for r, position in zip(order, coordinates(turned, total), strict=True):
+        index = index + position * strides(s)[r][rows]
     return index
 
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, describe, message
@@ -28,8 +27,7 @@ from tdc.ops.reduction import drop_static
 from tdc.ops.shape import ints, normal_dims, shape_rule
 from tdc.ragged.index_nested import index_rows, rows_between
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_ids, row_ids
-from tdc.ragged.structure import Structure
+from tdc.ragged.segments import mirrored, rolled
 
 
 def unsqueeze_nested(x: NestedTensor, dim: int) -> NestedTensor:
@@ -194,7 +192,7 @@ def flip_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
     if by_lines("flip", x, ragged):
         y = along_lines("flip", lambda v, dim: flip_nested(v, dim), y, ragged)
     elif ragged:
-        y = build_nested(s, values.index_select(s.packed_dim, shifted(s, values.shape[s.packed_dim], None)))
+        y = build_nested(s, values.index_select(s.packed_dim, mirrored(s, values.shape[s.packed_dim])))
     return index_rows(y, torch.arange(s.batch_size - 1, -1, -1, device=x.device)) if None in axes else y
 
 
@@ -212,7 +210,7 @@ def roll_nested(x: NestedTensor, shifts: Any, dims: Any = None) -> NestedTensor:
         elif by_lines("roll", x, dim):
             x = along_lines("roll", lambda v, dim, shift=shift: roll_nested(v, shift, dim), x, dim)
         elif axis == s.packed_dim:
-            index = shifted(s, x.values.shape[axis], shift)
+            index = rolled(s, x.values.shape[axis], shift)
             x = build_nested(s, x.values.index_select(axis, index))
         else:
             x = build_nested(s, x.values.roll(shift, axis))
@@ -236,13 +234,6 @@ def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
         got = f"{len(each[0])} for {len(each[1])} dims"
         raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
     return list(zip(*each, strict=True))
-
-
-def shifted(s: Structure, total: int, shift: int | None) -> Tensor:
-    """For each packed element, the one that takes its place when rows are rolled, or reversed where shift is None."""
-    rows, local = row_ids(s, total), local_ids(s, total)
-    length = s.offsets.diff()[rows]
-    return s.offsets[:-1][rows] + (length - 1 - local if shift is None else (local - shift) % length)
 
 
 def regrouped(op: Op | str, x: NestedTensor, got: str) -> ShapeError:

@@ -32,8 +32,7 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import offsets_of
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.segments import structure_of_sizes, total_of
 
 Ragged = NestedTensor | MaskedBatch
 
@@ -155,9 +154,8 @@ def assembled(x: Ragged, out: Tensor, sizes: Tensor, dims: Any, total: int | Non
     """
     if isinstance(x, MaskedBatch):
         return repacked(out, build_masked(out, sizes, dims, new_lengths=True))
-    counts, extent = sizes.prod(1), extent_of(tuple([out.shape[d] for d in dims]), out.device)
-    s = Structure(offsets_of(counts), sizes if len(dims) > 1 else None, extent, dims[0] - 1, 0, len(dims)).marked()
-    total = torch.repeat_interleave(counts).shape[0] if total is None else total
+    s = structure_of_sizes(sizes, tuple([out.shape[d] for d in dims]), dims[0] - 1)
+    total = total_of(s.offsets) if total is None else total
     rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), s, total)
     return build_nested(s, rows.movedim(0, s.packed_dim))
 
@@ -167,7 +165,7 @@ def beside(x: Any, out: Tensor) -> Any:
     return out if isinstance(x, Tensor) else repacked(out, x)
 
 
-def total_of(x: NestedTensor) -> int:
+def packed_total(x: NestedTensor) -> int:
     """Packed elements of a batch."""
     return x.values.shape[x.structure.packed_dim]
 
@@ -176,8 +174,8 @@ def total_after(x: NestedTensor, spans: Sequence[Span]) -> int | None:
     """Packed elements of the result where they follow from those of the operand; None where lengths must be read."""
     times: Any = math.prod([span.times for span in spans])
     if len(spans) == 1:
-        return total_of(x) * times + x.structure.batch_size * spans[0].add
-    return total_of(x) * times if all([span.add == 0 for span in spans]) else None
+        return packed_total(x) * times + x.structure.batch_size * spans[0].add
+    return packed_total(x) * times if all([span.add == 0 for span in spans]) else None
 
 
 def places(index: Tensor, own: Sequence[Tensor], width: Sequence[int], back: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tdc.ragged.segments import row_ids
+from tdc.ragged.segments import local_ids, row_ids
 from tdc.ragged.structure import Structure
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ def flex_rows(
 ) -> Tensor:  # fmt: skip
     """q (N, H, D), k (M, G, D), v (M, G, E) -> (N, H, E)."""
     q_row, k_row = row_ids(q_rows, q.shape[0]), row_ids(k_rows, k.shape[0])
-    q_place, k_place = places(q_rows, q_row), places(k_rows, k_row)
+    q_place, k_place = local_ids(q_rows, q.shape[0]), local_ids(k_rows, k.shape[0])
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         same = q_row[i] == k_row[j]
@@ -51,11 +51,6 @@ def flex_rows(
     shared = q.shape[1] != k.shape[1]
     out = flex_attention(q_HND, k_GMD, v_GME, how, mask, scale, shared)
     return out[0].transpose(0, 1)  # type: ignore[union-attr]  # a tensor, since nothing else was asked for
-
-
-def places(rows: Structure, row: Tensor) -> Tensor:
-    """Place of each position within its row, (N,)."""
-    return torch.arange(row.shape[0], device=row.device) - rows.offsets[row]
 
 
 def blocks(q_row: Tensor, k_row: Tensor, below: bool) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ def mha_nested(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> t
     mask = as_dense(mask, rows, k_rows, (q_BLHD.shape[1], k_BMHD.shape[1]))
     sizes = torch.cat([sizes_of(rows), sizes_of(k_rows)], 1)
     weights = attention_weights(q_BLHD, k_BMHD, sizes, mask, causal, a.average_attn_weights)
-    return out, weights.to_packed(total=torch.repeat_interleave(sizes.prod(1)).shape[0])
+    return out, weights.to_packed()
 
 
 def mha_masked(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[MaskedBatch, Any]:
