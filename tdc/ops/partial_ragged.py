@@ -132,7 +132,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
             t = Structure(offsets_of(new.prod(1)), new, s.extent, e, s.batch_dim, s.ragged_ndim).marked()
         if not turn:
             return build_nested(t, out.values)
-        turned = Structure(t.offsets, sizes_of(t)[:, order])
+        turned = Structure(t.offsets, sizes_of(t)[:, order], None, 0, 0, s.ragged_ndim)
         return build_nested(t, in_order(out.values.movedim(e, 0), turned, inverse(order)).movedim(0, e))
 
     return Lines(build_nested(inner, values), place, back, again)
