@@ -43,9 +43,8 @@ from tdc.ops.positions import (
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_ids, offsets_of, row_ids, spread
+from tdc.ragged.segments import count_rows, local_ids, row_ids, spread, structure_of_sizes
 from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, with_data
-from tdc.ragged.structure import Structure
 
 # -- an index with an entry for each element
 
@@ -354,9 +353,8 @@ def nonzero_packed(x: NestedTensor) -> NestedTensor:
     if e:
         rows, order = rows.sort(stable=True)
         found, local = found[order], local[order]
-    counts = torch.zeros_like(s.offsets[1:]).index_add(0, rows, torch.ones_like(rows))
     columns = [local if a == e else column for a, column in enumerate(found.unbind(1))]
-    return build_nested(Structure(offsets_of(counts)).marked(), torch.stack(columns, 1))
+    return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), torch.stack(columns, 1))
 
 
 def nonzero_padded(x: MaskedBatch) -> MaskedBatch:
