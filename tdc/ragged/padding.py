@@ -96,7 +96,7 @@ class Both(Exchange):
 
 
 @once
-def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool = False) -> tuple[Tensor, Tensor | None]:
+def pack_index(s: Structure, total: int, padded: tuple[int, ...], cut: bool) -> tuple[Tensor, Tensor | None]:
     """For each packed position the one in the flattened padded batch, (N,); with `cut` also whether it is in there.
 
     A position that was cut off has 0.
@@ -154,7 +154,7 @@ def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
     sizes = tuple(padded.shape[1 : 1 + s.ragged_ndim])
     index, valid = pad_index(s, sizes)
     flat = padded.flatten(0, s.ragged_ndim)
-    return exchange(flat, pack_index(s, total, sizes)[0], None, 0.0, index, valid)
+    return exchange(flat, pack_index(s, total, sizes, False)[0], None, 0.0, index, valid)
 
 
 def shift_rows(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = False) -> Tensor:

@@ -71,7 +71,7 @@ ONCE: dict[str, Callable[[Structure], Any]] = {
     "local ids": lambda s: local_ids(s, TOTAL),
     "mirrored": lambda s: mirrored(s, TOTAL),
     "pad index": lambda s: pad_index(s, (3,)),
-    "pack index": lambda s: pack_index(s, TOTAL, (3,)),
+    "pack index": lambda s: pack_index(s, TOTAL, (3,), False),
 }
 
 
