@@ -23,6 +23,7 @@ from torch import Tensor
 from tdc.compile.grad import value_and_grad
 from tdc.compile.vmap import is_batch, is_whole
 from tdc.core import pytree
+from tdc.core.dtypes import widened
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show
@@ -87,7 +88,7 @@ class Step:
         total = 0
         for part, rows in split(batch, self.accumulate):
             grads, metrics, buffers = self.of_batch(params, buffers, part)
-            found = [grads.apply(lambda g, n=rows: wide(g) * n), metrics.apply(lambda x, n=rows: weighted(x, n))]
+            found = [grads.apply(lambda g, n=rows: widened(g) * n), metrics.apply(lambda x, n=rows: weighted(x, n))]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
             total = total + rows
         means = sums[0].apply_with_path(lambda p, g: (g / total).to(params[p].dtype))
@@ -226,14 +227,9 @@ def first_size(batch: Any) -> Any:
     return sizes[0][0]
 
 
-def wide(x: Tensor) -> Tensor:
-    """In the dtype that sums are kept in."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 def weighted(x: Tensor, rows: Any) -> Tensor:
     """A metric as a term of a mean over rows; counts are summed as they are."""
-    return wide(x) * rows if x.is_floating_point() else x
+    return widened(x) * rows if x.is_floating_point() else x
 
 
 # -- random numbers: splitmix64, whose state is a number that grows by a constant

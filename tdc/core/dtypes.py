@@ -43,6 +43,11 @@ def rounded_once(run: Callable[[Any], Any], x: Any, dtype: torch.dtype | None = 
     return run(x) if dtype is None and x.dtype not in HALF else run(widened(x)).to(x.dtype)
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The real dtype in which sums of a dtype are carried: float64 for double precision, float32 for all others."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors as `torch.autocast`, where it is on, hands them to a matrix product; it knows no operations of ours."""
     device = tensors[0].device.type

@@ -206,14 +206,6 @@ def with_dim(x: Any, out: Tensor, d: int, keepdim: bool) -> Any:
     return build_masked(out.squeeze(d), x.lengths, ragged, x.batch_dim - (x.batch_dim > d))
 
 
-def in_front(x: Any) -> Any:
-    """The batch with a static dim of size 1 in front of all others."""
-    if isinstance(x, NestedTensor):
-        opened, axis = x.structure.opened(0, x.ndim, "unsqueeze")
-        return build_nested(opened, x.values.unsqueeze(axis))
-    return build_masked(x.data.unsqueeze(0), x.lengths, tuple([d + 1 for d in x.ragged_dims]), x.batch_dim + 1)
-
-
 def with_elements(x: Any, dim: int, out: Tensor) -> Any:
     """A batch of the same lengths whose segments along `dim` have other elements, (M, *D)."""
     if isinstance(x, NestedTensor):

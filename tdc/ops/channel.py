@@ -141,8 +141,6 @@ def instance_norm(
     """Each channel normalised over an example's positions; running statistics take the mean over examples."""
     p = positions(input, "instance_norm")
     if not use_input_stats:
-        assert running_mean is not None
-        assert running_var is not None
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
     centered, var, mean = standardised(p, p.data.shape[-2])
     if running_mean is not None and running_var is not None:
@@ -171,8 +169,6 @@ def batch_norm_masked(
 ) -> Any:  # fmt: skip
     p = positions(input, "batch_norm")
     if not training:
-        assert running_mean is not None
-        assert running_var is not None
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
     n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)
     mean = p.data.sum((0, 1, 3)) / n
@@ -184,8 +180,10 @@ def batch_norm_masked(
     return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
 
 
-def fixed(p: Positions, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> Tensor:
     """Data normalised by given statistics of each channel."""
+    assert mean is not None
+    assert var is not None
     return (p.data - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
 
 
@@ -214,8 +212,13 @@ def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = F
     if not training or p == 0:
         return input
     at = positions(input, "dropout1d")
-    kept = torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p))
-    return at.done(at.clean(at.data * at.put(kept / (1 - p) if p < 1 else kept)))
+    kept = kept_channels(at, p)
+    return at.done(at.clean(at.data * (kept / (1 - p) if p < 1 else kept)))
+
+
+def kept_channels(at: Positions, p: float) -> Tensor:
+    """1 for channels that are kept, 0 for those dropped with probability `p`, at each position."""
+    return at.put(torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p)))
 
 
 def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
@@ -225,7 +228,7 @@ def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, in
     at = positions(input, "feature_alpha_dropout")
     limit = -1.7580993408473766  # -scale * alpha of SELU
     scale = (1 - p + (1 - p) * p * limit**2) ** -0.5 if p < 1 else 0.0
-    kept = at.put(torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p)))
+    kept = kept_channels(at, p)
     return at.done(at.clean((at.data * kept + limit * (1 - kept)) * scale - scale * limit * p))
 
 

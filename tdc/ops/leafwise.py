@@ -139,9 +139,8 @@ def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for a in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(a, cls):
             return a
-    raise StructureError(
-        message(op, f"a {cls.__name__} among the operands", "one inside a list", hint="pass it directly")
-    )
+    name = cls.__name__ if isinstance(cls, type) else "ragged batch"
+    raise StructureError(message(op, f"a {name} among the operands", "one inside a list", hint="pass it directly"))
 
 
 def rows(columns: list[list[Any]], paths: list[Any]) -> Iterable[tuple[Any, ...]]:

@@ -25,8 +25,8 @@ from tdc.core.typing import Op
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.padding import pad_rows
 from tdc.ragged.segments import longest, sizes_of
 
 # -- matrices of static size
@@ -95,14 +95,10 @@ def squares(x: Any) -> Tensor:
 
 def back(out: Tensor, part: str, x: Any) -> Any:
     """A result for square rectangles as the batch it is, or as numbers."""
-    s = x._structure if isinstance(x, NestedTensor) else x
-    if not part:
-        return out.movedim(0, s.batch_dim)
-    if isinstance(x, MaskedBatch):
-        grown = F.pad(out, (0, x.shape[-1] - out.shape[-1], 0, x.shape[-2] - out.shape[-2]))
-        return repacked(grown.movedim(0, x.batch_dim), x)
-    rows = pack_rows(out.movedim((-2, -1), (1, 2)), s, x._values.shape[s.packed_dim])
-    return build_nested(s, rows.movedim(0, s.packed_dim))
+    if part and isinstance(x, MaskedBatch):
+        out = F.pad(out, (0, x.shape[-1] - out.shape[-1], 0, x.shape[-2] - out.shape[-2]))
+    out = out.movedim(0, x._batch_dim)
+    return repacked(out, x) if part else out
 
 
 # -- systems of equations

@@ -32,11 +32,11 @@ from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast, first_of
 from tdc.ops.pairs import widest, widest_masked
 from tdc.ops.pointwise import neutral, packed
-from tdc.ops.positionwise import last_is_static
+from tdc.ops.positionwise import at_positions, is_ragged, last_is_static
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.convert import to_padded
-from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.structure import require_same
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
@@ -153,33 +153,18 @@ def real_elements(x: MaskedBatch) -> Tensor:
     return x.lengths.prod(1).sum() * math.prod(static)
 
 
-def by_vector_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-    like = first_of(NestedTensor, op, args, kwargs)
+def by_vector(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+    """The loss of each vector along the last dim."""
+    like = first_of((NestedTensor, MaskedBatch), op, args, kwargs)
     last_is_static(like, op, 1)
-    s, shape = like.structure, like.values.shape[:-1]
-    operands = []
-    for a in args:
-        if isinstance(a, NestedTensor):
-            require_same(s, a.structure, op)
-            a = a.values.reshape(-1, *a.values.shape[len(shape) :])
-        operands.append(a)
-    loss = run(*operands, reduction="none", **{k: a for k, a in kwargs.items() if a is not None})
-    return reduced(op, build_nested(s, loss.view(shape)), reduction)
+    shape = (like.values if isinstance(like, NestedTensor) else like.data).shape[:-1]
+    named = {k: a for k, a in kwargs.items() if a is not None}
 
+    def vectors(*given: Any) -> Tensor:
+        flat = [t.reshape(-1, *t.shape[len(shape) :]) if is_ragged(a) else t for a, t in zip(args, given, strict=True)]
+        return run(*flat, reduction="none", **named).view(shape)
 
-def by_vector_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-    like = first_of(MaskedBatch, op, args, kwargs)
-    last_is_static(like, op, 1)
-    shape = like.data.shape[:-1]
-    shape_of_loss = build_masked(like.data[..., 0], like.lengths, like.ragged_dims, like.batch_dim)
-    operands = []
-    for a in args:
-        if isinstance(a, MaskedBatch):
-            require_same_lengths(like if a.ndim == like.ndim else shape_of_loss, a, op)
-            a = a.filled(0).reshape(-1, *a.data.shape[len(shape) :])
-        operands.append(a)
-    loss = run(*operands, reduction="none", **{k: a for k, a in kwargs.items() if a is not None}).view(shape)
-    return reduced(op, cut_padding(shape_of_loss, loss), reduction)
+    return reduced(op, at_positions(op, vectors, args, {}), reduction)
 
 
 def gaussian_nll_loss(
@@ -244,7 +229,7 @@ losses(
         F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.cosine_embedding_loss,
         F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
     ),
-    by_vector_nested, by_vector_masked, cosine_embedding_loss=cosine_embedding_loss,
+    by_vector, by_vector, cosine_embedding_loss=cosine_embedding_loss,
 )  # fmt: skip
 define(
     F.ctc_loss, "loss", nested=ctc_loss, source="torch.nn.functional.ctc_loss",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dtypes import rounded_once, widened
+from tdc.core.dtypes import rounded_once, sum_dtype, widened
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -69,9 +69,8 @@ def logsumexp_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 
 def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False) -> Tensor:
     """The variance or its root, in two passes."""
-    dtype, double = x.dtype, x.dtype in (torch.float64, torch.complex128)
-    wide = widened(x)
-    number = count(x, dims, True).to(torch.float64 if double else torch.float32)
+    dtype, wide = x.dtype, widened(x)
+    number = count(x, dims, True).to(sum_dtype(dtype))
     apart = filled(torch.sub(wide, wide.sum(dims, True) / number), 0)
     out = apart.abs().square().sum(dims, True) / (number - correction).clamp(min=0)
     if root:  # whose derivative at 0 is 0 here, as in torch

@@ -26,7 +26,6 @@ from tdc.ops.along_dim import (
     Segments,
     along_static,
     at,
-    in_front,
     is_static,
     named_result,
     order_of,
@@ -178,7 +177,7 @@ def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -
     run = partial(dense_quantile, op, q, how)
     if not isinstance(q, Tensor) or not q.ndim:
         return along_static(op, x, dim, run, keepdim)
-    return along_static(op, in_front(x), dim if dim < 0 else dim + 1, run, keepdim)
+    return along_static(op, x.unsqueeze(0), dim if dim < 0 else dim + 1, run, keepdim)
 
 
 def dense_quantile(op: Op, q: Any, how: str, values: Tensor, axis: int) -> Tensor:

@@ -62,14 +62,9 @@ def along(op: Op, input: NestedTensor, dim: int, *, dtype: Any = None, mask: Any
 
 
 def norm(
-    input: NestedTensor,
-    ord: float = 2.0,
-    dim: Any = None,
-    *,
-    keepdim: bool = False,
-    dtype: Any = None,
+    input: NestedTensor, ord: float = 2.0, dim: Any = None, *, keepdim: bool = False, dtype: Any = None,
     mask: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     x = covered(input, mask, math.inf if ord == -math.inf else 0, dtype)
     return torch.linalg.vector_norm(x, ord, all_of(x, dim), keepdim)
 

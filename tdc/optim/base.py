@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tdc.compile.upstream import traced
 from tdc.core.arguments import expect
+from tdc.core.dtypes import HALF
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.keys import show
@@ -34,7 +35,6 @@ from tdc.tensordict.tensordict import TensorDict, make
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 Rate: TypeAlias = "float | Tensor | Schedule"
-HALF = {torch.bfloat16, torch.float16}
 DOUBLE = {torch.float64, torch.complex128}
 
 

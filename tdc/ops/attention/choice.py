@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.dtypes import HALF
+from tdc.core.dtypes import HALF, sum_dtype
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.ops.attention import cpu, flash
 
@@ -99,8 +99,8 @@ flash_rows_backward = torch.ops.tdc.varlen_attention_backward.flash
 
 
 def fake_rows(q: Tensor, *rest: Any) -> Any:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:2], dtype=wide)
+    lse = q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
 
 
 def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:

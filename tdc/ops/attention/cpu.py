@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.dtypes import sum_dtype
 from tdc.core.errors import ShapeError, message
 
 forward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -36,7 +37,7 @@ def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, T
     """q (N, H, D), k, v (M, H, D), offsets (B+1,) -> out (N, H, D), logsumexp (N, H)."""
     *rows, causal, scale = args
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    lse = q.new_zeros(q.shape[:2], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    lse = q.new_zeros(q.shape[:2], dtype=sum_dtype(q.dtype))
     for at in examples(*rows):
         parts = [t[i].transpose(0, 1)[None] for t, i in ((q, at.queries), (k, at.keys), (v, at.keys))]
         o, s = forward_one(*parts, is_causal=causal, attn_mask=at.mask, scale=scale)
