@@ -23,21 +23,35 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
 
+CUT = {  # functions of earlier versions that torch has, or a method
+    "stack": "torch.stack(tds)",
+    "cat": "torch.cat(tds)",
+    "to_padded": "packed.to_padded()",
+    "to_packed": "padded.to_packed()",
+    "unpack": "packed.unbind()",
+    "to_torch": "packed.to_torch()",
+    "from_dict": "tdc.as_tensordict(d, batch_dims=2)",
+    "from_dataclass": "tdc.as_tensordict(dc)",
+    "from_namedtuple": "tdc.as_tensordict(nt)",
+    "from_struct_array": "tdc.as_tensordict(array)",
+    "summary": "td.summary()",
+    "reduce": "functools.reduce(lambda n, leaf: n + leaf.sum(), td.values(True, True), 0)",
+}
 MADE = {  # constructors: of TensorDict and of the module alike
     "from_any from_tuple": "tdc.as_tensordict(obj), or tdc.interop.from_pytree(tree) for lists and tuples",
     "from_consolidated from_h5 from_zarr load load_memmap load_memmap_": "torch.load(file)",
     "from_csv from_json from_pandas from_parquet": "TensorDict({name: df[name].to_numpy() for name in df}, [len(df)])",
     "from_modules": "torch.stack([tdc.from_module(net), tdc.from_module(net)])",
     "fromkeys": "TensorDict(dict.fromkeys(keys, 0))",
-    "lazy_stack": "tdc.data.ragged_stack(rows)",
-    "maybe_dense_stack": "torch.stack(tds), or tdc.data.ragged_stack(rows) where lengths differ",
+    "lazy_stack": "tdc.data.ragged_stack(examples)",
+    "maybe_dense_stack": "torch.stack(tds), or tdc.data.ragged_stack(examples) where lengths differ",
     "memmap": "not there yet: torch.save(td, file), or numpy.memmap leaves, which tdc.copy_ writes into",
     "pad": "F.pad(td, (0, 0, 0, 1))",
     "save": "torch.save(td, file)",
 }
-WRITES = "every TensorDict is locked; m = td.mutate() gives a builder, td = m.finish() ends it"
+WRITES = "no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built"
 SENDS = "torch.distributed on leaves, e.g. td.apply(fn)"
-FILES = "td.to_numpy(), and the writer of that format"
+FILES = "td.to_numpy(), then a writer of that format"
 CASTS = "complex128 complex32 complex64 float16 float32 float64 int16 int32 int64 int8 uint16 uint32 uint64 uint8"
 RAGGED = {
     "fill_": "torch.full_like(x, value)",
@@ -50,14 +64,10 @@ RAGGED = {
 INSTEAD: dict[Any, dict[str, str]] = {
     TensorDict: {
         **MADE,
-        "stack": "torch.stack(tds)",
-        "cat": "torch.cat(tds)",
-        "from_dict from_dict_instance": "tdc.as_tensordict(d, batch_dims=2)",
-        "from_list": "torch.stack([TensorDict(row) for row in rows])",
-        "from_dataclass": "tdc.as_tensordict(dc)",
-        "from_namedtuple": "tdc.as_tensordict(nt)",
+        **{name: spelling for name, spelling in CUT.items() if name in ("stack", "cat") or name.startswith("from_")},
+        "from_dict_instance": CUT["from_dict"],
+        "from_list": "torch.stack([TensorDict(d) for d in dicts])",
         "from_pytree": "inner, spec = tdc.interop.from_pytree(tree)",
-        "from_struct_array": "tdc.as_tensordict(array)",
         "from_module": "params = tdc.from_module(net)",
         "from_schema": "tdc.interop.zeros(schema, batch_size)",
         "to_module": "tdc.functional_call(net, params, y)",
@@ -99,7 +109,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "set_non_tensor": "td = td.set('name', Static('train'))",
         "is_non_tensor": "not isinstance(td['a'], torch.Tensor)",
         "non_tensor_items filter_non_tensor_data": "td.filter(lambda key, leaf: isinstance(leaf, torch.Tensor))",
-        "append extend insert": "rows stay in a list until torch.stack(rows), or tdc.data.ragged_stack(rows)",
+        "append extend insert": "a list of examples, then torch.stack(examples) or tdc.data.ragged_stack(examples)",
         "named_apply": "td.apply_with_path(lambda key, leaf: leaf)",
         "map_iter": "tdc.map(fn, td, chunksize=64), or a torch.utils.data.DataLoader for work in processes",
         "apply_": "td = td.apply(fn)",
@@ -112,7 +122,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "mod": "td % other",
         "rsub": "other - td",
         "requires_grad_": "td = td.apply(lambda leaf: leaf.detach().requires_grad_())",
-        "zero_grad": "grads = tdc.grad(fn)(td), which are returned, not gathered",
+        "zero_grad": "grads = tdc.grad(fn)(td), which are returned, not accumulated",
         "backward": "grads = tdc.grad(fn)(td)",
         "pack": "flat, unravel = tdc.ravel(td)",
         "consolidate is_consolidated": "flat, unravel = tdc.ravel(td)",
@@ -156,7 +166,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
 }  # fmt: skip
 MODULE: dict[str, str] = {
     **MADE,
-    "LazyStackedTensorDict": "tdc.data.ragged_stack(rows)",
+    "LazyStackedTensorDict": "tdc.data.ragged_stack(examples)",
     "dense_stack_tds": "torch.stack(tds)",
     "merge_tensordicts": "tdc.merge(td.select('a'), other.select('b'))",
     "make_tensordict": "TensorDict({'a': x}, batch_size=[3, 4])",
@@ -189,20 +199,6 @@ MOVED = {  # names that were elsewhere, by the module that has them now
     "tdc": "cond while_loop scan associative_scan from_module functional_call stack_modules value_and_grad jvp vjp "
            "jacfwd jacrev hessian",
 }  # fmt: skip
-CUT = {  # functions that torch has, or a method
-    "cat": "torch.cat(tds)",
-    "from_dict": "tdc.as_tensordict(d, batch_dims=2)",
-    "from_dataclass": "tdc.as_tensordict(dc)",
-    "from_namedtuple": "tdc.as_tensordict(nt)",
-    "from_struct_array": "tdc.as_tensordict(array)",
-    "stack": "torch.stack(tds)",
-    "to_packed": "padded.to_packed()",
-    "to_padded": "packed.to_padded()",
-    "to_torch": "packed.to_torch()",
-    "unpack": "packed.unbind()",
-    "summary": "td.summary()",
-    "reduce": "functools.reduce(lambda n, leaf: n + leaf.sum(), td.values(True, True), 0)",
-}
 HOMES = {name: f"{home}.{name}" for home, names in MOVED.items() for name in names.split()}
 EARLIER: dict[str, dict[str, str]] = {  # names that a module had
     "tdc": CUT | {name: path for name, path in HOMES.items() if path != f"tdc.{name}"},

@@ -57,7 +57,7 @@ class TestTexts(Texts):
             """\
 MethodError
 tdc.lock_: expected no change in place, got TensorDict.lock_
-hint: every TensorDict is locked; m = td.mutate() gives a builder, td = m.finish() ends it""",
+hint: no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built""",
         )
 
     def test_a_property(self):
@@ -66,7 +66,7 @@ hint: every TensorDict is locked; m = td.mutate() gives a builder, td = m.finish
             """\
 MethodError
 tdc.is_locked: expected a name of TensorDict, got TensorDict.is_locked
-hint: every TensorDict is locked; m = td.mutate() gives a builder, td = m.finish() ends it""",
+hint: no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built""",
         )
 
     def test_a_class_method(self):

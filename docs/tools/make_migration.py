@@ -26,12 +26,14 @@ PAGE = Path(__file__).parents[1] / "migration.md"
 HEAD = """\
 # Coming from tensordict, or from an earlier version
 
-A TensorDict here never changes: what wrote into one returns a new one, which shares every leaf that stayed. So
-`td.set(k, v)` on a line of its own does nothing; write `td = td.set(k, v)`. There are no locks, no global settings, no
-lazy stacks, no `inplace=` and no `out=`. No name ends in an underscore but `tdc.copy_`, which writes into memory.
+A TensorDict never changes here. A method that writes into one in tensordict returns a new one, which shares all other
+leaves. So `td.set(k, v)` on a line of its own does nothing; write `td = td.set(k, v)`. There are no locks, no global
+settings, no lazy stacks, no `inplace=` and no `out=`. No name ends in an underscore but `tdc.copy_`, which writes into
+memory.
 
-In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, `x` a tensor of that size. An empty cell says that
-there is no such thing here, and the note why. A name of tensordict that is missing raises an error that says the same,
+In the tables `td` has batch size `[3, 4]`, `tds` is a list of such, `x` a tensor of that size; `examples` are of
+different lengths, `packed` is a NestedTensor, `padded` a MaskedBatch. An empty cell says that there is no such thing
+here, and the note why. A name of tensordict that is missing raises an error that says the same,
 and so does each name of the [last table](#names-of-earlier-versions).
 `python docs/tools/make_migration.py` generates this page, and a test runs every line of it.
 """
@@ -56,7 +58,11 @@ ROWS: dict[str, list[Row]] = {
         Row("TensorDict({'a': x}, batch_size=[3, 4])", SAME),
         Row("TensorDict(a=x, batch_size=[3, 4])", SAME, "a keyword that is no argument is a key"),
         Row("TensorDict({'a': x}, batchsize=[3])", "", "an error: sizes for a name that is nearly `batch_size`"),
-        Row("TensorDict.from_dict(d, auto_batch_size=True)", instead("from_dict"), "never guessed unasked"),
+        Row(
+            "TensorDict.from_dict(d, auto_batch_size=True)",
+            instead("from_dict"),
+            "the batch size is never guessed: say how many dims it has",
+        ),
         Row("td.auto_batch_size_()", instead("auto_batch_size_")),
         Row("td.batch_size = [3]", "td = td.with_batch_size([3])"),
         Row("td.clear_device_()", instead("clear_device_")),
@@ -97,7 +103,7 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "td.keys(True, True, is_leaf=fn)",
             "td.keys(True, True, is_leaf=lambda cls: True)",
-            "what is a leaf is not gone into",
+            "`is_leaf` says by class where to stop",
         ),
         Row(
             "td.flatten_keys('.'), td.unflatten_keys('.')",
@@ -145,20 +151,24 @@ ROWS: dict[str, list[Row]] = {
         Row("torch.cat(tds)", SAME),
         Row("td.unbind(0), td.split(2), td.chunk(2)", SAME),
         Row(
-            "LazyStackedTensorDict.lazy_stack(rows)",
+            "LazyStackedTensorDict.lazy_stack(tds)",
             instead("lazy_stack"),
             "NestedTensor leaves where lengths differ",
         ),
         Row("LazyStackedTensorDict(...).append(td)", "", instead("append")),
         Row("tensordict.pad(td, [0, 1])", instead("pad"), "dims from the last, as in torch"),
-        Row("tensordict.pad_sequence(rows)", "tdc.data.pad_sequence(rows)", "MaskedBatch leaves, with their mask"),
+        Row("tensordict.pad_sequence(tds)", "tdc.data.pad_sequence(examples)", "MaskedBatch leaves, with their mask"),
         Row(
-            "pad_sequence(rows, padding_side='left', return_mask=True)",
-            "tdc.data.pad_sequence(rows, side='left', mask_key='masks')",
+            "pad_sequence(tds, padding_side='left', return_mask=True)",
+            "tdc.data.pad_sequence(examples, side='left', mask_key='masks')",
             "plain tensors: a MaskedBatch has its padding behind",
         ),
-        Row("DataLoader(data, collate_fn=...)", "tdc.data.collate(list(td.unbind(0)))", "stacks, pads or packs by key"),
-        Row("DataLoader(td, collate_fn=lambda x: x)", "tdc.data.collate(td)", "as `collate_fn`: lets it pass"),
+        Row(
+            "DataLoader(data, collate_fn=...)",
+            "tdc.data.collate(list(td.unbind(0)))",
+            "each key is stacked, padded or packed, as you say",
+        ),
+        Row("DataLoader(td, collate_fn=lambda x: x)", "tdc.data.collate(td)", "as `collate_fn`: returns it as it is"),
     ],
     "Arithmetic and functions": [
         Row("td + 1, td * other, td == other", SAME),
@@ -185,7 +195,7 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "td.apply(fn, is_leaf=is_step)",
             "td.apply(lambda x: x, is_leaf=lambda cls: True)",
-            "takes inner nodes whole",
+            "`fn` gets inner nodes, not their leaves",
         ),
         Row("td.apply(fn, batch_size=[])", "td.apply(torch.sum, batch_size=[])"),
         Row("td.named_apply(fn, nested_keys=True)", instead("named_apply")),
@@ -211,11 +221,11 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "td['name'] = 'train'",
             "td = td.set('name', Static('train'))",
-            "one object for the batch, a constant of a graph",
+            "one object for the whole batch; a constant in a graph",
         ),
         Row("NonTensorData('train')", instead("NonTensorData")),
         Row("NonTensorStack('a', 'b')", instead("NonTensorStack"), "one object for each example"),
-        Row("td.get_non_tensor('name')", instead("get_non_tensor"), "read as any key"),
+        Row("td.get_non_tensor('name')", instead("get_non_tensor"), "read like any other key"),
         Row("@tensorclass", "tdc.tensorclass", "frozen; or inherit from `tdc.TensorClass`"),
         Row("data.images = images", "data = data.replace(images=images)"),
         Row("MyData.from_tensordict(td)", "type(data).from_tensordict({'images': images})"),
@@ -291,7 +301,7 @@ ROWS: dict[str, list[Row]] = {
 
 
 def sample() -> dict[str, Any]:
-    """Names that the rows use, made anew for each."""
+    """Names that the rows of the tables use, made anew for each."""
     x = torch.arange(12.0).view(3, 4)
     d = {"a": x, "b": {"c": torch.ones(3, 4, 2)}, "e": x + 1, "f": torch.zeros(3, 4, 5)}
     td: Any = TensorDict(d, [3, 4])
@@ -303,7 +313,7 @@ def sample() -> dict[str, Any]:
         "array": np.zeros(3, dtype=[("f", "f4"), ("i", "i8")]), "d": d, "data": image_class()(images, batch_size=[2]),
         "dc": make_dataclass("Record", [("a", torch.Tensor)])(x), "fn": torch.neg, "ids": torch.arange(12) % 3,
         "idx": 0, "images": images, "index": torch.tensor([[0, 1, 2, 0]]), "mask": x > 3, "net": net,
-        "nt": tdc.interop.to_namedtuple(td), "other": td + 1, "params": params, "rows": [td[0, :n] for n in (2, 4)],
+        "nt": tdc.interop.to_namedtuple(td), "other": td + 1, "params": params, "examples": [td[0, :n] for n in (2, 4)],
         "stacked": torch.stack([params, params]), "td": td, "tds": [td, td + 1], "tree": [x, {"y": x}], "x": x, "y": x,
     }  # fmt: skip
 
