@@ -9,7 +9,6 @@ width and batch size and gives up at the eighth; `python -m tdc demo` compares t
 from __future__ import annotations
 
 from bench._timing import Report, Spread, arguments
-from tdc.compile import Counts
 from tdc.demo.data import Corpus, load_docstrings, split
 from tdc.demo.pipeline import fit
 
@@ -38,8 +37,7 @@ def main() -> None:
     totals = [sum(len(corpus.texts[i]) for i in indices) for indices in plan]
     report.note(f"{BATCHES} batches of {min(map(len, plan))} to {max(map(len, plan))} texts, "
                 f"{min(totals)} to {max(totals)} tokens, {len(set(totals))} different totals")  # fmt: skip
-    ragged, run = fit("ragged", corpus, plan, 0, args.device)
-    counts: Counts = ragged.counts
+    counts, run = fit("ragged", corpus, plan, 0, args.device)
     warm = [step.seconds for step in run.steps[1:]]
     report.row("training step", {"ragged": warm}, "ragged", kernels=counts.kernels, peak_MB=round(run.peak / 1e6, 1))
     for what, limit in (("graphs", 1), ("breaks", 0), ("compiles", 1)):

@@ -1,6 +1,6 @@
 """The demo's model: stock torch modules, once on ragged batches, once on the same batches padded.
 
-    tokens (B, -1)  ->  Embedding + position Embedding  ->  nn.TransformerEncoder  ->  mean over each row  ->  nn.Linear
+    tokens (B, -1)  ->  Embedding + position Embedding  ->  nn.TransformerEncoder  ->  mean of each text  ->  nn.Linear
 
 Nothing in the ragged forward knows of lengths, masks or padding. The padded one is what one writes without the library.
 """
@@ -30,14 +30,14 @@ class Classifier(nn.Module):
     def __init__(self, classes: int, *, width: int = 128, heads: int = 4, layers: int = 2, longest: int = 512) -> None:
         super().__init__()
         self.tokens = nn.Embedding(256, width)
-        self.places = nn.Embedding(longest, width)
+        self.positions = nn.Embedding(longest, width)
         layer = nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, classes)
 
     def forward(self, batch: TensorDict) -> Tensor:
         tokens: NestedTensor = batch["tokens"]
-        x = self.tokens(tokens) + self.places(positions(tokens))
+        x = self.tokens(tokens) + self.positions(positions(tokens))
         return self.head(self.encoder(x).mean(1))
 
 
@@ -50,13 +50,13 @@ class PaddedClassifier(nn.Module):
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
-        self.tokens, self.places, self.encoder, self.head = model.tokens, model.places, model.encoder, model.head
+        self.tokens, self.positions, self.encoder, self.head = model.tokens, model.positions, model.encoder, model.head
 
     def forward(self, batch: TensorDict) -> Tensor:
         tokens, lengths = batch["tokens"], batch["lengths"]
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        padding = places >= lengths[:, None]
-        x = self.encoder(self.tokens(tokens) + self.places(places), src_key_padding_mask=padding)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        padding = positions >= lengths[:, None]
+        x = self.encoder(self.tokens(tokens) + self.positions(positions), src_key_padding_mask=padding)
         return self.head(x.masked_fill(padding[..., None], 0).sum(1) / lengths[:, None])
 
 

@@ -17,6 +17,7 @@ from tdc.demo.data import Corpus
 from tdc.demo.model import Classifier, ragged_batch
 from tdc.demo.records import ExportRecord
 from tdc.demo.train import loader, predict
+from tdc.interop.pytrees import to_state_dict
 from tdc.tensordict.tensordict import TensorDict
 
 TOLERANCE = 1e-4
@@ -24,7 +25,7 @@ TOLERANCE = 1e-4
 
 def trained(model: Classifier, params: TensorDict) -> Classifier:
     """The model with the trained parameters, on CPU and in eval mode."""
-    model.load_state_dict({".".join(path): leaf.cpu() for path, leaf in params._leaves.items()})
+    model.load_state_dict(to_state_dict(params))
     return model.cpu().eval()
 
 

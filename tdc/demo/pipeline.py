@@ -11,19 +11,20 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 
-from tdc.compile.counts import Counts, counted
+from tdc.compile.counts import Counts
 from tdc.demo.console import progress, section, table
 from tdc.demo.data import Corpus, batches, length_histogram, load_docstrings, majority_accuracy, padded_occupancy, split
 from tdc.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch
 from tdc.demo.package import compare, trained
-from tdc.demo.records import ComparisonRecord, CompileRow, DemoFacts, ExportRecord
+from tdc.demo.records import ComparisonRecord, DemoFacts, ExportRecord
 from tdc.demo.report import write_report
-from tdc.demo.train import BATCH, Run, loader, make_step, schedule, start, train
+from tdc.demo.train import BATCH, Run, loader, schedule, step_of, train
 from tdc.optim import adamw
 
 COMPARED = 40
@@ -52,15 +53,15 @@ def run(*, steps: int | None, seed: int, device: str, out: str) -> int:
     show_data(corpus, training, seed)
 
     section("Training on ragged batches: forward, loss, backward and AdamW in one compiled graph")
-    ragged_step, ragged = fit("ragged", corpus, plan, seed, device)
+    ragged_counts, ragged = fit("ragged", corpus, plan, seed, device)
     section(f"The first {min(COMPARED, len(plan))} steps again, padded: same weights, batches and optimiser")
-    padded_step, padded = fit("padded", corpus, plan[:COMPARED], seed, device)
+    padded_counts, padded = fit("padded", corpus, plan[:COMPARED], seed, device)
     rows = side_by_side(ragged, padded)
     apart = max(abs(r.loss_ragged - r.loss_padded) for r in rows)
     show_comparison(rows, ragged, padded, apart)
 
     section("What compiling did")
-    counts = (ragged_step.counts, padded_step.counts)
+    counts = (ragged_counts, padded_counts)
     show_counts(counts)
 
     section("Export: an AOTInductor package with dynamic batch and length")
@@ -75,20 +76,20 @@ def run(*, steps: int | None, seed: int, device: str, out: str) -> int:
     facts = gather(corpus, plan, ragged, padded, rows, counts, exported, accuracy, majority, device)
     page = write_report(folder, facts)
     section(f"The report is {page}   ({time.perf_counter() - begin:.0f} s in all)")
-    return verdict(ragged_step.counts, apart, exported)
+    return verdict(ragged_counts, apart, exported)
 
 
-def fit(kind: str, corpus: Corpus, plan: Plan, seed: int, device: str) -> tuple[counted, Run]:
-    """Train a fresh model on ragged or on padded batches."""
+def fit(kind: str, corpus: Corpus, plan: Plan, seed: int, device: str) -> tuple[Counts, Run]:
+    """Train a new model on ragged or on padded batches, and count what compiling did."""
     torch.manual_seed(seed)
     model: torch.nn.Module = Classifier(len(corpus.classes)).to(device)
     build: Build = ragged_batch
     if kind == "padded":
         model, build = PaddedClassifier(model), padded_batch  # type: ignore[arg-type]  # it is a Classifier
-    optimizer = adamw(2e-3)
-    step = counted(make_step(model, optimizer), name=f"{kind} training step")
+    step = step_of(model, adamw(2e-3))
     with progress(kind, len(plan)) as show:
-        return step, train(step, start(model, optimizer), plan, corpus, build, device, show)
+        done = train(step, step.init(model), plan, corpus, build, device, show)
+    return replace(step.counts, name=f"{kind} training step"), done
 
 
 def show_data(corpus: Corpus, training: tuple[int, ...], seed: int) -> None:
@@ -169,7 +170,7 @@ def gather(
         comparison=rows,
         peak_bytes_ragged=ragged.peak,
         peak_bytes_padded=padded.peak,
-        compiled=tuple(CompileRow(c.name, c.graphs, c.breaks, c.compiles, c.kernels, c.seconds) for c in counts),
+        compiled=counts,
         export=exported,
     )
 

@@ -9,7 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ComparisonRecord", "CompileRow", "DemoFacts", "ExportRecord", "Spread", "StepRecord", "spread"]
+from tdc.compile.counts import Counts
+
+__all__ = ["ComparisonRecord", "DemoFacts", "ExportRecord", "Spread", "StepRecord", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class StepRecord:
 class ComparisonRecord:
     """One step of the same model on the same batch, ragged and padded; `tokens` counts the real ones.
 
-    Warm steps only: the time to compile belongs to the `CompileRow`.
+    Warm steps only: the time to compile belongs to the `Counts`.
     """
 
     step: int
@@ -36,18 +38,6 @@ class ComparisonRecord:
     seconds_ragged: float
     seconds_padded: float
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompileRow:
-    """One compiled function: counts over the whole run, and the seconds spent compiling."""
-
-    name: str
-    graphs: int
-    breaks: int
-    compiles: int
-    kernels: int | None
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,7 @@ class DemoFacts:
     comparison: tuple[ComparisonRecord, ...] = ()
     peak_bytes_ragged: int | None = None
     peak_bytes_padded: int | None = None
-    compiled: tuple[CompileRow, ...] = ()
+    compiled: tuple[Counts, ...] = ()
     export: ExportRecord | None = None
 
     @property

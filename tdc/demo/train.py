@@ -1,4 +1,4 @@
-"""The demo's training job: one compiled function from (state, batch) to (state, loss, accuracy).
+"""The demo's training job: `tdc.compile.train_step` on batches of docstrings.
 
 Forward, loss, backward and AdamW are one graph, compiled once for all lengths and batch sizes. Ragged and padded
 training differ in the batch and the model's forward only: same weights, same seed, same optimiser, so the same losses.
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tdc.compile.counts import counted, peak_bytes
+from tdc.compile.counts import peak_bytes
 from tdc.compile.dynamic import dynamic
-from tdc.compile.functional import from_module, functional_call
+from tdc.compile.functional import functional_call
+from tdc.compile.train_step import TrainStep, train_step
 from tdc.demo.data import Corpus, batches, tokens
 from tdc.demo.model import Build
 from tdc.demo.records import StepRecord
@@ -35,27 +36,15 @@ class Run:
     peak: int
 
 
-def start(model: nn.Module, optimizer: Optimizer) -> TensorDict:
-    """The state before the first step: a copy of the model's parameters, and the optimiser's state."""
-    params = from_module(model).apply(torch.clone)
-    return TensorDict({"params": params, "optimizer": optimizer.init(params)})
+def step_of(model: nn.Module, optimizer: Optimizer) -> TrainStep:
+    """One training step of a classifier: `(state, batch) -> (state, {"loss", "accuracy"})`."""
 
-
-def make_step(model: nn.Module, optimizer: Optimizer) -> Callable[[TensorDict, TensorDict], tuple[TensorDict, Tensor]]:
-    """One training step as a function: `(state, batch) -> (state, [loss, accuracy])`."""
-
-    def loss_of(params: TensorDict, batch: TensorDict) -> tuple[Tensor, Tensor]:
+    def loss_of(params: TensorDict, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         logits = functional_call(model, params, (batch,))
         right = logits.detach().argmax(1) == batch["label"]
-        return F.cross_entropy(logits, batch["label"]), right.float().mean()
+        return F.cross_entropy(logits, batch["label"]), {"accuracy": right.float().mean()}
 
-    def training_step(state: TensorDict, batch: TensorDict) -> tuple[TensorDict, Tensor]:
-        params = state["params"]
-        grads, (loss, accuracy) = torch.func.grad_and_value(loss_of, has_aux=True)(params, batch)
-        params, slots = optimizer.update(grads, state["optimizer"], params)
-        return TensorDict({"params": params, "optimizer": slots}), torch.stack([loss.detach(), accuracy])
-
-    return training_step
+    return train_step(loss_of, optimizer, has_aux=True)
 
 
 def schedule(corpus: Corpus, train: tuple[int, ...], seed: int) -> Iterator[tuple[int, ...]]:
@@ -73,7 +62,7 @@ def loader(corpus: Corpus, plan: Iterable[tuple[int, ...]], build: Build, device
 
 
 def train(
-    step: counted, state: TensorDict, plan: list[tuple[int, ...]], corpus: Corpus, build: Build, device: str,
+    step: TrainStep, state: TensorDict, plan: list[tuple[int, ...]], corpus: Corpus, build: Build, device: str,
     show: Callable[[StepRecord], None],
 ) -> Run:  # fmt: skip
     """Take one step for each batch of the plan; measure the last one's memory."""
@@ -82,7 +71,7 @@ def train(
     for indices, batch in zip(plan, loader(corpus, plan, build, device), strict=True):
         begin = time.perf_counter()
         state, metrics = step(state, batch)
-        loss, accuracy = metrics.tolist()
+        loss, accuracy = torch.stack([metrics["loss"], metrics["accuracy"]]).tolist()  # one wait for the device
         count = sum(len(corpus.texts[i]) for i in indices)
         records.append(StepRecord(len(records) + 1, loss, accuracy, count, time.perf_counter() - begin))
         show(records[-1])
@@ -96,5 +85,5 @@ def predict(model: Callable[[TensorDict], Tensor], corpus: Corpus, indices: tupl
     plan = [tuple(order[i : i + BATCH]) for i in range(0, len(order), BATCH)]
     with torch.no_grad():
         found = torch.cat([model(batch) for batch in loader(corpus, plan, build, "cpu")])
-    places = {index: row for row, index in enumerate(order)}
-    return found[torch.tensor([places[i] for i in indices])]
+    positions = {index: position for position, index in enumerate(order)}
+    return found[torch.tensor([positions[i] for i in indices])]

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tdc.demo.records import ComparisonRecord, CompileRow, DemoFacts, ExportRecord, StepRecord, spread
+from tdc.compile import Counts
+from tdc.demo.records import ComparisonRecord, DemoFacts, ExportRecord, StepRecord, spread
 from tdc.demo.report import write_report
 from tdc.demo.theme import DARK, LIGHT
 
@@ -62,7 +63,7 @@ def facts() -> DemoFacts:
         ),
         peak_bytes_ragged=3 * 2**20,
         peak_bytes_padded=None,
-        compiled=(CompileRow("train<step>", 1, 0, 1, 34, 21.44), CompileRow("predict", 1, 3, 2, None, 0.0064)),
+        compiled=(Counts("train<step>", 1, 0, 1, 34, 21.44), Counts("predict", 1, 3, 2, None, 0.0064)),
         export=ExportRecord("model<1>.pt2", 1_834_221, 4.8e-7, 1132, 1133, 11.9),
     )
 

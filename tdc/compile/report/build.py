@@ -26,8 +26,9 @@ from tdc.compile._torch.trace import Event, listening
 from tdc.compile.counts import counted, peak_bytes
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
-from tdc.compile.report.kernels import Kernel, kernels_of
+from tdc.compile.report.kernels import kernels_of
 from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
+from tdc.compile.report.record import Compile, Record
 from tdc.compile.report.view import report_html, report_text
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, StructureError, describe, message
@@ -39,92 +40,18 @@ LIMIT = Break(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Compile:
-    """One compile of one graph.
-
-    Attributes:
-        graph: which of the pieces of the function, counted from 0.
-        ops: operations in the graph.
-        seconds: spent in the backend.
-        causes: why the compiles before it could not be used; none for the first.
-        guards: conditions that each call is checked for.
-        kernels: what the backend generated and what it calls; only Inductor tells.
-        bytes_moved: read and written by its kernels, estimated for the sizes it was compiled with; None if unknown.
-    """
-
-    graph: int
-    ops: int
-    seconds: float
-    causes: tuple[str, ...] = ()
-    guards: tuple[str, ...] = ()
-    kernels: tuple[Kernel, ...] = ()
-    bytes_moved: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Record):
     """What compiling a function over some examples did. `str` is a table, `html()` a page, `save(path)` writes it.
 
     Attributes:
         name, backend: of the function and of what compiled it.
         examples: how many there were.
-        breaks: each place where the function was cut, once.
+        breaks: each line where the function was cut, once.
         compiles: all compiles, in order.
         call_us, raw_us: microseconds of a warm call, and of the compiled graphs alone on flat tensors; medians.
         peak_bytes: most bytes alive during a warm call beyond what was alive before; of the largest example.
     """
-
-    name: str
-    backend: str
-    examples: int
-    breaks: tuple[Break, ...]
-    compiles: tuple[Compile, ...]
-    call_us: float | None = None
-    raw_us: float | None = None
-    peak_bytes: int | None = None
-
-    @property
-    def newest(self) -> tuple[Compile, ...]:
-        """The newest compile of each graph."""
-        return tuple({c.graph: c for c in self.compiles}.values())
-
-    @property
-    def graphs(self) -> int:
-        """Pieces the function was cut into; 1: it compiled whole."""
-        return len(self.newest)
-
-    @property
-    def recompiles(self) -> tuple[Compile, ...]:
-        """Compiles of a graph that had been compiled before."""
-        seen: set[int] = set()
-        return tuple([c for c in self.compiles if c.graph in seen or seen.add(c.graph)])
-
-    @property
-    def guards(self) -> tuple[str, ...]:
-        """Conditions that a call is checked for."""
-        return tuple([guard for c in self.newest for guard in c.guards])
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Kernels generated for a call."""
-        return tuple([k for c in self.newest for k in c.kernels if k.generated])
-
-    @property
-    def externs(self) -> tuple[Kernel, ...]:
-        """Functions of libraries that a call uses, such as a matrix product."""
-        return tuple([k for c in self.newest for k in c.kernels if not k.generated])
-
-    @property
-    def bytes_moved(self) -> int | None:
-        """Bytes that the kernels of a call read and write, estimated; None where the backend does not tell."""
-        known = [c.bytes_moved for c in self.newest if c.bytes_moved is not None]
-        return sum(known) if known else None
-
-    @property
-    def overhead_us(self) -> float | None:
-        """Microseconds of a warm call beyond the compiled graphs: guards, taking containers apart, building results."""
-        return None if self.call_us is None or self.raw_us is None else self.call_us - self.raw_us
 
     def __str__(self) -> str:
         return report_text(self)
@@ -203,7 +130,7 @@ def report(
 
 
 @dataclass(slots=True)
-class Made:
+class BackendCall:
     """One call of the backend: for which compile, and what it gave."""
 
     id: CompileId
@@ -217,7 +144,7 @@ class Recorder:
     """A backend that notes what it is asked, and on demand the flat tensors that its graphs are called with."""
 
     inner: Callable[..., Any]
-    made: list[Made] = field(default_factory=list)
+    made: list[BackendCall] = field(default_factory=list)
     flat: list[tuple[Callable[..., Any], tuple[Any, ...]]] | None = None
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -225,7 +152,7 @@ class Recorder:
         out = self.inner(graph, inputs)
         seconds = time.perf_counter() - begin
         ops = sum([node.op.startswith("call_") for node in graph.graph.nodes])
-        self.made.append(Made(current_compile(), ops, seconds, bytes_accessed() - moved))
+        self.made.append(BackendCall(current_compile(), ops, seconds, bytes_accessed() - moved))
 
         def call(*args: Any) -> Any:
             if self.flat is not None:
@@ -235,7 +162,7 @@ class Recorder:
         return call
 
 
-def gather(made: list[Made], events: list[Event]) -> tuple[tuple[Compile, ...], tuple[Break, ...]]:
+def gather(made: list[BackendCall], events: list[Event]) -> tuple[tuple[Compile, ...], tuple[Break, ...]]:
     """Compiles and breaks from what the backend was asked and what torch said meanwhile."""
     frames = {frame: n for n, frame in enumerate(dict.fromkeys([m.id[0] for m in made]))}
     known = {m.id for m in made}

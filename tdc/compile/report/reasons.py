@@ -1,4 +1,4 @@
-"""Guards, causes of recompiles and graph breaks in the words of whoever wrote the function.
+"""Guards, causes of recompiles and graph breaks in the terms of the user's own code.
 
     tensor 'td._leaves['x']._values' size mismatch at index 0. expected 5, actual 7
     td['x'].values: size of dim 0 was 5, now 7
@@ -133,7 +133,7 @@ def is_library(file: str) -> bool:
     return file.startswith(LIBRARIES)
 
 
-def place(file: str, line: str, function: str) -> str:
+def location(file: str, line: str, function: str) -> str:
     """A line of a file, from the working directory where it is below it."""
     short = os.path.relpath(file)
     return f"{file if short.startswith('..') else short}:{line} in {function}"
@@ -143,7 +143,7 @@ def user_line(stack: str) -> str:
     """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are."""
     frames = FRAME.findall(stack)
     own = [frame for frame in frames if not is_library(frame[0])]
-    return place(*(own or frames)[-1]) if frames else ""
+    return location(*(own or frames)[-1]) if frames else ""
 
 
 def break_of(payload: str) -> Break:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
+from tdc.compile.report.kernels import Kernel
+from tdc.compile.report.record import Record
 from tdc.tensordict.display import shortened
 from tdc.tensordict.nbytes import bytes_text
-
-if TYPE_CHECKING:
-    from tdc.compile.report.build import Report
-    from tdc.compile.report.kernels import Kernel
 
 SHOWN = 8  # guards in the text
 WIDE = 60  # characters of a kernel's name
@@ -50,7 +47,7 @@ class Section:
     folded: bool = False
 
 
-def sections(r: Report) -> list[Section]:
+def sections(r: Record) -> list[Section]:
     """All that a report has, sections with nothing in them left out."""
     compiles = []
     for n, c in enumerate(r.compiles):
@@ -73,7 +70,7 @@ def row_of(k: Kernel) -> tuple[str, ...]:
     return k.name, k.language, k.stage, f"{k.calls}", ", ".join(k.ops), "\n".join(k.where)
 
 
-def figures(r: Report) -> list[tuple[str, str]]:
+def figures(r: Record) -> list[tuple[str, str]]:
     """The numbers of a report, each with its name."""
     found = [
         ("graphs", f"{r.graphs}"),
@@ -93,18 +90,18 @@ def figures(r: Report) -> list[tuple[str, str]]:
     return found
 
 
-def told(r: Report, count: int) -> str:
+def told(r: Record, count: int) -> str:
     """A count of what only Inductor tells."""
     known = r.bytes_moved is not None or count or not r.compiles
     return f"{count}" if known else "not told by this backend"
 
 
-def title(r: Report) -> str:
+def title(r: Record) -> str:
     """One line: function, backend, examples."""
     return f"{r.name}: {r.examples} example{'s' * (r.examples != 1)}, backend {r.backend}"
 
 
-def report_text(r: Report) -> str:
+def report_text(r: Record) -> str:
     """A report as text: tables where columns are short, else one block for each row."""
     names = max([len(name) for name, _ in figures(r)])
     lines = [title(r), *[f"  {name.ljust(names)}  {value}" for name, value in figures(r)]]
@@ -118,7 +115,7 @@ def report_text(r: Report) -> str:
 
 
 def break_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Graph breaks: reason, place, hint."""
+    """Graph breaks: reason, line, hint."""
     lines = []
     for reason, where, hint in rows:
         lines.append(shortened(reason, LONG))
@@ -127,12 +124,12 @@ def break_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[
 
 
 def kernel_lines(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Kernels: name and kind, operations, place."""
+    """Kernels: name and kind, operations, lines."""
     lines = []
     for name, language, stage, calls, ops, where in rows:
         kind = [language] * (language != "library") + [stage] + [f"{calls} calls"] * (calls != "1")
         lines.append(f"{shortened(name, WIDE)} ({', '.join(kind)})")
-        lines += [f"  {ops}"] * bool(ops) + [f"  at {place}" for place in where.split("\n") if place]
+        lines += [f"  {ops}"] * bool(ops) + [f"  at {line}" for line in where.split("\n") if line]
     return lines
 
 
@@ -146,7 +143,7 @@ def aligned(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]
 BLOCKS = {"graph breaks": break_lines, "generated kernels": kernel_lines, "library calls": kernel_lines}
 
 
-def report_html(r: Report, page: bool = False) -> str:
+def report_html(r: Record, page: bool = False) -> str:
     """A report as HTML: a fragment for a notebook, or a page of its own."""
     level = "h1" if page else "strong"
     parts = [f"<{level}>{escape(title(r))}</{level}>", table_html("figures", (), figures(r))]
