@@ -8,10 +8,7 @@ from . import nn as nn
 from . import ops as ops
 from . import optim as optim
 from . import testing as testing
-from .compile.control_flow import associative_scan as associative_scan
 from .compile.control_flow import cond as cond
-from .compile.control_flow import scan as scan
-from .compile.control_flow import scan_map as scan_map
 from .compile.control_flow import while_loop as while_loop
 from .compile.ensemble import ensemble as ensemble
 from .compile.functional import from_module as from_module
@@ -24,6 +21,9 @@ from .compile.grad import vjp as vjp
 from .compile.jacobian import hessian as hessian
 from .compile.jacobian import jacfwd as jacfwd
 from .compile.jacobian import jacrev as jacrev
+from .compile.loops import associative_scan as associative_scan
+from .compile.loops import scan as scan
+from .compile.loops import scan_map as scan_map
 from .compile.vmap import vmap as vmap
 from .core.errors import DtypeError as DtypeError
 from .core.errors import FormatError as FormatError

@@ -30,18 +30,18 @@ NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat, torch.SymBoo
 class Form:
     """What a tree is apart from its tensors: treedef, constants, and where the tensors stood."""
 
-    __slots__ = ("constants", "places", "spec")
+    __slots__ = ("constants", "positions", "spec")
 
-    def __init__(self, spec: Any, constants: list[Any], places: list[int]) -> None:
+    def __init__(self, spec: Any, constants: list[Any], positions: list[int]) -> None:
         self.spec = spec
         self.constants = constants
-        self.places = places
+        self.positions = positions
 
     def join(self, tensors: Sequence[Any]) -> Any:
         """The tree with these tensors."""
         leaves = list(self.constants)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
+        for position, tensor in zip(self.positions, tensors, strict=True):
+            leaves[position] = tensor
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -61,8 +61,8 @@ def split(op: str, what: str, tree: Any, *, numbers: bool = True) -> tuple[list[
         wrong = [line for line, x in zip(lines(tree), leaves, strict=True) if not isinstance(x, (Tensor, *takes))]
         hint = "numbers as tensors: torch.tensor(0); other objects from outside, by closure"
         raise DtypeError(message(op, f"tensors and containers in {what}", "leaves of other types", wrong, hint))
-    places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-    return [leaves[i] for i in places], Form(spec, [None if isinstance(x, Tensor) else x for x in leaves], places)
+    positions = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    return [leaves[i] for i in positions], Form(spec, [None if isinstance(x, Tensor) else x for x in leaves], positions)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
@@ -115,13 +115,15 @@ def lines(tree: Any) -> list[str]:
 def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
     """Which tensors of a carry a body changes; the others it hands back as they are, object for object.
 
-    What does not move (offsets of a ragged batch, a table that is looked up) is left out of the carry: it is neither
+    What does not change (offsets of a ragged batch, a table that is looked up) is left out of the carry: it is neither
     copied at each step, nor kept for the backward pass, and it stays the same object as outside. A tensor that stands
-    in the carry twice stays out only if all its places do, since bodies may exchange them.
+    in the carry twice stays out only if it does at all positions, since bodies may exchange them.
     """
-    still = [a is b for a, b in zip(before, after, strict=True)]
+    unchanged = [a is b for a, b in zip(before, after, strict=True)]
     twin = [[j for j, y in enumerate(before) if y is x] for x in before]
-    return [i for i, places in enumerate(twin) if not all([still[j] and after[j] is before[i] for j in places])]
+    return [
+        i for i, positions in enumerate(twin) if not all([unchanged[j] and after[j] is before[i] for j in positions])
+    ]
 
 
 def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
@@ -130,7 +132,7 @@ def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
     Raises:
         UnsupportedError: the tree holds at least one; all are named.
     """
-    is_batch: Callable[[Any], bool] = lambda x: isinstance(x, Container) and x._kind in ("nested", "masked")  # noqa: E731
+    is_ragged: Callable[[Any], bool] = lambda x: isinstance(x, Container) and x._kind in ("nested", "masked")  # noqa: E731
     found = pytree.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, Container))[0]
     wrong: list[str] = []
     for path, x in found:
@@ -138,7 +140,7 @@ def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
         wrong += [
             f"{pytree.keystr(path) + ''.join([f'[{k!r}]' for k in parts(key)]) or 'value'}: {describe(leaf)}"
             for key, leaf in inner
-            if is_batch(leaf)
+            if is_ragged(leaf)
         ]
     if wrong:
         got = "ragged or padded batches"

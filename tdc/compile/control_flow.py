@@ -2,6 +2,9 @@
 
     tdc.cond(pred, true_fn, false_fn, operands)
     tdc.while_loop(cond_fn, body_fn, carried_inputs)
+
+and in `loops` what walks along a dim:
+
     tdc.scan(combine_fn, init, xs, dim=0, reverse=False)
     tdc.associative_scan(combine_fn, xs, dim, reverse=False, combine_mode="pointwise")
     tdc.scan_map(f, xs, *args)
@@ -25,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile import loops
 from tdc.compile._torch.functorch import is_batched
 from tdc.compile._torch.operators import while_loop_operator
 from tdc.compile._torch.tracing import before_operator, probe, refuse_in_scan
@@ -79,20 +81,20 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
     outs, result = split("cond", "the result of true_fn", yes)
     agree("cond", ("the result of true_fn", yes), ("the result of false_fn", no), "return the same keys from both")
     others = tensors_of(no)
-    places = [i for i, (a, b) in enumerate(zip(outs, others, strict=True)) if a is not b]  # else from outside
-    code = Code(needs_grad(tensors, outs, others), [outs[i] for i in places])
-    if places:
+    positions = [i for i, (a, b) in enumerate(zip(outs, others, strict=True)) if a is not b]  # else from outside
+    code = Code(needs_grad(tensors, outs, others), [outs[i] for i in positions])
+    if positions:
 
         def branch(fn: Fn) -> Fn:
             def run(*flat: Tensor) -> tuple[Tensor, ...]:
                 found = tensors_of(fn(*form.join(flat)))
-                return tuple(code.encode([found[i] for i in places]))
+                return tuple(code.encode([found[i] for i in positions]))
 
             return run
 
         found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple(tensors))
-        for place, x in zip(places, code.decode(found), strict=True):
-            outs[place] = x
+        for position, x in zip(positions, code.decode(found), strict=True):
+            outs[position] = x
     return result.join(outs)
 
 
@@ -135,9 +137,9 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
         return carry
     before_operator("while_loop")
     after, _ = split("while_loop", "the carry", after_body(carry, probe(body_fn, *carry)), numbers=False)
-    places = moving(tensors, after)
+    positions = moving(tensors, after)
     first = checked("while_loop", cond_fn(*carry))
-    if not places:
+    if not positions:
         return carry
     ref = needs_grad(tensors, after)
     if ref is not None:
@@ -145,113 +147,19 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
 
     def carry_of(flat: Sequence[Tensor]) -> Any:
         leaves = list(tensors)
-        for place, x in zip(places, flat, strict=True):
-            leaves[place] = x
+        for position, x in zip(positions, flat, strict=True):
+            leaves[position] = x
         return form.join(leaves)
 
     def body(*flat: Tensor) -> tuple[Tensor, ...]:
         out = tensors_of(body_fn(*carry_of(flat)))
-        return tuple([copied(out[place]) for place in places])
+        return tuple([copied(out[position]) for position in positions])
 
-    start = tuple([anchored(tensors[place], ref) for place in places])
+    start = tuple([anchored(tensors[position], ref) for position in positions])
     end = while_loop_operator(lambda *flat: checked("while_loop", cond_fn(*carry_of(flat))), body, start)
     return carry_of(
-        end if ref is None else [end_if_ran(first, x, tensors[i]) for i, x in zip(places, end, strict=True)]
+        end if ref is None else [end_if_ran(first, x, tensors[i]) for i, x in zip(positions, end, strict=True)]
     )
-
-
-def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> tuple[Any, Any]:
-    """Walk along a dim of `xs`: `carry, y = combine_fn(carry, x)`, and all `y` stacked.
-
-    Shapes:
-        xs: every tensor and TensorDict has T steps at `dim`; of a TensorDict `dim` counts batch dims. Results are
-        stacked along `dim`; a TensorDict `y` of batch size `[B]` comes out as `[T, B]`.
-
-    Args:
-        combine_fn: a pure function of carry and slice; it may close over anything, ragged batches too.
-        init: the carry to begin with, any pytree.
-        xs: what to walk along, a pytree of tensors and TensorDicts.
-        dim: the dim of the loops.
-        reverse: from the last step to the first; results lie where their step does.
-
-    Returns:
-        The last carry, and the stacked results.
-
-    Raises:
-        DtypeError: a leaf that is no tensor.
-        ShapeError: no steps, different numbers of them, or a dim that is not there.
-        StructureError: `combine_fn` does not return a pair, or changes the form of the carry; both forms are shown.
-        UnsupportedError: a ragged or padded batch in `xs` or among the results; the hint has the alternative.
-
-    Compile:
-        fullgraph, one graph for any number of steps; differentiable, integers in the carry included.
-
-    Example:
-        >>> from tdc import TensorDict
-        >>> xs = TensorDict({"r": torch.tensor([1.0, 2.0, 3.0])}, [3])
-        >>> total, ys = scan(lambda c, x: (c + x["r"], x * 10), torch.tensor(0.0), xs)
-        >>> total, ys["r"]
-        (tensor(6.), tensor([10., 20., 30.]))
-
-    Source:
-        `torch._higher_order_ops.scan`.
-    """
-    return loops.scan(combine_fn, init, xs, dim, reverse)
-
-
-def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
-    """All partial results of an associative function along a dim: `x0, f(x0, x1), f(f(x0, x1), x2), …`.
-
-    Shapes:
-        xs as for `scan`; the result has the form and the shapes of xs.
-
-    Args:
-        combine_fn: `(x, x) -> x`, pure and associative, on slices without `dim`.
-        combine_mode: "generic" for any function on any device; "pointwise" for pointwise functions on CUDA.
-
-    Raises:
-        DtypeError: a leaf that is no tensor.
-        ShapeError: no steps, different numbers of them, or a dim that is not there.
-        StructureError: `combine_fn` changes the form; both are shown.
-        UnsupportedError: "pointwise" elsewhere than on CUDA; a ragged or padded batch.
-
-    Compile:
-        fullgraph, O(log T) rounds; "generic" is differentiable.
-
-    Example:
-        >>> associative_scan(torch.add, torch.tensor([1, 2, 3]), 0, combine_mode="generic")
-        tensor([1, 3, 6])
-
-    Source:
-        `torch._higher_order_ops.associative_scan`.
-    """
-    return loops.associative_scan(combine_fn, xs, dim, reverse, combine_mode)
-
-
-def scan_map(f: Fn, xs: Any, *args: Any) -> Any:
-    """`f(x, *args)` for each step along the first dim of `xs`, stacked: a loop, where `vmap` would need more memory.
-
-    Shapes:
-        xs as for `scan` with `dim=0`.
-
-    Args:
-        f: a pure function of a slice; it may close over anything.
-        args: passed to each call as they are.
-
-    Raises:
-        As `scan`.
-
-    Compile:
-        fullgraph; differentiable.
-
-    Example:
-        >>> scan_map(lambda x, k: x * k, torch.arange(3), 2)
-        tensor([0, 2, 4])
-
-    Source:
-        `torch._higher_order_ops.map`. (`tdc.map` works on parts of a TensorDict, one after another.)
-    """
-    return loops.scan_map(f, xs, args)
 
 
 def checked(op: str, pred: Any) -> Any:

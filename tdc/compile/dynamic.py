@@ -26,7 +26,7 @@ from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 T = TypeVar("T")
-Place = tuple[Tensor, int, int | None]
+Axis = tuple[Tensor, int, int | None]
 
 
 def dynamic(x: T, dims: Any = "batch", *, min: int | None = None, max: int | None = None) -> T:
@@ -62,7 +62,7 @@ def dynamic(x: T, dims: Any = "batch", *, min: int | None = None, max: int | Non
         return x
     leaves = pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))
     for dim in dims if isinstance(dims, (tuple, list)) else (dims,):
-        found = [place for leaf in leaves for place in places(leaf, dim)]
+        found = [one for leaf in leaves for one in axes_of(leaf, dim)]
         if not found and dim != "batch":
             got = f"dim {dim!r} of {describe(x)}"
             raise ShapeError(message("compile.dynamic", "a dim of x", got, hint="'batch', 'length', or an int"))
@@ -103,7 +103,7 @@ def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | N
         mark_bounds(x, axis, max(2, low or 0) + shift, top)
 
 
-def places(x: Any, dim: Any) -> list[Place]:
+def axes_of(x: Any, dim: Any) -> list[Axis]:
     """Where a dim of a leaf is: tensors, their axes, and by how much each is longer than what the user counts.
 
     Raises:
@@ -121,24 +121,24 @@ def places(x: Any, dim: Any) -> list[Place]:
             inner = range(x.ndim)[dim : dim + 1 or None] if -x.ndim <= dim < x.ndim else ()
         else:
             inner = range(x.ndim) if dim == "batch" else ("length",)
-        return [place for leaf in x._leaves.values() for d in inner for place in places(leaf, d)]
+        return [one for leaf in x._leaves.values() for d in inner for one in axes_of(leaf, d)]
     if isinstance(x, NestedTensor):
-        return nested_places(x, dim)
+        return axes_of_nested(x, dim)
     if isinstance(x, MaskedBatch):
         if dim == "length":
             return [(x.data, d, 0) for d in x.ragged_dims]
         if dim in ("batch", x.batch_dim, x.batch_dim - x.ndim):
             return [(x.data, x.batch_dim, 0), (x.lengths, 0, 0)]
-        return tensor_places(x.data, dim)
-    return tensor_places(x, 0 if dim == "batch" else dim) if isinstance(x, Tensor) and dim != "length" else []
+        return axes_of_tensor(x.data, dim)
+    return axes_of_tensor(x, 0 if dim == "batch" else dim) if isinstance(x, Tensor) and dim != "length" else []
 
 
-def tensor_places(x: Tensor, dim: Any) -> list[Place]:
+def axes_of_tensor(x: Tensor, dim: Any) -> list[Axis]:
     """A dim of a plain tensor, if it has it."""
     return [(x, dim % x.ndim, 0)] if -x.ndim <= dim < x.ndim else []
 
 
-def nested_places(x: NestedTensor, dim: Any) -> list[Place]:
+def axes_of_nested(x: NestedTensor, dim: Any) -> list[Axis]:
     """A dim of a packed batch: offsets are one longer than the batch, bounds of rows are none of the packed axis."""
     s = x.structure
     if not isinstance(dim, str):

@@ -128,10 +128,10 @@ def functional_call(
     stores: list[Store] = []
     find_stores(module, (), stores)
     before = [dict(s.tensors) for s in stores]
-    fresh = fitted(module, stores, params, tie_weights, strict)
+    given = fitted(module, stores, params, tie_weights, strict)
     args = args if isinstance(args, tuple) else () if args is None else (args,)
     try:
-        for s, values in zip(stores, fresh, strict=True):
+        for s, values in zip(stores, given, strict=True):
             s.tensors.update(values)
         out = module(*args, **(kwargs or {}))
         return (out, from_buffers(stores)) if return_buffers else out

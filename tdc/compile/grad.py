@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
+from tdc.compile.vmap import data_of, is_container, is_ragged, with_data
 from tdc.core import pytree
 from tdc.core.arguments import expect_function
 from tdc.core.dynamo import constant
@@ -110,13 +110,13 @@ class Part:
         dtypes = [x.dtype if isinstance(x, Tensor) else None for x in leaves.values()]
         self.plain = bool(dtypes) and None not in dtypes  # then no call for each leaf: these take time to trace
         if self.plain:
-            order, count = places(list(leaves), dtypes, sort)
+            order, count = differentiable_first(list(leaves), dtypes, sort)
             self.back = inverse(order)
             values = permuted(list(leaves.values()), order)
             self.tensors: list[Tensor] = values[:count]
             self.others: list[Any] = values[count:]
         else:
-            self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
+            self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_ragged)
             self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
             self.others = [x for x in self.leaves if not differentiable(x)]
         if not self.tensors:
@@ -126,7 +126,7 @@ class Part:
     def filled(self, tensors: list[Tensor], others: list[Any]) -> Any:
         """The argument with other leaves: both kinds go in as arguments, so that a function may change a buffer."""
         if self.plain:
-            return like(self.arg, permuted([*tensors, *others], self.back))
+            return with_leaves(self.arg, permuted([*tensors, *others], self.back))
         it, rest = iter(tensors), iter(others)
         leaves = [with_data(x, next(it)) if differentiable(x) else next(rest) for x in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
@@ -134,19 +134,19 @@ class Part:
     def gradients(self, tensors: list[Tensor]) -> Any:
         """Gradients in the form of the argument; a TensorDict lacks what has none."""
         if self.plain:
-            found = like(self.arg, permuted([*tensors, *self.others], self.back))
+            found = with_leaves(self.arg, permuted([*tensors, *self.others], self.back))
             return found if not self.others else self.arg.apply(lambda x, g: g if differentiable(x) else None, found)
         it = iter(tensors)
-        return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_whole)
+        return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_container)
 
 
-def like(td: TensorDict, values: list[Any]) -> TensorDict:
+def with_leaves(td: TensorDict, values: list[Any]) -> TensorDict:
     """A TensorDict with other leaves, in its order."""
     return make({p: x for p, x in zip(list(td._leaves), values, strict=True)}, td._nodes, td._size, td._device)
 
 
 @constant
-def places(paths: Sequence[KeyPath], dtypes: Sequence[Any], sort: bool) -> tuple[tuple[int, ...], int]:
+def differentiable_first(paths: Sequence[KeyPath], dtypes: Sequence[Any], sort: bool) -> tuple[tuple[int, ...], int]:
     """Where the leaves are that may have a gradient, then those that may not; and how many may."""
     real = [i for i, d in enumerate(dtypes) if d.is_floating_point or d.is_complex]
     if sort:
@@ -168,7 +168,7 @@ def permuted(values: list[Any], order: tuple[int, ...]) -> list[Any]:
 @constant
 def is_sorted(order: Sequence[int]) -> bool:
     """Whether an order changes nothing."""
-    return all([i == place for i, place in enumerate(order)])
+    return all([i == position for i, position in enumerate(order)])
 
 
 def gradient_of(x: Any, tensors: Iterator[Tensor]) -> Any:
@@ -223,7 +223,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[A
     expect_function("vjp", fn)
     parts = [Part(x, "vjp") for x in primals]
     run: Any = torch.func.vjp
-    _, back, (value, *aux) = run(taken_apart(fn, parts, has_aux, "vjp"), *[p.tensors for p in parts], has_aux=True)
+    _, back, (value, *aux) = run(on_tensors(fn, parts, has_aux, "vjp"), *[p.tensors for p in parts], has_aux=True)
 
     def pullback(cotangents: Any) -> tuple[Any, ...]:
         grads = back(Part(cotangents, "vjp").tensors)
@@ -264,11 +264,11 @@ def jvp(
     parts = [Part(x, "jvp") for x in primals]
     values, directions = tuple([p.tensors for p in parts]), tuple([Part(t, "jvp").tensors for t in tangents])
     run: Any = torch.func.jvp
-    _, out, (value, *aux) = run(taken_apart(fn, parts, has_aux, "jvp"), values, directions, has_aux=True)
+    _, out, (value, *aux) = run(on_tensors(fn, parts, has_aux, "jvp"), values, directions, has_aux=True)
     return (value, Part(value, "jvp").gradients(out), *aux)
 
 
-def taken_apart(fn: Callable[..., Any], parts: list[Part], has_aux: bool, op: str) -> Callable[..., Any]:
+def on_tensors(fn: Callable[..., Any], parts: list[Part], has_aux: bool, op: str) -> Callable[..., Any]:
     """A function from lists of tensors to a list of tensors, with its value and aux beside."""
 
     def inner(*values: list[Tensor]) -> tuple[list[Tensor], Any]:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile.grad import Part, by_path, differentiable
-from tdc.compile.vmap import data_of, is_batch, is_whole, with_data
+from tdc.compile.vmap import data_of, is_container, is_ragged, with_data
 from tdc.core import pytree
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
@@ -143,7 +143,7 @@ def jacobian(
         out = pytree.tree_unflatten([next(it) if x is MISSING else x for x in others], spec)
         out, aux = out if has_aux else (out, None)
         rows = iter(found)
-        jac = pytree.tree_map(lambda y: of_result(op, y, parts, rows, argnums), out, is_leaf=is_whole)
+        jac = pytree.tree_map(lambda y: of_result(op, y, parts, rows, argnums), out, is_leaf=is_container)
         return (jac, aux) if has_aux else jac
 
     return call
@@ -151,7 +151,7 @@ def jacobian(
 
 def results(out: Any) -> list[Any]:
     """Leaves of a result, ragged ones whole."""
-    return pytree.tree_leaves(out, is_leaf=is_batch)
+    return pytree.tree_leaves(out, is_leaf=is_ragged)
 
 
 Rows = Iterator[list[list[Tensor]]]  # for each leaf of the result, for each argument, the Jacobian of each tensor
@@ -179,15 +179,15 @@ def wrt(op: str, y: Any, part: Part, tensors: list[Tensor]) -> Any:
     def one(x: Any) -> Any:
         if not isinstance(x, TensorDict):
             return cell(op, y, x, next(it)) if differentiable(x) else None
-        size = y.shape[: min(y.ragged_dims)] if is_batch(y) else (*y.shape, *x.batch_size)
+        size = y.shape[: min(y.ragged_dims)] if is_ragged(y) else (*y.shape, *x.batch_size)
         return TensorDict({p: cell(op, y, leaf, tensor) for p, (leaf, tensor) in by_path(x, it).items()}, size)
 
-    return pytree.tree_map(one, part.arg, is_leaf=is_whole)
+    return pytree.tree_map(one, part.arg, is_leaf=is_container)
 
 
 def cell(op: str, y: Any, x: Any, tensor: Tensor) -> Any:
     """The Jacobian of one leaf with respect to one leaf: of the ragged structure that one of them has."""
-    if is_batch(y) and is_batch(x):
+    if is_ragged(y) and is_ragged(x):
         got, hint = (
             f"{describe(y)} with respect to {describe(x)}",
             "differentiate a sum over rows, or with respect to x.values",

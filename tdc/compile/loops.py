@@ -1,4 +1,4 @@
-"""Loops along a dim: scan, associative_scan and map behind their public functions.
+"""Loops along a dim: scan, associative_scan and scan_map. What holds for all control flow is said in `control_flow`.
 
 `Steps` takes `xs` apart once: the tensors with the steps in front, and how a slice is put together. Eager code indexes
 them in a Python loop; compiled code hands them to torch's operator.
@@ -76,16 +76,50 @@ def axes(op: str, xs: Any, dim: int) -> list[int]:
 def stacked(ys: Sequence[Any], form: Form, dim: int) -> Any:
     """Results with their steps at `dim`; the form of one step makes a batch of them, since it holds no sizes."""
     tree = form.join(ys)
-    return pytree.tree_map(lambda y: placed(y, dim), tree, is_leaf=lambda y: isinstance(y, Container))
+    return pytree.tree_map(lambda y: with_steps_at(y, dim), tree, is_leaf=lambda y: isinstance(y, Container))
 
 
-def placed(y: Any, dim: int) -> Any:
+def with_steps_at(y: Any, dim: int) -> Any:
     """One stacked result with its steps at `dim`, where it has so many dims."""
     return y.movedim(0, dim) if dim and isinstance(y, (Tensor, Container)) and dim < y.ndim else y
 
 
-def scan(combine_fn: Fn, init: Any, xs: Any, dim: int, reverse: bool) -> tuple[Any, Any]:
-    """See `tdc.scan`."""
+def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> tuple[Any, Any]:
+    """Walk along a dim of `xs`: `carry, y = combine_fn(carry, x)`, and all `y` stacked.
+
+    Shapes:
+        xs: every tensor and TensorDict has T steps at `dim`; of a TensorDict `dim` counts batch dims. Results are
+        stacked along `dim`; a TensorDict `y` of batch size `[B]` comes out as `[T, B]`.
+
+    Args:
+        combine_fn: a pure function of carry and slice; it may close over anything, ragged batches too.
+        init: the carry to begin with, any pytree.
+        xs: what to walk along, a pytree of tensors and TensorDicts.
+        dim: the dim of the loops.
+        reverse: from the last step to the first; results lie where their step does.
+
+    Returns:
+        The last carry, and the stacked results.
+
+    Raises:
+        DtypeError: a leaf that is no tensor.
+        ShapeError: no steps, different numbers of them, or a dim that is not there.
+        StructureError: `combine_fn` does not return a pair, or changes the form of the carry; both forms are shown.
+        UnsupportedError: a ragged or padded batch in `xs` or among the results; the hint has the alternative.
+
+    Compile:
+        fullgraph, one graph for any number of steps; differentiable, integers in the carry included.
+
+    Example:
+        >>> from tdc import TensorDict
+        >>> xs = TensorDict({"r": torch.tensor([1.0, 2.0, 3.0])}, [3])
+        >>> total, ys = scan(lambda c, x: (c + x["r"], x * 10), torch.tensor(0.0), xs)
+        >>> total, ys["r"]
+        (tensor(6.), tensor([10., 20., 30.]))
+
+    Source:
+        `torch._higher_order_ops.scan`.
+    """
     expect_function("scan", combine_fn)
     steps = Steps("scan", xs, dim, reverse)
     tensors, form = split("scan", "init", init, numbers=False)
@@ -95,28 +129,28 @@ def scan(combine_fn: Fn, init: Any, xs: Any, dim: int, reverse: bool) -> tuple[A
     carry, y = pair(init, probe(combine_fn, init, steps.at(0)))
     after, _ = split("scan", "the carry", carry, numbers=False)
     outs, out_form = split("scan", "the results", y)
-    places = moving(tensors, after)
+    positions = moving(tensors, after)
     ref = needs_grad(tensors, after, outs, steps.tensors)
     if ref is not None:
         refuse_in_scan("scan")
-    code, code_y = Code(ref, [tensors[i] for i in places]), Code(ref, outs)
+    code, code_y = Code(ref, [tensors[i] for i in positions]), Code(ref, outs)
 
     def carry_of(flat: Sequence[Tensor]) -> Any:
         leaves = list(tensors)
-        for place, x in zip(places, code.decode(flat), strict=True):
-            leaves[place] = x
+        for position, x in zip(positions, code.decode(flat), strict=True):
+            leaves[position] = x
         return form.join(leaves)
 
     def step(flat: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        carry, y = combine_fn(carry_of(flat[: len(places)]), steps.form.join(slices))
+        carry, y = combine_fn(carry_of(flat[: len(positions)]), steps.form.join(slices))
         now = tensors_of(carry)
-        moved = code.encode([now[i] for i in places])
-        return [*moved, *[x + 1 for x in flat[len(places) :]]], code_y.encode(tensors_of(y))
+        moved = code.encode([now[i] for i in positions])
+        return [*moved, *[x + 1 for x in flat[len(positions) :]]], code_y.encode(tensors_of(y))
 
-    start = [anchored(x, ref) for x in code.encode([tensors[i] for i in places])]
-    start += [] if places else [torch.zeros(())]  # torch wants a carry
+    start = [anchored(x, ref) for x in code.encode([tensors[i] for i in positions])]
+    start += [] if positions else [torch.zeros(())]  # torch wants a carry
     end, ys = scan_operator(step, start, steps.tensors, reverse)
-    return carry_of(end[: len(places)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
+    return carry_of(end[: len(positions)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
 
 
 def walk(combine_fn: Fn, init: Any, steps: Steps) -> tuple[Any, Any]:
@@ -151,8 +185,32 @@ def pair(carry: Any, out: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
-def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool, combine_mode: str) -> Any:
-    """See `tdc.associative_scan`."""
+def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
+    """All partial results of an associative function along a dim: `x0, f(x0, x1), f(f(x0, x1), x2), …`.
+
+    Shapes:
+        xs as for `scan`; the result has the form and the shapes of xs.
+
+    Args:
+        combine_fn: `(x, x) -> x`, pure and associative, on slices without `dim`.
+        combine_mode: "generic" for any function on any device; "pointwise" for pointwise functions on CUDA.
+
+    Raises:
+        DtypeError: a leaf that is no tensor.
+        ShapeError: no steps, different numbers of them, or a dim that is not there.
+        StructureError: `combine_fn` changes the form; both are shown.
+        UnsupportedError: "pointwise" elsewhere than on CUDA; a ragged or padded batch.
+
+    Compile:
+        fullgraph, O(log T) rounds; "generic" is differentiable.
+
+    Example:
+        >>> associative_scan(torch.add, torch.tensor([1, 2, 3]), 0, combine_mode="generic")
+        tensor([1, 3, 6])
+
+    Source:
+        `torch._higher_order_ops.associative_scan`.
+    """
     op = "associative_scan"
     expect_function(op, combine_fn)
     steps = Steps(op, xs, dim, reverse)
@@ -186,8 +244,29 @@ def combined(combine_fn: Fn, a: Any, b: Any) -> Any:
     return out
 
 
-def scan_map(f: Fn, xs: Any, args: tuple[Any, ...]) -> Any:
-    """See `tdc.scan_map`."""
+def scan_map(f: Fn, xs: Any, *args: Any) -> Any:
+    """`f(x, *args)` for each step along the first dim of `xs`, stacked: a loop, where `vmap` would need more memory.
+
+    Shapes:
+        xs as for `scan` with `dim=0`.
+
+    Args:
+        f: a pure function of a slice; it may close over anything.
+        args: passed to each call as they are.
+
+    Raises:
+        As `scan`.
+
+    Compile:
+        fullgraph; differentiable.
+
+    Example:
+        >>> scan_map(lambda x, k: x * k, torch.arange(3), 2)
+        tensor([0, 2, 4])
+
+    Source:
+        `torch._higher_order_ops.map`. (`tdc.map` works on parts of a TensorDict, one after another.)
+    """
     op = "scan_map"
     expect_function(op, f)
     steps = Steps(op, xs, 0)

@@ -110,8 +110,8 @@ class Names:
         """Narrow the bounds of a name."""
         old = self.bounds.get(name, Bounds())
         top = min([h for h in (old.high, high) if h is not None], default=None)
-        places = old.where if where in old.where else (*old.where, where)
-        self.bounds[name] = Bounds(max(old.low, low), top, max(old.step, step), places)
+        where_all = old.where if where in old.where else (*old.where, where)
+        self.bounds[name] = Bounds(max(old.low, low), top, max(old.step, step), where_all)
 
     def text(self, size: Any) -> str:
         """A size of an output in terms of the names; `?` where it depends on data."""

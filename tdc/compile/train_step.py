@@ -11,36 +11,54 @@
 
     batch --split--> micro-batches --loss_fn, grad--> mean of gradients --optimizer--> state, {"loss": ..., **aux}
 
-`step.update` is this function, pure and not compiled, to vmap or differentiate. Calling `step` compiles it, seeds it,
-and with `donate` writes the new state into the memory of the old one.
+`step.update` is this function (`Step`), pure and not compiled, to vmap or differentiate. Calling `step` (`TrainStep`)
+compiles it, seeds it, and with `donate` writes the new state into the memory of the old one. Three ideas it uses have a
+file each: `micro_batches`, `seeds` for random numbers, `train_state` for the order of keys.
 
 Invariants:
   - the state is all that one step hands to the next: saved, loaded or copied, training goes on with the same numbers;
-  - with a seed, the step reads and changes no random state of the process.
+  - with a seed, the step reads and changes no random state of the process;
+  - buffers go through the micro-batches in order, as copies: a module may write into those it is given;
+  - arguments are checked by keys, kinds and shapes, never by values; in a compiled step that costs nothing.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tdc.compile.counts import Counts, counted
+from tdc.compile.grad import value_and_grad
 from tdc.compile.inductor import backend as inductor
-from tdc.compile.step_function import BITS, OP, Step, Updates, in_order, mixed
+from tdc.compile.micro_batches import split, weighted
+from tdc.compile.seeds import advanced, first_key, seeded
+from tdc.compile.train_state import in_order, next_state
 from tdc.compile.vmap import vmap
+from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show
 from tdc.interop.pytrees import from_state_dict
 from tdc.ops.copy import copy_
 from tdc.tensordict.tensordict import TensorDict
+
+OP = "train_step"
+
+
+class Updates(Protocol):
+    """An optimiser: two functions, such as those of `tdc.optim`."""
+
+    @property
+    def init(self) -> Callable[[Any], Any]: ...
+    @property
+    def update(self) -> Callable[[Any, Any, Any], tuple[Any, Any]]: ...
 
 
 def train_step(
@@ -98,26 +116,6 @@ def train_step(
     return TrainStep(run, run, donate, compile, backend)
 
 
-def takes_buffers(loss_fn: Any) -> bool:
-    """Whether a loss has three arguments.
-
-    Raises:
-        DtypeError: it is no function of two or three.
-    """
-    got = describe(loss_fn)
-    if callable(loss_fn):
-        kinds = inspect.signature(loss_fn).parameters.values()
-        if any([p.kind is p.VAR_POSITIONAL for p in kinds]):
-            return False
-        places = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        needed = sum([p.default is p.empty for p in places])
-        if needed <= 3 and len(places) >= 2:
-            return needed == 3
-        got = f"one of {len(places)}"
-    hint = "def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ..."
-    raise DtypeError(message(OP, "a loss_fn of two or three arguments", got, hint=hint))
-
-
 @dataclass(frozen=True, eq=False)
 class TrainStep:
     """What `train_step` returns: call it as `(state, batch) -> (state, metrics)`.
@@ -167,13 +165,13 @@ class TrainStep:
             )
         size = params.batch_size
         params = params.apply(torch.clone)
-        place = next((x.device for x in params._leaves.values()), None)
+        device = device_of(params) if params._leaves else None
         entries: dict[str, Any] = {"params": params, "optimizer": self._step.optimizer.init(params)}
-        entries["step"] = torch.zeros(size, dtype=torch.int64, device=place)
+        entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
         if self._step.buffers:
             entries["buffers"] = (own if buffers is None else buffers).apply(torch.clone)
         if seed is not None:
-            entries["rng"] = torch.full(size, mixed(seed & BITS), dtype=torch.int64)
+            entries["rng"] = torch.full(size, first_key(seed), dtype=torch.int64)
         return TensorDict(entries, size)
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
@@ -276,21 +274,124 @@ class TrainStep:
         return state.update({p: given[p].to(x.device, copy=True) for p, x in state._leaves.items()})
 
 
-@contextmanager
-def seeded(keys: Tensor, device: torch.device) -> Iterator[None]:
-    """Random numbers of these keys, on the CPU and on the device; afterwards they are as they were before."""
-    generators = [torch.default_generator]
-    if device.type != "cpu":
-        module = torch.get_device_module(device)
-        generators.append(module.default_generators[module.current_device() if device.index is None else device.index])
-    before = [g.get_state() for g in generators]
-    seed = 0
-    for key in keys.flatten().tolist():
-        seed = mixed(seed ^ key)
-    try:
-        for g in generators:
-            g.manual_seed(seed)
-        yield
-    finally:
-        for g, state in zip(generators, before, strict=True):
-            g.set_state(state)
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step as a pure function of tensors: `(state, batch) -> (state, metrics)`."""
+
+    loss_fn: Callable[..., Any]
+    optimizer: Updates
+    buffers: bool
+    has_aux: bool
+    accumulate: int
+    dtype: torch.dtype | None
+
+    def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
+        self.check(state, batch)
+        params, buffers = state["params"], state["buffers"] if self.buffers else None
+        if self.accumulate == 1:
+            grads, metrics, buffers = self.gradients_of(params, buffers, batch)
+        else:
+            grads, metrics, buffers = self.gradients_of_parts(params, buffers, batch)
+        new: dict[str, Any] = {"step": state["step"] + 1}
+        new["params"], new["optimizer"] = self.optimizer.update(grads, state["optimizer"], params)
+        if buffers is not None:
+            new["buffers"] = buffers
+        if "rng" in state._leaves:
+            new["rng"] = advanced(state["rng"])
+        return next_state(new, state), metrics
+
+    def gradients_of(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any]:
+        """Gradients, metrics and new buffers of one batch, or of one micro-batch."""
+
+        def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, Any]]:
+            with nullcontext() if self.dtype is None else torch.autocast(device_of(params).type, self.dtype):
+                out = self.loss_fn(params, batch) if buffers is None else self.loss_fn(params, buffers, batch)
+            return self.checked_result(out, buffers)
+
+        copies = None if buffers is None else buffers.apply(torch.clone)
+        (loss, (new, aux)), grads = value_and_grad(loss_of, has_aux=True)(params, copies, batch)
+        return grads, TensorDict({"loss": loss, **dict(aux.items())}), None if buffers is None else new
+
+    def gradients_of_parts(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any]:
+        """The same of a batch, from its micro-batches one after another."""
+        sums: list[Any] = []
+        total = 0
+        for part, rows in split(batch, self.accumulate):
+            grads, metrics, buffers = self.gradients_of(params, buffers, part)
+            found = [grads.apply(lambda g, n=rows: widened(g) * n), metrics.apply(lambda x, n=rows: weighted(x, n))]
+            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+            total = total + rows
+        means = sums[0].apply_with_path(lambda p, g: (g / total).to(params[p].dtype))
+        return means, sums[1].apply(lambda x: x / total if x.is_floating_point() else x), buffers
+
+    def checked_result(self, out: Any, buffers: Any) -> tuple[Tensor, tuple[Any, Any]]:
+        """What loss_fn returned, as `(loss, (buffers, aux))`.
+
+        Raises:
+            DtypeError: it is something else.
+            ShapeError: the loss is more than one number.
+            StructureError: buffers of other keys, or a metric called loss.
+        """
+        names = ["loss", *["buffers"] * (buffers is not None), *["aux"] * self.has_aux]
+        parts: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
+        if len(parts) != len(names):
+            got = f"{len(parts)} results" if isinstance(out, tuple) else describe(out)
+            hint = "has_aux=True for metrics beside the loss" if len(parts) > len(names) else "return all of them"
+            raise DtypeError(message(OP, f"a loss_fn that returns {', '.join(names)}", got, hint=hint))
+        loss, aux = parts[0], parts[-1] if self.has_aux else {}
+        if not isinstance(loss, Tensor) or not loss.is_floating_point():
+            raise DtypeError(message(OP, "a floating-point tensor as loss", describe(loss), hint="F.mse_loss(x, y)"))
+        if loss.ndim:
+            raise ShapeError(message(OP, "a loss of one number", describe(loss), hint="loss.mean()"))
+        if not isinstance(aux, (Mapping, TensorDict)):
+            raise DtypeError(message(OP, "a dict of metrics as aux", describe(aux), hint="return loss, {'name': aux}"))
+        if "loss" in aux:
+            raise StructureError(message(OP, "metrics beside the loss", "one called 'loss'", hint="rename it"))
+        given = {} if buffers is None else parts[1]
+        if buffers is not None and (
+            not isinstance(given, TensorDict) or given._leaves.keys() != buffers._leaves.keys()
+        ):
+            got, hint = describe(given), "return the buffers that the module left behind"
+            raise StructureError(message(OP, "buffers of the keys that went in", got, hint=hint))
+        return loss, (given, TensorDict(aux))
+
+    def check(self, state: Any, batch: Any) -> None:
+        """A state of this step, and a batch.
+
+        Raises:
+            StructureError, DtypeError: one of them is not.
+        """
+        names = ["params", "optimizer", *["buffers"] * self.buffers]
+        if not isinstance(state, TensorDict):
+            raise DtypeError(message(OP, "a state made by init", describe(state), hint="state = step.init(net)"))
+        lacking = [p for p in names if p not in state._nodes] + [p for p in ["step"] if p not in state._leaves]
+        if lacking:
+            got, hint = f"one without {', '.join(lacking)}", "state = step.init(net)"
+            raise StructureError(message(OP, "a state made by init", got, hint=hint))
+        if batch is None:
+            raise DtypeError(message(OP, "a batch", "None", hint="step(state, batch)"))
+
+
+def device_of(td: TensorDict) -> torch.device:
+    """The device of the first tensor."""
+    return next(x.device for x in td._leaves.values())
+
+
+def takes_buffers(loss_fn: Any) -> bool:
+    """Whether a loss has three arguments.
+
+    Raises:
+        DtypeError: it is no function of two or three.
+    """
+    got = describe(loss_fn)
+    if callable(loss_fn):
+        kinds = inspect.signature(loss_fn).parameters.values()
+        if any([p.kind is p.VAR_POSITIONAL for p in kinds]):
+            return False
+        positional = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = sum([p.default is p.empty for p in positional])
+        if needed <= 3 and len(positional) >= 2:
+            return needed == 3
+        got = f"one of {len(positional)}"
+    hint = "def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ..."
+    raise DtypeError(message(OP, "a loss_fn of two or three arguments", got, hint=hint))

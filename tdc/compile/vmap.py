@@ -70,9 +70,9 @@ def vmap(
         if len(given) != len(args):
             got = f"{len(given)} for {len(args)} arguments"
             raise ShapeError(message("vmap", "one entry of in_dims for each argument", got, hint="use None for no dim"))
-        flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_batch)
+        flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=is_ragged)
         dims = [d for arg, dim in zip((*args, kwargs), (*given, 0), strict=True) for d in dims_of(arg, dim)]
-        pairs = [into(x, d) for x, d in zip(flat, dims, strict=True)]
+        pairs = [for_torch(x, d) for x, d in zip(flat, dims, strict=True)]
 
         def inner(*parts: Any) -> Any:
             positional, named = pytree.tree_unflatten(list(parts), spec)
@@ -82,7 +82,7 @@ def vmap(
                 return fn(*positional, **named)
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), first(out_dims), randomness, chunk_size=chunk_size)
-        return outside(run(*[x for x, _ in pairs]), out_dims)
+        return results_at(run(*[x for x, _ in pairs]), out_dims)
 
     return mapped
 
@@ -98,7 +98,7 @@ class AnySizeDropout(TorchFunctionMode):
 
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """`F.dropout` of a tensor or ragged batch."""
-    if inplace or not training or not 0 < p < 1 or not (is_batch(input) or isinstance(input, Tensor)):
+    if inplace or not training or not 0 < p < 1 or not (is_ragged(input) or isinstance(input, Tensor)):
         return F.dropout(input, p, training, inplace)
     return with_data(input, torch.native_dropout(data_of(input), p, True)[0])
 
@@ -110,14 +110,14 @@ def first(out_dims: Any) -> Any:
     return tuple([first(d) for d in out_dims]) if None in out_dims else 0
 
 
-def is_batch(x: Any) -> bool:
+def is_ragged(x: Any) -> bool:
     """Containers that are mapped as a whole, not tensor by tensor."""
     return isinstance(x, (NestedTensor, MaskedBatch))
 
 
-def is_whole(x: Any) -> bool:
+def is_container(x: Any) -> bool:
     """Containers that one dim is for."""
-    return is_batch(x) or isinstance(x, TensorDict)
+    return is_ragged(x) or isinstance(x, TensorDict)
 
 
 def data_of(x: Any) -> Tensor:
@@ -146,9 +146,9 @@ def dims_of(arg: Any, dim: Any) -> list[Any]:
     if isinstance(arg, dict) and isinstance(dim, dict) and arg.keys() == dim.keys():
         return [d for key, x in arg.items() for d in dims_of(x, dim[key])]
     if dim is None or isinstance(dim, int):
-        wholes = pytree.tree_leaves(arg, is_leaf=is_whole)
+        wholes = pytree.tree_leaves(arg, is_leaf=is_container)
         return [d for x in wholes for d in (dims_in(x, dim) if isinstance(x, TensorDict) else [dim])]
-    found = pytree.broadcast_to_and_flatten(dim, pytree.tree_structure(arg, is_leaf=is_batch), is_leaf=is_batch)
+    found = pytree.broadcast_to_and_flatten(dim, pytree.tree_structure(arg, is_leaf=is_ragged), is_leaf=is_ragged)
     if found is None:
         got, hint = f"{dim!r} for {describe(arg)}", "an int, None, or a tree of these in the form of the argument"
         raise ShapeError(message("vmap", "in_dims in the form of the arguments", got, hint=hint))
@@ -170,9 +170,9 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     return [next((named[q] for q in (p, *reversed(ancestors(p))) if q in named), None) for p in paths]
 
 
-def into(x: Any, dim: int | None) -> tuple[Any, Any]:
+def for_torch(x: Any, dim: int | None) -> tuple[Any, Any]:
     """An argument as `torch.vmap` takes it, and its in_dims: of a container the mapped dim is last, the rest common."""
-    if dim is None or not is_batch(x):
+    if dim is None or not is_ragged(x):
         return x, dim
     d = normal_dim(dim, x.ndim, "vmap")
     ragged = x.ragged_dims
@@ -191,27 +191,27 @@ def into(x: Any, dim: int | None) -> tuple[Any, Any]:
     return moved, pytree.tree_unflatten([-1, *[None] * (len(leaves) - 1)], spec)
 
 
-def outside(out: Any, out_dims: Any) -> Any:
+def results_at(out: Any, out_dims: Any) -> Any:
     """Results with the mapped dim where it is wanted; it comes first."""
     several = isinstance(out, (tuple, list)) and not hasattr(out, "_fields")
     if not isinstance(out_dims, (tuple, list)):
-        return pytree.tree_map(lambda x: place(x, out_dims), out, is_leaf=is_whole)
+        return pytree.tree_map(lambda x: with_mapped_dim(x, out_dims), out, is_leaf=is_container)
     if not several and len(out_dims) == 1:
-        return pytree.tree_map(lambda x: place(x, out_dims[0]), out, is_leaf=is_whole)
+        return pytree.tree_map(lambda x: with_mapped_dim(x, out_dims[0]), out, is_leaf=is_container)
     if not several or len(out_dims) != len(out):
         count = len(out) if several else 1
         got, hint = f"{len(out_dims)} for {count} results", "one int for all results"
         raise ShapeError(message("vmap", "one entry of out_dims for each result", got, hint=hint))
-    placed = [outside(x, dim) for x, dim in zip(out, out_dims, strict=True)]
-    return placed if isinstance(out, list) else tuple(placed)
+    results = [results_at(x, dim) for x, dim in zip(out, out_dims, strict=True)]
+    return results if isinstance(out, list) else tuple(results)
 
 
-def place(x: Any, dim: int | None) -> Any:
+def with_mapped_dim(x: Any, dim: int | None) -> Any:
     """One result, its mapped dim moved from the front to `dim`. Structures, which are common, lose their copies."""
     if dim is None:
         return x
     if isinstance(x, TensorDict):
-        if any([is_batch(leaf) for leaf in x._leaves.values()]):
+        if any([is_ragged(leaf) for leaf in x._leaves.values()]):
             got, hint = "a ragged leaf", "return the ragged leaf beside the TensorDict"
             raise UnsupportedError(message("vmap", "a TensorDict of tensors as result", got, hint=hint))
         d = normal_dim(dim, x.ndim, "vmap") if x._leaves else 0

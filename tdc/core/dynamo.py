@@ -72,12 +72,17 @@ def eager() -> bool:
     return not torch._C._are_functorch_transforms_active()
 
 
-def traced() -> bool:
+def not_eager() -> bool:
     """What Dynamo traces in place of `eager`."""
     return False
 
 
-trace_as(eager, traced)
+trace_as(eager, not_eager)
+
+
+def under_transform() -> bool:
+    """Whether a transform of `torch.func` is around the call; in a graph the same as outside."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def stamp(x: Tensor) -> Any:

@@ -1,7 +1,7 @@
 """What all optimisers share: their types, the state they begin with, and the update.
 
 An optimiser is a function `many(ps, gs, *moments, *scalars) -> (ps, *moments)` on columns, lists of plain tensors of
-one dtype; see `columns`. `updated` runs it on the leaves that have a gradient.
+one dtype; see `foreach`. `updated` runs it on the leaves that have a gradient.
 
     k batch dims: none for one model; (K,) for K stacked ones
     parameters, gradients, moments (*k, *features)        step, learning rate, other scalars (*k,)
@@ -58,8 +58,8 @@ def begin(params: TensorDict, names: tuple[str, ...]) -> TensorDict:
     """The state before the first step: zeros for each moment, and step 0 for each member."""
     expect("optim.init", params, TensorDict, of=" of parameters")
     moments = {name: params.apply(zeros) for name in names}
-    places = [p.device for p in params._leaves.values() if trainable(p)]
-    step = torch.zeros(params.batch_size, dtype=torch.int64, device=places[0] if places else params.device)
+    devices = [p.device for p in params._leaves.values() if trainable(p)]
+    step = torch.zeros(params.batch_size, dtype=torch.int64, device=devices[0] if devices else params.device)
     return TensorDict({**moments, "step": step}, params.batch_size)
 
 
@@ -85,7 +85,7 @@ def rate_of(lr: Rate, step: Tensor) -> Scalar:
 
 @constant
 def grouped(dtypes: Sequence[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
-    """Each dtype and the places where it is.
+    """Each dtype and the positions where it is.
 
     Example:
         >>> grouped([torch.float32, torch.float64, torch.float32])
@@ -94,7 +94,7 @@ def grouped(dtypes: Sequence[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
     kinds: dict[torch.dtype, list[int]] = {}
     for i, dtype in enumerate(dtypes):
         kinds.setdefault(dtype, []).append(i)
-    return tuple([(dtype, tuple(places)) for dtype, places in kinds.items()])
+    return tuple([(dtype, tuple(positions)) for dtype, positions in kinds.items()])
 
 
 @constant
@@ -130,10 +130,10 @@ def updated(
         found = of_dtype(many, kinds[0][0], columns, given)
     else:
         found = [list(columns[0]), *[list(column) for column in columns[2:]]]
-        for dtype, places in kinds:
-            some = of_dtype(many, dtype, [[column[i] for i in places] for column in columns], given)
+        for dtype, positions in kinds:
+            some = of_dtype(many, dtype, [[column[i] for i in positions] for column in columns], given)
             for column, xs in zip(found, some, strict=True):
-                for i, x in zip(places, xs, strict=True):
+                for i, x in zip(positions, xs, strict=True):
                     column[i] = x
     after = {**state._leaves, "step": step}
     for name, column in zip(names, found[1:], strict=True):

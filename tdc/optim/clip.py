@@ -77,9 +77,9 @@ def clip_by_global_norm(max_norm: float) -> Transform:
         scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
         leaves = dict(grads._leaves)
         paths = [p for p, g in leaves.items() if trainable(g)]
-        for dtype, places in grouped([leaves[p].dtype for p in paths]):
-            wider = [leaves[paths[i]].to(wide(dtype)) for i in places]
-            leaves |= {paths[i]: x.to(dtype) for i, x in zip(places, times(wider, scale), strict=True)}
+        for dtype, positions in grouped([leaves[p].dtype for p in paths]):
+            wider = [leaves[paths[i]].to(wide(dtype)) for i in positions]
+            leaves |= {paths[i]: x.to(dtype) for i, x in zip(positions, times(wider, scale), strict=True)}
         return make(leaves, grads._nodes, grads._size, grads._device), state
 
     return Transform(lambda params: TensorDict({}, params.batch_size), update)

@@ -2,9 +2,9 @@
 
     means = lerp(means, grads, 0.1)        one line for all leaves, not one call for each
 
-It is one foreach operation where torch has one for it; of these Inductor makes the same kernels as of many, and on a
-GPU fewer. Under transforms of `torch.func`, which have no rule for them, it is one comprehension: a Python call for
-each leaf would take longer to trace than what it does. Eagerly it is that, too, where the numbers would differ.
+Each function is one foreach operation where torch has one for it; Inductor makes the same kernels of these as of many
+operations, and fewer on a GPU. Under transforms of `torch.func`, which have no rule for them, it is one comprehension: a
+Python call for each leaf would take longer to trace than what it does. So it is eagerly where the numbers would differ.
 
     xs, ys      columns of one dtype                  a, b      Python numbers
     by          a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager, trace_as
+from tdc.core.dynamo import eager, trace_as, under_transform
 from tdc.ops.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"
@@ -25,22 +25,22 @@ Scalar: TypeAlias = "float | Tensor"
 kernels: Any = torch  # whose stubs leave the foreach functions out
 
 
-def at_a_time(*columns: Any) -> bool:
-    """Whether a foreach kernel may take all of these columns and scalars."""
+def one_kernel(*columns: Any) -> bool:
+    """Whether one foreach kernel may take all of these columns and scalars."""
     if not eager():
         return False
     tensors = [x for column in columns if isinstance(column, list) for x in column]
     return at_once(tensors) and not any([isinstance(by, Tensor) and by.ndim for by in columns])
 
 
-def in_a_graph(*columns: Any) -> bool:
-    """What Dynamo traces in place of `at_a_time`: a graph has tensors only, and Inductor one arithmetic for all."""
-    if torch._C._are_functorch_transforms_active():
+def one_kernel_in_graph(*columns: Any) -> bool:
+    """What Dynamo traces in place of `one_kernel`: a graph has tensors only, and Inductor one arithmetic for all."""
+    if under_transform():
         return False
     return not any([isinstance(by, Tensor) and by.ndim for by in columns])
 
 
-trace_as(at_a_time, in_a_graph)
+trace_as(one_kernel, one_kernel_in_graph)
 
 
 def each(by: Scalar, xs: Column) -> list[Any]:
@@ -56,26 +56,26 @@ def each(by: Scalar, xs: Column) -> list[Any]:
 
 def times(xs: Column, by: Scalar) -> Column:
     """`x * by`."""
-    if at_a_time(xs, by):
+    if one_kernel(xs, by):
         return list(kernels._foreach_mul(xs, by))
     return [x * s for x, s in zip(xs, each(by, xs), strict=True)]
 
 
 def over(xs: Column, by: Scalar) -> Column:
     """`x / by`."""
-    if at_a_time(xs, by):
+    if one_kernel(xs, by):
         return list(kernels._foreach_div(xs, by))
     return [x / s for x, s in zip(xs, each(by, xs), strict=True)]
 
 
 def ratio(xs: Column, ys: Column) -> Column:
     """`x / y`."""
-    return list(kernels._foreach_div(xs, ys)) if at_a_time(xs, ys) else [x / y for x, y in zip(xs, ys, strict=True)]
+    return list(kernels._foreach_div(xs, ys)) if one_kernel(xs, ys) else [x / y for x, y in zip(xs, ys, strict=True)]
 
 
 def plus_number(xs: Column, a: float) -> Column:
     """`x + a`."""
-    return list(kernels._foreach_add(xs, a)) if at_a_time(xs) else [x + a for x in xs]
+    return list(kernels._foreach_add(xs, a)) if one_kernel(xs) else [x + a for x in xs]
 
 
 def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
@@ -84,39 +84,39 @@ def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
     Not by `torch.add`: Inductor makes `addmm` of the sum of anything and a matrix product, which a gradient is, and
     loses the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
     """
-    if at_a_time(xs, ys):
+    if one_kernel(xs, ys):
         return list(kernels._foreach_add(xs, ys, alpha=a))
     return [torch.sub(x, y, alpha=-a) for x, y in zip(xs, ys, strict=True)]
 
 
 def lerp(xs: Column, ys: Column, a: float) -> Column:
     """`x + a * (y - x)`."""
-    if at_a_time(xs, ys):
+    if one_kernel(xs, ys):
         return list(kernels._foreach_lerp(xs, ys, a))
     return [torch.lerp(x, y, a) for x, y in zip(xs, ys, strict=True)]
 
 
 def plus_product(xs: Column, ys: Column, zs: Column, a: float) -> Column:
     """`x + a * y * z`."""
-    if at_a_time(xs, ys, zs):
+    if one_kernel(xs, ys, zs):
         return list(kernels._foreach_addcmul(xs, ys, zs, value=a))
     return [torch.addcmul(x, y, z, value=a) for x, y, z in zip(xs, ys, zs, strict=True)]
 
 
 def sqrt(xs: Column) -> Column:
     """The root of each element."""
-    return list(kernels._foreach_sqrt(xs)) if at_a_time(xs) else [x.sqrt() for x in xs]
+    return list(kernels._foreach_sqrt(xs)) if one_kernel(xs) else [x.sqrt() for x in xs]
 
 
 def sign(xs: Column) -> Column:
     """The sign of each element."""
-    return list(kernels._foreach_sign(xs)) if at_a_time(xs) else [x.sign() for x in xs]
+    return list(kernels._foreach_sign(xs)) if one_kernel(xs) else [x.sign() for x in xs]
 
 
 def minus(xs: Column, ys: Column, by: Scalar) -> Column:
     """`x - by * y`: a step of length `by` against a direction."""
     if not isinstance(by, Tensor):
         return plus(xs, ys, -by)
-    if at_a_time(xs, ys, by):
+    if one_kernel(xs, ys, by):
         return list(kernels._foreach_addcmul(xs, ys, each(by, xs), value=-1))
     return [torch.addcmul(x, y, s, value=-1) for x, y, s in zip(xs, ys, each(by, xs), strict=True)]

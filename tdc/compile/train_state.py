@@ -1,0 +1,55 @@
+"""The state of a training step, put together again after each step in the order it had.
+
+Invariant: keys, their order and the inner nodes stay, so that the next call finds what was compiled for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tdc.core.dynamo import constant
+from tdc.core.errors import StructureError, message
+from tdc.core.keys import show
+from tdc.core.typing import KeyPath
+from tdc.tensordict.paths import arrangement, join, top_keys
+from tdc.tensordict.tensordict import TensorDict, make
+
+
+def next_state(new: dict[str, Any], old: TensorDict) -> TensorDict:
+    """The new state from its parts, which are most often as in the old one: then its keys are at hand.
+
+    Raises:
+        StructureError: it has other keys.
+    """
+    names = [name for name in top_keys([*old._leaves, *old._nodes]) if name in new]  # no static values, no empty nodes
+    tables = [new[name]._leaves if isinstance(new[name], TensorDict) else {(): new[name]} for name in names]
+    values = [x for table in tables for x in list(table.values())]
+    if are_parts(list(old._leaves), names, [list(table) for table in tables]):
+        found = {p: x for p, x in zip(list(old._leaves), values, strict=True)}
+        return make(found, old._nodes, old._size, old._device)
+    paths = [join(name, p) for name, table in zip(names, tables, strict=True) for p in table]
+    return in_order(dict(zip(paths, values, strict=True)), old)
+
+
+@constant
+def are_parts(paths: Sequence[KeyPath], names: Sequence[str], tables: Sequence[Sequence[KeyPath]]) -> bool:
+    """Whether paths are those of parts with these names, one after the other."""
+    return [*paths] == [join(name, p) for name, table in zip(names, tables, strict=True) for p in table]
+
+
+def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
+    """A state with its keys in the order of the old one, so that the next call finds what was compiled for this.
+
+    Raises:
+        StructureError: it has other keys.
+    """
+    found = arrangement(list(leaves), list(old._leaves))
+    if found == "other":
+        wrong = [show(p) for p in {**leaves, **old._leaves} if p not in leaves or p not in old._leaves]
+        hint = "an optimizer's update keeps the keys of what its init made"
+        got = f"{len(wrong)} that differ"
+        raise StructureError(message("train_step", "a new state of the same keys", got, wrong, hint))
+    if found == "order":
+        leaves = {p: leaves[p] for p in old._leaves}
+    return make(leaves, old._nodes, old._size, old._device)
