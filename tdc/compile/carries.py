@@ -120,10 +120,8 @@ def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
     in the carry twice stays out only if it does at all positions, since bodies may exchange them.
     """
     unchanged = [a is b for a, b in zip(before, after, strict=True)]
-    twin = [[j for j, y in enumerate(before) if y is x] for x in before]
-    return [
-        i for i, positions in enumerate(twin) if not all([unchanged[j] and after[j] is before[i] for j in positions])
-    ]
+    twins = [[j for j, y in enumerate(before) if y is x] for x in before]
+    return [i for i, same in enumerate(twins) if not all([unchanged[j] and after[j] is before[i] for j in same])]
 
 
 def rowwise(op: str, what: str, tree: Any, hint: str) -> None:

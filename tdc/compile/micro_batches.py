@@ -51,11 +51,8 @@ def first_size(batch: Any) -> Any:
     Raises:
         ShapeError: it has no first dim.
     """
-    leaves = (
-        list(batch._leaves.values())
-        if isinstance(batch, TensorDict)
-        else pytree.tree_leaves(batch, is_leaf=is_container)
-    )
+    is_td = isinstance(batch, TensorDict)
+    leaves = list(batch._leaves.values()) if is_td else pytree.tree_leaves(batch, is_leaf=is_container)
     sizes = [x.shape for x in leaves if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
     if not sizes or not len(sizes[0]) or (is_td and not batch.ndim):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"

@@ -3,8 +3,8 @@
     means = lerp(means, grads, 0.1)        one line for all leaves, not one call for each
 
 Each function is one foreach operation where torch has one for it; Inductor makes the same kernels of these as of many
-operations, and fewer on a GPU. Under transforms of `torch.func`, which have no rule for them, it is one comprehension: a
-Python call for each leaf would take longer to trace than what it does. So it is eagerly where the numbers would differ.
+operations, and fewer on a GPU. Under transforms of `torch.func`, which have no rule for them, it is one comprehension,
+since a Python call for each leaf would take long to trace; and so it is eagerly where the numbers would differ.
 
     xs, ys      columns of one dtype                  a, b      Python numbers
     by          a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
