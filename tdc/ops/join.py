@@ -1,17 +1,15 @@
-"""Joining and splitting: stack, cat, unbind, split, and their kin.
+"""Joining ragged batches: stack and cat.
 
-A NestedTensor is concatenated along its batch (rows follow rows) or along a static dim; along the ragged dim each row
-is joined to its partner. `stack` is always dense: it never turns into something else because sizes differ; use `pack`
-for that.
+Along the batch examples follow examples; along the ragged dim each example goes on in its partner. `stack` adds a
+static dim, so its operands have one structure; `tdc.pack` makes a batch of rows that differ.
 
-Invariants: one traversal; the result's container is that of the operands, whatever the data.
+Invariant: the result's container is that of the operands, whatever the data.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,21 +18,13 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message, op_name, show_sizes
-from tdc.core.keys import show
-from tdc.core.rules import Rule, add_rule
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.batch import PLAIN, first_line, lift
-from tdc.ops.shape import grown_to, reshape_tensordict
 from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import local_ids, offsets_of, row_ids, strides, take_spans
 from tdc.ragged.structure import Structure, extent_of, require_same
-from tdc.tensordict.indexing import twin_of
-from tdc.tensordict.storage import Leaves, same_size, together
-from tdc.tensordict.tensordict import TensorDict, make
-
-SIZES = (int, torch.SymInt)
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -48,171 +38,6 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
         hint = f"make each a {cls.__name__} first"
         raise StructureError(message(op, f"operands that are all {cls.__name__}", f"{len(wrong)} others", wrong, hint))
     return list(xs)
-
-
-# -- TensorDict
-
-
-def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
-    tds = same_kind("stack", tensors, TensorDict)
-    first = tds[0]
-    d = normal_dim(dim, first.ndim + 1, "stack")
-    same_size("stack", *tds)
-    leaves = join_leaves(torch.stack, tds, d)
-    size = first.batch_size
-    return make(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
-
-
-def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
-    tds = same_kind("cat", tensors, TensorDict)
-    first = tds[0]
-    d = normal_dim(dim, first.ndim, "cat")
-    sizes = [tuple(td.batch_size) for td in tds]
-    before, after = sizes[0][:d], sizes[0][d + 1 :]
-    wrong = {f"operand {i}": show_sizes(z) for i, z in enumerate(sizes) if z[:d] != before or z[d + 1 :] != after}
-    if wrong:
-        expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
-        raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
-    leaves = join_leaves(torch.cat, tds, d)
-    return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
-
-
-def stacked_along(ndim: int, dim: int, op: Op, tensors: Sequence[TensorDict]) -> TensorDict:
-    """`hstack`, `vstack`, `dstack`: at least so many batch dims, joined along `dim`, or along the only one."""
-    tds = [grown_to(ndim, x) for x in same_kind(op_name(op), tensors, TensorDict)]
-    return cat_tensordict(tds, min(dim, tds[0].ndim - 1))
-
-
-def column_stack_tensordict(tensors: Sequence[TensorDict]) -> TensorDict:
-    """Batches of one dim become columns."""
-    tds = same_kind("column_stack", tensors, TensorDict)
-    return cat_tensordict([reshape_tensordict("reshape", x, -1, 1) if x.ndim < 2 else x for x in tds], 1)
-
-
-def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
-    """`torch.stack` or `torch.cat` of the leaves at each path.
-
-    Raises:
-        ShapeError: leaves that differ in shape or kind; every path is named.
-    """
-    try:
-        known: list[tuple[list[Any], Any]] = []
-        return {p: joined(join, group, dim, known) for p, group in together(op_name(join), *tds)}
-    except PLAIN as error:
-        if type(error) not in PLAIN:
-            raise
-        raise misfit(join, tds, dim, error) from error
-
-
-def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[Any], Any]]) -> Any:
-    """Leaves joined. Of ragged ones that share their structures with others, known by now, also the result does."""
-    if isinstance(group[0], Tensor):
-        return join(group, dim)
-    xs = list(group)  # Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)
-    if not all([isinstance(x, (NestedTensor, MaskedBatch)) for x in xs]):
-        return join(xs, dim)
-    twin = twin_of(xs, known)
-    if twin is None:
-        known.append((xs, join(xs, dim)))
-        return known[-1][1]
-    if join is torch.cat and dim == 0 and isinstance(twin, NestedTensor) and twin.structure.batch_dim == 0:
-        return build_nested(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
-    return join(xs, dim)._like(twin)
-
-
-def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> ShapeError:
-    """The error for leaves that do not go together."""
-    wrong = {}
-    for path, group in together(op_name(join), *tds):
-        kinds = [(not isinstance(v, Tensor), v.ndim, list(v.shape)) for v in group]
-        if join is torch.cat:
-            kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
-        if any([kind != kinds[0] for kind in kinds]):
-            wrong[show(path)] = " and ".join(dict.fromkeys([describe(v) for v in group]))
-    hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
-    got = f"{len(wrong)} keys that differ" if wrong else "others"
-    hint = hint if wrong else first_line(error)
-    return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
-
-
-def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
-    d = normal_dim(dim, x.ndim, "unbind")
-    return lift(x, lambda v: v.unbind(d), op="unbind")
-
-
-def split_tensordict(x: TensorDict, split_size_or_sections: Any, dim: int = 0) -> tuple[TensorDict, ...]:
-    d = normal_dim(dim, x.ndim, "split")
-    lengths = part_lengths(split_size_or_sections, x.batch_size[d])
-    return lift(x, lambda v: v.split(lengths, d), op="split")
-
-
-def chunk_tensordict(x: TensorDict, chunks: int, dim: int = 0) -> tuple[TensorDict, ...]:
-    d = normal_dim(dim, x.ndim, "chunk")
-    return split_tensordict(x, chunk_lengths(chunks, x.batch_size[d]), d)
-
-
-def tensor_split_tensordict(x: TensorDict, indices_or_sections: Any, dim: int = 0) -> tuple[TensorDict, ...]:
-    """Parts of nearly equal size, or between indices; torch says how long they are."""
-    d = normal_dim(dim, x.ndim, "tensor_split")
-    parts = torch.empty((x.batch_size[d], 0)).tensor_split(indices_or_sections)
-    return split_tensordict(x, [part.shape[0] for part in parts], d)
-
-
-def split_along(dims: tuple[Any, ...], op: Op, x: TensorDict, indices_or_sections: Any) -> tuple[TensorDict, ...]:
-    """`hsplit`, `vsplit` and `dsplit`: `dims` says along which dim torch splits a tensor of 1, 2, ... dims.
-
-    Raises:
-        ShapeError: too few batch dims, or a number of parts that does not divide the dim.
-    """
-    d, given = dims[min(x.ndim, len(dims)) - 1] if x.ndim else None, indices_or_sections
-    if d is None:
-        need = [dim is None for dim in dims].count(True) + 1
-        raise ShapeError(message(op, f"at least {need} batch dims", f"{x.ndim}", hint="torch.tensor_split(td, n, dim)"))
-    if isinstance(given, int) and x.batch_size[d] % given:
-        expected, got = f"a number of parts that divides {x.batch_size[d]}", f"{given}"
-        raise ShapeError(message(op, expected, got, hint="torch.tensor_split(td, n, dim)"))
-    return tensor_split_tensordict(x, given, d)
-
-
-def part_lengths(given: Any, total: Any) -> list[Any]:
-    """Lengths of the parts of a dim: all of one length but the last, or as they are given. An empty dim is one part.
-
-    Raises:
-        ShapeError: a length that is no int above 0, or given lengths that do not add up to the dim.
-    """
-    if isinstance(given, SIZES) and given > 0:
-        return equal_parts(given, total)
-    listed = isinstance(given, (list, tuple))
-    if not listed or not all([isinstance(n, SIZES) and n >= 0 for n in given]):
-        hint = "td.split(2) or td.split([2, 1])"
-        got = f"{given}" if listed or isinstance(given, (int, float)) else describe(given)
-        raise ShapeError(message("split", "a length of at least 1, or a list of lengths", got, hint=hint))
-    lengths = list(given)
-    if sum(lengths) != total:
-        hint = "torch.tensor_split(x, indices) takes the places between parts"
-        raise ShapeError(message("split", f"lengths that add up to {total}", f"{sum(lengths)}", hint=hint))
-    return lengths
-
-
-def equal_parts(length: Any, total: Any) -> list[Any]:
-    """Parts of one length, and what is left. Not by a `range`, for which Dynamo takes a size as it is."""
-    lengths, rest = [], total
-    while rest > length:
-        lengths.append(length)
-        rest = rest - length
-    return [*lengths, rest]
-
-
-def chunk_lengths(chunks: Any, total: Any) -> list[Any]:
-    """Lengths of so many parts, or of fewer where the dim is short; an empty dim is as many empty parts.
-
-    Raises:
-        ShapeError: a number of parts that is no int above 0.
-    """
-    if not isinstance(chunks, int) or chunks < 1:
-        got = f"{chunks}" if isinstance(chunks, (int, float)) else describe(chunks)
-        raise ShapeError(message("chunk", "a number of parts of at least 1", got, hint="td.chunk(2)"))
-    return [0] * chunks if total == 0 else part_lengths(-(-total // chunks), total)
 
 
 # -- NestedTensor
@@ -399,12 +224,6 @@ def stack_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
     return build_masked(torch.stack([x.data for x in xs], d), first.lengths, ragged, batch_dim)
 
 
-def join_rule(op: Op, **impls: Op) -> None:
-    """Rows for a joining or splitting operation."""
-    for kind, impl in impls.items():
-        add_rule(Rule(op, kind, "join", impl, op))
-
-
 def named_axis(impl: Op) -> Op:
     """`axis=`, as numpy calls it, for `dim`."""
 
@@ -414,17 +233,5 @@ def named_axis(impl: Op) -> Op:
     return run
 
 
-for _op, _impls in (
-    (torch.stack, {"nested": stack_nested, "masked": stack_masked, "tensordict": stack_tensordict}),
-    (torch.cat, {"nested": cat_nested, "masked": cat_masked, "tensordict": cat_tensordict}),
-):
-    join_rule(_op, **{kind: named_axis(impl) for kind, impl in _impls.items()})
-join_rule(torch.unbind, tensordict=unbind_tensordict)
-join_rule(torch.split, tensordict=split_tensordict)
-join_rule(torch.chunk, tensordict=chunk_tensordict)
-join_rule(torch.tensor_split, tensordict=tensor_split_tensordict)
-join_rule(torch.column_stack, tensordict=column_stack_tensordict)
-for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dstack, 3, 2)):
-    join_rule(_op, tensordict=partial(stacked_along, _ndim, _dim, _op))
-for _op, _dims in ((torch.hsplit, (0, 1)), (torch.vsplit, (None, 0)), (torch.dsplit, (None, None, 2))):
-    join_rule(_op, tensordict=partial(split_along, _dims, _op))
+define(torch.stack, "join", nested=named_axis(stack_nested), masked=named_axis(stack_masked))
+define(torch.cat, "join", nested=named_axis(cat_nested), masked=named_axis(cat_masked))

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import unsupported
+from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.pairs import widest, widest_masked
+from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed, raw, unbroadcast
-from tdc.ops.shape import ints, normal_dims, shape_rule
+from tdc.ops.positions import beside
+from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import data_of, with_data
 from tdc.ragged.structure import require_same
 
 
@@ -99,23 +101,16 @@ def broadcast_to_ragged(x: Any, *size: Any) -> Any:
     return x.expand(*ints(size))
 
 
-def broadcast_nested(*tensors: Any) -> tuple[NestedTensor, ...]:
+def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:
     """All operands in one shape, and as ragged as the first batch among them."""
+    op = torch.broadcast_tensors
     xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    like = widest(torch.broadcast_tensors, xs, {})
-    wide = torch.broadcast_tensors(*[packed(x, like, torch.broadcast_tensors) for x in xs], like.values)
-    return tuple([like.with_values(v) for v in wide[:-1]])
-
-
-def broadcast_masked(*tensors: Any) -> tuple[MaskedBatch, ...]:
-    """All operands in one shape, and with the lengths of the first batch among them."""
-    xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    like = widest_masked(torch.broadcast_tensors, xs, {})
-    wide = torch.broadcast_tensors(*[raw(x, like, torch.broadcast_tensors) for x in xs], like.data)
-    # no gradient of padding passes to an operand that was spread
-    same = [isinstance(x, MaskedBatch) and x.ragged_dims == like.ragged_dims for x in xs]
-    wide = [v if own else torch.where(like.mask, v, 0) for v, own in zip(wide, same, strict=False)]
-    return tuple([like.with_data(v) for v in wide])
+    like = widest_of(op, *xs)
+    wide = list(op(*[beside(op, x, like) for x in xs], data_of(like)))[:-1]
+    if isinstance(like, MaskedBatch):  # no gradient of padding passes to an operand that was spread
+        own = [isinstance(x, MaskedBatch) and x.ragged_dims == like.ragged_dims for x in xs]
+        wide = [v if same else torch.where(like.mask, v, 0) for v, same in zip(wide, own, strict=True)]
+    return tuple([with_data(like, v) for v in wide])
 
 
 def atleast(ndim: int, *tensors: Any) -> Any:
@@ -139,26 +134,20 @@ def channel_shuffle_ragged(input: Any, groups: int) -> Any:
     return input.unflatten(d, (groups, input.shape[d] // groups)).transpose(d, d + 1).flatten(d, d + 1)
 
 
-def move_rule(op: Op, impl: Any) -> None:
-    """The row of an operation for NestedTensor and MaskedBatch."""
-    shape_rule(op, nested=impl, masked=impl)
-
-
-move_rule(torch.movedim, movedim_ragged)
-move_rule(torch.rot90, rot90_ragged)
-move_rule(torch.flipud, partial(flip_along, 0))
-move_rule(torch.fliplr, partial(flip_along, 1))
-move_rule(torch.t, t_ragged)
-move_rule(torch.tile, tile_ragged)
-move_rule(torch.broadcast_to, broadcast_to_ragged)
+for _op, _impl in (
+    (torch.movedim, movedim_ragged), (torch.rot90, rot90_ragged), (torch.flipud, partial(flip_along, 0)),
+    (torch.fliplr, partial(flip_along, 1)), (torch.t, t_ragged), (torch.tile, tile_ragged),
+    (torch.broadcast_to, broadcast_to_ragged), (torch.broadcast_tensors, broadcast_ragged),
+    (torch.vstack, partial(stacked_along, 0)), (torch.hstack, partial(stacked_along, 1)),
+    (torch.column_stack, partial(stacked_along, 1)), (torch.dstack, partial(stacked_along, 2)),
+    (F.channel_shuffle, channel_shuffle_ragged),
+):  # fmt: skip
+    define(_op, "shape", ragged=_impl)
 for _name, _op in (("expand", "expand_as"), ("reshape", "view_as"), ("reshape", "reshape_as")):
-    move_rule(getattr(torch.Tensor, _op), partial(as_other, _name, getattr(torch.Tensor, _op)))
-shape_rule(torch.broadcast_tensors, nested=broadcast_nested, masked=broadcast_masked)
+    _method = getattr(torch.Tensor, _op)
+    define(_method, "shape", ragged=partial(as_other, _name, _method))
 for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
-    move_rule(_op, partial(atleast, _ndim))
-for _dim, _op in ((0, torch.vstack), (1, torch.hstack), (1, torch.column_stack), (2, torch.dstack)):
-    move_rule(_op, partial(stacked_along, _dim))
-move_rule(F.channel_shuffle, channel_shuffle_ragged)
+    define(_op, "shape", ragged=partial(atleast, _ndim))
 for _op, _reason, _hint in (
     (torch.ravel, "one dim without rows", "x.flatten(1, -1) of static dims, x.values.flatten() of packed elements"),
     (torch.meshgrid, "a grid of two dims for each row, both ragged", "torch.stack of x[:, :, None] and y[:, None]"),

@@ -1,40 +1,39 @@
-"""Shape operations: they move and regroup dims and never touch values.
+"""Shape operations on ragged batches, packed and padded: dims moved, static dims regrouped, elements reordered.
 
-On a NestedTensor dims are those of its logical shape: the batch and the ragged dims may move among the others, only
-`structure` says where they are. On a TensorDict they act on batch dims: `x -> x.reshape(*new_batch, *features)`.
+    x (B, -1, H*D)    x.unflatten(2, (H, D)) -> (B, -1, H, D)      x.flatten(2, 3) and back
+    x (B, -1)         x.unsqueeze(0) -> (1, B, -1)                 x.expand(3, -1, -1) -> (3, B, -1)
+    x.flip(0)         the examples in reverse                      x.flip(1): each example in reverse
 
-Invariants: no copy that torch would not make for the dense tensor; features of a TensorDict's leaves are never
-regrouped.
+Dims are those of the logical shape; the batch and the ragged dims may move among the others. A sequence of sizes speaks
+of all of them, with -1 or the size it has for the batch and for each ragged dim. What regroups a ragged dim, or the
+batch with others than static dims in front of it, is an error. `batch_shape` has the same of TensorDicts.
+
+Invariants: static dims are regrouped as torch does it for each example; no copy that torch would not make for a dense
+tensor; lengths go along with their examples, and padding stays behind each, where no gradient comes from.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
-from tdc.core.rules import Rule, add_rule
-from tdc.core.typing import Dims, Op, OpName
-from tdc.ops.batch import lift
-from tdc.ops.leafwise import check_broadcast, column
-from tdc.ops.partial_ragged import in_order
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.rules import define
+from tdc.core.typing import Dims, OpName
+from tdc.ops.join import cat_rows
+from tdc.ops.partial_ragged import along_lines, by_lines, in_order
+from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_masked import at_each, insert_dim, neutral
+from tdc.ragged.index_nested import index_rows, rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import sizes_of
+from tdc.ragged.segments import mirrored, rolled, sizes_of
+from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, with_static
 from tdc.ragged.structure import Structure, extent_of
-from tdc.tensordict.tensordict import TensorDict, make
-
-
-def shape_rule(op: Op, **impls: Op) -> None:
-    """Rows for a shape operation, one implementation for each kind given."""
-    for kind, impl in impls.items():
-        add_rule(Rule(op, kind, "shape", impl, op))
 
 
 def ints(sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -51,42 +50,12 @@ def ints(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(sizes[0])
 
 
-# -- NestedTensor and MaskedBatch
-
-
-def permute_nested(x: NestedTensor, *dims: Any) -> NestedTensor:
-    """Logical dims in another order; several ragged dims must stay side by side. In another order they are a gather."""
-    s, order = x.structure, full_order(ints(dims), x.ndim)
-    at = order.index(s.batch_dim)
-    axes: list[int] = []
-    for d in order:
-        axis = s.axis(d, x.ndim, "permute")
-        if axis is not None and (axis != s.packed_dim or axis not in axes):
-            axes.append(axis)
-    kept = [d for d in order if d in s.ragged_dims]
-    others = [d for d in order if d != s.batch_dim]
-    together = [others.index(d) for d in kept]
-    if together != list(range(together[0], together[0] + len(together))):
-        got = f"ragged dims {s.ragged_dims} at {[order.index(d) for d in s.ragged_dims]}"
-        raise ShapeError(message("permute", "several ragged dims side by side", got, hint="x.to_padded() first"))
-    turned, values = s.moved(axes.index(s.packed_dim), at), x.values
-    if tuple(kept) != s.ragged_dims:
-        ragged = [s.ragged_dims.index(d) for d in kept]
-        values = in_order(values.movedim(s.packed_dim, 0), s, ragged).movedim(0, s.packed_dim)
-        extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in ragged]), x.device)
-        turned = Structure(s.offsets, sizes_of(s)[:, ragged], extent, turned.packed_dim, at, s.ragged_ndim).marked()
-    return build_nested(turned, values.permute(axes))
-
-
-def permute_masked(x: MaskedBatch, *dims: Any) -> MaskedBatch:
-    order = full_order(ints(dims), x.ndim)
-    at = [order.index(d) for d in x.ragged_dims]
-    ragged, turned = tuple(sorted(at)), sorted(at) != at
-    if ragged != tuple(range(ragged[0], ragged[0] + len(ragged))):
-        got = f"dims {x.ragged_dims} at {tuple(at)}"
-        raise ShapeError(message("permute", "several ragged dims side by side", got, hint="use x.data"))
-    lengths = x.lengths[:, [at.index(d) for d in ragged]] if turned else x.lengths
-    return build_masked(x.data.permute(order), lengths, ragged, order.index(x.batch_dim), turned)
+def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
+    """One dim or several, counted from the front."""
+    given = (dims,) if isinstance(dims, int) else dims
+    if not isinstance(given, (tuple, list)) or not all([isinstance(d, int) for d in given]):
+        raise ShapeError(message(op, "a dim or several, as ints", f"{dims!r}", hint="count batch dims: 0 or -1"))
+    return tuple([normal_dim(d, ndim, op) for d in given])
 
 
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:
@@ -97,271 +66,315 @@ def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:
     """
     order = [normal_dim(d, ndim, "permute") for d in dims]
     if sorted(order) != list(range(ndim)):
-        raise ShapeError(
-            message("permute", f"each of {ndim} dims once", str(tuple(dims)), hint=f"e.g. {tuple(range(ndim))}")
-        )
+        hint = f"e.g. {tuple(range(ndim))}"
+        raise ShapeError(message("permute", f"each of {ndim} dims once", str(tuple(dims)), hint=hint))
     return order
 
 
-def transpose(permute: Op, x: Any, dim0: int, dim1: int) -> Any:
-    """Two dims swapped, by the `permute` of the same kind."""
+def regrouped(op: OpName, x: Ragged, got: str) -> ShapeError:
+    """The error for a shape that no ragged batch has."""
+    dense = "x.data" if isinstance(x, MaskedBatch) else "x.to_padded().data"
+    hint = f"the batch and the ragged dims stay; regroup static dims, or use {dense}"
+    return ShapeError(message(op, f"static dims of {describe(x)} regrouped", got, hint=hint))
+
+
+# -- dims in another order
+
+
+def permute_ragged(x: Ragged, *dims: Any) -> Ragged:
+    """Logical dims in another order; several ragged dims stay side by side. In another order they are a gather."""
+    order = full_order(ints(dims), x.ndim)
+    return permute_nested(x, order) if isinstance(x, NestedTensor) else permute_masked(x, order)
+
+
+def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
+    s = x.structure
+    at = order.index(s.batch_dim)
+    axes: list[int] = []
+    for d in order:
+        axis = s.axis(d, x.ndim, "permute")
+        if axis is not None and (axis != s.packed_dim or axis not in axes):
+            axes.append(axis)
+    ragged = [d for d in order if d in s.ragged_dims]
+    others = [d for d in order if d != s.batch_dim]
+    together = [others.index(d) for d in ragged]
+    if together != list(range(together[0], together[0] + len(together))):
+        got = f"ragged dims {s.ragged_dims} at {[order.index(d) for d in s.ragged_dims]}"
+        raise ShapeError(message("permute", "several ragged dims side by side", got, hint="x.to_padded() first"))
+    turned, values = s.moved(axes.index(s.packed_dim), at), x.values
+    if tuple(ragged) != s.ragged_dims:
+        numbers = [s.ragged_dims.index(d) for d in ragged]
+        values = in_order(values.movedim(s.packed_dim, 0), s, numbers).movedim(0, s.packed_dim)
+        extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in numbers]), x.device)
+        turned = Structure(s.offsets, sizes_of(s)[:, numbers], extent, turned.packed_dim, at, s.ragged_ndim).marked()
+    return build_nested(turned, values.permute(axes))
+
+
+def permute_masked(x: MaskedBatch, order: list[int]) -> MaskedBatch:
+    at = [order.index(d) for d in x.ragged_dims]
+    ragged, turned = tuple(sorted(at)), sorted(at) != at
+    if ragged != tuple(range(ragged[0], ragged[0] + len(ragged))):
+        got = f"dims {x.ragged_dims} at {tuple(at)}"
+        raise ShapeError(message("permute", "several ragged dims side by side", got, hint="use x.data"))
+    lengths = x.lengths[:, [at.index(d) for d in ragged]] if turned else x.lengths
+    return build_masked(x.data.permute(order), lengths, ragged, order.index(x.batch_dim), turned)
+
+
+def transpose_ragged(x: Ragged, dim0: int, dim1: int) -> Ragged:
+    """Two dims swapped."""
     a, b = normal_dim(dim0, x.ndim, "transpose"), normal_dim(dim1, x.ndim, "transpose")
     order = list(range(x.ndim))
     order[a], order[b] = b, a
-    return permute(x, order)
+    return permute_ragged(x, order)
 
 
-# -- TensorDict: batch dims only
+# -- static dims regrouped
 
 
-def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    order = full_order(ints(dims), x.ndim)
-    axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
-    return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order], op="permute")
+def unsqueeze_ragged(x: Ragged, dim: int) -> Ragged:
+    """A static dim of size 1, anywhere but between ragged dims."""
+    if isinstance(x, MaskedBatch):
+        return insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"))
+    opened, axis = x.structure.opened(dim, x.ndim, "unsqueeze")
+    return build_nested(opened, x.values.unsqueeze(axis))
 
 
-def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
-    a, b = normal_dim(dim0, x.ndim, "transpose"), normal_dim(dim1, x.ndim, "transpose")
-    size = list(x.batch_size)
-    size[a], size[b] = size[b], size[a]
-    return lift(x, lambda v: v.transpose(a, b), size=size, op="transpose")
-
-
-def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
-    """`reshape` or `view` of the batch dims; one size may be -1."""
-    k, size = x.ndim, resolve(ints(sizes), x.batch_size)
-    return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size, op=method)
-
-
-def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
-    """Sizes with -1 replaced by what is left over.
-
-    Raises:
-        ShapeError: the numbers of elements differ.
-    """
-    known, total = 1, math.prod(old)
-    for n in sizes:
-        known = known * (1 if n == -1 else n)
-    free = len([n for n in sizes if n == -1])  # torch 2.11 cannot trace `count` of symbolic sizes
-    if free > 1 or (free == 1 and (known == 0 or total % known)) or (free == 0 and known != total):
-        hint = "reshape acts on batch dims only; features stay"
-        expected = f"sizes with {total} examples, batch_size {show_sizes(old)}"
-        raise ShapeError(message("reshape", expected, show_sizes(sizes), hint=hint))
-    return torch.Size([total // known if n == -1 else n for n in sizes])
-
-
-def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> TensorDict:
-    if not x.ndim:
-        return unsqueeze_tensordict(x, 0)
-    a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
-    size = x.batch_size
-    merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
-    return lift(x, lambda v: v.flatten(a, b), size=merged, op="flatten")
-
-
-def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
-    d = normal_dim(dim, x.ndim, "unflatten")
-    split = resolve(tuple(sizes), x.batch_size[d : d + 1])
-    return lift(
-        x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]], op="unflatten"
-    )
-
-
-def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
-    d = normal_dim(dim, x.ndim + 1, "unsqueeze")
-    return lift(x, lambda v: v.unsqueeze(d), size=[*x.batch_size[:d], 1, *x.batch_size[d:]], op="unsqueeze")
-
-
-def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
-    size = x._size
-    if isinstance(dim, int) and -len(size) <= dim < len(size) and size[dim] != 1:
-        return x
-    given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
-    dims = tuple([d for d in given if x.batch_size[d] == 1])
-    if not dims:
-        return x
-    first = tuple([0 if d in dims else slice(None) for d in range(x.ndim)])  # the one row of a ragged leaf
-
-    def squeezed(v: Any) -> Any:
-        return v[first] if isinstance(v, (NestedTensor, MaskedBatch)) and v._batch_dim in dims else v.squeeze(dims)
-
-    return lift(x, squeezed, size=[n for d, n in enumerate(x.batch_size) if d not in dims], op="squeeze")
-
-
-def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
-    k, size = x.ndim, list(ints(sizes))
-    old = [1] * (len(size) - k) + list(x.batch_size)
-    if len(size) < k or any([n not in (-1, m) and m != 1 for n, m in zip(size, old, strict=True)]):
-        got = str(size)
-        raise ShapeError(
-            message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
-        )
-    size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
-    return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
-
-
-def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
-    """One dim or several, counted from the front."""
-    given = (dims,) if isinstance(dims, int) else dims
-    if not isinstance(given, (tuple, list)) or not all([isinstance(d, int) for d in given]):
-        raise ShapeError(message(op, "a dim or several, as ints", f"{dims!r}", hint="count batch dims: 0 or -1"))
-    return tuple([normal_dim(d, ndim, op) for d in given])
-
-
-def t_tensordict(x: TensorDict) -> TensorDict:
-    """Two batch dims swapped, fewer as they are.
-
-    Raises:
-        ShapeError: there are more.
-    """
-    if x.ndim > 2:
-        raise ShapeError(message("t", "at most 2 batch dims", f"{x.ndim}", hint="name them: td.transpose(0, 1)"))
-    return permute_tensordict(x, tuple(reversed(range(x.ndim))))
-
-
-def ravel_tensordict(x: TensorDict) -> TensorDict:
-    """All batch dims as one."""
-    return reshape_tensordict("reshape", x, -1)
-
-
-def movedim_tensordict(x: TensorDict, source: Dims, destination: Dims) -> TensorDict:
-    old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
-    return lift(x, lambda v: v.movedim(old, new), op="movedim")
-
-
-def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    axes = normal_dims("flip", ints(dims), x.ndim)
-    return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
-
-
-def flip_dim(op: Op, dim: int, x: TensorDict) -> TensorDict:
-    """`fliplr` and `flipud`."""
-    axis = normal_dim(dim, x.ndim, op)
-    return lift(x, lambda v: v.flip(axis), size=x.batch_size, op=op)
-
-
-def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
-    """Without dims the batch is rolled as if it were one dim."""
-    if dims is None or dims == ():
-        normal_dim(0, x.ndim, "roll")
-        return lift(x, lambda v: v.flatten(0, x.ndim - 1).roll(shifts, 0).view(v.shape), size=x.batch_size, op="roll")
-    axes = normal_dims("roll", dims, x.ndim)
-    return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size, op="roll")
-
-
-def rot90_tensordict(x: TensorDict, k: int = 1, dims: Any = (0, 1)) -> TensorDict:
-    axes = normal_dims("rot90", dims, x.ndim)
-    return lift(x, lambda v: v.rot90(k, axes), op="rot90")
-
-
-def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
-    """Copies along batch dims, of which there may be more in front."""
-    times = ints(sizes)
-    if len(times) < x.ndim:
-        hint = "torch.tile adds what is missing"
-        raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))
-    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - x.ndim))), op="repeat")
-
-
-def tile_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    times = ints(dims)
-    return repeat_tensordict(x, *[1] * (x.ndim - len(times)), *times)
-
-
-def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = None, **kwargs: Any) -> TensorDict:
-    """Each example several times. Numbers of times in a tensor become positions, found once for all leaves."""
-    td = x if dim is not None or x.ndim == 1 else reshape_tensordict("reshape", x, -1)
-    d = 0 if dim is None else normal_dim(dim, x.ndim, "repeat_interleave")
-    if not isinstance(repeats, Tensor):
-        return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs), op="repeat_interleave")
-    count = repeats.numel()
-    if repeats.ndim > 1 or (count != 1 and count != td.batch_size[d]):
-        expected, hint = f"{td.batch_size[d]} numbers of times, or one", "one for each example along the dim"
-        raise ShapeError(message("repeat_interleave", expected, describe(repeats), hint=hint))
-    places = torch.repeat_interleave(repeats.expand(td.batch_size[d]), **kwargs)
-    return lift(td, lambda v: v.index_select(d, places), op="repeat_interleave")
-
-
-def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
-    """Batch dims grown or cut, two numbers for each, the last batch dim first.
-
-    Raises:
-        UnsupportedError: a mode that torch has only for images.
-    """
-    if mode != "constant":
-        raise UnsupportedError(message("pad", "mode 'constant'", f"{mode!r}", hint="td.apply(lambda x: F.pad(x, ...))"))
-    if len(pad) > 2 * input.ndim:
-        expected, hint = f"at most {2 * input.ndim} numbers", "two for each batch dim; features stay"
-        raise ShapeError(message("pad", expected, f"{len(pad)}", hint=hint))
-    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value), op="pad")
-
-
-def as_other(impl: Op, op: Op, x: Any, other: Any) -> TensorDict:
-    """`expand_as`, `view_as`, `reshape_as`: the batch size of a TensorDict, or the sizes of a tensor.
-
-    A dense tensor that is expanded has batch dims, and is extended over the features of each leaf.
-
-    Raises:
-        ShapeError: it does not broadcast against the batch size.
-        UnsupportedError: `view_as` and `reshape_as` of a dense tensor.
-    """
-    if isinstance(x, TensorDict):
-        return impl(x, *other.shape)
-    if impl is not expand_tensordict:
-        raise UnsupportedError(message(op, "a TensorDict", describe(x), hint="x.reshape(td.batch_size)"))
-    check_broadcast(x, other.batch_size, op)
-    leaves = {p: wide.expand_as(v) for (p, v), wide in zip(other._leaves.items(), column(x, other, op), strict=True)}
-    return make(leaves, other._nodes, other.batch_size, other.device)
-
-
-def atleast(ndim: int, *tds: Any) -> Any:
-    """As many batch dims at least, added where torch adds them."""
-    xs = tuple(tds[0]) if len(tds) == 1 and isinstance(tds[0], (tuple, list)) else tds
-    out = tuple([grown_to(ndim, x) for x in xs])
-    return out[0] if xs is tds and len(out) == 1 else out
-
-
-def grown_to(ndim: int, x: Any) -> Any:
-    """New dims of size 1: one in front of one dim, one behind two."""
-    if not isinstance(x, TensorDict):
-        return (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d)[ndim - 1](x)
-    for at in (0, 0, 2)[x.ndim : ndim]:
-        x = unsqueeze_tensordict(x, at)
+def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
+    """Without static dims of size 1: all of them, or those given. A ragged dim or the batch stays."""
+    given = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    static = {normal_dim(d, x.ndim, "squeeze") for d in given} - {x._batch_dim, *x.ragged_dims}
+    for d in sorted(static, reverse=True):
+        axis = axis_of("squeeze", x, d)
+        if data_of(x).shape[axis] == 1:
+            x = with_static(x, data_of(x).squeeze(axis), d, -1)
     return x
 
 
-shape_rule(torch.permute, nested=permute_nested, masked=permute_masked, tensordict=permute_tensordict)
-shape_rule(
-    torch.transpose,
-    nested=partial(transpose, permute_nested),
-    masked=partial(transpose, permute_masked),
-    tensordict=transpose_tensordict,
-)
-shape_rule(torch.reshape, tensordict=partial(reshape_tensordict, "reshape"))
-shape_rule(torch.Tensor.view, tensordict=partial(reshape_tensordict, "view"))
-shape_rule(torch.flatten, tensordict=flatten_tensordict)
-shape_rule(torch.unflatten, tensordict=unflatten_tensordict)
-shape_rule(torch.unsqueeze, tensordict=unsqueeze_tensordict)
-shape_rule(torch.squeeze, tensordict=squeeze_tensordict)
-shape_rule(torch.Tensor.expand, tensordict=expand_tensordict)
-shape_rule(torch.movedim, tensordict=movedim_tensordict)
-shape_rule(torch.t, tensordict=t_tensordict)
-shape_rule(torch.flip, tensordict=flip_tensordict)
-shape_rule(torch.fliplr, tensordict=partial(flip_dim, torch.fliplr, 1))
-shape_rule(torch.flipud, tensordict=partial(flip_dim, torch.flipud, 0))
-shape_rule(torch.roll, tensordict=roll_tensordict)
-shape_rule(torch.rot90, tensordict=rot90_tensordict)
-shape_rule(torch.Tensor.repeat, tensordict=repeat_tensordict)
-shape_rule(torch.tile, tensordict=tile_tensordict)
-shape_rule(torch.repeat_interleave, tensordict=repeat_interleave_tensordict)
-shape_rule(torch.ravel, tensordict=ravel_tensordict)
-shape_rule(torch.broadcast_to, tensordict=expand_tensordict)
+def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:
+    d = normal_dim(dim, x.ndim, "unflatten")
+    if d == x._batch_dim or d in x.ragged_dims:
+        raise regrouped("unflatten", x, f"dim {dim}")
+    axis = axis_of("unflatten", x, d)
+    parts = filled(sizes, data_of(x).shape[axis])
+    if parts is None:
+        raise regrouped("unflatten", x, f"sizes {tuple(sizes)} for dim {dim}")
+    return with_static(x, data_of(x).unflatten(axis, parts), d, len(parts) - 1)
+
+
+def filled(sizes: Sequence[int], total: int) -> list[int] | None:
+    """Sizes of static dims with one -1 at most replaced; None where they do not multiply to the total."""
+    known = math.prod([n for n in sizes if n != -1])
+    free = [n for n in sizes if n == -1]
+    if len(free) > 1 or (free and (known == 0 or total % known)) or (not free and known != total):
+        return None
+    return [total // known if n == -1 else n for n in sizes]
+
+
+def flatten_ragged(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged:
+    """Static dims as one; static dims beside the batch become part of it, each position with lengths of its own."""
+    first, last = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
+    if first == last:
+        return x
+    if any([first <= r <= last for r in x.ragged_dims]):
+        raise regrouped("flatten", x, f"dims {first} to {last}")
+    if first <= x._batch_dim <= last:
+        return into_batch_nested(x, first, last) if isinstance(x, NestedTensor) else into_batch_masked(x, first, last)
+    axes = axis_of("flatten", x, first), axis_of("flatten", x, last)
+    return with_static(x, data_of(x).flatten(*axes), first, first - last)
+
+
+def into_batch_nested(x: NestedTensor, first: int, last: int) -> NestedTensor:
+    """Static dims around the batch made part of it."""
+    s = x.structure
+    b, inner = s.batch_dim, last - s.batch_dim
+    if b > s.packed_dim:
+        raise regrouped("flatten", x, f"dims {first} to {last}")
+    values = x.values.flatten(first, last - 1)  # the batch is no axis of values
+    outer = math.prod(x.values.shape[first:b])
+    copies = values.shape[first]
+    part = s.moved(s.packed_dim - (last - first), first)
+    y = cat_rows([build_nested(part, values.select(first, i)) for i in range(copies)])
+    if inner == 0 or copies == outer:
+        return y
+    order = torch.arange(copies * s.batch_size, device=x.device).view(outer, -1, s.batch_size).transpose(1, 2)
+    return index_rows(y, order.flatten())
+
+
+def into_batch_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
+    """Static dims around the batch made part of it."""
+    sizes, count = x.data.shape[first : last + 1], x.lengths.shape[1]
+    at = [1] * (x.batch_dim - first) + [x.lengths.shape[0]] + [1] * (last - x.batch_dim)
+    lengths = x.lengths.view(*at, count).expand(*sizes, count).flatten(0, -2)
+    ragged = tuple([r - (last - first) * (r > first) for r in x.ragged_dims])
+    return build_masked(x.data.flatten(first, last), lengths, ragged, first, True)
+
+
+def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
+    """Static dims regrouped; the batch and the ragged dims keep their sizes, side by side and in order."""
+    given, old, b = list(ints(sizes)), list(x.shape), x._batch_dim
+    if len(given) == x.ndim and all([n == -1 or n == m for n, m in zip(given, old, strict=True)]):
+        return x
+    found = grouped(given, old, sorted((b, *x.ragged_dims)))
+    for d in range(
+        b if found is None and b < x.ragged_dims[0] else 0
+    ):  # static dims from d on become part of the batch
+        merged, kept = [*old[:d], math.prod(old[d : b + 1]), *old[b + 1 :]], [d, *[r - b + d for r in x.ragged_dims]]
+        if grouped(given, merged, kept) is not None:
+            return reshape_ragged(flatten_ragged(x, d, b), *given)
+    if found is None:
+        raise regrouped("reshape", x, f"sizes {given}")
+    positions, shape = found
+    batch, ragged = positions[b], tuple([positions[r] for r in x.ragged_dims])
+    if ragged[-1] - ragged[0] != x.ragged_dims[-1] - x.ragged_dims[0]:
+        raise regrouped("reshape", x, f"sizes {given}")
+    if isinstance(x, MaskedBatch):
+        return build_masked(x.data.reshape(shape), x.lengths, ragged, batch)
+    s, e = x.structure, ragged[0] - (batch < ragged[0])
+    axes = [n for d, n in enumerate(shape) if d not in (batch, *ragged[1:])]
+    axes[e] = x.values.shape[s.packed_dim]
+    return build_nested(s.moved(e, batch), x.values.reshape(axes))
+
+
+def grouped(given: list[Any], old: list[Any], kept: list[int]) -> tuple[dict[int, int], list[Any]] | None:
+    """Where the dims that stay are among new sizes, and all new sizes; None where static dims do not fit them."""
+    positions: dict[int, int] = {}
+    shape: list[Any] = []
+    begin = before = 0
+    for d in (*kept, len(old)):
+        total = math.prod(old[before:d])
+        at = len(given) if d == len(old) else position_of(given, begin, total, old[d])
+        group = None if at is None else filled(given[begin:at], total)
+        if at is None or group is None:
+            return None
+        positions[d] = at
+        shape += [*group, *old[d : d + 1]]
+        begin, before = at + 1, d + 1
+    return positions, shape
+
+
+def position_of(sizes: list[Any], begin: int, before: int, size: Any) -> int | None:
+    """Where a dim that stays is among the sizes from `begin` on: behind those that multiply to what is before it."""
+    product = 1
+    for d in range(begin, len(sizes)):
+        if product == before and (sizes[d] == -1 or sizes[d] == size):
+            return d
+        product = before if sizes[d] == -1 else product * sizes[d]
+    return None
+
+
+# -- copies
+
+
+def expand_ragged(x: Ragged, *sizes: Any) -> Ragged:
+    """Static dims of size 1 grow, and dims come in front of all."""
+    x, given = with_dims("expand", x, sizes)
+    for d in (x._batch_dim, *x.ragged_dims):
+        if given[d] != -1 and given[d] != x.shape[d]:
+            raise regrouped("expand", x, f"size {given[d]} for dim {d}")
+        given[d] = -1
+    try:
+        return with_data(x, data_of(x).expand(axis_entries(x, given)))
+    except RuntimeError:
+        raise regrouped("expand", x, f"sizes {given}") from None
+
+
+def repeat_ragged(x: Ragged, *sizes: Any) -> Ragged:
+    """Copies of the whole batch, one after another, and of static dims."""
+    x, given = with_dims("repeat", x, sizes)
+    if any([given[r] != 1 for r in x.ragged_dims]):
+        raise regrouped("repeat", x, "copies along a ragged dim")
+    copies, data = given[x._batch_dim], data_of(x).repeat(axis_entries(x, given))
+    if isinstance(x, MaskedBatch):
+        return build_masked(data, x.lengths.repeat(copies, 1), x.ragged_dims, x.batch_dim, True)
+    y = x.with_values(data)
+    return y if copies == 1 else cat_rows([y] * copies) if copies else rows_between(y.structure, 0, 0)(y)
+
+
+def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
+    """A ragged batch with new static dims in front, so that there is one for each size; and the sizes as a list.
+
+    Raises:
+        ShapeError: fewer sizes than dims, or one that is no size.
+    """
+    given = list(ints(sizes))
+    if len(given) < x.ndim or (op == "repeat" and any([n < 0 for n in given])):
+        hint = "one for each dim; more of them stand in front"
+        raise ShapeError(message(op, f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
+    while x.ndim < len(given):
+        x = x.unsqueeze(0)
+    return x, given
+
+
+# -- examples and elements in another order
+
+
+def flip_ragged(x: Any, *dims: Any) -> Any:
+    """Static dims, the examples, or each example in reverse."""
+    given = normal_dims("flip", ints(dims), x.ndim)
+    ragged = tuple([d for d in given if d in x.ragged_dims])
+    static = [axis_of("flip", x, d) for d in given if d != x._batch_dim and d not in ragged]
+    x = with_data(x, data_of(x).flip(static)) if static else x
+    packs = isinstance(x, NestedTensor)
+    if packs and by_lines("flip", x, ragged):
+        x = along_lines("flip", flip_lines, x, ragged)
+    elif packs and ragged:
+        s, values = x.structure, x.values
+        x = x.with_values(values.index_select(s.packed_dim, mirrored(s, values.shape[s.packed_dim])))
+    for d in given:
+        if d == x._batch_dim or (d in ragged and not packs):
+            x = x[(FULL,) * d + (slice(None, None, -1),)]
+    return x
+
+
+def flip_lines(x: Any, dim: Any) -> Any:
+    return flip_ragged(x, dim)
+
+
+def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Any:
+    """Static dims, the examples, or the elements of each example moved on, the last ones to the front.
+
+    Raises:
+        ShapeError: no dims.
+    """
+    if dims is None:
+        got, hint = "none: elements would move from example to example", "name them, e.g. x.roll(1, 1)"
+        raise ShapeError(message("roll", "dims to roll along", got, hint=hint))
+    for shift, dim in moves(shifts, dims):
+        d, packs = normal_dim(dim, x.ndim, "roll"), isinstance(x, NestedTensor)
+        if d == x._batch_dim:
+            count = x.batch_size[0]
+            rows = (torch.arange(count, device=x.device) - shift) % max(count, 1)
+            x = x[(FULL,) * d + (rows,) if d else rows]
+        elif d not in x.ragged_dims:
+            x = with_data(x, data_of(x).roll(shift, axis_of("roll", x, d)))
+        elif packs and by_lines("roll", x, d):
+            x = along_lines("roll", lambda v, dim, shift=shift: roll_ragged(v, shift, dim), x, d)
+        elif packs:
+            s, values = x.structure, x.values
+            x = x.with_values(values.index_select(s.packed_dim, rolled(s, values.shape[s.packed_dim], shift)))
+        else:
+            positions = torch.arange(x.data.shape[d], device=x.device) - shift
+            x = neutral(x.with_data(at_each(x, d, positions % sizes_along(x, d)[:, None].clamp(min=1))))
+    return x
+
+
+def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
+    """The shift and the dim of each step of a roll.
+
+    Raises:
+        ShapeError: not as many shifts as dims.
+    """
+    each = [(n,) if isinstance(n, int) else n for n in (shifts, dims)]
+    if len(each[0]) != len(each[1]):
+        got = f"{len(each[0])} for {len(each[1])} dims"
+        raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))
+    return list(zip(*each, strict=True))
+
+
 for _op, _impl in (
-    (torch.Tensor.expand_as, expand_tensordict),
-    (torch.Tensor.view_as, partial(reshape_tensordict, "view")),
-    (torch.Tensor.reshape_as, partial(reshape_tensordict, "reshape")),
-):
-    shape_rule(_op, tensordict=partial(as_other, _impl, _op))
-for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
-    shape_rule(_op, tensordict=partial(atleast, _ndim))
-shape_rule(F.pad, tensordict=pad_tensordict)
+    (torch.permute, permute_ragged), (torch.transpose, transpose_ragged), (torch.unsqueeze, unsqueeze_ragged),
+    (torch.squeeze, squeeze_ragged), (torch.unflatten, unflatten_ragged), (torch.flatten, flatten_ragged),
+    (torch.reshape, reshape_ragged), (torch.Tensor.view, reshape_ragged), (torch.Tensor.expand, expand_ragged),
+    (torch.Tensor.repeat, repeat_ragged), (torch.flip, flip_ragged), (torch.roll, roll_ragged),
+):  # fmt: skip
+    define(_op, "shape", ragged=_impl)

@@ -57,7 +57,7 @@ DICTS: dict[str, Maker] = {
 }
 REPRESENTATIVES = {
     "pointwise": ("relu", "gelu", "add", "where", "masked_fill"), "reduction": ("sum", "amax"),
-    "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat", "unbind"),
+    "shape": ("permute", "reshape"), "norm": ("layer_norm", "softmax"), "join": ("cat",), "split": ("unbind",),
     "channel": ("group_norm",), "conv": ("conv1d",), "pool": ("max_pool1d",), "resample": ("interpolate",),
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",),
     "comparison": ("equal",), "matmul": ("matmul",), "linalg": ("inv", "solve"), "distance": ("cdist",),

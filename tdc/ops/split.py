@@ -24,9 +24,9 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.join import chunk_lengths, part_lengths, split_tensordict
+from tdc.ops.batch_split import chunk_lengths, part_lengths, split_with_sizes
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.index_nested import rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -83,11 +83,6 @@ def split_ragged(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any
     return apart(x, d, [given] * len(part_lengths(given, top)))
 
 
-def split_with_sizes(split: Op, x: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, ...]:
-    """`split` of a list of lengths."""
-    return split(x, list(split_sizes), dim)
-
-
 def chunk_ragged(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """So many parts of nearly equal length; along the ragged dim of each row, none of them left out."""
     d = normal_dim(dim, x.ndim, "chunk")
@@ -140,17 +135,10 @@ def unbind_ragged(x: Any, dim: int = 0) -> tuple[Any, ...]:
     return x.unbind(dim)
 
 
-def split_rule(op: Op, impl: Op, *kinds: str) -> None:
-    """The row of an operation for NestedTensor and MaskedBatch, or for other kinds."""
-    for kind in kinds or ("nested", "masked"):
-        add_rule(Rule(op, kind, "join", impl, op))
-
-
-split_rule(torch.split, split_ragged)
-split_rule(torch.chunk, chunk_ragged)
-split_rule(torch.tensor_split, tensor_split_ragged)
-split_rule(torch.unbind, unbind_ragged)
-split_rule(torch.split_with_sizes, partial(split_with_sizes, split_ragged))
-split_rule(torch.split_with_sizes, partial(split_with_sizes, split_tensordict), "tensordict")
+for _op, _impl in (
+    (torch.split, split_ragged), (torch.chunk, chunk_ragged), (torch.tensor_split, tensor_split_ragged),
+    (torch.unbind, unbind_ragged), (torch.split_with_sizes, partial(split_with_sizes, split_ragged)),
+):  # fmt: skip
+    define(_op, "split", ragged=_impl)
 for _dim, _op in enumerate((torch.vsplit, torch.hsplit, torch.dsplit)):
-    split_rule(_op, partial(split_at, _dim, _op))
+    define(_op, "split", ragged=partial(split_at, _dim, _op))

@@ -1,0 +1,116 @@
+"""Joining TensorDicts along batch dims: stack, cat and their kin.
+
+Invariant: leaves that share a ragged structure share one in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, describe, message, op_name, show_sizes
+from tdc.core.keys import show
+from tdc.core.rules import define
+from tdc.core.typing import Op
+from tdc.ops.batch import PLAIN, first_line
+from tdc.ops.batch_shape import grown_to, reshape_tensordict
+from tdc.ops.join import named_axis, same_kind
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.tensordict.indexing import twin_of
+from tdc.tensordict.storage import Leaves, same_size, together
+from tdc.tensordict.tensordict import TensorDict, make
+
+
+def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
+    tds = same_kind("stack", tensors, TensorDict)
+    first = tds[0]
+    d = normal_dim(dim, first.ndim + 1, "stack")
+    same_size("stack", *tds)
+    leaves = join_leaves(torch.stack, tds, d)
+    size = first.batch_size
+    return make(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
+
+
+def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
+    tds = same_kind("cat", tensors, TensorDict)
+    first = tds[0]
+    d = normal_dim(dim, first.ndim, "cat")
+    sizes = [tuple(td.batch_size) for td in tds]
+    before, after = sizes[0][:d], sizes[0][d + 1 :]
+    wrong = {f"operand {i}": show_sizes(z) for i, z in enumerate(sizes) if z[:d] != before or z[d + 1 :] != after}
+    if wrong:
+        expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
+        raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
+    leaves = join_leaves(torch.cat, tds, d)
+    return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
+
+
+def stacked_along(ndim: int, dim: int, op: Op, tensors: Sequence[TensorDict]) -> TensorDict:
+    """`hstack`, `vstack`, `dstack`: at least so many batch dims, joined along `dim`, or along the only one."""
+    tds = [grown_to(ndim, x) for x in same_kind(op_name(op), tensors, TensorDict)]
+    return cat_tensordict(tds, min(dim, tds[0].ndim - 1))
+
+
+def column_stack_tensordict(tensors: Sequence[TensorDict]) -> TensorDict:
+    """Batches of one dim become columns."""
+    tds = same_kind("column_stack", tensors, TensorDict)
+    return cat_tensordict([reshape_tensordict("reshape", x, -1, 1) if x.ndim < 2 else x for x in tds], 1)
+
+
+def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
+    """`torch.stack` or `torch.cat` of the leaves at each path.
+
+    Raises:
+        ShapeError: leaves that differ in shape or kind; every path is named.
+    """
+    try:
+        known: list[tuple[list[Any], Any]] = []
+        return {p: joined(join, group, dim, known) for p, group in together(op_name(join), *tds)}
+    except PLAIN as error:
+        if type(error) not in PLAIN:
+            raise
+        raise misfit(join, tds, dim, error) from error
+
+
+def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[Any], Any]]) -> Any:
+    """Leaves joined. Of ragged ones that share their structures with others, known by now, also the result does."""
+    if isinstance(group[0], Tensor):
+        return join(group, dim)
+    xs = list(group)  # Dynamo looks for containers in a list, not in a tuple (torch 2.11-2.13)
+    if not all([isinstance(x, (NestedTensor, MaskedBatch)) for x in xs]):
+        return join(xs, dim)
+    twin = twin_of(xs, known)
+    if twin is None:
+        known.append((xs, join(xs, dim)))
+        return known[-1][1]
+    if join is torch.cat and dim == 0 and isinstance(twin, NestedTensor) and twin.structure.batch_dim == 0:
+        return build_nested(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
+    return join(xs, dim)._like(twin)
+
+
+def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> ShapeError:
+    """The error for leaves that do not go together."""
+    wrong = {}
+    for path, group in together(op_name(join), *tds):
+        kinds = [(not isinstance(v, Tensor), v.ndim, list(v.shape)) for v in group]
+        if join is torch.cat:
+            kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
+        if any([kind != kinds[0] for kind in kinds]):
+            wrong[show(path)] = " and ".join(dict.fromkeys([describe(v) for v in group]))
+    hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
+    got = f"{len(wrong)} keys that differ" if wrong else "others"
+    hint = hint if wrong else first_line(error)
+    return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
+
+
+define(torch.stack, "join", tensordict=named_axis(stack_tensordict))
+define(torch.cat, "join", tensordict=named_axis(cat_tensordict))
+define(torch.column_stack, "join", tensordict=column_stack_tensordict)
+for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dstack, 3, 2)):
+    define(_op, "join", tensordict=partial(stacked_along, _ndim, _dim, _op))

@@ -1,0 +1,256 @@
+"""Shape operations on the batch dims of a TensorDict: `x -> x.reshape(*new_batch, *features)` of each leaf.
+
+Invariants: no copy that torch would not make for the dense tensor; features of leaves are never regrouped.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import normal_dim
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.rules import define
+from tdc.core.typing import Dims, Op
+from tdc.ops.batch import lift
+from tdc.ops.leafwise import check_broadcast, column
+from tdc.ops.shape import full_order, ints, normal_dims
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.tensordict import TensorDict, make
+
+
+def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
+    order = full_order(ints(dims), x.ndim)
+    axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
+    return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order], op="permute")
+
+
+def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
+    a, b = normal_dim(dim0, x.ndim, "transpose"), normal_dim(dim1, x.ndim, "transpose")
+    size = list(x.batch_size)
+    size[a], size[b] = size[b], size[a]
+    return lift(x, lambda v: v.transpose(a, b), size=size, op="transpose")
+
+
+def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
+    """`reshape` or `view` of the batch dims; one size may be -1."""
+    k, size = x.ndim, resolve(ints(sizes), x.batch_size)
+    return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size, op=method)
+
+
+def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
+    """Sizes with -1 replaced by what is left over.
+
+    Raises:
+        ShapeError: the numbers of elements differ.
+    """
+    known, total = 1, math.prod(old)
+    for n in sizes:
+        known = known * (1 if n == -1 else n)
+    free = len([n for n in sizes if n == -1])  # torch 2.11 cannot trace `count` of symbolic sizes
+    if free > 1 or (free == 1 and (known == 0 or total % known)) or (free == 0 and known != total):
+        hint = "reshape acts on batch dims only; features stay"
+        expected = f"sizes with {total} examples, batch_size {show_sizes(old)}"
+        raise ShapeError(message("reshape", expected, show_sizes(sizes), hint=hint))
+    return torch.Size([total // known if n == -1 else n for n in sizes])
+
+
+def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> TensorDict:
+    if not x.ndim:
+        return unsqueeze_tensordict(x, 0)
+    a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
+    size = x.batch_size
+    merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
+    return lift(x, lambda v: v.flatten(a, b), size=merged, op="flatten")
+
+
+def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
+    d = normal_dim(dim, x.ndim, "unflatten")
+    split = resolve(tuple(sizes), x.batch_size[d : d + 1])
+    return lift(
+        x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]], op="unflatten"
+    )
+
+
+def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
+    d = normal_dim(dim, x.ndim + 1, "unsqueeze")
+    return lift(x, lambda v: v.unsqueeze(d), size=[*x.batch_size[:d], 1, *x.batch_size[d:]], op="unsqueeze")
+
+
+def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
+    size = x._size
+    if isinstance(dim, int) and -len(size) <= dim < len(size) and size[dim] != 1:
+        return x
+    given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
+    dims = tuple([d for d in given if x.batch_size[d] == 1])
+    if not dims:
+        return x
+    first = tuple([0 if d in dims else slice(None) for d in range(x.ndim)])  # the one row of a ragged leaf
+
+    def squeezed(v: Any) -> Any:
+        return v[first] if isinstance(v, (NestedTensor, MaskedBatch)) and v._batch_dim in dims else v.squeeze(dims)
+
+    return lift(x, squeezed, size=[n for d, n in enumerate(x.batch_size) if d not in dims], op="squeeze")
+
+
+def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
+    k, size = x.ndim, list(ints(sizes))
+    old = [1] * (len(size) - k) + list(x.batch_size)
+    if len(size) < k or any([n not in (-1, m) and m != 1 for n, m in zip(size, old, strict=True)]):
+        got = str(size)
+        raise ShapeError(
+            message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
+        )
+    size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
+    return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
+
+
+def t_tensordict(x: TensorDict) -> TensorDict:
+    """Two batch dims swapped, fewer as they are.
+
+    Raises:
+        ShapeError: there are more.
+    """
+    if x.ndim > 2:
+        raise ShapeError(message("t", "at most 2 batch dims", f"{x.ndim}", hint="name them: td.transpose(0, 1)"))
+    return permute_tensordict(x, tuple(reversed(range(x.ndim))))
+
+
+def ravel_tensordict(x: TensorDict) -> TensorDict:
+    """All batch dims as one."""
+    return reshape_tensordict("reshape", x, -1)
+
+
+def movedim_tensordict(x: TensorDict, source: Dims, destination: Dims) -> TensorDict:
+    old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
+    return lift(x, lambda v: v.movedim(old, new), op="movedim")
+
+
+def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
+    axes = normal_dims("flip", ints(dims), x.ndim)
+    return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
+
+
+def flip_dim(op: Op, dim: int, x: TensorDict) -> TensorDict:
+    """`fliplr` and `flipud`."""
+    axis = normal_dim(dim, x.ndim, op)
+    return lift(x, lambda v: v.flip(axis), size=x.batch_size, op=op)
+
+
+def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
+    """Without dims the batch is rolled as if it were one dim."""
+    if dims is None or dims == ():
+        normal_dim(0, x.ndim, "roll")
+        return lift(x, lambda v: v.flatten(0, x.ndim - 1).roll(shifts, 0).view(v.shape), size=x.batch_size, op="roll")
+    axes = normal_dims("roll", dims, x.ndim)
+    return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size, op="roll")
+
+
+def rot90_tensordict(x: TensorDict, k: int = 1, dims: Any = (0, 1)) -> TensorDict:
+    axes = normal_dims("rot90", dims, x.ndim)
+    return lift(x, lambda v: v.rot90(k, axes), op="rot90")
+
+
+def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
+    """Copies along batch dims, of which there may be more in front."""
+    times = ints(sizes)
+    if len(times) < x.ndim:
+        hint = "torch.tile adds what is missing"
+        raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))
+    return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - x.ndim))), op="repeat")
+
+
+def tile_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
+    times = ints(dims)
+    return repeat_tensordict(x, *[1] * (x.ndim - len(times)), *times)
+
+
+def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = None, **kwargs: Any) -> TensorDict:
+    """Each example several times. Numbers of times in a tensor become positions, found once for all leaves."""
+    td = x if dim is not None or x.ndim == 1 else reshape_tensordict("reshape", x, -1)
+    d = 0 if dim is None else normal_dim(dim, x.ndim, "repeat_interleave")
+    if not isinstance(repeats, Tensor):
+        return lift(td, lambda v: v.repeat_interleave(repeats, d, **kwargs), op="repeat_interleave")
+    count = repeats.numel()
+    if repeats.ndim > 1 or (count != 1 and count != td.batch_size[d]):
+        expected, hint = f"{td.batch_size[d]} numbers of times, or one", "one for each example along the dim"
+        raise ShapeError(message("repeat_interleave", expected, describe(repeats), hint=hint))
+    places = torch.repeat_interleave(repeats.expand(td.batch_size[d]), **kwargs)
+    return lift(td, lambda v: v.index_select(d, places), op="repeat_interleave")
+
+
+def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
+    """Batch dims grown or cut, two numbers for each, the last batch dim first.
+
+    Raises:
+        UnsupportedError: a mode that torch has only for images.
+    """
+    if mode != "constant":
+        raise UnsupportedError(message("pad", "mode 'constant'", f"{mode!r}", hint="td.apply(lambda x: F.pad(x, ...))"))
+    if len(pad) > 2 * input.ndim:
+        expected, hint = f"at most {2 * input.ndim} numbers", "two for each batch dim; features stay"
+        raise ShapeError(message("pad", expected, f"{len(pad)}", hint=hint))
+    return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value), op="pad")
+
+
+def as_other(impl: Op, op: Op, x: Any, other: Any) -> TensorDict:
+    """`expand_as`, `view_as`, `reshape_as`: the batch size of a TensorDict, or the sizes of a tensor.
+
+    A dense tensor that is expanded has batch dims, and is extended over the features of each leaf.
+
+    Raises:
+        ShapeError: it does not broadcast against the batch size.
+        UnsupportedError: `view_as` and `reshape_as` of a dense tensor.
+    """
+    if isinstance(x, TensorDict):
+        return impl(x, *other.shape)
+    if impl is not expand_tensordict:
+        raise UnsupportedError(message(op, "a TensorDict", describe(x), hint="x.reshape(td.batch_size)"))
+    check_broadcast(x, other.batch_size, op)
+    leaves = {p: wide.expand_as(v) for (p, v), wide in zip(other._leaves.items(), column(x, other, op), strict=True)}
+    return make(leaves, other._nodes, other.batch_size, other.device)
+
+
+def atleast(ndim: int, *tds: Any) -> Any:
+    """As many batch dims at least, added where torch adds them."""
+    xs = tuple(tds[0]) if len(tds) == 1 and isinstance(tds[0], (tuple, list)) else tds
+    out = tuple([grown_to(ndim, x) for x in xs])
+    return out[0] if xs is tds and len(out) == 1 else out
+
+
+def grown_to(ndim: int, x: Any) -> Any:
+    """New dims of size 1: one in front of one dim, one behind two."""
+    if not isinstance(x, TensorDict):
+        return (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d)[ndim - 1](x)
+    for at in (0, 0, 2)[x.ndim : ndim]:
+        x = unsqueeze_tensordict(x, at)
+    return x
+
+
+for _op, _impl in (
+    (torch.permute, permute_tensordict), (torch.transpose, transpose_tensordict),
+    (torch.reshape, partial(reshape_tensordict, "reshape")), (torch.Tensor.view, partial(reshape_tensordict, "view")),
+    (torch.flatten, flatten_tensordict), (torch.unflatten, unflatten_tensordict),
+    (torch.unsqueeze, unsqueeze_tensordict), (torch.squeeze, squeeze_tensordict),
+    (torch.Tensor.expand, expand_tensordict), (torch.broadcast_to, expand_tensordict),
+    (torch.movedim, movedim_tensordict), (torch.t, t_tensordict), (torch.ravel, ravel_tensordict),
+    (torch.flip, flip_tensordict), (torch.fliplr, partial(flip_dim, torch.fliplr, 1)),
+    (torch.flipud, partial(flip_dim, torch.flipud, 0)), (torch.roll, roll_tensordict),
+    (torch.rot90, rot90_tensordict), (torch.Tensor.repeat, repeat_tensordict), (torch.tile, tile_tensordict),
+    (torch.repeat_interleave, repeat_interleave_tensordict), (F.pad, pad_tensordict),
+):  # fmt: skip
+    define(_op, "shape", tensordict=_impl)
+for _op, _impl in (
+    (torch.Tensor.expand_as, expand_tensordict),
+    (torch.Tensor.view_as, partial(reshape_tensordict, "view")),
+    (torch.Tensor.reshape_as, partial(reshape_tensordict, "reshape")),
+):
+    define(_op, "shape", tensordict=partial(as_other, _impl, _op))
+for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
+    define(_op, "shape", tensordict=partial(atleast, _ndim))
