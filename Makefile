@@ -65,6 +65,7 @@ lint: .venv/.ready-dev ## ruff
 
 types: .venv/.ready-dev ## pyright
 	$(PY) -m pyright $(ARGS)
+	$(PY) -m pyright -p .ci/pyright-strict.json
 
 clean: ## remove caches and outputs; .venv stays (delete it for a new set-up)
 	rm -rf build dist demo_report .pytest_cache .ruff_cache .hypothesis *.egg-info *.pt2

@@ -151,10 +151,6 @@ class MaskedBatch(Container):
         """Number of dims."""
         return self.data.ndim
 
-    def dim(self) -> int:
-        """Number of dims."""
-        return self.data.ndim
-
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the data."""
@@ -175,11 +171,6 @@ class MaskedBatch(Container):
         """Whether the data takes part in autograd."""
         return self.data.requires_grad
 
-    @property
-    def is_nested(self) -> bool:
-        """False: this is no `torch.nested` tensor."""
-        return False
-
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
@@ -194,26 +185,6 @@ class MaskedBatch(Container):
         data = self.data.to(*args, **kwargs)
         return build_masked(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
 
-    def requires_grad_(self, requires_grad: bool = True) -> MaskedBatch:
-        """Make the data a leaf of autograd. Returns this object, as torch does."""
-        self.data.requires_grad_(requires_grad)
-        return self
-
-    @property
-    def grad(self) -> MaskedBatch | None:
-        """Gradient of the data, with these lengths."""
-        return None if self.data.grad is None else self.with_data(self.data.grad)
-
-    def _broken(self) -> tuple[list[str], str]:
-        """What `validate` finds, and what to do about it."""
-        wrong = []
-        for r, sizes in zip(self.ragged_dims, self.lengths.t().tolist(), strict=True):
-            bad = [i for i, n in enumerate(sizes) if not 0 <= n <= self.data.shape[r]]
-            if bad:
-                more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-                wrong.append(f"lengths: outside [0, {self.data.shape[r]}], the size of dim {r}, in row {bad[0]}{more}")
-        return wrong, "lengths count the real places of each row: tdc.from_padded(data, mask=mask)"
-
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The real part of each row, as views; reads the lengths on the host. Along a static dim padded batches."""
         d, b = normal_dim(dim, self.ndim, "unbind"), self.batch_dim
@@ -226,9 +197,6 @@ class MaskedBatch(Container):
         announce("loops", "unbind")
         rows = zip(self.data.unbind(b), self.lengths.tolist(), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
-
-    def __iter__(self) -> Any:
-        return iter(self.unbind())
 
     if TYPE_CHECKING:  # `methods` attaches them
 

@@ -10,7 +10,8 @@ Invariant: nothing here reads data or depends on it, but for `occupancy`, which 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +24,10 @@ from tdc.ragged.index_nested import index_nested, picker_nested, same_structure,
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest, offsets_int32
-from tdc.ragged.storage import Ragged, data_of
+from tdc.ragged.storage import Ragged, data_of, with_data
 from tdc.ragged.structure import Structure
+
+R = TypeVar("R", NestedTensor, MaskedBatch)
 
 
 def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
@@ -62,6 +65,33 @@ def is_cpu(x: Ragged) -> bool:
     return data_of(x).is_cpu
 
 
+def layout(x: Ragged) -> torch.layout:
+    """Layout of the tensor that holds the elements."""
+    return data_of(x).layout
+
+
+def is_nested(x: Ragged) -> bool:
+    """False: this is no `torch.nested` tensor; see `to_torch`."""
+    return False
+
+
+def dim(x: Ragged) -> int:
+    """Number of logical dims, the batch dim among them."""
+    return x.ndim
+
+
+def requires_grad_(x: R, requires_grad: bool = True) -> R:
+    """Make the elements a leaf of autograd. Returns this object, as torch does."""
+    data_of(x).requires_grad_(requires_grad)
+    return x
+
+
+def grad(x: Ragged) -> Any:
+    """Gradient of the elements, as a batch of the same lengths."""
+    found = data_of(x).grad
+    return None if found is None else with_data(x, found)
+
+
 def is_leaf(x: Ragged) -> bool:
     """Whether the elements are a leaf of autograd."""
     return data_of(x).is_leaf
@@ -92,9 +122,14 @@ def pin_memory(x: Any) -> Any:
     return build_nested(structure.marked(), x.values.pin_memory())
 
 
-def masked_tolist(x: MaskedBatch) -> list[Any]:
-    """Rows as nested Python lists, without padding."""
+def tolist(x: Ragged) -> list[Any]:
+    """Examples as nested Python lists, without padding."""
     return [row.tolist() for row in x.unbind()]
+
+
+def iterate(x: Ragged) -> Iterator[Tensor]:
+    """The examples, one after another."""
+    return iter(x.unbind())
 
 
 def cu_seqlens(x: NestedTensor) -> Tensor:
@@ -130,17 +165,24 @@ def mH(x: Any) -> Any:  # torch's name
 
 
 SHARED: dict[str, Any] = {
+    "__iter__": iterate,
     "is_contiguous": is_contiguous,
     "element_size": element_size,
     "nelement": nelement,
     "get_device": get_device,
+    "dim": dim,
+    "tolist": tolist,
+    "requires_grad_": requires_grad_,
     "retain_grad": retain_grad,
     "is_pinned": is_pinned,
     "pin_memory": pin_memory,
     "itemsize": property(itemsize),
     "nbytes": property(nbytes),
+    "layout": property(layout),
+    "is_nested": property(is_nested),
     "is_cpu": property(is_cpu),
     "is_leaf": property(is_leaf),
+    "grad": property(grad),
     "grad_fn": property(grad_fn),
     "occupancy": property(occupancy),
     "mT": property(mT),
@@ -162,7 +204,6 @@ MASKED: dict[str, Any] = {
     "_same_structure": same_lengths,
     "_with_structure_of": with_lengths_of,
     "to_packed": to_packed,
-    "tolist": masked_tolist,
 }
 
 for _cls, _table in ((NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED)):

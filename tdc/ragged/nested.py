@@ -35,7 +35,6 @@ from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, sizes_of
 from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of
-from tdc.ragged.validate import structure_faults
 
 UNMAPPED: Any = object()
 
@@ -166,10 +165,6 @@ class NestedTensor(Container):
         """Number of logical dims, the batch dim among them."""
         return self.values.ndim + self.structure.ragged_ndim
 
-    def dim(self) -> int:
-        """Number of logical dims, the batch dim among them."""
-        return self.ndim
-
     @property
     def ragged_dims(self) -> tuple[int, ...]:
         """The logical dims that are ragged."""
@@ -190,11 +185,6 @@ class NestedTensor(Container):
         return self.values.device
 
     @property
-    def layout(self) -> torch.layout:
-        """Layout of the values."""
-        return self.values.layout
-
-    @property
     def is_cuda(self) -> bool:
         """Whether values are on a CUDA device."""
         return self.values.is_cuda
@@ -203,11 +193,6 @@ class NestedTensor(Container):
     def requires_grad(self) -> bool:
         """Whether values take part in autograd."""
         return self.values.requires_grad
-
-    @property
-    def is_nested(self) -> bool:
-        """False: this is no `torch.nested` tensor; see `to_torch`."""
-        return False
 
     def __len__(self) -> int:
         s = self.structure
@@ -237,19 +222,7 @@ class NestedTensor(Container):
         rows = self.values.split(lengths_on_host(s), s.packed_dim)
         if s.shapes is None:
             return tuple(rows)
-        return tuple([r.unflatten(s.packed_dim, z) for r, z in zip(rows, s.shapes.tolist(), strict=True)])
-
-    def tolist(self) -> list[Any]:
-        """Rows as nested Python lists."""
-        return [row.tolist() for row in self.unbind()]
-
-    def __iter__(self) -> Any:
-        return iter(self.unbind())
-
-    def _broken(self) -> tuple[list[str], str]:
-        """What `validate` finds, and what to do about it."""
-        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
-        return structure_faults(self.structure, self.values.shape[self.structure.packed_dim]), hint
+        return tuple([row.unflatten(s.packed_dim, n) for row, n in zip(rows, s.shapes.tolist(), strict=True)])
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device."""
@@ -261,16 +234,6 @@ class NestedTensor(Container):
         return build_nested(
             Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), values
         )
-
-    def requires_grad_(self, requires_grad: bool = True) -> NestedTensor:
-        """Make the values a leaf of autograd. Returns this object, as torch does."""
-        self.values.requires_grad_(requires_grad)
-        return self
-
-    @property
-    def grad(self) -> NestedTensor | None:
-        """Gradient of the values, with this structure."""
-        return None if self.values.grad is None else self.with_values(self.values.grad)
 
     if TYPE_CHECKING:  # `methods` attaches them
 

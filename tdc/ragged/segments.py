@@ -116,10 +116,10 @@ def strides(s: Structure) -> tuple[Tensor, ...]:
 @once
 def coordinates(s: Structure, total: int) -> tuple[Tensor, ...]:
     """Position of each packed element along each ragged dim, (N,) each."""
-    rest, ids, found = local_ids(s, total), row_ids(s, total), []
+    rest, found = local_ids(s, total), ()
     for stride in strides(s)[:-1] if s.ragged_ndim > 1 else ():
-        found.append(rest // stride[ids])
-        rest = rest % stride[ids]
+        each = stride[row_ids(s, total)]
+        found, rest = (*found, rest // each), rest % each
     return (*found, rest)
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from tdc.core.errors import DtypeError, StructureError, describe, message
+from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.segments import longest, sizes_of
 from tdc.ragged.structure import Structure
 
@@ -38,7 +39,8 @@ def validate(x: Any) -> Any:
 
 def structure_faults(s: Structure, total: int) -> list[str]:
     """What is wrong with a structure, as ready lines; reads the data on the host."""
-    offsets, wrong = s.offsets.tolist(), []
+    wrong: list[str] = []
+    offsets: list[int] = s.offsets.tolist()
     if offsets[0] != 0:
         wrong.append("offsets: do not begin with 0")
     down = [i for i, (a, b) in enumerate(pairwise(offsets)) if b < a]
@@ -51,7 +53,18 @@ def structure_faults(s: Structure, total: int) -> list[str]:
         if counts != [b - a for a, b in pairwise(offsets)]:
             wrong.append("shapes: the product of a row's sizes differs from its span in offsets")
     if s.extent is not None and not wrong and s.batch_size:
-        real = tuple(sizes_of(s).amax(0).tolist())
-        if any(r > m for r, m in zip(real, longest(s), strict=True)):
+        real: list[int] = sizes_of(s).amax(0).tolist()
+        if any(n > bound for n, bound in zip(real, longest(s), strict=True)):
             wrong.append("max_length: smaller than the longest row")
+    return wrong
+
+
+def lengths_faults(x: MaskedBatch) -> list[str]:
+    """What is wrong with lengths, as ready lines; reads them on the host."""
+    wrong: list[str] = []
+    for r, sizes in zip(x.ragged_dims, x.lengths.t().tolist(), strict=True):
+        bad = [i for i, n in enumerate(sizes) if not 0 <= n <= x.data.shape[r]]
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            wrong.append(f"lengths: outside [0, {x.data.shape[r]}], the size of dim {r}, in row {bad[0]}{more}")
     return wrong
