@@ -28,7 +28,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import drop_static, settle
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, lengths_on_host, local_ids, reduce_rows, row_ids
+from tdc.ragged.segments import lengths_of, lengths_on_host, local_positions, reduce_rows, row_ids
 from tdc.ragged.storage import data_of
 from tdc.ragged.structure import Structure
 
@@ -78,7 +78,7 @@ class Segments(NamedTuple):
     def positions(self) -> Tensor:
         """Position of each element within its segment, (M, 1, ...)."""
         s, total = self.structure, self.values.shape[0]
-        return self.column(torch.arange(total, device=self.values.device) if s is None else local_ids(s, total))
+        return self.column(torch.arange(total, device=self.values.device) if s is None else local_positions(s, total))
 
     @property
     def owner(self) -> Tensor:

@@ -18,7 +18,7 @@ from tdc.ops.pointwise import unary
 from tdc.ops.shape import ints
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_ids
+from tdc.ragged.segments import local_positions
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -41,7 +41,7 @@ def positions(x: NestedTensor) -> NestedTensor:
     """
     expect("positions", x, NestedTensor)
     s = x.structure
-    places = local_ids(s, x.values.shape[s.packed_dim])
+    places = local_positions(s, x.values.shape[s.packed_dim])
     same = s.packed_dim == 0 and s.ragged_ndim == 1 and s.batch_dim == 0
     return x.with_values(places) if same else NestedTensor(places, s.offsets)
 

@@ -43,7 +43,7 @@ from tdc.ops.positions import (
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import count_rows, local_ids, row_ids, spread, structure_of_sizes
+from tdc.ragged.segments import count_rows, local_positions, row_ids, spread, structure_of_sizes
 from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, with_data
 
 # -- an index with an entry for each element
@@ -167,7 +167,7 @@ def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, 
         return x.batch_dim, index, source.data
     t, axis = source.structure, x.structure.packed_dim
     total = source.values.shape[axis]
-    return axis, x.offsets[:-1][index][row_ids(t, total)] + local_ids(t, total), source.values
+    return axis, x.offsets[:-1][index][row_ids(t, total)] + local_positions(t, total), source.values
 
 
 def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
@@ -349,7 +349,7 @@ def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Any:
 def nonzero_packed(x: NestedTensor) -> NestedTensor:
     s, e = x.structure, x.structure.packed_dim
     found, total = x.values.nonzero(), x.values.shape[e]
-    rows, local = row_ids(s, total)[found[:, e]], local_ids(s, total)[found[:, e]]
+    rows, local = row_ids(s, total)[found[:, e]], local_positions(s, total)[found[:, e]]
     if e:
         rows, order = rows.sort(stable=True)
         found, local = found[order], local[order]

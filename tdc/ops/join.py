@@ -23,7 +23,7 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_ids, offsets_of, row_ids, strides, take_spans
+from tdc.ragged.segments import local_positions, offsets_of, row_ids, strides, take_spans
 from tdc.ragged.structure import Structure, extent_of, require_same
 
 
@@ -153,7 +153,7 @@ def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
         starts.append(x.offsets[:-1] + begins[-1])
         begins.append(begins[-1] + x.values.shape[s.packed_dim])
     inner = strides(t)[r][rows]
-    rest = local_ids(t, rows.shape[0])
+    rest = local_positions(t, rows.shape[0])
     line, place = rest // inner // ends[rows, -1], rest // inner % ends[rows, -1]
     which = torch.zeros_like(place)
     for k in range(len(xs) - 1):

@@ -125,14 +125,14 @@ def from_padded(
             raise ShapeError(message("from_padded", expected, describe(mask), hint=hint))
         lengths, left = mask.sum(1), side == "left"
         hint = "move the real positions of each row together, or say side='left' or side='right'"
-        place = "in front of" if left else "behind"
-        text = message("from_padded", f"padding {place} each row", "padding elsewhere", hint=hint)
+        where = "in front of" if left else "behind"
+        text = message("from_padded", f"padding {where} each row", "padding elsewhere", hint=hint)
         seen = mask.flip(1) if left else mask
         require((seen == valid_mask(lengths[:, None], (mask.shape[1],))).all(), text, StructureError)
     assert lengths is not None
     x = MaskedBatch(data, lengths)
     inside = (x.lengths >= 0) & (x.lengths <= data.shape[1])
-    hint = "lengths count the real places of each row"
+    hint = "lengths count the real positions of each row"
     text = message("from_padded", "lengths between 0 and the width of data", "one outside", hint=hint)
     require(inside.all(), text, StructureError)
     return x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))

@@ -1,16 +1,15 @@
-"""An index on several ragged dims of packed rows: crops, mirror images, single lines, chosen ones.
+"""Indices on several ragged dims of a NestedTensor: crops, mirror images, single lines, chosen lines.
 
     images (B, C, -1, -1)     x[:, :, 2:10, -8:]     -> (B, C, -1, -1), each row cropped
                               x[:, :, 0]             -> (B, C, -1), the first line of each
                               x[:, :, :, [0, -1]]    -> (B, C, -1, 2)
 
-All entries act at once: the places of the result that lie along ragged dims are counted row by row, and for each one
-is known where it was, so that a single gather makes the crop.
+All entries act at once. For each position of the result the packed position it comes from is computed, so that a single
+gather makes the crop.
 
     M positions along the dims that stay ragged, over all rows
 
-Invariants: an entry is of the ragged dims alone; M is data, so that eager calls read it on the host and a graph has an
-unbacked size.
+Invariant: M is data, so that eager calls read it on the host and a graph has an unbacked size.
 """
 
 from __future__ import annotations
@@ -28,34 +27,35 @@ from tdc.ragged.structure import Structure
 
 
 class Each(NamedTuple):
-    """One place of each row, (B, 1)."""
+    """One position of each row, (B, 1)."""
 
-    places: Tensor
+    positions: Tensor
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
-    """One entry for each ragged dim: a slice keeps it ragged, an int or one place of each row drops it, and places that
-    every row has make it static.
+    """Apply one entry to each ragged dim.
+
+    A slice keeps the dim ragged, an int or one position of each row drops it, positions of every row make it static.
 
     Shapes:
         `(B, *S0, -1, …, -1, *S1)`; dense where no dim stays ragged.
 
     Raises:
-        ShapeError: places between dims that stay ragged.
-        IndexingError: a row has no such place; at once on CPU, asynchronously on CUDA.
+        ShapeError: positions between dims that stay ragged.
+        IndexingError: a row has no such position; at once on CPU, asynchronously on CUDA.
     """
     s, e = x.structure, x.structure.packed_dim
     along = [r for r, part in enumerate(parts) if isinstance(part, (slice, Span))]
     fixed = [r for r in range(s.ragged_ndim) if r not in along]
     if [r for r in fixed if along and along[0] < r < along[-1] and kept(parts[r])]:
-        got, hint = "places between them", "x.to_padded() first"
+        got, hint = "positions between them", "x.to_padded() first"
         raise ShapeError(message("index", "ragged dims side by side", got, hint=hint))
-    t, rows, source = spread_out(s, {r: parts[r] for r in along}, x.device)
+    t, rows, source = rows_of_spans(s, {r: parts[r] for r in along}, x.device)
     front = sum([kept(parts[r]) for r in fixed if along and r < along[0]])
     shape: list[Any] = [source.shape[0]]
     for r in fixed:
-        places = chosen(s, r, parts[r])
-        source = source.unsqueeze(-1) + places[rows].view(-1, *[1] * (source.ndim - 1), places.shape[1])
+        positions = chosen(s, r, parts[r])
+        source = source.unsqueeze(-1) + positions[rows].view(-1, *[1] * (source.ndim - 1), positions.shape[1])
         shape += parts[r].shape if isinstance(parts[r], Tensor) else ()
     values = x.values.index_select(e, source.reshape(-1)).unflatten(e, shape)
     more = sum([kept(parts[r]) - 1 for r in fixed if s.ragged_dims[r] < s.batch_dim])
@@ -64,10 +64,9 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
     return build_nested(t.moved(e + front, s.batch_dim + more), values.movedim(e, e + front))
 
 
-def spread_out(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
-    """Rows of the spans of some ragged dims: their structure, and for each place its row and where that span has it.
-
-    Without spans each row is one place.
+def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
+    """Slices of some ragged dims: the structure of the result, and for each of its positions the row and the packed
+    position it comes from. Without a slice there is one position for each row, where the row begins.
     """
     if not parts:
         return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
@@ -85,15 +84,15 @@ def spread_out(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Struct
 
 
 def chosen(s: Structure, r: int, part: Any) -> Tensor:
-    """How far places along a ragged dim, counted from either end, are from the first element of a row, (B, K).
+    """How far positions along a ragged dim, counted from either end, are from the first element of a row, (B, K).
 
     Raises:
         IndexingError: a row is shorter.
     """
     size = sizes_of(s)[:, r, None]
     if isinstance(part, Each):
-        places = part.places
+        positions = part.positions
     else:
-        places = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(size, part)
-    enough(((places < size) & (places >= -size)).all(), part, f"x.sizes[:, {r}]")
-    return torch.where(places < 0, places + size, places) * strides(s)[r][:, None]
+        positions = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(size, part)
+    enough(((positions < size) & (positions >= -size)).all(), part, f"x.sizes[:, {r}]")
+    return torch.where(positions < 0, positions + size, positions) * strides(s)[r][:, None]

@@ -1,9 +1,9 @@
-"""Indices of ragged batches in few forms: one entry for each dim, and the places of new dims.
+"""Indices of ragged batches in few forms: one entry for each dim, and the positions of new dims.
 
     x[rows, step, ...]      rows pick examples, every step acts on one dim of each
 
-An entry is an int, a slice (whose ends may be tensors, one for each row), or a vector of places; a mask becomes the
-places where it is True. `cut` applies an entry to a dim of a tensor, `spans` to rows of different lengths.
+An entry is an int, a slice (whose ends may be tensors, one for each row), or a vector of positions; a mask becomes the
+positions where it is True. `cut` applies an entry to a dim of a tensor, `spans` to rows of different lengths.
 
 Invariants: an index is refused or means what it means for each row on its own; no vector of rows is read on the host,
 except a mask, whose number of rows is data; sizes may be symbolic.
@@ -128,11 +128,11 @@ def as_step(part: Any, dim: int, shape: Any, device: Any) -> Any:
     masked = found is not None and found.dtype == torch.bool
     if found is None or found.ndim == 0 or (masked and (found.ndim > 1 or size == -1)):
         got, hint = f"{describe_index(part)} at dim {dim}", "x[mask] with a mask that is as ragged as x"
-        raise IndexingError(message("index", "an int, a slice, places, or a mask of a static dim", got, hint=hint))
+        raise IndexingError(message("index", "an int, a slice, positions, or a mask of a static dim", got, hint=hint))
     if masked:
         if found.shape[0] != size:
             expected = f"a mask of [{size}] at dim {dim}"
-            raise IndexingError(message("index", expected, describe(found), hint="one entry for each place"))
+            raise IndexingError(message("index", expected, describe(found), hint="one entry for each position"))
         return found.nonzero().squeeze(1)
     return found.to(torch.int64)
 
@@ -162,7 +162,7 @@ def at_examples(x: Any, parts: list[Any]) -> Any:
     return flat[(*parts[:first], rows, *parts[last + 1 :])]
 
 
-def whole(part: Any) -> bool:
+def takes_all(part: Any) -> bool:
     """Whether an entry takes all of its dim as it is."""
     return isinstance(part, slice) and part.start is None and part.stop is None and part.step in (None, 1)
 
@@ -173,7 +173,7 @@ def kept(part: Any) -> int:
 
 
 def bounds(part: slice, size: int) -> tuple[int, int, int]:
-    """First place, the one behind the last, and step of a slice; `slice.indices` for sizes that may be symbolic."""
+    """First position, the one behind the last, and step of a slice; `slice.indices` for sizes that may be symbolic."""
     step = 1 if part.step is None else operator.index(part.step)
     if step == 0:
         raise no_step()
@@ -213,7 +213,7 @@ def cut(x: Tensor, dim: int, part: Any) -> Tensor:
     """One entry of an index, applied to one dim of a tensor.
 
     Raises:
-        IndexingError: a place that is not there.
+        IndexingError: a position that is not there.
     """
     if isinstance(part, slice) and part.step is not None and part.step < 0:
         first, last, step = bounds(part, x.shape[dim])
@@ -227,14 +227,14 @@ def cut(x: Tensor, dim: int, part: Any) -> Tensor:
         size = x.shape[dim]
         got = f"{part}" if isinstance(part, int) else "one beyond"
         raise IndexingError(
-            message("index", f"places in [{-size}, {size - 1}]", got, hint=f"the dim has {size} places")
+            message("index", f"positions in [{-size}, {size - 1}]", got, hint=f"the dim has {size} positions")
         ) from None
 
 
 def index_example(row: Tensor, parts: list[Any], batch_dim: int, new: list[int]) -> Tensor:
     """The entries of an index behind the one that picked an example, applied to that example."""
     for d in range(len(parts) - 1, -1, -1):
-        if d != batch_dim and not whole(parts[d]):
+        if d != batch_dim and not takes_all(parts[d]):
             row = cut(row, d - (d > batch_dim), parts[d])
     return insert_dims(row, parts, new, torch.unsqueeze)
 
@@ -248,7 +248,7 @@ def insert_dims(x: Any, parts: list[Any], new: list[int], insert: Callable[[Any,
 
 
 def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
-    """A slice of every row: where it begins, how many places it has, and its step. Ends may be tensors.
+    """A slice of every row: where it begins, how many positions it has, and its step. Ends may be tensors.
 
     Raises:
         IndexingError, ShapeError: step 0, or a tensor that has not one end for each row.
@@ -278,7 +278,7 @@ def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def longest_span(part: slice | Span, size: Any) -> Any:
-    """The places that a slice takes of the longest row, which no other row exceeds; None where that is not known.
+    """The positions that a slice takes of the longest row, which no other row exceeds; None where that is not known.
 
     The sizes of a graph are symbolic: nothing is decided here that depends on them.
     """
@@ -294,15 +294,15 @@ def longest_span(part: slice | Span, size: Any) -> Any:
 
 
 def enough(there: Tensor, part: Any = None, sizes: str = "x.lengths") -> None:
-    """Every row has the places that are asked for: an assertion on the device."""
-    at = f"at {part}" if isinstance(part, int) else "at each place"
+    """Every row has the positions that are asked for: an assertion on the device."""
+    at = f"at {part}" if isinstance(part, int) else "at each position"
     hint = f"drop short rows first: x = x[{sizes} > k]"
     require(there, message("index", f"rows with an element {at}", "a shorter row", hint=hint), IndexingError)
 
 
 Pick = Callable[[Any], Any]  # of batches of one structure
 
-VECTORS = "one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim"
+VECTORS = "one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim"
 
 
 def no_row(count: int) -> IndexingError:
@@ -312,7 +312,7 @@ def no_row(count: int) -> IndexingError:
 
 
 def check_vectors(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> None:
-    """Vectors would pair up as in NumPy; only rows and places of the ragged dim have a meaning together.
+    """Vectors would pair up as in NumPy; only rows and positions of the ragged dim have a meaning together.
 
     Raises:
         IndexingError: several others.
@@ -322,16 +322,18 @@ def check_vectors(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]
         raise IndexingError(message("index", "at most one vector", f"vectors at dims {found}", hint=VECTORS))
 
 
-def paired_places(places: Tensor, rows: Tensor) -> Tensor:
-    """One place for each row named, (K, 1).
+def paired_positions(positions: Tensor, rows: Tensor) -> Tensor:
+    """One position for each row named, (K, 1).
 
     Raises:
-        IndexingError: as many places as rows, or one for all, are expected.
+        IndexingError: as many positions as rows, or one for all, are expected.
     """
-    if places.ndim > 1 or places.shape[0] not in (1, rows.shape[0]):
-        expected = f"one place for each of {rows.shape[0]} rows"
-        raise IndexingError(message("index", expected, describe(places), hint="x[rows][:, places] for all of them"))
-    return places[:, None]
+    if positions.ndim > 1 or positions.shape[0] not in (1, rows.shape[0]):
+        expected = f"one position for each of {rows.shape[0]} rows"
+        raise IndexingError(
+            message("index", expected, describe(positions), hint="x[rows][:, positions] for all of them")
+        )
+    return positions[:, None]
 
 
 def starts_alike(mask: Any, shape: Any) -> bool:

@@ -27,10 +27,10 @@ from tdc.ragged.index_forms import (
     insert_dims,
     kept,
     no_row,
-    paired_places,
+    paired_positions,
     spans,
     starts_alike,
-    whole,
+    takes_all,
 )
 from tdc.ragged.masked import MaskedBatch, build_masked, crop, require_same_lengths
 
@@ -72,12 +72,12 @@ def index_masked(x: MaskedBatch, index: Any) -> Any:
     if isinstance(rows, int):
         row = crop(x, x.data.select(b, rows), x.lengths[rows].tolist())
         return index_example(row, parts, b, new)
-    y: Any = x if whole(rows) else take(x, rows)
+    y: Any = x if takes_all(rows) else take(x, rows)
     paired = isinstance(rows, Tensor)
     for d in range(len(parts) - 1, -1, -1):
         if paired and d in x.ragged_dims and isinstance(parts[d], Tensor):
-            y, parts[d] = at_masked(y, d, paired_places(parts[d], rows)).squeeze(d), 0
-        elif d != b and not whole(parts[d]):
+            y, parts[d] = at_masked(y, d, paired_positions(parts[d], rows)).squeeze(d), 0
+        elif d != b and not takes_all(parts[d]):
             y = cut_masked(y, d, parts[d])
     return insert_dims(y, parts, new, insert_dim)
 
@@ -89,10 +89,10 @@ def cut_masked(x: Any, dim: int, part: Any) -> Any:
     if dim in x.ragged_dims:
         if isinstance(part, slice):
             return slice_masked(x, dim, part)
-        places = part if isinstance(part, Tensor) else torch.full((1,), part, dtype=torch.int64, device=x.device)
-        found = at_masked(x, dim, places.reshape(1, -1), part)
+        positions = part if isinstance(part, Tensor) else torch.full((1,), part, dtype=torch.int64, device=x.device)
+        found = at_masked(x, dim, positions.reshape(1, -1), part)
         if isinstance(found, Tensor):
-            return found.unflatten(dim, places.shape) if isinstance(part, Tensor) else found.squeeze(dim)
+            return found.unflatten(dim, positions.shape) if isinstance(part, Tensor) else found.squeeze(dim)
         return cut_masked(
             found, dim, torch.arange(found.shape[dim]).view(part.shape) if isinstance(part, Tensor) else 0
         )
@@ -102,7 +102,7 @@ def cut_masked(x: Any, dim: int, part: Any) -> Any:
 
 
 def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
-    """A slice of every row; where rows begin at other places, their elements move."""
+    """A slice of every row; where rows begin at other positions, their elements move."""
     column = x.ragged_dims.index(dim)
     first, lengths, step = spans(part, x.lengths[:, column])
     alike = part.start is None or (isinstance(part.start, int) and part.start >= 0)
@@ -110,8 +110,8 @@ def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
     if alike and step > 0:
         data = cut(x.data, dim, slice(part.start, stop, step))
     else:
-        places = first[:, None] + step * torch.arange(x.data.shape[dim], device=first.device)
-        data = at_each(x, dim, places)
+        positions = first[:, None] + step * torch.arange(x.data.shape[dim], device=first.device)
+        data = at_each(x, dim, positions)
     sizes = [lengths if r == column else size for r, size in enumerate(x.lengths.unbind(1))]
     out = build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
     return out if alike and step > 0 and (part.stop is None or stop is not None) else neutral(out)
@@ -122,12 +122,12 @@ def neutral(x: MaskedBatch) -> MaskedBatch:
     return x.with_data(torch.where(x.mask, x.data, 0))
 
 
-def at_masked(x: MaskedBatch, dim: int, places: Tensor, part: Any = None) -> Any:
-    """Places that every row has, (B, K) or (1, K): the dim is ragged no more. Dense where no other dim is."""
+def at_masked(x: MaskedBatch, dim: int, positions: Tensor, part: Any = None) -> Any:
+    """Positions that every row has, (B, K) or (1, K): the dim is ragged no more. Dense where no other dim is."""
     column = x.ragged_dims.index(dim)
     lengths = x.lengths[:, column, None]
-    enough(((places < lengths) & (places >= -lengths)).all(), part)
-    where = torch.where(places < 0, places + lengths, places)
+    enough(((positions < lengths) & (positions >= -lengths)).all(), part)
+    where = torch.where(positions < 0, positions + lengths, positions)
     data, rest = at_each(x, dim, where), [r for r in x.ragged_dims if r != dim]
     if not rest:
         return data
@@ -135,13 +135,13 @@ def at_masked(x: MaskedBatch, dim: int, places: Tensor, part: Any = None) -> Any
     return build_masked(data, torch.stack(sizes, 1), tuple(rest), x.batch_dim, True)
 
 
-def at_each(x: MaskedBatch, dim: int, places: Tensor) -> Tensor:
-    """Other places of each row along a dim of the rectangle, (B, K); those outside of it give anything."""
+def at_each(x: MaskedBatch, dim: int, positions: Tensor) -> Tensor:
+    """Other positions of each row along a dim of the rectangle, (B, K); those outside of it give anything."""
     front = x.data.movedim((x.batch_dim, dim), (0, 1))
-    inside = places.clamp(torch.zeros_like(places), torch.full_like(places, front.shape[1] - 1).clamp(min=0))
+    inside = positions.clamp(torch.zeros_like(positions), torch.full_like(positions, front.shape[1] - 1).clamp(min=0))
     if front.shape[1] == 0:
         return x.data
-    rows = torch.arange(front.shape[0], device=places.device)[:, None]
+    rows = torch.arange(front.shape[0], device=positions.device)[:, None]
     return front[rows, inside].movedim((0, 1), (x.batch_dim, dim))
 
 

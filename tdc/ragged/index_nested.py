@@ -1,15 +1,15 @@
 """`x[...]` of a NestedTensor: examples of the batch, positions of each, static dims.
 
     x[i]  x[a:b]  x[mask]  x[rows]          examples: one as a tensor, several as a batch
-    x[:, k]  x[:, [0, 2]]                   places that every row has: dense
+    x[:, k]  x[:, [0, 2]]                   positions that every row has: dense
     x[:, a:b:c]  x[:, :lengths]             a span of each row, with one end for all or one for each
-    x[rows, places]                         one place of each row named: dense
+    x[rows, positions]                         one position of each row named: dense
     x[m]                                    what a ragged mask is True on: rows again
     x[..., k]  x[..., None]                 static dims, new dims
 
 Rows are picked first, then every entry acts on its own dim, so an index means what it means for each row on its own.
 
-Invariants: the ragged dim stays ragged under slices and masks, and becomes dense where all rows give as many places;
+Invariants: the ragged dim stays ragged under slices and masks, and becomes dense where all rows give as many positions;
 nothing is read on the host but the sizes of a row that is read out and, in eager calls, the ends of a slice of rows.
 """
 
@@ -39,10 +39,10 @@ from tdc.ragged.index_forms import (
     kept,
     longest_span,
     no_row,
-    paired_places,
+    paired_positions,
     spans,
     starts_alike,
-    whole,
+    takes_all,
 )
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import count_rows, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
@@ -55,7 +55,7 @@ def same_structure(x: NestedTensor, y: NestedTensor) -> bool:
 
 
 def with_structure_of(x: NestedTensor, y: NestedTensor) -> NestedTensor:
-    """A batch with the equal structure of another one, where that has its axes in the same places."""
+    """A batch with the equal structure of another one, where that has its axes in the same positions."""
     s, t = x._structure, y._structure
     alike = (s.packed_dim, s.batch_dim, s.ragged_ndim) == (t.packed_dim, t.batch_dim, t.ragged_ndim)
     return build_nested(t, x._values) if alike and s is not t else x
@@ -138,20 +138,22 @@ def index_dims(x: NestedTensor, index: Any) -> Any:
         return at_examples(x, parts)
     check_vectors(parts, b, dims)
     paired = isinstance(rows, Tensor) and len(dims) == 1 and isinstance(parts[dims[0]], Tensor)
-    y = x if paired or whole(rows) else index_rows(x, rows)
+    y = x if paired or takes_all(rows) else index_rows(x, rows)
     if isinstance(y, Tensor):
         return index_example(y, parts, b, new)
     z, ragged = cut_static(y, parts), parts[dims[0]]
     if len(dims) > 1:
         chosen = [parts[d] for d in dims]
         if isinstance(rows, Tensor) and isinstance(ragged, Tensor):
-            chosen[0], parts[dims[0]] = Each(paired_places(ragged, rows)), 0
-        return insert_dims(z if all([whole(part) for part in chosen]) else crop_rows(z, chosen), parts, new, insert_dim)
+            chosen[0], parts[dims[0]] = Each(paired_positions(ragged, rows)), 0
+        return insert_dims(
+            z if all([takes_all(part) for part in chosen]) else crop_rows(z, chosen), parts, new, insert_dim
+        )
     if paired:
         out = at_pairs(z, rows, ragged)
         parts[dims[0]] = 0
         return insert_dims(out, parts, new, insert_dim)
-    out = z if whole(ragged) else cut_ragged(z, ragged) if isinstance(ragged, slice) else at_places(z, ragged)
+    out = z if takes_all(ragged) else cut_ragged(z, ragged) if isinstance(ragged, slice) else at_positions(z, ragged)
     return insert_dims(out, parts, new, insert_dim)
 
 
@@ -161,7 +163,7 @@ def cut_static(x: NestedTensor, parts: list[Any]) -> NestedTensor:
     packed_dim, batch_dim, ndim = s.packed_dim, s.batch_dim, x.ndim
     for d in range(ndim - 1, -1, -1):
         axis = s.axis(d, ndim, "index")
-        if axis is None or axis == s.packed_dim or whole(parts[d]):
+        if axis is None or axis == s.packed_dim or takes_all(parts[d]):
             continue
         values, more = cut(values, axis, parts[d]), kept(parts[d]) - 1
         packed_dim, batch_dim = packed_dim + more * (axis < s.packed_dim), batch_dim + more * (d < s.batch_dim)
@@ -177,27 +179,27 @@ def insert_dim(x: NestedTensor, dim: int) -> NestedTensor:
     return build_nested(s, x.values.unsqueeze(axis))
 
 
-def at_places(x: NestedTensor, part: Any) -> Tensor:
-    """Places that every row has, an int or whole numbers of any number of dims: dense, (B, *D) or (B, *places, *D)."""
+def at_positions(x: NestedTensor, part: Any) -> Tensor:
+    """The same positions of every row, an int or whole numbers of any shape P: dense, (B, *D) or (B, *P, *D)."""
     s, e = x.structure, x.structure.packed_dim
-    places = part if isinstance(part, Tensor) else torch.full((), part, dtype=torch.int64, device=s.offsets.device)
-    flat, lengths = places.reshape(-1), lengths_of(s)[:, None]
+    positions = part if isinstance(part, Tensor) else torch.full((), part, dtype=torch.int64, device=s.offsets.device)
+    flat, lengths = positions.reshape(-1), lengths_of(s)[:, None]
     enough(((flat < lengths) & (flat >= -lengths)).all(), part)
     where = torch.where(flat < 0, s.offsets[1:, None], s.offsets[:-1, None]) + flat
-    found = x.values.index_select(e, where.reshape(-1)).unflatten(e, (s.batch_size, *places.shape))
-    return found.movedim(e, s.batch_dim + (places.ndim - 1) * (s.batch_dim > e))
+    found = x.values.index_select(e, where.reshape(-1)).unflatten(e, (s.batch_size, *positions.shape))
+    return found.movedim(e, s.batch_dim + (positions.ndim - 1) * (s.batch_dim > e))
 
 
-def at_pairs(x: NestedTensor, rows: Tensor, places: Tensor) -> Tensor:
-    """One place of each row named: dense, (K, *D)."""
+def at_pairs(x: NestedTensor, rows: Tensor, positions: Tensor) -> Tensor:
+    """One position of each row named: dense, (K, *D)."""
     s, e = x.structure, x.structure.packed_dim
-    places = paired_places(places, rows)[:, 0]
+    positions = paired_positions(positions, rows)[:, 0]
     try:
         begin, length = s.offsets[:-1][rows], lengths_of(s)[rows]
     except IndexError:
         raise no_row(s.batch_size) from None
-    enough(((places < length) & (places >= -length)).all())
-    where = begin + torch.where(places < 0, places + length, places)
+    enough(((positions < length) & (positions >= -length)).all())
+    where = begin + torch.where(positions < 0, positions + length, positions)
     return x.values.index_select(e, where).movedim(e, s.batch_dim - (s.batch_dim > e))
 
 
@@ -231,9 +233,9 @@ def select_where(x: NestedTensor, mask: NestedTensor) -> NestedTensor:
         expected = f"a mask with the first dims of {describe(x)}"
         raise ShapeError(message("index", expected, describe(mask), hint="mask.expand(...), or x.transpose(a, b)"))
     require_same(s, mask.structure, "index")
-    places = mask.values.nonzero()
-    rows = row_ids(s, x.values.shape[s.packed_dim])[places[:, s.packed_dim]]
+    positions = mask.values.nonzero()
+    rows = row_ids(s, x.values.shape[s.packed_dim])[positions[:, s.packed_dim]]
     if s.packed_dim:  # row after row, each in the order of its own elements
         rows, order = rows.sort(stable=True)
-        places = places[order]
-    return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), x.values[places.unbind(1)])
+        positions = positions[order]
+    return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), x.values[positions.unbind(1)])

@@ -43,7 +43,7 @@ def from_list(
     """
     check_rows("from_list", rows, (list, tuple))
     found = [row_of("from_list", row, i, dtype, device) for i, row in enumerate(rows)]
-    return packed(found, ragged_dim, dtype)
+    return pack_as_one(found, ragged_dim, dtype)
 
 
 def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> NestedTensor:
@@ -101,7 +101,7 @@ def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) ->
         raise DtypeError(message(op, "rows of numbers", "something else", at, hint)) from None
 
 
-def packed(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None) -> NestedTensor:
+def pack_as_one(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None) -> NestedTensor:
     """Rows of one dtype; an empty list has that and the sizes of the others."""
     full = [row for row in rows if row.numel()] or rows
     common = dtype or reduce(torch.promote_types, [row.dtype for row in full])

@@ -168,9 +168,9 @@ def shift_rows(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = F
     if side == "right":
         return data
     rows, longest = data.shape[:2]
-    places = torch.arange(longest, device=data.device)
+    positions = torch.arange(longest, device=data.device)
     shift, first = longest - lengths[:, None], torch.arange(rows, device=data.device)[:, None] * longest
     size = torch.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
-    there, here = first + (places + shift) % size, first + (places - shift) % size
+    there, here = first + (positions + shift) % size, first + (positions - shift) % size
     index, inverse = (here, there) if back else (there, here)
     return exchange(data.flatten(0, 1), index, None, 0.0, inverse, None)

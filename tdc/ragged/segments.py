@@ -101,8 +101,8 @@ def row_ids(s: Structure, total: int) -> Tensor:
 
 
 @once
-def local_ids(s: Structure, total: int) -> Tensor:
-    """Place of each packed position within its row, (N,): 0, 1, … for each row anew."""
+def local_positions(s: Structure, total: int) -> Tensor:
+    """Position of each packed position within its row, (N,): 0, 1, … for each row anew."""
     return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
 
 
@@ -116,7 +116,7 @@ def strides(s: Structure) -> tuple[Tensor, ...]:
 @once
 def coordinates(s: Structure, total: int) -> tuple[Tensor, ...]:
     """Position of each packed element along each ragged dim, (N,) each."""
-    rest, found = local_ids(s, total), ()
+    rest, found = local_positions(s, total), ()
     for stride in strides(s)[:-1] if s.ragged_ndim > 1 else ():
         each = stride[row_ids(s, total)]
         found, rest = (*found, rest // each), rest % each
@@ -160,7 +160,7 @@ def mirrored(s: Structure, total: int) -> Tensor:
 def rolled(s: Structure, total: int, shift: int) -> Tensor:
     """For each packed position, the one whose element it holds once every row is rolled, (N,)."""
     ids = row_ids(s, total)
-    return s.offsets[ids] + (local_ids(s, total) - shift) % lengths_of(s)[ids]
+    return s.offsets[ids] + (local_positions(s, total) - shift) % lengths_of(s)[ids]
 
 
 def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:

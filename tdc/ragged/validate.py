@@ -8,6 +8,7 @@ from typing import Any
 
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, sizes_of
 from tdc.ragged.structure import Structure
 
@@ -27,10 +28,15 @@ def validate(x: Any) -> Any:
         >>> validate(pack([torch.ones(2), torch.ones(3)])).shape
         torch.Size([2, -1])
     """
-    if not hasattr(x, "_broken"):
+    if isinstance(x, NestedTensor):
+        wrong = structure_faults(x.structure, x.values.shape[x.structure.packed_dim])
+        hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
+    elif isinstance(x, MaskedBatch):
+        wrong = lengths_faults(x)
+        hint = "lengths count the real positions of each row: tdc.from_padded(data, mask=mask)"
+    else:
         hint = "tdc.interop.check(td, spec) for a TensorDict, tdc.pack(tensors) of a list"
         raise DtypeError(message("validate", "a NestedTensor or a MaskedBatch", describe(x), hint=hint))
-    wrong, hint = x._broken()
     if wrong:
         got = f"{len(wrong)} broken rule" + "s" * (len(wrong) > 1)
         raise StructureError(message("validate", "a valid ragged structure", got, wrong, hint))

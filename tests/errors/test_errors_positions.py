@@ -113,7 +113,7 @@ hint: x[index] has their lengths""",
             lambda: ragged().narrow(1, 0, 2),
             """\
 IndexingError
-tdc.index: expected rows with an element at each place, got a shorter row
+tdc.index: expected rows with an element at each position, got a shorter row
 hint: drop short rows first: x = x[x.lengths > k]""",
         )
 

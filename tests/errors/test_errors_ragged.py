@@ -260,7 +260,7 @@ hint: drop short rows first: x = x[x.lengths > k]""",
             lambda: ragged()[:, [0, 1]],
             """\
 IndexingError
-tdc.index: expected rows with an element at each place, got a shorter row
+tdc.index: expected rows with an element at each position, got a shorter row
 hint: drop short rows first: x = x[x.lengths > k]""",
         )
 
@@ -270,7 +270,7 @@ hint: drop short rows first: x = x[x.lengths > k]""",
             """\
 IndexingError
 tdc.index: expected at most one vector, got vectors at dims [0, 2]
-hint: one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim""",
+hint: one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim""",
         )
 
     def test_ends_that_are_not_one_for_each_row(self):

@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "two vectors": (
         lambda: x()[:, :, [0, 1], [0, 1]],
         "index: expected at most one vector, got vectors at dims [2, 3]\n"
-        "hint: one vector at a time: x[rows][..., places]; rows pair only with places of the ragged dim",
+        "hint: one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim",
     ),
     "a layer for sequences": (
         lambda: F.conv1d(x(), torch.zeros(4, 3, 3)),

@@ -1,4 +1,4 @@
-"""Indices of ragged batches, against the same index of each row: `x[rows, places, ..., features]`."""
+"""Indices of ragged batches, against the same index of each row: `x[rows, positions, ..., features]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S, T = slice, torch.tensor
 LENGTHS = (2, 4, 3, 2)
 ALL = S(None)
 ROWS = [ALL, S(1, 3), S(-2, None), S(None, None, -1), S(None, None, 2), [2, 0, 2], T([True, False, True, True])]
-PLACES = [ALL, S(1, None), S(None, -1), S(-2, None), S(None, None, 2), S(None, None, -1), S(-1, 0, -2), S(1, 1),
+POSITIONS = [ALL, S(1, None), S(None, -1), S(-2, None), S(None, None, 2), S(None, None, -1), S(-1, 0, -2), S(1, 1),
           S(0, 9), S(-3, 2), 0, -1, T(1), [0, 1], [-1, 0, -1], T([[0, 1], [1, 0]])]  # fmt: skip
 FEATURES = [ALL, 0, -1, S(None, 2), S(None, None, -1), S(-2, None), [2, 0], T([True, False, True]), T([[0, 1], [2, 2]])]
 
@@ -65,17 +65,17 @@ def same(got: Any, want: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nested", "masked"])
-@pytest.mark.parametrize("places", PLACES, ids=str)
-def test_places_of_each_row(places: Any, kind: str):
+@pytest.mark.parametrize("positions", POSITIONS, ids=str)
+def test_positions_of_each_row(positions: Any, kind: str):
     rows = rows_of(3)
     x = batch(rows, kind)
     for first in ROWS:
-        if isinstance(first, S) or isinstance(places, (S, int)):
-            same(x[first, places], by_hand(rows, (first, places)))
-    assert isinstance(x[:, places], (NestedTensor, MaskedBatch) if isinstance(places, S) else Tensor)
+        if isinstance(first, S) or isinstance(positions, (S, int)):
+            same(x[first, positions], by_hand(rows, (first, positions)))
+    assert isinstance(x[:, positions], (NestedTensor, MaskedBatch) if isinstance(positions, S) else Tensor)
     for feature in (0, S(None, None, -1)):
-        same(x[:, places, feature], by_hand(rows, (ALL, places, feature)))
-    assert torch.equal(x[1, places], by_hand(rows, (S(1, 2), places))[0])
+        same(x[:, positions, feature], by_hand(rows, (ALL, positions, feature)))
+    assert torch.equal(x[1, positions], by_hand(rows, (S(1, 2), positions))[0])
 
 
 @pytest.mark.parametrize("kind", ["nested", "masked"])
@@ -119,7 +119,7 @@ def test_spans_with_an_end_for_each_row(kind: str):
 
 
 @pytest.mark.parametrize("kind", ["nested", "masked"])
-def test_rows_pair_with_places(kind: str):
+def test_rows_pair_with_positions(kind: str):
     rows = rows_of(3, 2)
     x = batch(rows, kind)
     last = torch.arange(4), x.sizes[:, 0] - 1 if kind == "nested" else x.lengths[:, 0] - 1
@@ -128,7 +128,7 @@ def test_rows_pair_with_places(kind: str):
     assert torch.equal(x[[3, 1], [0]], torch.stack([rows[3][0], rows[1][0]]))
     y = x.permute(0, 2, 1, 3)
     assert torch.equal(y[[3, 1], :, [-1, 2]], torch.stack([rows[3][-1], rows[1][2]]))
-    with pytest.raises(IndexingError, match="one place for each of 2 rows"):
+    with pytest.raises(IndexingError, match="one position for each of 2 rows"):
         x[[0, 1], [0, 1, 1]]
     with pytest.raises(IndexingError, match="a shorter row"):
         x[[0, 1], [0, 4]]
@@ -181,7 +181,7 @@ def test_several_ragged_dims_of_a_rectangle():
     same(nested[nested > 0], [r[0][r[0] > 0] for r in rows])
 
 
-def test_places_get_gradients():
+def test_positions_get_gradients():
     for kind in ("nested", "masked"):
         rows = [r.requires_grad_() for r in rows_of(3)]
         x = batch(rows, kind)

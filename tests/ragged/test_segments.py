@@ -24,7 +24,7 @@ from tdc.ragged.padding import pack_index, pad_index
 from tdc.ragged.segments import (
     lengths_of,
     lengths_on_host,
-    local_ids,
+    local_positions,
     longest,
     mirrored,
     offsets_int32,
@@ -68,7 +68,7 @@ ONCE: dict[str, Callable[[Structure], Any]] = {
     "host lengths": lengths_on_host,
     "int32 offsets": offsets_int32,
     "row ids": lambda s: row_ids(s, TOTAL),
-    "local ids": lambda s: local_ids(s, TOTAL),
+    "local ids": lambda s: local_positions(s, TOTAL),
     "mirrored": lambda s: mirrored(s, TOTAL),
     "pad index": lambda s: pad_index(s, (3,)),
     "pack index": lambda s: pack_index(s, TOTAL, (3,), False),
@@ -124,7 +124,7 @@ def test_several_ragged_dims():
 
 
 class TestNothingLeaks:
-    """Results of a place where tensors are of another kind are not kept, and kept ones not used there."""
+    """Results of a position where tensors are of another kind are not kept, and kept ones not used there."""
 
     @pytest.mark.parametrize("before", [False, True])
     def test_inference_mode(self, before: bool):

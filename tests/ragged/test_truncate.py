@@ -19,7 +19,7 @@ from tdc import IndexingError, ShapeError
 S, T = slice, torch.tensor
 ALL = S(None)
 SPANS = [ALL, S(1, None), S(None, 2), S(None, None, -1), S(-2, None), S(None, None, 2), S(-1, 0, -1), S(2, 1)]
-PLACES = [0, -1, T([0, -1]), T([[0, 1], [1, -1]])]
+POSITIONS = [0, -1, T([0, -1]), T([[0, 1], [1, -1]])]
 
 
 def images(*sizes: tuple[int, int]) -> Any:
@@ -35,7 +35,7 @@ def volumes() -> Any:
 def indices(count: int) -> list[tuple[Any, ...]]:
     """All entries for ragged dims with at most one vector, and none between slices."""
     found = []
-    for parts in product(SPANS + PLACES, repeat=count):
+    for parts in product(SPANS + POSITIONS, repeat=count):
         vectors = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
         inside = count == 3 and vectors == [1] and isinstance(parts[0], S) and isinstance(parts[2], S)
         if len(vectors) < 2 and not inside:
@@ -103,7 +103,7 @@ INDICES = {
     "crop": lambda x: x[:, :, 1:3, :-1],
     "line": lambda x: x[:, :, 0],
     "column": lambda x: x[:, :, :, -1],
-    "places": lambda x: x[:, :, :, [0, -1]],
+    "positions": lambda x: x[:, :, :, [0, -1]],
     "mirror": lambda x: x[:, :, ::-1, ::2],
     "pixel": lambda x: x[:, 0, 0, 0],
     "part": lambda x: x.chunk(2, 3)[0],
@@ -123,7 +123,7 @@ def test_one_graph_for_all_sizes():
     assert counter.graphs == 1
 
 
-@pytest.mark.parametrize("name", ["crop", "places"])
+@pytest.mark.parametrize("name", ["crop", "positions"])
 def test_export(name: str):
     auto = torch.export.Dim.AUTO
     x = images(*BATCHES[0])
@@ -153,7 +153,9 @@ def test_vmap_and_gradients(name: str):
 
 def test_what_an_index_cannot_be():
     x = images((3, 2), (2, 4))
-    with pytest.raises(ShapeError, match=r"expected ragged dims side by side, got places between them\nhint: x.to_pad"):
+    with pytest.raises(
+        ShapeError, match=r"expected ragged dims side by side, got positions between them\nhint: x.to_pad"
+    ):
         volumes()[:, :, [0, 1]]
     with pytest.raises(
         IndexingError, match=r"an element at 2, got a shorter row\nhint: .* x = x\[x.sizes\[:, 1\] > k\]"

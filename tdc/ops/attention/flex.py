@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tdc.ragged.segments import local_ids, row_ids
+from tdc.ragged.segments import local_positions, row_ids
 from tdc.ragged.structure import Structure
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ def flex_rows(
 ) -> Tensor:  # fmt: skip
     """q (N, H, D), k (M, G, D), v (M, G, E) -> (N, H, E)."""
     q_row, k_row = row_ids(q_rows, q.shape[0]), row_ids(k_rows, k.shape[0])
-    q_place, k_place = local_ids(q_rows, q.shape[0]), local_ids(k_rows, k.shape[0])
+    q_place, k_place = local_positions(q_rows, q.shape[0]), local_positions(k_rows, k.shape[0])
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         same = q_row[i] == k_row[j]
