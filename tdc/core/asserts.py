@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from tdc.core.dynamo import unmapped
+from tdc.core.dynamo import assert_async, without_vmap
 from tdc.core.errors import StructureError
 
 
@@ -16,6 +15,6 @@ def require(condition: Tensor, text: str, error: type[Exception] = StructureErro
     """
     try:
         one_line = text.replace("\n", "; ").replace('"', "'")
-        torch.ops.aten._assert_async.msg(unmapped(condition), one_line)
+        assert_async(without_vmap(condition), one_line)
     except RuntimeError:
         raise error(text) from None

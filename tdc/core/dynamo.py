@@ -1,30 +1,43 @@
-"""Everything that reaches into Dynamo and functorch, one function for each thing wanted of them.
+"""What `tdc` asks of the private parts of torch, one function for each thing wanted (torch 2.11-2.13).
 
-    constant        a function whose result is a constant of the graph
-    trace_as        another function in its stead, in graphs
-    mark_dynamic    sizes that vary from call to call
-    eager           whether operations run as they are called
-    stamp           whether results may be kept for later calls
+    marks         a function whose result is a constant of the graph, another function in its stead, sizes that vary
+    questions     whether operations run as they are called, under a transform of `torch.func`, on which line of a user
+    features      what not every torch can do; each is asked of torch itself, not of its version
+    functions     those that torch hands on to containers, and the names under which it hands them on
+    kernels       operations of torch that have no public name
 
-Invariant: no other module of `tdc` outside `tdc/compile/_torch/` names what is private to torch.
+Dynamo knows its marks by the names of attributes. They are set here by hand, since to import Dynamo takes a second.
+What torch.compile, `torch.export` and Inductor are asked besides is in `tdc/compile/_torch/`.
+
+Invariant: no other module names what is private to torch, but for `core/pytree.py`. `core/probes.py` asks whether the
+torch that is installed still has all of it.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-F = TypeVar("F", bound=Callable[..., Any])
+from tdc.core.typing import Op
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+internals: Any = torch  # parts of torch without types
+functorch = internals._C._functorch
 
 
-def constant(fn: F) -> F:
+# -- marks
+
+
+def constant(fn: Fn) -> Fn:
     """Mark a function of Python constants: a graph runs it once, while it is traced, and holds what it returned.
 
-    As `torch._dynamo.assume_constant_result`, without importing Dynamo. What it does costs no time to trace. For
-    decisions, such as places and yes or no, not for keys: `type(x)` of a result is something Dynamo cannot trace.
+    As `torch._dynamo.assume_constant_result`. What the function does costs no time to trace. For decisions, such as
+    positions and yes or no, not for keys: Dynamo cannot trace `type(x)` of a result.
     """
     fn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what Dynamo looks for
     return fn
@@ -32,15 +45,14 @@ def constant(fn: F) -> F:
 
 def trace_as(fn: Callable[..., Any], by: Callable[..., Any]) -> None:
     """Let Dynamo trace another function where the program calls `fn`, as `torch.compiler.substitute_in_graph` does for
-    functions of C: in a graph the one runs, eagerly the other. torch 2.11-2.13."""
+    functions of C: in a graph the one runs, eagerly the other."""
     fn._torchdynamo_inline = by  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
 def mark_dynamic(x: Any, *dims: int) -> Any:
     """Tell torch.compile that the sizes of `dims` vary, so that the first graph serves all sizes. Returns the tensor.
 
-    The same mark as `torch._dynamo.maybe_mark_dynamic`, without importing Dynamo. A graph's results carry it on to the
-    next one. torch 2.11-2.13.
+    The same mark as `torch._dynamo.maybe_mark_dynamic`. A graph's results carry it on to the next graph.
     """
     if hasattr(x, "_dynamo_weak_dynamic_indices"):
         x._dynamo_weak_dynamic_indices.update(dims)
@@ -55,9 +67,15 @@ def mark_result(x: Any, dim: int) -> Any:
     return x
 
 
+def mark_only_result(x: Any, dim: int) -> Any:
+    """`mark_result` of the one tensor that an operation returned: a graph marks that tensor, not a view of it."""
+    x._dynamo_weak_dynamic_indices = {dim}
+    return x
+
+
 def mark_traced(x: Any, *dims: int) -> Any:
     """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
-    `unbind`), a view of it can be marked. torch 2.11-2.13."""
+    `unbind`), but it can mark a view of it."""
     view = x.view_as(x)
     view._dynamo_weak_dynamic_indices = {*dims}  # `set` would be a guard
     return view
@@ -67,33 +85,37 @@ trace_as(mark_dynamic, mark_traced)
 trace_as(mark_result, mark_traced)
 
 
+# -- questions
+
+under_transform: Callable[[], bool] = internals._C._are_functorch_transforms_active  # of torch.func; can be traced
+
+
 def eager() -> bool:
     """Whether operations run as they are called: neither traced nor under a transform of `torch.func`."""
-    return not torch._C._are_functorch_transforms_active()
+    return not under_transform()
 
 
-def not_eager() -> bool:
-    """What Dynamo traces in place of `eager`."""
+def never() -> bool:
+    """What Dynamo traces in place of questions that are about eager code."""
     return False
 
 
-trace_as(eager, not_eager)
+def readable() -> bool:
+    """Whether tensors have numbers that can be read: `eager`, and under no dispatch mode, as `torch.export` traces."""
+    return not (under_transform() or internals._C._len_torch_dispatch_stack())
 
 
-def under_transform() -> bool:
-    """Whether a transform of `torch.func` is around the call; in a graph the same as outside."""
-    return torch._C._are_functorch_transforms_active()
+trace_as(eager, never)
+trace_as(readable, never)
 
 
 def stamp(x: Tensor) -> Any:
     """What tells apart the contents that `x` has had, where a tensor computed from it now may serve later calls.
 
-    None where it may not: under a transform, while a call is traced or a CUDA graph records it, and for a tensor of
+    None where it may not: where `x` is not `readable`, while a CUDA graph records the call, and for a tensor of
     inference mode, which does not count its changes in place. On CUDA a stream has results of its own.
     """
-    if type(x) is not Tensor or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return None
-    if x.is_inference():
+    if type(x) is not Tensor or not readable() or x.is_inference():
         return None
     if not x.is_cuda:
         return x._version
@@ -101,26 +123,9 @@ def stamp(x: Tensor) -> Any:
     return None if capturing else (x._version, torch.cuda.current_stream(x.device).cuda_stream)
 
 
-def unmapped(condition: Tensor) -> Tensor:
-    """A condition for all members of a `torch.vmap`, which has no rule for assertions (torch 2.11-2.13)."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # built into torch, without type stubs
-    while functorch.is_batchedtensor(condition):
-        condition = functorch.get_unwrapped(condition).all()
-    return condition
-
-
-def as_is(condition: Tensor) -> Tensor:
-    """What Dynamo traces in place of `unmapped`."""
-    return condition
-
-
-trace_as(unmapped, as_is)
-
-
 @constant
 def in_direction() -> bool:
     """Whether a `torch.func.jvp` is around the call."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # built into torch, without type stubs
     stack = functorch.get_interpreter_stack()
     return any([level.key() == functorch.TransformType.Jvp for level in stack or ()])
 
@@ -131,9 +136,108 @@ def is_zero(n: int) -> bool:
 
 
 def is_zero_symbol(n: int) -> bool:
-    """`is_zero` of a size in a graph; the module is loaded by whoever traces."""
-    fx: Any = torch.fx
-    return fx.experimental.symbolic_shapes.guard_or_false(n == 0)
+    """`is_zero` of a size in a graph. Whoever traces has loaded the module."""
+    return internals.fx.experimental.symbolic_shapes.guard_or_false(n == 0)
 
 
 trace_as(is_zero, is_zero_symbol)
+
+
+def without_vmap(condition: Tensor) -> Tensor:
+    """A condition for all members of a `torch.vmap`, which has no rule for assertions."""
+    while functorch.is_batchedtensor(condition):
+        condition = functorch.get_unwrapped(condition).all()
+    return condition
+
+
+def as_is(condition: Tensor) -> Tensor:
+    """What Dynamo traces in place of `without_vmap`."""
+    return condition
+
+
+trace_as(without_vmap, as_is)
+
+
+def program_stack() -> traceback.StackSummary:
+    """The calls that led here, outermost first: those of the program that Dynamo traces, else those of Python."""
+    context = internals._guards.TracingContext
+    traced = context.extract_stack() if context.try_get() is not None else None
+    return traced or traceback.extract_stack()
+
+
+# -- features
+
+
+def maps_views_of_bits() -> bool:
+    """Whether `torch.vmap` has a rule for `x.view(dtype)` (from torch 2.12)."""
+    return internals._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
+
+
+# -- functions that torch hands on
+
+LEFT_OUT: dict[Any, tuple[Op, ...]] = {
+    torch: (torch.fill, torch.rand_like, torch.randn_like, torch.randint_like),
+    F: (F.hardsigmoid, F.hardswish),
+}
+
+
+def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
+    """Put functions of a module into torch's list of those that it hands on to classes with `__torch_function__`.
+
+    Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
+    some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
+    """
+    known = torch.overrides.get_overridable_functions()[module]
+    known += [op for op in ops if op not in known]
+
+
+for _module, _ops in LEFT_OUT.items():
+    hand_on(_module, _ops)
+
+scaled_grouped_mm: Op = internals.nn.functional.scaled_grouped_mm  # which the stubs lack
+CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` calls, and torch hands on
+    F.grouped_mm: internals._grouped_mm,
+    F.scaled_mm: internals._scaled_mm_v2,
+    scaled_grouped_mm: internals._scaled_grouped_mm_v2,
+}
+checkpoint_operator: Op = torch.ops.higher_order.tag_activation_checkpoint  # what checkpoint is in a graph
+
+
+def overload_of(op: Any) -> Any:
+    """The operation that a call of a `torch.library.custom_op` arrives as; others as they are."""
+    return getattr(op, "_opoverload", op)
+
+
+def own_name(op: Any) -> str:
+    """The name that a function or an operation gives itself; empty where it gives none."""
+    return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
+
+
+# -- kernels and storage
+
+assert_async: Op = internals.ops.aten._assert_async.msg
+flash_forward: Op = internals.ops.aten._flash_attention_forward
+flash_backward: Op = internals.ops.aten._flash_attention_backward
+fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu
+fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def foreach(name: str) -> Op:
+    """The kernel that runs an operation, such as "add", on all tensors of a list."""
+    return getattr(torch, f"_foreach_{name}")
+
+
+def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
+    """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
+    return op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+
+
+def storage_id(x: Tensor) -> int:
+    """What tensors that share memory have in common."""
+    storage: Any = x.untyped_storage()
+    return storage._cdata
+
+
+def jagged_layout(x: Any) -> tuple[int, int | None]:
+    """The ragged dim of one of torch's jagged tensors, and the longest length where it is known."""
+    return x._ragged_idx, x._maybe_max_seqlen

@@ -74,7 +74,8 @@ def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
     return found
 
 
-NAMES = names_of(torch, torch.nn.functional, torch.Tensor, torch._C.TensorBase, torch.linalg, torch.special, torch.fft)
+SPACES = (torch, torch.nn.functional, torch.Tensor, torch.Tensor.__base__, torch.linalg, torch.special, torch.fft)
+NAMES = names_of(*SPACES)
 
 
 def op_name(op: str | Callable[..., Any]) -> str:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from tdc.core.dtypes import floating
+from tdc.core.dynamo import own_name
 from tdc.core.errors import UnsupportedError, message, op_name
 from tdc.core.typing import Op
 
@@ -163,8 +164,8 @@ def refuse(op: Op, kind: str, reason: str, hint: str) -> Op:
 
 def name_of(op: Op) -> str:
     """The name of an operation, of foreign ones, too, without their namespace; outside traced code."""
-    known, found = op_name(op), getattr(op, "__name__", None) or getattr(op, "_name", None)
-    return known if known != "operation" else str(found or "operation").rpartition("::")[2].partition(".")[0]
+    known = op_name(op)
+    return known if known != "operation" else (own_name(op) or known).rpartition("::")[2].partition(".")[0]
 
 
 CLASS_NAMES = {"tensordict": "TensorDict", "nested": "NestedTensor", "masked": "MaskedBatch"}

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.utils.checkpoint
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from tdc.core import pytree
+from tdc.core.dynamo import checkpoint_operator
 from tdc.core.rules import DISPATCH, IMPLS, KINDS
 
 
@@ -28,5 +28,5 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 for _kind in KINDS:
-    DISPATCH[_kind][tag_activation_checkpoint] = f"{_kind}_checkpoint"
+    DISPATCH[_kind][checkpoint_operator] = f"{_kind}_checkpoint"
     IMPLS[f"{_kind}_checkpoint"] = checkpoint

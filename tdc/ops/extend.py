@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tdc.core.dynamo import overload_of
 from tdc.core.errors import NAMES, DtypeError, StructureError, message
 from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, Rule, add_rule, name_of
 from tdc.core.typing import Op
@@ -85,9 +86,9 @@ def implements(
 
 def spellings(op: Op) -> list[Op]:
     """The functions that a call of `op` may arrive as: a custom op as its overload, a packet as the packet."""
-    overload = getattr(op, "_opoverload", op)  # of a `torch.library.custom_op`
+    overload = overload_of(op)
     packet = getattr(overload, "overloadpacket", overload)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, type(torch.ops.aten.relu)):
         return [op]
     return list(dict.fromkeys([op, packet, *(getattr(packet, name) for name in packet.overloads())]))
 

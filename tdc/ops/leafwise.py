@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tdc.core.dynamo import eager
+from tdc.core.dynamo import eager, foreach
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc.core.typing import Op
 from tdc.ops.batch import explained, failing
@@ -29,7 +29,7 @@ from tdc.tensordict.storage import check_extra, columns_of, same_size
 from tdc.tensordict.tensordict import TensorDict, make
 
 FOREACH: dict[Op, Op] = {
-    getattr(torch, name): getattr(torch, f"_foreach_{name}")
+    getattr(torch, name): foreach(name)
     for name in (
         "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
         "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import CALLED_BY, scaled_grouped_mm, trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.typing import Op
@@ -35,8 +35,6 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
 
 BATCH = "b"
-RAW: Any = torch  # what functions of `F` call below; the stubs lack it
-SCALED: Any = F  # the same
 
 
 def product_rule(op: Op, impl: Op, ref: Op | None = None) -> None:
@@ -315,13 +313,13 @@ for _op, _product in ADDED.items():
 for _op in (torch.chain_matmul, torch.linalg.multi_dot):
     product_rule(_op, partial(chain, _op))
 define(
-    F.grouped_mm, "matmul", ragged=grouped_mm, ref=torch.matmul, aliases=[RAW._grouped_mm],
+    F.grouped_mm, "matmul", ragged=grouped_mm, ref=torch.matmul, aliases=[CALLED_BY[F.grouped_mm]],
     modes=("eager", "vmap", "grad", "export"),  # Dynamo hands it on to nobody
 )  # fmt: skip
-for _op, _called in ((F.scaled_mm, RAW._scaled_mm_v2), (SCALED.scaled_grouped_mm, RAW._scaled_grouped_mm_v2)):
+for _op in (F.scaled_mm, scaled_grouped_mm):
     unsupported(
         _op, ["nested", "masked"], "values whose scales lie in blocks of a layout of the device", family="matmul",
-        hint="call it on x.values and wrap the result with x.with_values", aliases=[_called],
+        hint="call it on x.values and wrap the result with x.with_values", aliases=[CALLED_BY[_op]],
     )  # fmt: skip
 trace_as(by_operator, by_operator_traced)
 for _kind in ("nested", "masked"):

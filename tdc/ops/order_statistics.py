@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
-from tdc.core.rules import MODES, define
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import (
     Segments,
@@ -187,11 +187,9 @@ def dense_quantile(op: Op, q: Any, how: str, values: Tensor, axis: int) -> Tenso
     return op(values.squeeze(0), q, axis - 1, True, interpolation=how)
 
 
-TRACED = MODES if torch.__version__ >= "2.12" else ("eager", "vmap", "grad")  # torch 2.11 cannot trace quantile
-
 for _op in (torch.quantile, torch.nanquantile):
     define(_op, "order_statistics", ragged=partial(quantile_ragged, _op))
-    along(_op, "q dim keepdim", "order_statistics", modes=TRACED)
+    along(_op, "q dim keepdim", "order_statistics")
 for _op in (torch.median, torch.nanmedian):
     define(_op, "order_statistics", ragged=partial(median_ragged, _op))
     along(_op, "dim keepdim", "order_statistics", whole=partial(values_of, _op))

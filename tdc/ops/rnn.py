@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import eager, trace_as
+from tdc.core.dynamo import eager, readable, trace_as, under_transform
 from tdc.core.errors import StructureError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.ops import rnn_steps
@@ -183,7 +183,7 @@ def learns(tensors: list[Tensor]) -> bool:
 def learns_traced(tensors: list[Tensor]) -> bool:
     """What Dynamo traces in place of `learns`: without a gradient it gives `Recur.forward` a context (2.11-2.13)."""
     known = any([t.requires_grad for t in tensors])
-    return torch.is_grad_enabled() and (known or torch._C._are_functorch_transforms_active())
+    return torch.is_grad_enabled() and (known or under_transform())
 
 
 trace_as(learns, learns_traced)
@@ -198,7 +198,7 @@ def run_layers(
     if not train or dropout == 0.0 or layers == 1:
         given = (mode, bias, layers, bidirectional)
         cast = torch.is_autocast_enabled(values.device.type)
-        if (cast or not rnn_steps.fits(values, states)) and eager() and not torch._C._len_torch_dispatch_stack():
+        if (cast or not rnn_steps.fits(values, states)) and readable():
             return tuple(run_rows(values, starts, lengths, states, list(weights), *given))  # and not as export traces
         if not learns([values, *states, *weights]):
             return tuple(rnn_op(False, values, starts, lengths, states, list(weights), *given))

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager
+from tdc.core.dynamo import readable
 from tdc.ragged.segments import lengths_on_host
 from tdc.ragged.structure import Structure
 
@@ -27,7 +26,7 @@ def pays(values: Tensor, rows: int, work: int) -> bool:
     Args:
         work: about how many elements the other way writes, padding and indices included.
     """
-    if not eager() or values.device.type != "cpu" or torch._C._len_torch_dispatch_stack():
+    if not readable() or values.device.type != "cpu":
         return False
     return rows > 0 and work >= rows * LEAST
 

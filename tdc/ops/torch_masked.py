@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tdc.core.dynamo import hand_on
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
-from tdc.ops.handed_on import hand_on
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import widened
+from tdc.core.dynamo import maps_views_of_bits
 from tdc.core.errors import UnsupportedError, message
 from tdc.core.rules import MODES, define
 from tdc.ops.batch import along
@@ -130,9 +131,7 @@ def word(bits: Tensor) -> Tensor:
     return octets.sum(-1, dtype=torch.uint8).contiguous().view(torch.uint64).squeeze(-1)
 
 
-MAPPED = (
-    MODES if torch.__version__ >= "2.12" else ("eager", "compile", "grad", "export")
-)  # 2.11: no view of bits in vmap
+MAPPED = MODES if maps_views_of_bits() else ("eager", "compile", "grad", "export")
 composed(torch.linalg.vector_norm, "vector_norm", vector_norm_ragged, "ord dim keepdim", identity=0)
 composed(torch.norm, "vector_norm", norm_ragged, "p dim keepdim dtype", identity=0)
 define(torch.linalg.norm, "vector_norm", ragged=linalg_norm_ragged, identity=0)

@@ -17,12 +17,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager, trace_as, under_transform
+from tdc.core.dynamo import eager, foreach, trace_as, under_transform
 from tdc.ops.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"
 Scalar: TypeAlias = "float | Tensor"
-kernels: Any = torch  # whose stubs leave the foreach functions out
+MUL, DIV, ADD, LERP, ADDCMUL, SQRT, SIGN = [
+    foreach(op) for op in ("mul", "div", "add", "lerp", "addcmul", "sqrt", "sign")
+]
 
 
 def one_kernel(*columns: Any) -> bool:
@@ -57,25 +59,25 @@ def each(by: Scalar, xs: Column) -> list[Any]:
 def times(xs: Column, by: Scalar) -> Column:
     """`x * by`."""
     if one_kernel(xs, by):
-        return list(kernels._foreach_mul(xs, by))
+        return list(MUL(xs, by))
     return [x * s for x, s in zip(xs, each(by, xs), strict=True)]
 
 
 def over(xs: Column, by: Scalar) -> Column:
     """`x / by`."""
     if one_kernel(xs, by):
-        return list(kernels._foreach_div(xs, by))
+        return list(DIV(xs, by))
     return [x / s for x, s in zip(xs, each(by, xs), strict=True)]
 
 
 def ratio(xs: Column, ys: Column) -> Column:
     """`x / y`."""
-    return list(kernels._foreach_div(xs, ys)) if one_kernel(xs, ys) else [x / y for x, y in zip(xs, ys, strict=True)]
+    return list(DIV(xs, ys)) if one_kernel(xs, ys) else [x / y for x, y in zip(xs, ys, strict=True)]
 
 
 def plus_number(xs: Column, a: float) -> Column:
     """`x + a`."""
-    return list(kernels._foreach_add(xs, a)) if one_kernel(xs) else [x + a for x in xs]
+    return list(ADD(xs, a)) if one_kernel(xs) else [x + a for x in xs]
 
 
 def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
@@ -85,32 +87,32 @@ def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
     loses the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
     """
     if one_kernel(xs, ys):
-        return list(kernels._foreach_add(xs, ys, alpha=a))
+        return list(ADD(xs, ys, alpha=a))
     return [torch.sub(x, y, alpha=-a) for x, y in zip(xs, ys, strict=True)]
 
 
 def lerp(xs: Column, ys: Column, a: float) -> Column:
     """`x + a * (y - x)`."""
     if one_kernel(xs, ys):
-        return list(kernels._foreach_lerp(xs, ys, a))
+        return list(LERP(xs, ys, a))
     return [torch.lerp(x, y, a) for x, y in zip(xs, ys, strict=True)]
 
 
 def plus_product(xs: Column, ys: Column, zs: Column, a: float) -> Column:
     """`x + a * y * z`."""
     if one_kernel(xs, ys, zs):
-        return list(kernels._foreach_addcmul(xs, ys, zs, value=a))
+        return list(ADDCMUL(xs, ys, zs, value=a))
     return [torch.addcmul(x, y, z, value=a) for x, y, z in zip(xs, ys, zs, strict=True)]
 
 
 def sqrt(xs: Column) -> Column:
     """The root of each element."""
-    return list(kernels._foreach_sqrt(xs)) if one_kernel(xs) else [x.sqrt() for x in xs]
+    return list(SQRT(xs)) if one_kernel(xs) else [x.sqrt() for x in xs]
 
 
 def sign(xs: Column) -> Column:
     """The sign of each element."""
-    return list(kernels._foreach_sign(xs)) if one_kernel(xs) else [x.sign() for x in xs]
+    return list(SIGN(xs)) if one_kernel(xs) else [x.sign() for x in xs]
 
 
 def minus(xs: Column, ys: Column, by: Scalar) -> Column:
@@ -118,5 +120,5 @@ def minus(xs: Column, ys: Column, by: Scalar) -> Column:
     if not isinstance(by, Tensor):
         return plus(xs, ys, -by)
     if one_kernel(xs, ys, by):
-        return list(kernels._foreach_addcmul(xs, ys, each(by, xs), value=-1))
+        return list(ADDCMUL(xs, ys, each(by, xs), value=-1))
     return [torch.addcmul(x, y, s, value=-1) for x, y, s in zip(xs, ys, each(by, xs), strict=True)]

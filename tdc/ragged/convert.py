@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
 from tdc.core.asserts import require
+from tdc.core.dynamo import jagged_layout
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.typing import Dims
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -216,7 +217,8 @@ def from_torch(x: Any) -> NestedTensor:
         )
     jagged: Any = x
     values, offsets, lengths = jagged.values(), jagged.offsets(), jagged.lengths()
+    ragged_dim, longest = jagged_layout(jagged)
     if lengths is not None:
         offsets, gather = take_spans(offsets[: lengths.shape[0]], lengths)
-        values = values.index_select(jagged._ragged_idx - 1, gather)
-    return NestedTensor(values, offsets, ragged_dim=jagged._ragged_idx, max_length=jagged._maybe_max_seqlen)
+        values = values.index_select(ragged_dim - 1, gather)
+    return NestedTensor(values, offsets, ragged_dim=ragged_dim, max_length=longest)

@@ -28,7 +28,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import mark_dynamic, mark_result
+from tdc.core.dynamo import mark_dynamic, mark_only_result, mark_result
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
@@ -266,8 +266,7 @@ def build_nested(s: Structure, values: Tensor) -> NestedTensor:
 def build_result(s: Structure, values: Tensor) -> NestedTensor:
     """`build_nested` of the one tensor that an operation made: a graph marks that tensor itself, not a view of it."""
     out = object.__new__(NestedTensor)
-    values._dynamo_weak_dynamic_indices = {s.packed_dim}  # type: ignore[attr-defined]  # see `mark_result`
-    out._values = values
+    out._values = mark_only_result(values, s.packed_dim)
     out._structure = s
     return out
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.core import pytree
 from tdc.core.container import Container
-from tdc.core.dynamo import trace_as
+from tdc.core.dynamo import storage_id, trace_as
 from tdc.core.errors import DtypeError, describe, message
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
@@ -39,9 +39,8 @@ def bytes_of(leaves: Iterable[Any]) -> int:
     for x in [t for leaf in leaves for t in tensors_of(leaf)]:
         size = x.numel() * x.element_size()
         try:
-            storage = x.untyped_storage()
-            key, view = storage._cdata, (x.storage_offset(), x.shape, x.stride(), x.dtype)
-            limits[key] = storage.nbytes()
+            key, view = storage_id(x), (x.storage_offset(), x.shape, x.stride(), x.dtype)
+            limits[key] = x.untyped_storage().nbytes()
         except (RuntimeError, NotImplementedError):  # no storage of its own: sparse, or wrapped by vmap
             key, view = id(x), None
             limits[key] = size

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import HALF, sum_dtype
+from tdc.core.dynamo import below_autograd
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.ops.attention import cpu, flash
 
@@ -171,7 +172,7 @@ class Attend(torch.autograd.Function):
         return *parts, *(None,) * 8
 
 
-def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
+def without_derivative(op: Any, keys: Any, *args: Any) -> Any:
     """The op, where nobody differentiates it: `Attend` does that.
 
     Raises:
@@ -181,9 +182,9 @@ def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     if torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args]):
         got, hint = "torch.func.grad over torch.vmap in a graph", "compile what is differentiated, or call it eagerly"
         raise UnsupportedError(message("varlen_attention", "attention with a derivative", got, hint=hint))
-    return op.redispatch(keys & torch._C._after_autograd_keyset, *args)
+    return below_autograd(op, keys, *args)
 
 
 LIBRARY = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 for _op in (varlen_rows, masked_rows, flash_rows):
-    LIBRARY.impl(_op, partial(below_autograd, _op), "Autograd", with_keyset=True)
+    LIBRARY.impl(_op, partial(without_derivative, _op), "Autograd", with_keyset=True)

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
+from tdc.core.dynamo import fused_cpu_backward, fused_cpu_forward
 from tdc.core.errors import ShapeError, message
-
-forward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-backward_one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Example(NamedTuple):
@@ -40,7 +38,7 @@ def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, T
     lse = q.new_zeros(q.shape[:2], dtype=sum_dtype(q.dtype))
     for at in examples(*rows):
         parts = [t[i].transpose(0, 1)[None] for t, i in ((q, at.queries), (k, at.keys), (v, at.keys))]
-        o, s = forward_one(*parts, is_causal=causal, attn_mask=at.mask, scale=scale)
+        o, s = fused_cpu_forward(*parts, is_causal=causal, attn_mask=at.mask, scale=scale)
         out[at.queries] = o[0].transpose(0, 1)
         lse[at.queries] = s[0].transpose(0, 1)
     return out, lse
@@ -56,7 +54,7 @@ def backward_rows(
         g, x, o = (t[at.queries].transpose(0, 1)[None] for t in (grad, q, out))
         y, z = (t[at.keys].transpose(0, 1)[None] for t in (k, v))
         s = lse[at.queries].transpose(0, 1)[None].contiguous()
-        parts = backward_one(g, x, y, z, o, s, 0.0, causal, attn_mask=at.mask, scale=scale)
+        parts = fused_cpu_backward(g, x, y, z, o, s, 0.0, causal, attn_mask=at.mask, scale=scale)
         for whole, part, i in zip(grads, parts, (at.queries, at.keys, at.keys), strict=True):
             whole[i] = part[0].transpose(0, 1)
     return grads[0], grads[1], grads[2]

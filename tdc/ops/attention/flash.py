@@ -13,10 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import constant
+from tdc.core.dynamo import constant, flash_backward, flash_forward
 
-forward = torch.ops.aten._flash_attention_forward
-backward = torch.ops.aten._flash_attention_backward
 contiguous = torch.ops.aten.contiguous  # the method asks for the device, which tensors without data may not have
 
 ALIGNED = 8  # numbers of 16 bits in the 16 bytes that the kernel loads at once
@@ -45,7 +43,7 @@ def forward_rows(
         return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=torch.float32)
     starts = bounds(q_offsets, k_offsets)
     parts = [loadable(t) for t in (q, k, v)]
-    out, lse, *_ = forward(*parts, *starts, max_q, max_k, 0.0, causal, False, scale=scale)
+    out, lse, *_ = flash_forward(*parts, *starts, max_q, max_k, 0.0, causal, False, scale=scale)
     return contiguous(out), contiguous(lse.t())
 
 
@@ -60,7 +58,7 @@ def backward_rows(
     starts = bounds(q_offsets, k_offsets)
     parts = [loadable(t) for t in (grad, q, k, v, out)]
     state = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)  # of the dropout there is none of
-    dq, dk, dv = backward(
+    dq, dk, dv = flash_backward(
         *parts, contiguous(lse.t()), *starts, max_q, max_k, 0.0, causal, *state, scale=scale
     )  # fmt: skip
     return contiguous(dq), contiguous(dk), contiguous(dv)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.dtypes import as_autocast
-from tdc.core.dynamo import eager, is_zero
+from tdc.core.dynamo import eager, is_zero, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import Rule, add_rule
 from tdc.ops.attention.choice import Attend, Call, backend
@@ -126,8 +126,7 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structur
 
 def fuses(q: Tensor, k: Tensor) -> bool:
     """Whether flex_attention becomes a kernel here: in a graph that differentiates it, of more than nothing."""
-    under_transform = torch._C._are_functorch_transforms_active()
-    return not (eager() or under_transform or is_zero(q.shape[0]) or is_zero(k.shape[0]))
+    return not (eager() or under_transform() or is_zero(q.shape[0]) or is_zero(k.shape[0]))
 
 
 def bound(rows: Structure, total: int) -> int:
