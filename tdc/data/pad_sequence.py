@@ -32,11 +32,10 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 from tdc.ragged.padding import shift_rows
-from tdc.tensordict.combine import in_common
-from tdc.tensordict.mapping import present
-from tdc.tensordict.nodes import Nodes, without_extra
+from tdc.tensordict.mapping import existing_path
+from tdc.tensordict.nodes import Nodes, statics, without_extra
 from tdc.tensordict.paths import depth, within
-from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_rows, same_keys, together
+from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_examples, same_keys, together
 from tdc.tensordict.tensordict import TensorDict, make
 
 Convert = Callable[[KeyPath, NestedTensor], Any]
@@ -218,7 +217,7 @@ def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
     if not isinstance(value, Mapping):
         check_fills("data.pad_sequence", {"value": value})
         return dict.fromkeys(td._leaves, value)
-    given = {present(td, "data.pad_sequence", key): v for key, v in value.items()}
+    given = {existing_path(td, "data.pad_sequence", key): v for key, v in value.items()}
     check_fills("data.pad_sequence", {show(p): v for p, v in given.items()})
     order = sorted(given, key=depth)
     return {leaf: given[p] for p in order for leaf in td._leaves if within(leaf, p)}
@@ -239,7 +238,7 @@ def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
     """Paths of keys and the ragged dims there, counted with the batch as dim 0."""
     given = keys if isinstance(keys, Mapping) else dict.fromkeys([keys] if isinstance(keys, str) else keys, td.ndim + 1)
-    return {present(td, op, key): dim for key, dim in given.items()}
+    return {existing_path(td, op, key): dim for key, dim in given.items()}
 
 
 def stack_along(op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert: Convert) -> TensorDict:
@@ -259,7 +258,7 @@ def as_batch(op: OpName, leaves: Leaves, nodes: Nodes, size: tuple[int, ...], de
     """A TensorDict of stacked leaves."""
     batch_size = torch.Size(size)
     check_leaves(op, leaves, nodes, batch_size, "ragged dims lie behind the batch dims")
-    mark_rows(leaves)
+    mark_examples(leaves)
     return make(leaves, nodes, batch_size, device)
 
 
@@ -347,3 +346,11 @@ def mask_of(x: MaskedBatch, side: str) -> Tensor:
     d, mask = x.ragged_dims[0], x.mask
     mask = mask.view(mask.shape[: d + 1]).expand(x.data.shape[: d + 1])
     return mask if side == "right" else mask.flip(d)
+
+
+def in_common(tds: Sequence[TensorDict]) -> list[TensorDict]:
+    """TensorDicts with the leaves and equal Static values that all of them have."""
+    first = tds[0]
+    same = [p for p in first._leaves if all([p in td._leaves for td in tds])]
+    fixed = [p for p, n in statics(first._nodes).items() if all([td._nodes.get(p) == n for td in tds])]
+    return [td.select(*same, *fixed) for td in tds]

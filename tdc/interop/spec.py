@@ -27,7 +27,7 @@ from tdc.tensordict.leaf import Leaf, unwrap, wrapped
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import join, within
-from tdc.tensordict.storage import Leaves, is_tensordict, mark_rows, put_leaf, put_node
+from tdc.tensordict.storage import Leaves, is_tensordict, mark_examples, put_leaf, put_node
 from tdc.tensordict.tensordict import TensorDict, make
 
 Size = tuple["int | None", ...]
@@ -170,7 +170,7 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
     for path, entry in form._leaves.items():
         leaves[path] = MAKERS[entry.kind](entry, (*size, *entry.shape), entry.device if place is None else place)
     if size:
-        mark_rows(leaves)
+        mark_examples(leaves)
     return make(leaves, dict(form._nodes), torch.Size(size), place)  # type: ignore[arg-type]  # no None is left
 
 

@@ -21,7 +21,7 @@ from tdc.core.errors import UnsupportedError, describe, message
 from tdc.core.keys import parts, show
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
-from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.object_array import ObjectArray, ints
 from tdc.tensordict.paths import top_keys
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
@@ -106,8 +106,8 @@ def host(x: Any) -> Any:
 
 def put_objects(target: Any, x: ObjectArray) -> None:
     """Write objects into a numpy array one by one, each as one element even if it is a list."""
-    for i, place in enumerate(x._places.flatten().tolist()):
-        target.flat[i] = x._items[place]
+    for i, position in enumerate(ints(x._positions)):
+        target.flat[i] = x._items[position]
 
 
 def dtype_of(ndim: int, leaves: Leaves, nodes: Nodes) -> list[Any]:

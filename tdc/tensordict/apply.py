@@ -1,5 +1,6 @@
-"""`td.apply` where inner nodes may be entries as a whole, or other TensorDicts lack keys: `is_leaf=` and `default=`.
+"""`td.apply`: a function of every leaf, or of inner nodes, too, where `is_leaf=` says so.
 
+    td.apply(fn)                                        fn(x) of each leaf
     td.apply(fn, is_leaf=lambda cls: cls is Step)       fn sees a Step, not its fields
     td.apply(fn, other, default=None)                   fn(x, None) where the other has nothing
 
@@ -9,54 +10,103 @@ values and empty nodes stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from tdc.core.container import Container
+from tdc.core.errors import DtypeError, describe, message
 from tdc.core.typing import MISSING, KeyPath
-from tdc.tensordict.mapping import any_below, present, walk
+from tdc.tensordict.leaf import Leaf, unwrapped
+from tdc.tensordict.mapping import IsLeaf, any_below, existing_path, matching_keys
 from tdc.tensordict.nodes import Nodes, Static, without_extra
 from tdc.tensordict.paths import within
-from tdc.tensordict.storage import Leaves, absorb, retype
+from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, is_tensordict, retype, same_size, together
+
+Applied = tuple[Leaves, Nodes, torch.Size, torch.device | None]
 
 
-def entries_applied(
-    td: Any, call: Callable[..., Any], others: Iterable[Any], size: torch.Size, is_leaf: Any, default: Any
-) -> tuple[Leaves, Nodes]:
-    """Leaves and nodes of what `call` makes of each entry.
+def applied(
+    td: Any,
+    fn: Callable[..., Any],
+    others: tuple[Any, ...],
+    batch_size: Any,
+    device: Any,
+    with_path: bool,
+    is_leaf: IsLeaf,
+    default: Any,
+) -> Applied:
+    """What `make` takes for the result of `td.apply` or, `with_path`, of `td.apply_with_path`.
 
-    Args:
-        call: takes the path, the entry of `td` there, and those of the others.
-        size: the batch size of the result.
+    Raises:
+        DtypeError: others that are no TensorDicts.
+        ShapeError, StructureError, KeyPathError: as `TensorDict.apply`.
+    """
+    odd = [describe(x) for x in others if not is_tensordict(x)]
+    if odd:
+        hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
+        raise DtypeError(message("apply", "TensorDicts behind the function", ", ".join(odd), hint=hint))
+    same_size("apply", td, *others)
+    size = td._size if batch_size is None else as_size(batch_size)
+    if is_leaf is not None or default is not MISSING:
+        leaves, nodes = put_entries(td, on_entries(td, fn, others, with_path, is_leaf, default), size)
+    else:
+        leaves = on_leaves(td, fn, others, with_path)
+        nodes = td._nodes if batch_size is None else without_extra(td._nodes)
+        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or is_tensordict(v)]:
+            leaves, nodes = put_entries(td, leaves, size)
+    check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
+    return leaves, nodes, size, torch.device(device) if device is not None else td._device
+
+
+def on_leaves(td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_path: bool) -> Leaves:
+    """What a function gives for the leaves at each path, as users see them."""
+    leaves: Leaves = td._leaves
+    if not others:
+        if with_path:
+            return {p: fn(p, v if type(v) is not Leaf else v._value) for p, v in leaves.items()}
+        return {p: fn(v if type(v) is not Leaf else v._value) for p, v in leaves.items()}
+    columns = together("apply", td, *others)
+    if with_path:
+        return {p: fn(p, *unwrapped(v)) for p, v in columns}
+    if any([type(x) is Leaf for x in leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
+        return {p: fn(*unwrapped(v)) for p, v in columns}
+    return {p: fn(*v) for p, v in columns}
+
+
+def on_entries(
+    td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_path: bool, is_leaf: IsLeaf, default: Any
+) -> Leaves:
+    """What a function gives for the leaves and for the inner nodes that count as leaves.
 
     Raises:
         KeyPathError: another TensorDict lacks a key, and there is no default.
     """
-    paths = list(td._leaves) if is_leaf is None else walk(td, True, False, is_leaf, False)
-    paths = [p for p in paths if p in td._leaves or whole(td, p, is_leaf)]
-    made = {p: call(p, td.get(p), *[entry_of(x, p, default) for x in others]) for p in paths}
-    return put_entries(td, made, size)
+    found = list(td._leaves) if is_leaf is None else matching_keys(td, True, False, is_leaf, False)
+    paths = [p for p in found if p in td._leaves or counts_as_leaf(td, p, is_leaf)]
+    values = {p: [td.get(p), *[entry_at(x, p, default) for x in others]] for p in paths}
+    return {p: fn(p, *v) if with_path else fn(*v) for p, v in values.items()}
 
 
 def put_entries(td: Any, made: Leaves, size: torch.Size) -> tuple[Leaves, Nodes]:
     """Leaves and nodes with what was made of entries in their place: leaves, TensorDicts, or None to drop one."""
-    paths, made = list(made), {p: x for p, x in made.items() if x is not None}
-    kept = {p: n for p, n in td._nodes.items() if p == () or not any([within(p, q) for q in paths])}
+    kept = {p: n for p, n in td._nodes.items() if p == () or not any([within(p, q) for q in made])}
     leaves: Leaves = {}
     nodes = kept if size == td._size else without_extra(kept)
-    absorb(leaves, nodes, (), made, len(size), None)
+    absorb(leaves, nodes, (), {p: x for p, x in made.items() if x is not None}, len(size), None)
     return leaves, retype(leaves, pruned(nodes, td._leaves, leaves))
 
 
-def whole(td: Any, path: KeyPath, is_leaf: Any) -> bool:
-    """Whether an inner node goes to the function as it is."""
+def counts_as_leaf(td: Any, path: KeyPath, is_leaf: Any) -> bool:
+    """Whether the function takes an inner node as it is."""
     return type(td._nodes[path]) is not Static and is_leaf(type(td.get(path)))
 
 
-def entry_of(td: Any, path: KeyPath, default: Any) -> Any:
-    """What a TensorDict has at a path."""
-    return td.get(present(td, "apply", path)) if default is MISSING else td.get(path, default)
+def entry_at(td: Any, path: KeyPath, default: Any) -> Any:
+    """What a TensorDict has at a path; the default where there is one and the path is absent."""
+    return td.get(existing_path(td, "apply", path)) if default is MISSING else td.get(path, default)
 
 
 def pruned(nodes: Nodes, before: Leaves, after: Leaves) -> Nodes:

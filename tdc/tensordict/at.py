@@ -26,7 +26,7 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 from tdc.core.frozen import Frozen
 from tdc.core.keys import missing_key, show, unravel_key
 from tdc.core.typing import KeyPath, OpName
-from tdc.tensordict.indexing import Numbers
+from tdc.tensordict.indexing import Numbers, entries_of
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.paths import join
 from tdc.tensordict.tensordict import TensorDict, index, make, normal_index
@@ -100,7 +100,7 @@ def at_of(td: TensorDict) -> At:
 
 
 def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, Tensor, Tensor], Tensor]) -> TensorDict:
-    """Put values at flat positions of every leaf that `value` speaks of."""
+    """Put values at flat positions of every leaf that `value` has an entry for."""
     td, size = at._td, at._td.batch_size
     where, total = positions_at(td, at._index, mode, f"at.{op}"), math.prod(size)
     flat, leaves = where.reshape(-1), dict(td._leaves)
@@ -120,10 +120,10 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
             expected = f"a value that broadcasts to {show_sizes([*where.shape, *features])}"
             hint = "a tensor spans batch dims; for features give {key: value}"
             raise ShapeError(message(f"at.{op}", expected, describe(v), {show(path): describe(leaf)}, hint)) from None
-        rows = leaf.reshape(total, *features)
-        if mode == "drop":  # what is dropped goes to a row of its own
-            rows = torch.cat([rows, rows.new_zeros(1, *features)])
-        done = put(rows, flat.to(leaf.device), wide)
+        examples = leaf.reshape(total, *features)
+        if mode == "drop":  # what is dropped is written to one more example
+            examples = torch.cat([examples, examples.new_zeros(1, *features)])
+        done = put(examples, flat.to(leaf.device), wide)
         leaves[path] = (done[:total] if mode == "drop" else done).view(leaf.shape)
     return make(leaves, td._nodes, size, td.device)
 
@@ -136,20 +136,21 @@ def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, Any]:
     """
     if not isinstance(value, (TensorDict, Mapping)):
         return dict.fromkeys(td._leaves, value)
-    given = entries(value)
+    given = leaves_of(value)
     for path in given:
         if path not in td._leaves:
             raise missing_key(f"at.{op}", path, td._leaves)
     return given
 
 
-def entries(source: Any) -> dict[KeyPath, Any]:
+def leaves_of(source: Any) -> dict[KeyPath, Any]:
     """Values of nested mappings by path."""
+    entries: Any = source
     if isinstance(source, TensorDict):
         return source._leaves
     if not isinstance(source, Mapping):
         return {(): source}
-    return {join(unravel_key(key), path): v for key, inner in source.items() for path, v in entries(inner).items()}
+    return {join(unravel_key(key), path): v for key, inner in entries.items() for path, v in leaves_of(inner).items()}
 
 
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
@@ -180,7 +181,7 @@ def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:
 
 
 def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tensor:
-    """The flat position of each example that an index reaches; for one that is dropped the number of examples.
+    """The flat position of each example at an index; the number of examples for an index that is dropped.
 
     Raises:
         DtypeError: another mode.
@@ -193,9 +194,9 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
         raise DtypeError(message(op, "mode 'drop', 'clip' or None", f"{mode!r}", hint="None raises, as torch does"))
     given = normal_index(td, idx)
     given = given.given if type(given) is Numbers else given
-    parts, pad = [], [0] * (2 * len(size))
-    d = 0
-    for part in given if isinstance(given, tuple) else (given,):
+    parts: list[Any] = []
+    pad, d = [0] * (2 * len(size)), 0
+    for part in entries_of(given):
         free = part is None or part is Ellipsis or isinstance(part, bool)
         if not free and not isinstance(part, slice):
             i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)

@@ -1,13 +1,13 @@
-"""A builder: a TensorDict taken apart, for a loop that sets many keys.
+"""Builder: a TensorDict that a loop may change key by key.
 
     m = td.mutate()
     for key, value in parts:
         m[key] = value
     td = m.finish()
 
-Each `td.set` makes a new table of all leaves; the builder makes one, and checks it once.
+Each `td.set` copies the table of all leaves; the builder copies it once, and checks it once.
 
-Invariants: the TensorDict it came from does not change; after `finish` the builder refuses everything.
+Invariants: the TensorDict it was made of does not change; after `finish` every use of the builder is an error.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Builder:
 
     def __setitem__(self, key: NestedKey, value: Any) -> None:
         td, path = unfinished(self), unravel_key(key)
-        fresh: Leaves = {}
-        inner: Nodes = {}
-        absorb(fresh, inner, (), {path: td._entry(key, value)}, len(td._size), td._device)
+        new_leaves: Leaves = {}
+        new_nodes: Nodes = {}
+        absorb(new_leaves, new_nodes, (), {path: td._entry(key, value)}, len(td._size), td._device)
         remove(self._leaves, self._nodes, path)
-        put_all(self._leaves, self._nodes, fresh, inner)
+        put_all(self._leaves, self._nodes, new_leaves, new_nodes)
 
     def __getitem__(self, key: NestedKey) -> Any:
         td, path = unfinished(self), unravel_key(key)
@@ -92,7 +92,7 @@ class Builder:
             self[key] = value
 
     def finish(self) -> Any:
-        """The TensorDict."""
+        """The TensorDict of all entries; the builder ends here."""
         td = unfinished(self)
         nodes = retype(self._leaves, self._nodes)
         check_leaves("mutate", self._leaves, nodes, td._size)
@@ -101,10 +101,10 @@ class Builder:
 
 
 def unfinished(m: Builder) -> Keyed:
-    """The TensorDict that a builder came from.
+    """The TensorDict that a builder was made of.
 
     Raises:
-        ImmutableError: it is finished.
+        ImmutableError: the builder is finished.
     """
     if m._td is None:
         hint = "td.mutate() gives a new one"

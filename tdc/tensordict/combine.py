@@ -1,10 +1,9 @@
-"""Several TensorDicts as one, several entries of one as one entry, and one as several: by keys, never by shapes.
+"""Joining and splitting by keys: several TensorDicts as one, several leaves as one, and one TensorDict as several.
 
     merge(a, b)                    the entries of both
     cat_keys(td, ["x", "y"], "xy") two leaves as one, along a feature dim
     partition(td, ["x"])           what is at some keys, and what is not
     ravel(td)                      all leaves as one tensor, and the way back
-    group_by(td, "label")          rows by the value of a leaf
 
 Invariants:
   - leaves that are not joined are passed on as they are;
@@ -26,9 +25,8 @@ from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, mess
 from tdc.core.keys import is_key, show
 from tdc.core.typing import KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
-from tdc.tensordict.mapping import present
-from tdc.tensordict.nodes import Nodes, Static, statics
-from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.mapping import existing_path
+from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.storage import is_tensordict, same_size
 from tdc.tensordict.tensordict import TensorDict, make
 
@@ -119,14 +117,6 @@ def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: i
     return td.exclude(*paths).set(out, unwrap(torch.stack(leaves, d)))
 
 
-def in_common(tds: Sequence[TensorDict]) -> list[TensorDict]:
-    """TensorDicts with the leaves and equal Static values that all of them have."""
-    first = tds[0]
-    same = [p for p in first._leaves if all([p in td._leaves for td in tds])]
-    fixed = [p for p, n in statics(first._nodes).items() if all([td._nodes.get(p) == n for td in tds])]
-    return [td.select(*same, *fixed) for td in tds]
-
-
 def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[[Any, Any], bool]) -> tuple[Any, Any]:
     """What is at some keys, and everything else. `merge(*partition(td, where))` has all of it again.
 
@@ -146,14 +136,14 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
         [('x',), ('id',)]
     """
     check_tensordicts("partition", [td])
+    given: Any = where
     if callable(where):
         paths = [p for p, v in td._leaves.items() if where(p, unwrap(v))]
     else:
-        if not isinstance(where, Iterable):
+        if not hasattr(given, "__iter__"):
             hint = "tdc.partition(td, ['a', 'b']), or a function of key and leaf"
-            raise KeyPathError(message("partition", "a list of keys or a function", describe(where), hint=hint))
-        keys: Any = [where] if is_key(where) else where
-        paths = [present(td, "partition", key) for key in keys]
+            raise KeyPathError(message("partition", "a list of keys or a function", describe(given), hint=hint))
+        paths = [existing_path(td, "partition", key) for key in ([given] if is_key(given) else given)]
     return td.select(*paths), td.exclude(*paths)
 
 
@@ -190,7 +180,8 @@ def ravel(
         `jax.flatten_util.ravel_pytree`.
     """
     check_tensordicts("ravel", [td])
-    if dtype is not None and not isinstance(dtype, torch.dtype):
+    given: Any = dtype
+    if dtype is not None and not isinstance(given, torch.dtype):
         raise DtypeError(message("ravel", "a torch.dtype", f"{dtype!r}", hint="dtype=torch.float32"))
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not isinstance(x, Tensor)}
     if wrong:
@@ -209,61 +200,14 @@ def ravel(
     return flat, partial(unravel, layout, td._nodes, k, rest, dtype is not None, td._device)
 
 
-def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
-    """The rows of a TensorDict by the value that a leaf has there, in order of first appearance.
-
-    Args:
-        key: a leaf with one value for each row: a tensor of the shape of the first batch dim, or an ObjectArray.
-
-    Returns:
-        A dict from Python value to the TensorDict of its rows.
-
-    Raises:
-        ShapeError: no batch dim, or a leaf with more dims than one.
-        KeyPathError: a key that is not there, or no leaf.
-        DtypeError: objects that cannot be keys of a dict.
-
-    Compile:
-        Eager only: how many groups there are depends on the data, which is read on the host.
-
-    Example:
-        >>> td = TensorDict({"x": torch.arange(4), "label": torch.tensor([1, 0, 1, 1])}, [4])
-        >>> {label: rows["x"].tolist() for label, rows in group_by(td, "label").items()}
-        {1: [0, 2, 3], 0: [1]}
-    """
-    _, leaves = named_leaves("data.group_by", td, [key])
-    leaf = unwrap(leaves[0])
-    if td.ndim == 0 or not isinstance(leaf, (Tensor, ObjectArray)) or leaf.ndim != 1:
-        hint = "td.flatten() for several batch dims; stack features to one code first"
-        raise ShapeError(message("data.group_by", "a leaf with one value for each row", describe(leaf), hint=hint))
-    rows: dict[Any, list[int]] = {}
-    values = leaf.tolist()
-    wrong = {f"row {i}": type(value).__name__ for i, value in enumerate(values) if not is_hashable(value)}
-    if wrong:
-        got, hint = f"{len(wrong)} others", "group by a leaf of codes, or by tuples in place of lists"
-        raise DtypeError(message("data.group_by", "values that can be keys of a dict", got, wrong, hint))
-    for i, value in enumerate(values):
-        rows.setdefault(value, []).append(i)
-    return {value: td[torch.tensor(where, device=td._device)] for value, where in rows.items()}
-
-
 # -- helpers
 
 
-def is_hashable(x: Any) -> bool:
-    """Whether a value can be a key of a dict; a tuple can where what it holds can."""
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
-
-
 def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:
-    """At least one value, all of them TensorDicts.
+    """Check that there is at least one operand, and that all are TensorDicts.
 
     Raises:
-        DtypeError: something else; all are named.
+        DtypeError: there is none, or some are not; all are named.
     """
     wrong = {f"operand {i}": type(td).__name__ for i, td in enumerate(tds) if not is_tensordict(td)}
     if wrong or not tds:
@@ -281,7 +225,7 @@ def entries_of(td: TensorDict) -> dict[KeyPath, Any]:
 def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> Any:
     """The entries of two TensorDicts."""
     here, there = entries_of(a), entries_of(b)
-    both = [p for p in here if p in there and not same(here[p], there[p])]
+    both = [p for p in here if p in there and not is_same(here[p], there[p])]
     mixed = [p for p in here if p in b and p not in there] + [p for p in there if p in a and p not in here]
     static = [p for p in both if type(here[p]) is Static or type(there[p]) is Static]
     refused = [*both, *mixed] if on_conflict == "error" else [] if on_conflict == "last" else [*mixed, *static]
@@ -291,12 +235,12 @@ def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> Any:
         raise KeyPathError(message("merge", "keys that only one has", f"{len(at)} that several have", at, hint))
     if on_conflict == "last":
         return a.exclude(*mixed, *static).update(b)
-    join: Any = on_conflict
-    joined = {p: join(unwrap(here[p]), unwrap(there[p])) for p in both}
-    return a.update(b).update(joined) if joined else a.update(b)
+    fn: Any = on_conflict
+    combined = {p: fn(unwrap(here[p]), unwrap(there[p])) for p in both}
+    return a.update(b).update(combined) if combined else a.update(b)
 
 
-def same(x: Any, y: Any) -> bool:
+def is_same(x: Any, y: Any) -> bool:
     """Whether two entries are one: the same tensor, or equal Static values."""
     return x is y or (type(x) is Static and x == y)
 
@@ -314,9 +258,10 @@ def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], 
         KeyPathError: no key at all, keys that are not there, or that are no leaves; the latter are all named.
     """
     check_tensordicts(op, [td])
+    given: Any = keys
     if isinstance(keys, str) or not isinstance(keys, Iterable):
         raise KeyPathError(message(op, "a list of keys", repr(keys), hint=f"tdc.{op}(td, ['a', 'b'], 'out')"))
-    paths = [present(td, op, key) for key in keys]
+    paths = [existing_path(td, op, key) for key in given]
     wrong = {show(p): kind(td, p) for p in paths if p not in td._leaves}
     if wrong or not paths:
         got = f"{len(wrong)} others" if wrong else "none"
@@ -369,14 +314,14 @@ def product(sizes: Sequence[int]) -> int:
 
 
 def unravel(
-    layout: Layout, nodes: Nodes, ndim: int, rest: tuple[int, ...] | None, cast: bool, device: Any, flat: Tensor
+    layout: Layout, nodes: Nodes, ndim: int, rest: tuple[int, ...] | None, cast: bool, device: Any, flat: Any
 ) -> TensorDict:
     """The TensorDict of a tensor that `ravel` made, or one like it.
 
     Args:
         layout: path, shape and dtype of each leaf.
-        ndim: dims in front of the elements of leaves.
-        rest: the batch size, where it is part of these shapes.
+        ndim: how many dims of the tensor are batch dims.
+        rest: the batch size, where the shapes of the layout include it.
         cast: whether leaves get their dtypes back.
     """
     counts = [product(shape) for _, shape, _ in layout]
@@ -385,7 +330,7 @@ def unravel(
         hint = "the tensor of tdc.ravel, or one of its shape"
         raise ShapeError(message("unravel", expected, describe(flat), hint=hint))
     size = flat.shape[:-1]
-    parts = flat.split(counts, -1) if counts else ()
+    parts = torch.split(flat, counts, -1) if counts else ()
     leaves: dict[KeyPath, Any] = {}
     for (path, shape, dtype), part in zip(layout, parts, strict=True):
         leaf = part.reshape((*size, *shape))

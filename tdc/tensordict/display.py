@@ -1,9 +1,9 @@
-"""Text and HTML views of containers: what people read. Metadata only, never values.
+"""A TensorDict as text and as HTML, for people: metadata only, never values.
 
-`tree_text` prints as the TensorDict RFC does; `tree_html` is the same tree as collapsible `<details>`, which a keyboard
-opens and closes, and which need neither script nor style: a row reads "key kind shape dtype device bytes".
+The text is that of the TensorDict RFC. The HTML is the same tree as collapsible `<details>`, which a keyboard opens and
+closes, and which need neither script nor style: a line reads "key kind shape dtype device bytes".
 
-Invariants: reads no tensor data (no sync); everything that came from a user is escaped in HTML.
+Invariants: reads no tensor data (no sync); everything that comes from a user is escaped in HTML.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def is_shared(x: Any) -> bool:
 def tree_text(name: str, fields: Fields, batch_size: Any, device: Any, shared: bool, indent: str = "") -> str:
     """A TensorDict as text; `fields` holds leaves as they are and inner nodes as ready text."""
     inner = indent + "    "
-    rows = [f"{inner}    {key}: {value if isinstance(value, str) else leaf_text(value)}" for key, value in fields]
-    body = "{\n" + ",\n".join(rows) + "}" if rows else "{\n" + inner + "}"
+    entries = [f"{inner}    {key}: {value if isinstance(value, str) else leaf_text(value)}" for key, value in fields]
+    body = "{\n" + ",\n".join(entries) + "}" if entries else "{\n" + inner + "}"
     lines = [f"fields={body}", f"batch_size={batch_size}", f"device={device}", f"is_shared={shared}"]
     return f"{name}(\n" + ",\n".join(inner + line for line in lines) + ")"
 
@@ -70,12 +70,12 @@ def static_text(value: Any, limit: int = LONGEST) -> str:
 
 
 def sizes_text(size: Any) -> str:
-    """A batch size as a list; of leaves that are no tensors it is unknown."""
+    """A batch size as a list; it is unknown where leaves are no tensors."""
     return show_sizes(size) if isinstance(size, torch.Size) else f"{size}"
 
 
 def cells(x: Any) -> tuple[str, str, str, str]:
-    """Kind, shape, dtype and device of a leaf; empty texts for what it does not have."""
+    """Kind, shape, dtype and device of a leaf as texts, empty for what it does not have."""
     shape, dtype, device = [getattr(x, name, None) for name in ("shape", "dtype", "device")]
     kind = getattr(x, "_label", type(x).__name__)
     sizes = "" if shape is None else show_sizes(shape)
@@ -107,13 +107,13 @@ def tree_html(key: str, fields: Iterable[tuple[str, str]], items: Iterable[str],
 
 
 def page_html(tree: str) -> str:
-    """A whole tree with its style, which it can do without."""
+    """The tree of the root, with a style that it can do without."""
     return f'<div class="tdc"><style>{STYLE}</style>{tree}</div>'
 
 
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
     """A tree as the RFC prints it, keys sorted."""
-    fields = []
+    fields: list[tuple[str, Any]] = []
     for key in sorted(top_keys([*leaves, *nodes])):
         if key in leaves:
             fields.append((key, leaves[key]))
@@ -134,8 +134,8 @@ def title(nodes: Nodes) -> str:
 
 
 def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None = None) -> str:
-    """A tree as nested `<details>`, keys in insertion order. The whole of it where no name says which node it is."""
-    items = []
+    """A tree as nested `<details>`, keys in insertion order: that of a named inner node, or the page of the root."""
+    items: list[str] = []
     for key in top_keys([*leaves, *nodes]):
         if key in leaves:
             items.append(leaf_html(key, leaves[key]))

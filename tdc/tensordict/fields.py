@@ -71,15 +71,14 @@ def hints(cls: Any) -> dict[str, Any]:
     try:
         return get_type_hints(cls)
     except (NameError, TypeError):
-        return dict(annotations_in(dict(vars(cls))))
+        return dict(annotations_in(dict(cls.__dict__)))
 
 
 def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
     """A field from its annotation and default; by name where it does not say otherwise."""
+    stated: Any = default
     if isinstance(default, dataclasses.Field):
-        given, factory = [
-            MISSING if x is dataclasses.MISSING else x for x in (default.default, default.default_factory)
-        ]
+        given, factory = [MISSING if x is dataclasses.MISSING else x for x in (stated.default, stated.default_factory)]
         by_name = by_name if default.kw_only is dataclasses.MISSING else default.kw_only
         return Field(name, kind_of(note), allows_none(note, given), class_of(note), given, factory, by_name)
     return Field(name, kind_of(note), allows_none(note, default), class_of(note), default, kw_only=by_name)
@@ -92,9 +91,11 @@ def allows_none(note: Any, default: Any) -> bool:
 
 def class_of(note: Any) -> Any:
     """The tensorclass that an annotation names, alone or beside None; None for any other."""
-    named = [p for p in (get_args(note) or (note,)) if p is not type(None)]
-    own = len(named) == 1 and isinstance(named[0], type) and issubclass(named[0], TensorDict)
-    return named[0] if own and getattr(named[0], "_typed", None) else None
+    named: list[Any] = [p for p in (get_args(note) or (note,)) if p is not type(None)]
+    if len(named) != 1 or not isinstance(named[0], type):
+        return None
+    cls: type[Any] = named[0]
+    return cls if issubclass(cls, TensorDict) and getattr(cls, "_typed", None) else None
 
 
 def kind_of(note: Any) -> str:

@@ -1,10 +1,10 @@
-"""An index on the batch dims of a TensorDict, and its leaves at it.
+"""Indices on the batch dims of a TensorDict: what they mean, and the leaves at them.
 
-Ragged leaves that share a structure share the one of the result: what depends on the structure alone is done once, and
-operands are known to fit by identity afterwards.
+Ragged leaves that share a structure share the new one, too: what depends on the structure alone is done once, and later
+operations see without a comparison that operands fit.
 
-A number in a tensor, such as the position of a replay buffer, stays on its device: torch would read it on the host, for
-which a graph has no way. It is looked up as a vector of one place.
+A whole number in a tensor, such as the position of a replay buffer, stays on its device. torch would read it on the
+host, which a graph cannot do; it is looked up as an index vector of length 1.
 
 Invariant: an index reaches batch dims only.
 """
@@ -25,13 +25,14 @@ class Numbers(NamedTuple):
     """An index with numbers in tensors.
 
     Attributes:
-        dims, places: the dims that these are on, and each as a vector of one place.
-        rest: what is left of the index, for the dims that are left.
+        dims: the dims that the numbers index.
+        vectors: each number as a vector of length 1.
+        rest: the index of the other dims.
         given: the index as it was.
     """
 
     dims: tuple[int, ...]
-    places: tuple[Tensor, ...]
+    vectors: tuple[Tensor, ...]
     rest: tuple[Any, ...]
     given: Any
 
@@ -42,19 +43,19 @@ class Numbers(NamedTuple):
 
     def read(self, x: Tensor) -> Tensor:
         """`x[given]`, a copy."""
-        y = self.front(x)[self.places].squeeze(0)
+        y = self.front(x)[self.vectors].squeeze(0)
         return y[self.rest] if self.rest else y
 
     def write(self, x: Tensor, value: Any) -> None:
         """`x[given] = value`."""
         view = self.front(x)
         value = value.to(x.device, x.dtype) if isinstance(value, Tensor) else value
-        if any([isinstance(part, Tensor) for part in self.rest]):  # which would pair with the places
-            row = view[self.places].squeeze(0)
-            row[self.rest] = value
-            view[self.places] = row
+        if any([isinstance(part, Tensor) for part in self.rest]):  # torch would pair it with the vectors
+            part = view[self.vectors].squeeze(0)
+            part[self.rest] = value
+            view[self.vectors] = part
         else:
-            view[(*self.places, *self.rest)] = value
+            view[(*self.vectors, *self.rest)] = value
 
 
 def is_number(part: Any) -> bool:
@@ -64,7 +65,7 @@ def is_number(part: Any) -> bool:
 
 def on_device(idx: Any) -> Any:
     """An index without `...`; as `Numbers` where such are in it."""
-    parts = idx if type(idx) is tuple else (idx,)
+    parts = entries_of(idx)
     if not any([is_number(part) for part in parts]):
         return idx
     dims: list[int] = []
@@ -73,8 +74,8 @@ def on_device(idx: Any) -> Any:
         if is_number(part):
             dims.append(at)
         at += consumed(part)
-    places = tuple([part.to(torch.int64).view(1) for part in parts if is_number(part)])
-    return Numbers(tuple(dims), places, tuple([part for part in parts if not is_number(part)]), idx)
+    vectors = tuple([part.to(torch.int64).view(1) for part in parts if is_number(part)])
+    return Numbers(tuple(dims), vectors, tuple([part for part in parts if not is_number(part)]), idx)
 
 
 def at(x: Tensor, idx: Any) -> Tensor:
@@ -88,18 +89,25 @@ def normal_index(td: Any, idx: Any) -> Any:
     Raises:
         IndexingError: it is no index, or has too many dims.
     """
+    found: Any = idx
     if type(idx) is list:
         try:
-            idx = torch.as_tensor(idx, dtype=None if idx else torch.int64, device=td._device)
+            found = torch.as_tensor(found, dtype=None if found else torch.int64, device=td._device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise misfit(idx, td._size, error) from None
-    if type(idx) is tuple or is_mask(idx):
-        idx = batch_index(idx if type(idx) is tuple else (idx,), td._size)
-    return on_device(idx) if type(idx) is tuple or isinstance(idx, Tensor) else idx
+            raise misfit(found, td._size, error) from None
+    if type(found) is tuple or is_mask(found):
+        found = batch_index(entries_of(found), td._size)
+    return on_device(found) if type(found) is tuple or isinstance(found, Tensor) else found
+
+
+def entries_of(idx: Any) -> tuple[Any, ...]:
+    """The entries of an index, of which a tuple has several."""
+    entries: Any = idx
+    return entries if isinstance(idx, tuple) else (entries,)
 
 
 def indexed(leaves: Leaves, idx: Any) -> Leaves:
-    """`x[idx]` of every leaf. Ragged leaves of one structure share the new one: it is made once."""
+    """`x[idx]` of every leaf. Ragged leaves that share a structure share the new one, which is made once."""
     if type(idx) is Numbers:
         of = picker(idx.given)
         return {p: idx.read(x) if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
@@ -108,7 +116,7 @@ def indexed(leaves: Leaves, idx: Any) -> Leaves:
 
 
 def picker(idx: Any) -> Callable[[Any], Any]:
-    """`x[idx]` of a leaf that is no tensor, which remembers structures that it has seen."""
+    """A function that gives `x[idx]` of a leaf that is no tensor, and makes each new structure once."""
     known: list[tuple[Any, Callable[[Any], Any], Any]] = []
 
     def of(x: Any) -> Any:
@@ -127,7 +135,7 @@ def picker(idx: Any) -> Callable[[Any], Any]:
 
 
 def reshared(before: Leaves, after: Leaves) -> Leaves:
-    """Results in which leaves share a structure again that did before: operations on batch dims treat them alike."""
+    """Results in which the leaves that shared a structure before share one again: batch dims changed alike in them."""
     known: list[tuple[list[Any], Any]] = []
     out = dict(after)
     for path, y in after.items():
@@ -143,7 +151,7 @@ def reshared(before: Leaves, after: Leaves) -> Leaves:
 
 
 def twin_of(xs: list[Any], known: list[tuple[list[Any], Any]]) -> Any:
-    """The result of other operands, each of which shares its structure with one of these; None where there is none."""
+    """The known result of operands with the same structures as these; None where there is none."""
     for others, y in known:
         if all([type(x) is type(other) and x._same_structure(other) for x, other in zip(xs, others, strict=True)]):
             return y

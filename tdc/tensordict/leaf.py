@@ -1,6 +1,6 @@
 """Leaves of other libraries' classes: how a TensorDict holds what is neither a tensor nor a container of this library.
 
-    register_leaf(KeyedJaggedTensor, shape=batch_shape, index=take_rows, stack=stack_kjts, cat=cat_kjts)
+    register_leaf(KeyedJaggedTensor, shape=batch_shape, index=take, stack=stack_kjts, cat=cat_kjts)
 
 From then on a KeyedJaggedTensor may be a value of a TensorDict. `td["sparse"]` gives the object itself, `td[2:5]`
 indexes it with the function given here, `torch.stack` and `torch.cat` join it; a torch function that was not given
@@ -79,14 +79,14 @@ def register_leaf(
     """
     expect("interop.register_leaf", cls, type)
     given = {"getitem": index, "stack": stack, "cat": cat, "to": to}
-    table: dict[str, Op] = dict.fromkeys((*UNCHANGED, "to"), same)
-    table |= {name: same if to is None else partial(cast, to, dtype) for name, dtype in CASTS.items()}
+    table: dict[str, Op] = dict.fromkeys((*UNCHANGED, "to"), unchanged)
+    table |= {name: unchanged if to is None else partial(cast, to, dtype) for name, dtype in CASTS.items()}
     table |= {name: fn for name, fn in given.items() if fn is not None}
     table |= {op_name(op): fn for op, fn in (ops or {}).items()}
     PROTOCOLS[cls] = Protocol(shape, table)
 
 
-def same(x: Any, *args: Any, **kwargs: Any) -> Any:
+def unchanged(x: Any, *args: Any, **kwargs: Any) -> Any:
     """The object as it is."""
     return x
 
@@ -143,12 +143,17 @@ class Leaf(Container):
         """Methods of tensors, which operations on a TensorDict call on its leaves."""
         if name.startswith("_") or not hasattr(torch.Tensor, name):
             raise AttributeError(f"a leaf of a TensorDict has no attribute {name!r}")
-        return lambda *args, **kwargs: self._run(name, (self, *args), kwargs)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self._run(name, (self, *args), kwargs)
+
+        return method
 
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        found = [a for a in flat((*args, *(kwargs or {}).values())) if isinstance(a, Leaf)]
-        return found[0]._run(op_name(func), args, kwargs or {})
+        given: dict[str, Any] = kwargs or {}
+        found = [a for a in flat((*args, *given.values())) if isinstance(a, Leaf)]
+        return found[0]._run(op_name(func), args, given)
 
     def _run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fn = self._protocol.ops.get(name)
@@ -160,8 +165,9 @@ class Leaf(Container):
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """Arguments, and the members of lists and tuples among them."""
-    return [x for v in values for x in (v if isinstance(v, (list, tuple)) else (v,))]
+    """Arguments, lists and tuples among them replaced by their members."""
+    members: list[Sequence[Any]] = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
+    return [x for m in members for x in m]
 
 
 def unwrap(x: Any) -> Any:
@@ -171,17 +177,17 @@ def unwrap(x: Any) -> Any:
 
 def unwrapped(x: Any) -> Any:
     """`unwrap`, also inside lists and tuples."""
-    if isinstance(x, (list, tuple)):
-        return [unwrapped(v) for v in x]
-    return unwrap(x)
+    members: Any = x
+    return [unwrapped(v) for v in members] if isinstance(x, (list, tuple)) else unwrap(x)
 
 
 def wrapped(x: Any) -> Any:
     """A registered object, or those in a tuple or list, as leaves; anything else as it is."""
+    members: Any = x
     if isinstance(x, (list, tuple)):
-        return tuple([wrapped(v) for v in x])
-    protocol = PROTOCOLS.get(type(x))
-    return x if protocol is None else Leaf(x, protocol)
+        return tuple([wrapped(v) for v in members])
+    protocol = PROTOCOLS.get(members.__class__)
+    return members if protocol is None else Leaf(members, protocol)
 
 
-torch.serialization.add_safe_globals([wrapped])  # what a pickled leaf names
+torch.serialization.add_safe_globals([wrapped])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name it

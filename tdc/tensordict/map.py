@@ -12,6 +12,7 @@ import torch
 
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -50,7 +51,7 @@ def map(
     Source:
         RFC torch.dict.TensorDict, "TensorDict.map".
     """
-    if not isinstance(td, TensorDict):
+    if not is_tensordict(td):
         hint = "tdc.map(fn, td); td.apply(fn) for a function of leaves"
         raise DtypeError(message("map", "a function and a TensorDict", describe(td), hint=hint))
     expect_function("map", fn)

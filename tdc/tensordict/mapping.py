@@ -5,13 +5,13 @@ A tensorclass among the nodes stays one as long as it has exactly its fields; wi
 
 Invariants:
   - nothing here changes a TensorDict or a leaf;
-  - keys keep insertion order; nothing here depends on sizes but the check of a new leaf against the batch size.
+  - keys keep insertion order; sizes are looked at only where a new leaf is checked against the batch size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from tdc.core.dynamo import constant
 from tdc.core.errors import KeyPathError, message
 from tdc.core.keys import missing_key, parts, show, unravel_key
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
-from tdc.tensordict.leaf import Leaf, unwrap, unwrapped
+from tdc.tensordict.leaf import Leaf, unwrap
 from tdc.tensordict.nodes import Nodes, Static, any_extra, is_inner, statics
 from tdc.tensordict.paths import all_ancestors, ancestors, below, depth, join, ordered, within
 from tdc.tensordict.storage import (
@@ -39,11 +39,14 @@ from tdc.tensordict.storage import (
     subtree,
 )
 
+if TYPE_CHECKING:
+    from tdc.tensordict.tensordict import TensorDict
+
 IsLeaf: TypeAlias = "Callable[[Any], bool] | None"
 
 
 class Keyed(Container):
-    """Base of TensorDict: everything that goes by key."""
+    """Base of TensorDict: what reads and writes by key."""
 
     __slots__ = ()
     _leaves: Leaves
@@ -52,13 +55,13 @@ class Keyed(Container):
     _device: torch.device | None
 
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
-        """One of these leaves and nodes, which may be of another class."""
+        """A TensorDict of other leaves and nodes; the nodes say of which class it is."""
         raise NotImplementedError
 
     # -- reading
 
     def get(self, key: NestedKey, default: Any = MISSING) -> Any:
-        """The leaf or inner node at `key`; `default` where there is none, a KeyPathError where none is given."""
+        """The leaf or inner node at `key`; where nothing is there `default`, or a KeyPathError without one."""
         path = key if type(key) is str else unravel_key(key)
         leaf = self._leaves.get(path)
         if leaf is not None:
@@ -93,12 +96,12 @@ class Keyed(Container):
         Args:
             include_nested: also keys inside inner nodes.
             leaves_only: leave inner nodes out.
-            is_leaf: takes the class of an entry: which ones are leaves. None counts all but TensorDicts; an inner node
-                for which it is True is not gone into.
-            sort: in the order of the keys, not in that of insertion.
+            is_leaf: takes the class of an entry and says whether it is a leaf. None counts all but TensorDicts. What
+                lies inside an inner node that is a leaf is left out.
+            sort: in alphabetical order, not in that of insertion.
         """
         if is_leaf is not None or sort:
-            return walk(self, include_nested, leaves_only, is_leaf, sort)
+            return matching_keys(self, include_nested, leaves_only, is_leaf, sort)
         if not self._nodes:
             return tuple(self._leaves)
         if include_nested and leaves_only:
@@ -121,7 +124,7 @@ class Keyed(Container):
     ) -> tuple[tuple[Any, Any], ...]:
         """Pairs in the order of `keys` with the same arguments."""
         if is_leaf is not None or sort:
-            return tuple([(k, self.get(k)) for k in walk(self, include_nested, leaves_only, is_leaf, sort)])
+            return tuple([(k, self.get(k)) for k in matching_keys(self, include_nested, leaves_only, is_leaf, sort)])
         if [x for x in self._leaves.values() if type(x) is Leaf]:  # `in map(type, ...)`: no trace on torch 2.11
             return tuple([(k, self.get(k)) for k in Keyed.keys(self, include_nested, leaves_only)])
         if not self._nodes:
@@ -144,7 +147,7 @@ class Keyed(Container):
     # -- writing: each returns a new TensorDict
 
     def set(self, key: NestedKey, value: Any) -> Self:
-        """With `value` at `key`; missing inner nodes are made, what stood there is replaced.
+        """With `value` at `key`, in place of what was there; missing inner nodes are made.
 
         Raises:
             ShapeError: the value's shape does not begin with the batch size.
@@ -156,13 +159,13 @@ class Keyed(Container):
             known = path in leaves and self._device is None and isinstance(value, Tensor)
         except TypeError:
             known = False
-        alone = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
-        if known and alone and value.shape[: len(size)] == size:
+        free = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
+        if known and free and value.shape[: len(size)] == size:
             leaves = leaves.copy()
             leaves[path] = value
             return self._with(leaves, self._nodes)
         path = unravel_key(key)
-        return merge(self, "set", {path: value}, instead=path)
+        return with_entries(self, "set", {path: value}, replacing=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
         """With the entries of `other`, key by key; inner nodes are merged.
@@ -178,9 +181,9 @@ class Keyed(Container):
         nodes, size = self._nodes, self._size
         if type(other) is dict and self._device is None and (not nodes or not any_extra(nodes)):
             leaves = self._leaves.copy()
-            if overwrite(leaves, nodes, size, other):
+            if overwrite(leaves, nodes, size, other):  # pyright: ignore[reportUnknownArgumentType]  # a dict of anything
                 return self._with(leaves, nodes, size)
-        return merge(self, "update", other)
+        return with_entries(self, "update", other)
 
     def replace(self, **entries: Any) -> Self:
         """`update` with keyword arguments."""
@@ -189,30 +192,30 @@ class Keyed(Container):
     __replace__ = replace  # copy.replace, Python 3.13
 
     def _entry(self, key: NestedKey, value: Any) -> Any:
-        """A value as it is stored at a key; a tensorclass knows which of its fields are static."""
+        """A value as it is stored at a key; a tensorclass makes those of its static fields Static values."""
         return value
 
     def setdefault(self, key: NestedKey, value: Any) -> Self:
         """`set` where nothing is at `key`; this very object otherwise."""
         return self if key in self else self.set(key, value)
 
-    def delete(self, *keys: NestedKey) -> Any:
+    def delete(self, *keys: NestedKey) -> TensorDict:
         """Without the leaves and inner nodes at `keys`.
 
         Raises:
             KeyPathError: one of them is not there.
         """
         for key in keys:
-            present(self, "delete", key)
+            existing_path(self, "delete", key)
         return self.exclude(*keys)
 
-    def pop(self, key: NestedKey, default: Any = MISSING) -> tuple[Any, Any]:
+    def pop(self, key: NestedKey, default: Any = MISSING) -> tuple[Any, TensorDict | Self]:
         """The value at `key` and the TensorDict without it; `(default, self)` where it is absent."""
         if default is not MISSING and key not in self:
             return default, self
         return self.get(key), self.delete(key)
 
-    def select(self, *keys: NestedKey, strict: bool = True) -> Any:
+    def select(self, *keys: NestedKey, strict: bool = True) -> TensorDict:
         """Only the leaves and inner nodes at `keys`, in their order; absent ones are an error unless `strict=False`."""
         if not self._nodes:
             own: Any = self._leaves
@@ -224,7 +227,7 @@ class Keyed(Container):
         leaves: Leaves = {}
         nodes: Nodes = {(): self._nodes[()]} if () in self._nodes else {}
         for key in keys:
-            path = key if type(key) is str else unravel_key(key)
+            path: KeyPath = key if type(key) is str else unravel_key(key)
             leaf = self._leaves.get(path)
             if leaf is not None:
                 leaves[path] = leaf
@@ -240,7 +243,7 @@ class Keyed(Container):
                 nodes.update([(head, self._nodes[head]) for head in ancestors(path)])
         return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
-    def exclude(self, *keys: NestedKey) -> Any:
+    def exclude(self, *keys: NestedKey) -> TensorDict:
         """Everything but the leaves and inner nodes at `keys`."""
         leaves, nodes = self._leaves.copy(), self._nodes
         for key in keys:
@@ -252,12 +255,12 @@ class Keyed(Container):
                 remove(leaves, nodes, path)
         return self._with(leaves, retype(leaves, nodes) if nodes else nodes)
 
-    def filter(self, fn: Callable[[Any, Any], bool]) -> Any:
+    def filter(self, fn: Callable[[Any, Any], bool]) -> TensorDict:
         """Only the leaves for which `fn(key, leaf)` is True; inner nodes that become empty go, too."""
         paths = [p for p, v in self._leaves.items() if fn(p, unwrap(v))]
         return self.select(*paths)
 
-    def split_keys(self, *sets: Iterable[NestedKey]) -> tuple[Any, ...]:
+    def split_keys(self, *sets: Iterable[NestedKey]) -> tuple[TensorDict, ...]:
         """One TensorDict for each set of keys, and one of what is left.
 
         Raises:
@@ -269,12 +272,12 @@ class Keyed(Container):
             >>> [part.keys() for part in td.split_keys(["a"], ["b"])]
             [('a',), ('b',), ('c',)]
         """
-        groups = [[present(self, "split_keys", key) for key in keys] for keys in sets]
+        groups = [[existing_path(self, "split_keys", key) for key in keys] for keys in sets]
         chosen = [self.select(*paths) for paths in groups]
         return (*chosen, self.exclude(*[path for paths in groups for path in paths]))
 
-    def rename_keys(self, names: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Any:
-        """Leaves and inner nodes under other keys, at the same places in the order.
+    def rename_keys(self, names: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> TensorDict:
+        """Leaves and inner nodes under other keys; the order of keys stays.
 
         Args:
             names: `{old: new}`.
@@ -291,10 +294,10 @@ class Keyed(Container):
         """
         moves = {unravel_key(old): unravel_key(new) for old, new in names.items()}
         if strict:
-            moves = {present(self, "rename_keys", old): new for old, new in moves.items()}
-        return rebuilt(self, "rename_keys", lambda path: renamed(path, moves))
+            moves = {existing_path(self, "rename_keys", old): new for old, new in moves.items()}
+        return relocated(self, "rename_keys", lambda path: renamed(path, moves))
 
-    def flatten_keys(self, separator: str = ".") -> Any:
+    def flatten_keys(self, separator: str = ".") -> TensorDict | Self:
         """One level of keys, paths joined by `separator`; empty inner nodes go.
 
         Where nothing is nested this very object comes back, whatever its keys are.
@@ -307,9 +310,9 @@ class Keyed(Container):
         fixed = statics(self._nodes)
         leaves: dict[Any, Any] = {p if type(p) is str else separator.join(p): x for p, x in self._leaves.items()}
         joints: list[int] = [len(p) - 1 for p in self._leaves if type(p) is tuple]
-        sure = len(leaves) == len(self._leaves) and len(separator) == 1 and not fixed
-        if not sure or "".join(leaves).count(separator) != sum(joints):  # a key may hold it
-            wrong = holding((*self._leaves, *self._nodes), separator)
+        plain = len(leaves) == len(self._leaves) and len(separator) == 1 and not fixed
+        if not plain or "".join(leaves).count(separator) != sum(joints):  # a key may hold it
+            wrong = keys_with((*self._leaves, *self._nodes), separator)
             if wrong and any([is_inner(n) for p, n in self._nodes.items() if p != ()]):
                 got, hint = f"{len(wrong)} with one", "choose another separator, or td.rename_keys({old: new}) first"
                 text = message("flatten_keys", f"keys without the separator {separator!r}", got, wrong, hint)
@@ -320,7 +323,7 @@ class Keyed(Container):
             raise KeyPathError(message("flatten_keys", "different joined keys", got, hint="choose another separator"))
         return self._with(leaves, joined)
 
-    def unflatten_keys(self, separator: str = ".") -> Any:
+    def unflatten_keys(self, separator: str = ".") -> TensorDict | Self:
         """Keys split at `separator` into nested ones; the inverse of `flatten_keys`.
 
         Raises:
@@ -334,25 +337,25 @@ class Keyed(Container):
             keys = (path if isinstance(path, str) else separator.join(path)).split(separator)
             return tuple(keys) if len(keys) > 1 else keys[0]
 
-        return rebuilt(self, "unflatten_keys", split)
+        return relocated(self, "unflatten_keys", split)
 
 
-def walk(td: Keyed, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool) -> tuple[Any, ...]:
+def matching_keys(td: Keyed, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool) -> tuple[Any, ...]:
     """`keys` with all of its arguments."""
     found = Keyed.keys(td, include_nested, leaves_only and is_leaf is None)
     if is_leaf is not None:
-        whole = [p for p in Keyed.keys(td, True) if is_inner(td._nodes.get(p)) and is_leaf(class_at(td, p))]
-        found = tuple([p for p in found if not any([head in whole for head in ancestors(p)])])
+        closed = [p for p in Keyed.keys(td, True) if is_inner(td._nodes.get(p)) and is_leaf(class_at(td, p))]
+        found = tuple([p for p in found if not any([node in closed for node in ancestors(p)])])
         found = tuple([p for p in found if not leaves_only or is_leaf(class_at(td, p))])
     return tuple(ordered(found)) if sort else found
 
 
-def class_at(td: Keyed, path: KeyPath) -> type:
+def class_at(td: Keyed, path: KeyPath) -> Any:
     """The class of the entry at a path."""
-    return Static if type(td._nodes.get(path)) is Static else type(td.get(path))
+    return Static if type(td._nodes.get(path)) is Static else td.get(path).__class__
 
 
-def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
+def existing_path(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
     """The path of a key that is there.
 
     Raises:
@@ -364,21 +367,21 @@ def present(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
     return path
 
 
-def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> Any:
-    """A TensorDict with the entries of a mapping or of another TensorDict; in place of what is at a path, if given."""
-    fresh: Leaves = {}
-    inner: Nodes = {}
-    absorb(fresh, inner, (), other, len(td._size), td._device)
+def with_entries(td: Keyed, op: OpName, other: Any, replacing: KeyPath | None = None) -> Any:
+    """A TensorDict with the entries of a mapping or of another TensorDict, of which one may replace an inner node."""
+    new_leaves: Leaves = {}
+    new_nodes: Nodes = {}
+    absorb(new_leaves, new_nodes, (), other, len(td._size), td._device)
     if not (is_tensordict(other) and other._size == td._size):
-        check_leaves(op, fresh, {}, td._size)
+        check_leaves(op, new_leaves, {}, td._size)
     leaves, nodes = dict(td._leaves), dict(td._nodes)
-    if instead in nodes or (instead in leaves and instead in inner):
-        remove(leaves, nodes, instead)
-    static = any([type(n) is Static for n in inner.values()])
-    if fresh.keys() <= leaves.keys() and inner.keys() <= nodes.keys() and not static:
-        leaves.update(fresh)
+    if replacing in nodes or (replacing in leaves and replacing in new_nodes):
+        remove(leaves, nodes, replacing)
+    static = any([type(n) is Static for n in new_nodes.values()])
+    if new_leaves.keys() <= leaves.keys() and new_nodes.keys() <= nodes.keys() and not static:
+        leaves.update(new_leaves)
     else:
-        put_all(leaves, nodes, fresh, inner)
+        put_all(leaves, nodes, new_leaves, new_nodes)
         nodes = retype(leaves, nodes)
     if any_extra(nodes):
         check_extra(op, leaves, nodes, len(td._size))
@@ -386,28 +389,29 @@ def merge(td: Keyed, op: OpName, other: Any, instead: KeyPath | None = None) -> 
 
 
 def renamed(path: KeyPath, moves: dict[KeyPath, KeyPath]) -> KeyPath:
-    """A path under the new name of its longest renamed beginning."""
-    for head in [path, *reversed(ancestors(path))]:
-        if head in moves:
-            return join(moves[head], parts(path)[depth(head) :])
+    """A path where it, or else the innermost of the nodes above it that moves, has moved to."""
+    for start in [path, *reversed(ancestors(path))]:
+        if start in moves:
+            return join(moves[start], parts(path)[depth(start) :])
     return path
 
 
-def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
+def relocated(td: Keyed, op: OpName, new_path: Callable[[KeyPath], KeyPath]) -> TensorDict:
     """The same leaves and nodes at other paths.
 
     Raises:
         KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
     """
     fixed = statics(td._nodes)
-    places = [place(path) for path in [*td._leaves, *fixed]]
-    nodes: Nodes = dict.fromkeys(all_ancestors(places), 0)
+    old = [*td._leaves, *fixed]
+    new = [new_path(path) for path in old]
+    nodes: Nodes = dict.fromkeys(all_ancestors(new), 0)
     for path, entry in td._nodes.items():
         if path != () and path not in fixed:
-            put_node({}, nodes, place(path), entry)
-    entries = dict(zip(places, [*td._leaves.values(), *fixed.values()], strict=True))
-    if len(entries) < len(places) or any([p in nodes for p in places]):
-        raise taken_twice(op, dict(zip([*td._leaves, *fixed], places, strict=True)), nodes)
+            put_node({}, nodes, new_path(path), entry)
+    entries = dict(zip(new, [*td._leaves.values(), *fixed.values()], strict=True))
+    if len(entries) < len(new) or any([p in nodes for p in new]):
+        raise taken_twice(op, dict(zip(old, new, strict=True)), nodes)
     leaves = {path: entry for path, entry in entries.items() if type(entry) is not Static}
     nodes |= statics(entries)
     if any_extra(nodes):
@@ -415,19 +419,19 @@ def rebuilt(td: Keyed, op: OpName, place: Callable[[KeyPath], KeyPath]) -> Any:
     return td._with(leaves, retype(leaves, nodes))
 
 
-def taken_twice(op: OpName, places: dict[KeyPath, KeyPath], nodes: Nodes) -> KeyPathError:
+def taken_twice(op: OpName, moves: dict[KeyPath, KeyPath], nodes: Nodes) -> KeyPathError:
     """The error for leaves that come to one path, or to that of a node; all are named."""
-    taken: dict[KeyPath, list[KeyPath]] = {}
-    for path, new in places.items():
-        taken.setdefault(new, []).append(path)
-    wrong = [f"{show(new)}: {' and '.join([show(p) for p in old])}" for new, old in taken.items() if len(old) > 1]
-    wrong += [f"{show(p)}: a leaf and an inner node" for p in taken if p in nodes]
+    sources: dict[KeyPath, list[KeyPath]] = {}
+    for old, new in moves.items():
+        sources.setdefault(new, []).append(old)
+    wrong = [f"{show(p)}: {' and '.join([show(q) for q in old])}" for p, old in sources.items() if len(old) > 1]
+    wrong += [f"{show(p)}: a leaf and an inner node" for p in sources if p in nodes]
     got, hint = f"{len(wrong)} taken twice", "choose another name, or another separator"
     return KeyPathError(message(op, "different keys", got, wrong, hint))
 
 
 @constant
-def holding(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ...]:
+def keys_with(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ...]:
     """The keys that hold a separator, as a message shows them."""
     return tuple([repr(show(p)) for p in paths if any([separator in key for key in parts(p)])])
 
@@ -435,8 +439,3 @@ def holding(paths: tuple[KeyPath, ...], separator: str) -> tuple[str, ...]:
 def any_below(path: KeyPath, paths: Iterable[KeyPath]) -> bool:
     """Whether some path lies below `path`."""
     return any([p != path and within(p, path) for p in paths])
-
-
-def apply_leaves(fn: Callable[..., Any], columns: Iterable[tuple[KeyPath, tuple[Any, ...]]]) -> Leaves:
-    """`fn` of the leaves at each path, as users see them, behind the key."""
-    return {p: fn(p, *unwrapped(values)) for p, values in columns}

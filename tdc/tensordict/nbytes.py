@@ -1,4 +1,4 @@
-"""How much memory leaves take: storages, each counted once.
+"""How large leaves are: bytes and elements, what they share counted once.
 
 Leaves may be views of one buffer, one and the same tensor, or expanded. So bytes are counted storage by storage: those
 of the different views in it, and never more than the storage has.

@@ -1,11 +1,11 @@
-"""What a TensorDict knows of a key path that is no leaf: its inner nodes and static values.
+"""Inner nodes and static values of a TensorDict: what it knows of a key path that is no leaf.
 
-    int             an inner node, and how many batch dims it has beyond those of the root
+    int             an inner node: how many batch dims it has beyond those of the root
     Typed           the same, and the tensorclass that the node is an instance of
-    Static          not a node but one Python object for the whole TensorDict
+    Static          no node, but one Python object for the whole TensorDict
 
 The table of these, `{path: entry}`, is passed on as it is from a TensorDict to the results of operations on it. The
-root has an entry, at the path (), only where it is a tensorclass.
+root has an entry, at the path `()`, only where it is a tensorclass.
 
 Invariants: entries are hashable, so that the table can go into a pytree context; they hold no tensors and no sizes.
 """
@@ -29,7 +29,7 @@ class Static(Frozen):
     """One Python object for a whole TensorDict: a name, a setting, a dtype. Not a leaf: no operation touches it.
 
     It lives in the pytree context, so a compiled function is compiled anew for each value. Reading the key gives the
-    object back. For one object per row see `ObjectArray`.
+    object back. For one object per example see `ObjectArray`.
 
     Args:
         value: hashable. An export holds it as JSON: str, int, float, bool, None and tuples of these.
@@ -73,14 +73,14 @@ class Static(Frozen):
 
 
 def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()) -> None:
-    """A static value is hashable and holds no tensors, whose hash says nothing of what they hold.
+    """Check that a static value is hashable and holds no tensors, whose hash does not depend on their content.
 
     Raises:
-        DtypeError: it is not.
+        DtypeError: it is not, or it does.
     """
     if value is None or isinstance(value, (str, int, float)):
         return
-    got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per row"
+    got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per example"
     if isinstance(value, (torch.Tensor, Frozen)):
         hint = "a tensor is a leaf: leave Static out, or annotate the field as Tensor"
         raise DtypeError(message(op, "a Python object", got, at, hint))
@@ -91,7 +91,7 @@ def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()
 
 
 class Typed(NamedTuple):
-    """An inner node, or the root, that is a tensorclass. True where it has extra batch dims, as an int is."""
+    """An inner node, or the root, that is a tensorclass. Its truth value says whether it has extra batch dims."""
 
     extra: int
     cls: Any
@@ -115,7 +115,7 @@ def with_extra(entry: Any, extra: int) -> Any:
 
 
 def any_extra(nodes: Nodes) -> bool:
-    """Whether some node has more batch dims than the root. A static value is False, so that this is one C call."""
+    """Whether some node has more batch dims than the root. Static values are false, so that this is one call in C."""
     return any(nodes.values())
 
 

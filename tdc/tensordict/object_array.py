@@ -1,9 +1,9 @@
-"""ObjectArray: one Python object per row of a TensorDict, e.g. captions or file names.
+"""ObjectArray: one Python object for each example of a TensorDict, e.g. captions or file names.
 
-The objects lie in a tuple, and an int64 tensor of the array's shape says which one is where. So indexing, masks,
-reshaping, stacking and every other way to move examples are torch's own, done to that tensor.
+The objects are in a tuple, and an int64 tensor of the array's shape holds their positions in it. torch indexes, masks,
+reshapes and stacks that tensor; the tuple stays.
 
-Invariants: immutable; what an operation moves are places, never objects; eager only, a compiled function leaves it out.
+Invariants: immutable; an operation moves positions, never objects; eager only, a compiled function leaves it out.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ObjectArray(Frozen):
         shape: of the array, sizes or one int; one dim by default.
 
     Raises:
-        ShapeError: another number of objects than the shape has places.
-        DtypeError: items of which there is no order.
+        ShapeError: another number of objects than the shape has elements.
+        DtypeError: items that are no sequence.
 
     Compile:
         Eager only: `td.exclude(key)` before a compiled function.
@@ -54,9 +54,9 @@ class ObjectArray(Frozen):
         (['bob', 'cyd'], ['ada', 'cyd'], 'ada')
     """
 
-    __slots__ = ("_items", "_places")
+    __slots__ = ("_items", "_positions")
     _items: tuple[Any, ...]
-    _places: Tensor
+    _positions: Tensor
 
     def __init__(self, items: Any, shape: Sequence[int] | int | None = None) -> None:
         if hasattr(items, "ravel"):  # a numpy array
@@ -76,35 +76,36 @@ class ObjectArray(Frozen):
         if prod(size) != len(self._items):
             expected, got = f"{prod(size)} objects for shape {show_sizes(size)}", f"{len(self._items)}"
             raise ShapeError(message("ObjectArray", expected, got, hint="leave shape out for one dim"))
-        self._places = torch.arange(len(self._items)).view(size)
+        self._positions = torch.arange(len(self._items)).view(size)
 
     @property
     def shape(self) -> torch.Size:
         """Sizes of the array."""
-        return self._places.shape
+        return self._positions.shape
 
     @property
     def ndim(self) -> int:
         """Number of dims."""
-        return self._places.ndim
+        return self._positions.ndim
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def __iter__(self) -> Any:
         return iter([self[i] for i in range(len(self))])
 
     def __getitem__(self, index: Any) -> ObjectArray:
         try:
-            return array(self._items, self._places[index])
+            return array(self._items, self._positions[index])
         except (IndexError, TypeError):
             expected, got = f"an index into shape {show_sizes(self.shape)}", describe_index(index)
-            hint = "ints, slices, masks and vectors of rows, as for a tensor"
+            hint = "ints, slices, masks and index vectors, as for a tensor"
             raise IndexingError(message("index", expected, got, hint=hint)) from None
 
     def tolist(self) -> Any:
         """The objects in nested lists."""
-        return objects(self._items, self._places.tolist())
+        positions: Any = self._positions
+        return objects(self._items, positions.tolist())
 
     def item(self) -> Any:
         """The only object.
@@ -112,10 +113,10 @@ class ObjectArray(Frozen):
         Raises:
             ShapeError: there is not exactly one.
         """
-        if self._places.numel() != 1:
-            got, hint = f"{self._places.numel()}", "index it, or tolist()"
+        if self._positions.numel() != 1:
+            got, hint = f"{self._positions.numel()}", "index it, or tolist()"
             raise ShapeError(message("item", "one object", got, hint=hint))
-        return self._items[int(self._places)]
+        return self._items[int(self._positions)]
 
     def __eq__(self, other: object) -> Any:
         """Where the objects are equal, or equal to one object: a bool tensor of this shape.
@@ -123,12 +124,12 @@ class ObjectArray(Frozen):
         Raises:
             ShapeError: an array of another shape.
         """
-        here = self._places.flatten().tolist()
+        here = ints(self._positions)
         if isinstance(other, ObjectArray):
             if other.shape != self.shape:
                 got = f"{show_sizes(self.shape)} and {show_sizes(other.shape)}"
                 raise ShapeError(message("eq", "arrays of one shape", got, hint="index one of them"))
-            there = [other._items[i] for i in other._places.flatten().tolist()]
+            there = [other._items[i] for i in ints(other._positions)]
         else:
             there = [other] * len(here)
         equal = [self._items[i] == x for i, x in zip(here, there, strict=True)]
@@ -143,33 +144,39 @@ class ObjectArray(Frozen):
         return f"ObjectArray(shape={self.shape})"
 
 
-def array(items: tuple[Any, ...], places: Tensor) -> ObjectArray:
+def array(items: tuple[Any, ...], positions: Tensor) -> ObjectArray:
     """An ObjectArray of its parts."""
     out = object.__new__(ObjectArray)
     out._items = items
-    out._places = places
+    out._positions = positions
     return out
 
 
-def objects(items: tuple[Any, ...], places: Any) -> Any:
-    """Nested lists of places as nested lists of objects."""
-    return [objects(items, p) for p in places] if isinstance(places, list) else items[places]
+def ints(positions: Any) -> list[int]:
+    """Positions as Python numbers, in row-major order."""
+    return positions.flatten().tolist()
+
+
+def objects(items: tuple[Any, ...], positions: Any) -> Any:
+    """Nested lists of positions as nested lists of objects."""
+    at: Any = positions
+    return [objects(items, p) for p in at] if isinstance(positions, list) else items[at]
 
 
 def moved(method: str, x: ObjectArray, *args: Any, **kwargs: Any) -> Any:
-    """A method of tensors that moves elements, done to the places."""
-    out = getattr(x._places, method)(*args, **kwargs)
-    return array(x._items, out) if isinstance(out, Tensor) else tuple([array(x._items, places) for places in out])
+    """A method of tensors that moves elements, applied to the positions."""
+    out = getattr(x._positions, method)(*args, **kwargs)
+    return array(x._items, out) if isinstance(out, Tensor) else tuple([array(x._items, part) for part in out])
 
 
 def joined(op: Op, xs: Sequence[ObjectArray], dim: int = 0) -> ObjectArray:
-    """`stack` or `cat`: the objects of all, and places that go on counting."""
+    """`stack` or `cat` of arrays: the objects of all, and the positions, each array's behind those before it."""
     items: tuple[Any, ...] = ()
-    places = []
+    positions: list[Tensor] = []
     for x in xs:
-        places.append(x._places + len(items))
+        positions.append(x._positions + len(items))
         items = items + x._items
-    return array(items, op(places, dim))
+    return array(items, op(positions, dim))
 
 
 register_leaf(

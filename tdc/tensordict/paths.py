@@ -89,7 +89,7 @@ def below(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     return {p: x for p, x in table.items() if p and p[0] == top and len(p) > n and p[:n] == node}
 
 
-def subtable(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
+def subtable(table: Mapping[KeyPath, T], node: KeyPath) -> dict[Any, T]:
     """The entries of a table below a node, each at its path from the node on."""
     if isinstance(node, str):  # the usual case, in one step
         return {p[1] if len(p) == 2 else p[1:]: x for p, x in table.items() if p and p[0] == node and type(p) is tuple}

@@ -2,12 +2,13 @@
 
     {"a": x, "b": {"c": y, "d": {}}}   ->   leaves {"a": x, ("b", "c"): y},  nodes {"b": 0, ("b", "d"): 0}
 
-A node's entry says how many batch dims it has beyond those of the root, and more; see `_nodes`. Functions here build,
-check and print this form and know nothing of the class around it.
+A node's entry says how many batch dims it has beyond those of the root, and more; see `nodes`. Functions here build,
+check and compare the two dicts and do not know the class that holds them.
 
 Invariants:
   - a path is a leaf, a node, or absent; every proper prefix of a path is a node;
-  - dicts handed out are owned by the receiver, dicts handed in are not changed, except by `put_leaf` and `put_node`.
+  - a dict that a function returns belongs to the caller; the arguments `leaves` and `nodes` of functions that put,
+    remove, absorb or overwrite are changed, no others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Leaves = dict[KeyPath, Any]
 
 
 def remove(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
-    """Take out a leaf, or a node with all below it."""
+    """Remove a leaf, or a node with all that lies below it."""
     for table in (leaves, nodes):
         table.pop(path, None)
         for p in below(table, path):
@@ -48,12 +49,12 @@ def remove(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
 
 
 def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> None:
-    """Make a path and all its prefixes inner nodes, or put a static value at the path.
+    """Make a path and all its proper prefixes inner nodes, or put a static value at the path.
 
     Raises:
         KeyPathError: a prefix is a leaf or a static value.
     """
-    put_heads(leaves, nodes, path)
+    put_ancestors(leaves, nodes, path)
     if type(entry) is Static:
         remove(leaves, nodes, path)
         nodes[path] = entry
@@ -61,11 +62,11 @@ def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> Non
         put_node_at(leaves, nodes, path, entry)
 
 
-def put_heads(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
-    """Make all proper prefixes of a path inner nodes; those that are plain ones already are most."""
-    for head in ancestors(path):
-        if nodes.get(head) != 0:
-            put_node_at(leaves, nodes, head, 0)
+def put_ancestors(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
+    """Make all proper prefixes of a path inner nodes; most of them are already."""
+    for node in ancestors(path):
+        if nodes.get(node) != 0:
+            put_node_at(leaves, nodes, node, 0)
 
 
 def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None:
@@ -78,30 +79,30 @@ def put_node_at(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any) -> None
 
 
 def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
-    """Put a leaf at a path, in place of whatever stood there."""
-    put_heads(leaves, nodes, path)
+    """Put a leaf at a path, in place of what was there."""
+    put_ancestors(leaves, nodes, path)
     if path in nodes:
         remove(leaves, nodes, path)
     leaves[path] = leaf
 
 
-def put_all(leaves: Leaves, nodes: Nodes, fresh: Leaves, inner: Nodes) -> None:
-    """Put new nodes and leaves at their paths, in place of whatever stood there."""
-    for path, entry in inner.items():
+def put_all(leaves: Leaves, nodes: Nodes, new_leaves: Leaves, new_nodes: Nodes) -> None:
+    """Put new nodes and leaves at their paths, in place of what was there."""
+    for path, entry in new_nodes.items():
         put_node(leaves, nodes, path, entry)
-    for path, leaf in fresh.items():
+    for path, leaf in new_leaves.items():
         put_leaf(leaves, nodes, path, leaf)
 
 
 def retype(leaves: Leaves, nodes: Nodes) -> Nodes:
-    """Nodes after keys came or went: a tensorclass is one as long as it has exactly its fields."""
+    """Nodes after keys came or went: a node is a tensorclass as long as it has exactly the fields of it."""
     if not any([type(n) is Typed for n in nodes.values()]):  # `in map(type, ...)` does not trace on torch 2.11
         return nodes
     out = dict(nodes)
     for path, entry in nodes.items():
         if type(entry) is Typed:
-            inner = top_keys([*subtable(leaves, path), *subtable(nodes, path)])
-            out[path] = entry if set(inner) == set(entry.cls._fields) else entry.extra
+            keys = top_keys([*subtable(leaves, path), *subtable(nodes, path)])
+            out[path] = entry if set(keys) == set(entry.cls._fields) else entry.extra
     if type(out.get(())) is int:
         del out[()]
     return out
@@ -113,18 +114,20 @@ def is_tensordict(x: Any) -> bool:
 
 
 def overwrite(
-    leaves: Leaves, nodes: Nodes, size: torch.Size, source: dict[Any, Any], head: tuple[str, ...] = ()
+    leaves: Leaves, nodes: Nodes, size: torch.Size, source: dict[Any, Any], prefix: tuple[str, ...] = ()
 ) -> bool:
     """Put tensors in place of leaves that are there; False, with the work half done, where an entry is anything else.
 
-    The short way of the most frequent update: no new key, no conversion, no error to tell.
+    The quick way for the most frequent update, which has no new key, nothing to convert and no error to report.
     """
     k = len(size)
     for key, value in source.items():
-        path: Any = (*head, key) if head else key
+        path: Any = (*prefix, key) if prefix else key
         if path in leaves and isinstance(value, Tensor) and value.shape[:k] == size:
             leaves[path] = value
-        elif type(value) is not dict or path not in nodes or not overwrite(leaves, nodes, size, value, (*head, key)):
+            continue
+        inner: Any = value
+        if type(value) is not dict or path not in nodes or not overwrite(leaves, nodes, size, inner, (*prefix, key)):
             return False
     return True
 
@@ -136,6 +139,7 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
         ndim: number of batch dims of the root, to which extra dims are relative.
         device: where given, leaves are moved there.
     """
+    entries: Any = source
     if is_tensordict(source):
         absorb_tensordict(leaves, nodes, prefix, source, ndim, device)
         return
@@ -145,7 +149,7 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
     if prefix != ():
         put_node(leaves, nodes, prefix)
     head = parts(prefix)
-    for key, value in source.items():
+    for key, value in entries.items():
         plain = type(key) is str
         path = (head + (key,) if head else key) if plain else join(prefix, unravel_key(key))  # noqa: RUF005  # in half the time
         if plain and type(value) is Tensor and device is None:  # the usual case, in one step
@@ -163,24 +167,24 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
 def absorb_tensordict(
     leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int, device: torch.device | None
 ) -> None:
-    """`absorb` of a TensorDict, at once where nothing can be there already."""
-    above = len(source.batch_size) - ndim
-    alone = prefix not in nodes if prefix != () else not leaves and not nodes
+    """`absorb` of a TensorDict, in one step where nothing can be there already."""
+    more = len(source.batch_size) - ndim
+    vacant = prefix not in nodes if prefix != () else not leaves and not nodes
     values = list(source._leaves.values()) if device is None else [x.to(device) for x in source._leaves.values()]
-    fresh = dict(zip(prefixed(prefix, source._leaves), values, strict=True))
-    inner = {join(prefix, p): with_extra(e, max(above + extra_of(e), 0)) for p, e in source._nodes.items()}
+    new_leaves = dict(zip(prefixed(prefix, source._leaves), values, strict=True))
+    new_nodes = {join(prefix, p): with_extra(e, max(more + extra_of(e), 0)) for p, e in source._nodes.items()}
     if prefix != ():
-        put_node(leaves, nodes, prefix, max(above, 0))
+        put_node(leaves, nodes, prefix, max(more, 0))
     else:
-        inner.pop((), None)  # of which class the root is, the receiver says
-    if alone:
-        leaves.update(fresh)
-        nodes.update(inner)
+        new_nodes.pop((), None)  # the class of the root is that of the receiver
+    if vacant:
+        leaves.update(new_leaves)
+        nodes.update(new_nodes)
         return
-    for path, entry in inner.items():
+    for path, entry in new_nodes.items():
         put = put_new if type(entry) is Static else put_node
         put(leaves, nodes, path, entry)
-    for path, leaf in fresh.items():
+    for path, leaf in new_leaves.items():
         put_new(leaves, nodes, path, leaf)
 
 
@@ -223,17 +227,17 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Any:
 def not_a_leaf(value: Any, path: KeyPath) -> DtypeError:
     """The error for a value that cannot be a leaf."""
     at = {show(path): type(value).__name__}
-    hint = "Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes"
+    hint = "Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes"
     return DtypeError(
         message("TensorDict", "tensors, arrays, numbers or mappings", "a value of another type", at, hint)
     )
 
 
 def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hint: str = "") -> None:
-    """Every leaf begins with the batch size, and with that of its inner nodes; all that do not are named.
+    """Check that every leaf begins with the batch size, and with that of its inner nodes.
 
     Raises:
-        ShapeError: at least one leaf does not.
+        ShapeError: at least one leaf does not; all are named.
     """
     k = len(size)
     if k:
@@ -249,10 +253,10 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
 
 
 def same_keys(op: OpName, first: Any, *others: Any) -> None:
-    """TensorDicts combine when they have the same leaves and static values; every difference is named.
+    """Check that TensorDicts have the same keys of leaves and the same static values.
 
     Raises:
-        StructureError: different key sets, or different static values.
+        StructureError: they do not; every difference is named.
     """
     for i, other in enumerate(others, 1):
         if other._leaves.keys() != first._leaves.keys():
@@ -263,25 +267,25 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
             raise StructureError(
                 message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
             )
-        if unlike(first._nodes, other._nodes):
-            conflicting(op, first, other)
+        if nodes_differ(first._nodes, other._nodes):
+            check_statics(op, first, other)
 
 
-def conflicting(op: OpName, first: Any, other: Any) -> None:
-    """Raise where two TensorDicts differ in their static values; all are named.
+def check_statics(op: OpName, first: Any, other: Any) -> None:
+    """Check that two TensorDicts have the same static values.
 
     Raises:
-        StructureError: they do.
+        StructureError: they do not; all that differ are named.
     """
     here, there = statics(first._nodes), statics(other._nodes)
     wrong = [show(p) for p in {**here, **there} if here.get(p) != there.get(p)] if here or there else []
     if wrong:
-        got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per row, or exclude the key"
+        got, hint = f"{len(wrong)} that differ", "ObjectArray for one object per example, or exclude the key"
         raise StructureError(message(op, "equal static values", got, wrong, hint))
 
 
 def same_size(op: OpName, first: Any, *others: Any) -> None:
-    """TensorDicts that go together leaf by leaf have one batch size.
+    """Check that TensorDicts have the same batch size.
 
     Raises:
         ShapeError: they do not.
@@ -298,7 +302,8 @@ def columns_of(op: OpName, *tds: Any) -> list[list[Any]]:
     The others are only looked up, so that a graph holds no guard on the order of their keys.
     """
     first = tds[0]
-    order, found = list(first._leaves), [list(first._leaves.values())]
+    order: list[Any] = list(first._leaves)
+    found: list[list[Any]] = [list(first._leaves.values())]
     for td in tds[1:]:
         own = td._leaves
         try:
@@ -308,22 +313,22 @@ def columns_of(op: OpName, *tds: Any) -> list[list[Any]]:
             same = False
         if not same:
             same_keys(op, *tds)
-        if unlike(first._nodes, td._nodes):
-            conflicting(op, first, td)
+        if nodes_differ(first._nodes, td._nodes):
+            check_statics(op, first, td)
     return found
 
 
-def unlike(a: Nodes, b: Nodes) -> bool:
+def nodes_differ(a: Nodes, b: Nodes) -> bool:
     """Whether two tables of nodes differ."""
     return a is not b and a != b
 
 
-def unlike_traced(a: Nodes, b: Nodes) -> bool:
-    """What Dynamo traces in place of `unlike`: one is only looked up, so that a graph holds half as many guards."""
+def nodes_differ_traced(a: Nodes, b: Nodes) -> bool:
+    """What Dynamo traces in place of `nodes_differ`: `b` is only looked up, which takes half the guards."""
     return len(a) != len(b) or any([b.get(p, MISSING) != entry for p, entry in a.items()])
 
 
-trace_as(unlike, unlike_traced)
+trace_as(nodes_differ, nodes_differ_traced)
 
 
 def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]:
@@ -331,8 +336,8 @@ def together(op: OpName, *tds: Any) -> Iterable[tuple[KeyPath, tuple[Any, ...]]]
     return zip(list(tds[0]._leaves), zip(*columns_of(op, *tds), strict=True), strict=True)
 
 
-def mark_rows(leaves: Leaves) -> None:
-    """Beside a ragged leaf the number of rows varies from batch to batch, so dim 0 is dynamic in every leaf."""
+def mark_examples(leaves: Leaves) -> None:
+    """Mark dim 0 of tensors beside a ragged leaf as dynamic: the number of examples varies from batch to batch."""
     if any([isinstance(x, Container) for x in leaves.values()]):
         for leaf in leaves.values():
             if isinstance(leaf, Tensor):
@@ -340,7 +345,11 @@ def mark_rows(leaves: Leaves) -> None:
 
 
 def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
-    """Leaves of a node with extra batch dims agree in these, too."""
+    """Check that the leaves of a node with extra batch dims agree in these, too.
+
+    Raises:
+        ShapeError: they do not; all that differ from the first are named.
+    """
     for node, entry in nodes.items():
         extra = extra_of(entry)
         own = below(leaves, node) if extra else {}
@@ -358,8 +367,9 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
 
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
-    """What lies below a node: its leaves and nodes with shorter paths, and its own extra dims."""
-    inner, extra = {(): nodes[path], **subtable(nodes, path)}, extra_of(nodes[path])
+    """What lies below a node: leaves and nodes by their paths from the node on, and its own extra batch dims."""
+    extra = extra_of(nodes[path])
+    inner: Nodes = {(): nodes[path], **subtable(nodes, path)}
     if extra:
         inner = {p: with_extra(e, extra_of(e) - extra) for p, e in inner.items()}
     if type(inner[()]) is int:
@@ -367,15 +377,15 @@ def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes,
     return subtable(leaves, path), inner, extra
 
 
-def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
-    """Batch size of a node from its leaves: that of the root and its extra dims."""
+def node_size(leaves: Leaves, batch_size: Any, extra: int) -> Any:
+    """Batch size of a node, read from its leaves: that of the root and its extra dims."""
     for leaf in leaves.values() if extra and isinstance(batch_size, torch.Size) else ():
         return leaf.shape[: len(batch_size) + extra]
     return batch_size
 
 
 def shape_of(x: Any) -> Any:
-    """Shape of a leaf, None for what is no tensor, also where it is a container of something else."""
+    """Shape of a leaf; None of what is no tensor, such as a container of other things than tensors."""
     known = isinstance(x, Tensor) or type(x) is Leaf or (isinstance(x, Container) and isinstance(x._content, Tensor))
     return x.shape if known else None
 
@@ -386,3 +396,16 @@ def common(a: Any, b: Any) -> Any:
     while n < len(a) and n < len(b) and a[n] == b[n]:
         n += 1
     return a[:n]
+
+
+def as_size(size: Any) -> torch.Size:
+    """A batch size given as a sequence or as one int.
+
+    Raises:
+        DtypeError: anything else.
+    """
+    try:
+        return torch.Size(size if type(size) is not int else (size,))
+    except TypeError:
+        got, hint = type(size).__name__, "batch_size=[3] or batch_size=(3, 4); [] for none"
+        raise DtypeError(message("TensorDict", "a batch size of ints", got, hint=hint)) from None

@@ -1,4 +1,4 @@
-"""How large a TensorDict is: bytes, elements, and a table of all entries to print.
+"""summary: a table of all entries of a TensorDict and their sizes, to print.
 
 Invariant: reads no tensor data (no sync); a Summary holds texts and numbers, no tensors.
 """
@@ -45,8 +45,8 @@ class Summary:
 
     Attributes:
         rows: one for each inner node, leaf and Static value, nodes before what is in them.
-        leaves: their number.
-        elements: as `param_count`.
+        leaves: how many leaves there are.
+        elements: how many elements they have, as `param_count`.
         nbytes: bytes of everything, shared memory counted once, so that rows may sum to more.
     """
 
@@ -58,7 +58,7 @@ class Summary:
     def __str__(self) -> str:
         table = [HEAD, *[texts(row) for row in self.rows]]
         widths = [max([len(line[i]) for line in table]) for i in range(len(HEAD))]
-        lines = []
+        lines: list[str] = []
         for *line, last in table:
             columns = [text.ljust(width) for text, width in zip(line, widths[:-1], strict=True)]
             lines.append("  ".join([*columns, last.rjust(widths[-1])]).rstrip())

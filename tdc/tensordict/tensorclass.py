@@ -60,13 +60,15 @@ from tdc.tensordict.fields import (
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import TYPES, Nodes, Static, Typed, name_of
-from tdc.tensordict.storage import Leaves, absorb, as_leaf, check_leaves, is_tensordict, mark_rows
-from tdc.tensordict.tensordict import TensorDict, as_size, flatten, make, unflatten
+from tdc.tensordict.storage import Leaves, absorb, as_leaf, as_size, check_leaves, is_tensordict, mark_examples
+from tdc.tensordict.tensordict import TensorDict, flatten, make, unflatten
 
 T = TypeVar("T")
-torch.serialization.add_safe_globals([make, Typed])  # what a pickled tensorclass names
-FREE = {"keys", "values", "items", "filter", "shape", "ndim", "dim", "size"}  # fields may hide them: nothing calls them
-FREE |= {"batch_dims", "depth", "dtype", "is_cpu", "is_cuda", "is_meta"}
+torch.serialization.add_safe_globals([make, Typed])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name them
+FREE = {  # fields may hide these: nothing calls them
+    "keys", "values", "items", "filter", "shape", "ndim", "dim", "size", "batch_dims", "depth", "dtype", "is_cpu",
+    "is_cuda", "is_meta",
+}  # fmt: skip
 
 
 if TYPE_CHECKING:
@@ -250,7 +252,7 @@ def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -
             got, hint = f"one in front of {cls.__name__}", f"class {cls.__name__}(Base, kw_only=True), undecorated"
             raise UnsupportedError(message("tensorclass", "kw_only where the class is made", got, hint=hint))
         return cls
-    body = {k: v for k, v in vars(cls).items() if k not in ("__dict__", "__weakref__")}
+    body: dict[str, Any] = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
     bases = tuple([b for b in cls.__bases__ if b is not object])
     return Meta(cls.__name__, (*bases, TensorClass), body, kw_only=kw_only)
 
@@ -265,7 +267,8 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[s
         got, hint = ", ".join(taken), "choose other names for these fields"
         raise KeyPathError(message(cls.__name__, "field names that no method of TensorDict has", got, hint=hint))
     notes = hints(cls)
-    fields = {n: f for base in reversed(cls.__mro__[1:]) for n, f in vars(base).get("_fields", {}).items()}
+    inherited: list[dict[str, Field]] = [base.__dict__.get("_fields", {}) for base in reversed(cls.__mro__[1:])]
+    fields = {n: f for known in inherited for n, f in known.items()}
     fields |= {n: declared(n, notes.get(n), defaults.get(n, MISSING), n in by_name) for n in names}
     cls._fields = fields
     cls._typed = {(): Typed(0, cls)}
@@ -359,7 +362,7 @@ def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: An
             put(f, value, leaves, nodes, size, place)
     check_leaves(type(self).__name__, leaves, nodes, size)
     if size:
-        mark_rows(leaves)
+        mark_examples(leaves)
     self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, place
     self._fill()
 

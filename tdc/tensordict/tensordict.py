@@ -19,27 +19,34 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import check_entries, normal_dim
-from tdc.core.container import Container
-from tdc.core.errors import DtypeError, ImmutableError, IndexingError, describe, message
+from tdc.core.errors import DtypeError, ImmutableError, IndexingError, message
 from tdc.core.keys import is_key
 from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING
-from tdc.tensordict.apply import entries_applied, put_entries
+from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
 from tdc.tensordict.indexing import at, indexed, misfit, normal_index
-from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, unwrapped, wrapped
-from tdc.tensordict.mapping import IsLeaf, Keyed, apply_leaves
-from tdc.tensordict.nodes import Nodes, extra_of, with_extra, without_extra
+from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrapped
+from tdc.tensordict.mapping import IsLeaf, Keyed
+from tdc.tensordict.nodes import Nodes, extra_of, with_extra
 from tdc.tensordict.paths import ordered
-from tdc.tensordict.storage import Leaves, absorb, check_leaves, common, mark_rows, same_size, shape_of, together
+from tdc.tensordict.storage import (
+    Leaves,
+    absorb,
+    as_size,
+    check_leaves,
+    common,
+    mark_examples,
+    shape_of,
+)
 
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias
@@ -95,21 +102,21 @@ class TensorDict(Keyed):
         **entries: Any,
     ) -> None:
         size = as_size(batch_size)
-        place = None if device is None else torch.device(device)
+        target = None if device is None else torch.device(device)
         leaves: Leaves = {}
         nodes: Nodes = {}
         if source is not None:
-            absorb(leaves, nodes, (), source, len(size), place)
+            absorb(leaves, nodes, (), source, len(size), target)
         if entries:
             check_entries(entries)
-            absorb(leaves, nodes, (), entries, len(size), place)
+            absorb(leaves, nodes, (), entries, len(size), target)
         check_leaves("TensorDict", leaves, nodes, size)
         if size:
-            mark_rows(leaves)
+            mark_examples(leaves)
         self._leaves = leaves
         self._nodes = nodes
         self._size = size
-        self._device = place
+        self._device = target
 
     # -- metadata
 
@@ -120,7 +127,7 @@ class TensorDict(Keyed):
 
     @property
     def device(self) -> torch.device | None:
-        """Where all leaves are, if that was asked for; None where leaves may be anywhere."""
+        """The device of all leaves, where one was asked for; None where leaves may be on any."""
         return self._device
 
     @property
@@ -152,7 +159,7 @@ class TensorDict(Keyed):
             )
         return self._size[0]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[TensorDict]:
         return iter([self[i] for i in range(len(self))])
 
     def __repr__(self) -> str:
@@ -164,24 +171,25 @@ class TensorDict(Keyed):
     # -- reading
 
     def __getitem__(self, key: Any) -> Any:
+        path: Any = key
         if type(key) is str:
             try:  # quicker than asking first
                 leaf = self._leaves[key]
             except KeyError:
                 return self._at(key)
             return leaf if type(leaf) is not Leaf else leaf._value
-        if type(key) is tuple and key and type(key[0]) is str:
+        if type(key) is tuple and key and type(path[0]) is str:
             try:
-                leaf = self._leaves[key]
+                leaf = self._leaves[path]
             except (KeyError, TypeError):  # an inner node, a key in need of unravelling, or no key
                 pass
             else:
                 return leaf if type(leaf) is not Leaf else leaf._value
-        return self.get(key) if is_key(key) else index(self, key)
+        return self.get(path) if is_key(path) else index(self, path)
 
-    def __getitems__(self, rows: list[int]) -> TensorDict:
-        """`td[rows]`: what a `torch.utils.data.DataLoader` calls to fetch a batch at once."""
-        return index(self, rows)
+    def __getitems__(self, indices: list[int]) -> TensorDict:
+        """`td[indices]`: what a `torch.utils.data.DataLoader` calls to fetch a batch at once."""
+        return index(self, indices)
 
     def apply(
         self,
@@ -198,8 +206,8 @@ class TensorDict(Keyed):
             fn: takes one leaf for each TensorDict and returns a leaf or None.
             others: TensorDicts with the same keys.
             batch_size, device: those of the result, where `fn` changes them.
-            is_leaf: takes the class of an inner node: whether `fn` takes it whole, as `keys` has it.
-            default: what `fn` takes where another has nothing at a key; then others may have any keys.
+            is_leaf: takes the class of an inner node and says whether `fn` takes the node itself, as in `keys`.
+            default: what `fn` takes where another TensorDict lacks a key; then others may have any keys.
 
         Raises:
             StructureError: others with different keys.
@@ -211,7 +219,7 @@ class TensorDict(Keyed):
             >>> td.apply(lambda x, y: x + y, td)["a"], td.apply(torch.sum, batch_size=[])["a"]
             (tensor([2., 2.]), tensor(2.))
         """
-        return mapped(self, fn, others, batch_size, device, False, is_leaf, default)
+        return make(*applied(self, fn, others, batch_size, device, False, is_leaf, default))
 
     def apply_with_path(
         self,
@@ -229,7 +237,7 @@ class TensorDict(Keyed):
             >>> td.apply_with_path(lambda key, x: x * len(key))["b", "c"]
             tensor([2., 2.])
         """
-        return mapped(self, fn, others, batch_size, device, True, is_leaf, default)
+        return make(*applied(self, fn, others, batch_size, device, True, is_leaf, default))
 
     def to(self, *args: Any, where: Callable[[Any], bool] | None = None, **kwargs: Any) -> TensorDict:
         """`Tensor.to` for every leaf; a TensorDict or tensor as argument gives its device.
@@ -245,13 +253,14 @@ class TensorDict(Keyed):
         """
         args = tuple([a.device if isinstance(a, TensorDict) else a for a in args])
         given = [a.device if isinstance(a, Tensor) else a for a in (*args, kwargs.get("device"), kwargs.get("other"))]
-        places = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]
+        devices = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]
         chosen = self._leaves if where is None else {p: v for p, v in self._leaves.items() if where(unwrap(v))}
         leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
-        place = self._device if not places else torch.device(places[0]) if len(chosen) == len(leaves) else None
-        return make(leaves, self._nodes, self._size, place)
+        all_moved = len(chosen) == len(leaves)
+        device = self._device if not devices else torch.device(devices[0]) if all_moved else None
+        return make(leaves, self._nodes, self._size, device)
 
-    def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> Any:
+    def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> TensorDict:
         if nodes and () in nodes:
             return make(leaves, nodes, self._size if size is None else size, self._device)
         td = object.__new__(TensorDict)  # as `make`, without the call: this is all that a write costs beside its dict
@@ -292,7 +301,7 @@ class TensorDict(Keyed):
     @property
     def grad(self) -> TensorDict:
         """Gradients of the leaves that have one."""
-        return self.apply(lambda leaf: getattr(leaf, "grad", None))
+        return self.apply(grad_of)
 
     @property
     def requires_grad(self) -> bool:
@@ -301,11 +310,11 @@ class TensorDict(Keyed):
 
     def pin_memory(self) -> TensorDict:
         """With leaves in page-locked memory, from which a copy to a GPU need not wait."""
-        return self.apply(lambda leaf: leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf)
+        return self.apply(pinned)
 
     def share_memory(self) -> TensorDict:
-        """With leaves in memory that other processes share; those that are there already stay."""
-        return self.apply(lambda leaf: shared(leaf) if isinstance(leaf, Tensor) else leaf)
+        """With leaves in memory that other processes share; leaves that are there already stay."""
+        return self.apply(shared)
 
     def to_numpy(self) -> dict[str, Any]:
         """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are."""
@@ -326,10 +335,10 @@ class TensorDict(Keyed):
 def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> Any:
     """A TensorDict of checked parts, which it owns from here on: what operations return.
 
-    Where the root is a tensorclass, the result is one of it.
+    Where the root is a tensorclass, the result is an instance of it.
     """
     typed = nodes and () in nodes
-    td = object.__new__(nodes[()].cls if typed else TensorDict)
+    td: Any = object.__new__(nodes[()].cls if typed else TensorDict)
     td._leaves = leaves
     td._nodes = nodes
     td._size = batch_size
@@ -339,51 +348,28 @@ def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | N
     return td
 
 
-def shared(x: Tensor) -> torch.Tensor:
-    """A tensor in shared memory; a copy, unless it is there."""
-    return x if x.is_shared() else x.detach().clone().share_memory_().requires_grad_(x.requires_grad)
+def grad_of(leaf: Any) -> Any:
+    """The gradient of a leaf; None where it has none."""
+    return getattr(leaf, "grad", None)
 
 
-def mapped(
-    td: TensorDict, fn: Any, others: Any, batch_size: Any, device: Any, with_path: bool, is_leaf: Any, default: Any
-) -> Any:
-    """`apply` and `apply_with_path`."""
-    odd = [describe(x) for x in others if not isinstance(x, TensorDict)]
-    if odd:
-        hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
-        raise DtypeError(message("apply", "TensorDicts behind the function", ", ".join(odd), hint=hint))
-    same_size("apply", td, *others)
-    size = td._size if batch_size is None else as_size(batch_size)
-    if is_leaf is not None or default is not MISSING:
-        call = fn if with_path else lambda path, *values: fn(*values)
-        leaves, nodes = entries_applied(td, call, others, size, is_leaf, default)
-    else:
-        leaves = on_leaves(td, fn, others, with_path)
-        nodes = td._nodes if batch_size is None else without_extra(td._nodes)
-        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or isinstance(v, TensorDict)]:
-            leaves, nodes = put_entries(td, leaves, size)
-    check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
-    return make(leaves, nodes, size, torch.device(device) if device is not None else td._device)
+def pinned(leaf: Any) -> Any:
+    """A leaf in page-locked memory, where it can be."""
+    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
 
 
-def on_leaves(td: TensorDict, fn: Any, others: Any, with_path: bool) -> Leaves:
-    """What a function gives for the leaves at each path."""
-    if others:
-        columns = together("apply", td, *others)
-        if with_path:
-            return apply_leaves(fn, columns)
-        if any([type(x) is Leaf for x in td._leaves.values()]):  # `in map(type, ...)`: no trace on torch 2.11
-            return {p: fn(*unwrapped(v)) for p, v in columns}
-        return {p: fn(*v) for p, v in columns}
-    if with_path:
-        return apply_leaves(fn, [(p, (v,)) for p, v in td._leaves.items()])
-    return {p: fn(v if type(v) is not Leaf else v._value) for p, v in td._leaves.items()}
+def shared(leaf: Any) -> Any:
+    """A tensor in shared memory, a copy unless it is there; any other leaf as it is."""
+    if not isinstance(leaf, Tensor) or leaf.is_shared():
+        return leaf
+    copy: Any = leaf.detach().clone()
+    return copy.share_memory_().requires_grad_(leaf.requires_grad)
 
 
 def index(td: TensorDict, idx: Any) -> TensorDict:
     """`td[idx]` on the batch dims, with every index torch has.
 
-    The new batch size is read off one leaf: what is left of its result before the feature dims.
+    The new batch size is that of one indexed leaf: its shape before the feature dims.
     """
     size = td._size
     k = len(size)
@@ -402,19 +388,6 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     return make(leaves, td._nodes, new, td._device)
 
 
-def as_size(size: Any) -> torch.Size:
-    """A batch size given as a sequence or as one int.
-
-    Raises:
-        DtypeError: anything else.
-    """
-    try:
-        return torch.Size(size if type(size) is not int else (size,))
-    except TypeError:
-        got, hint = type(size).__name__, "batch_size=[3] or batch_size=(3, 4); [] for none"
-        raise DtypeError(message("TensorDict", "a batch size of ints", got, hint=hint)) from None
-
-
 def index_size(td: TensorDict, idx: Any) -> torch.Size:
     """The batch size of `td[idx]`, without its leaves."""
     return index(make({}, {}, td._size), idx)._size
@@ -422,8 +395,9 @@ def index_size(td: TensorDict, idx: Any) -> torch.Size:
 
 def flatten(td: Any) -> tuple[list[Any], Any]:
     """Leaves in sorted order, and the context: paths, feature ranks, nodes, device; sizes only without leaves."""
-    leaves, size = td._leaves, td._size
-    if type(size) is Unsized:
+    leaves: Leaves = td._leaves
+    size: Any = td._size
+    if type(td._size) is Unsized:
         return [unwrap(leaves[p]) for p in size[0]], tuple(size)
     paths, k = tuple(ordered(leaves)), len(size)
     ranks = tuple([len(leaves[p].shape) - k for p in paths])

@@ -345,7 +345,7 @@ hint: select the keys they share first""",
 StructureError
 tdc.data.collate: expected equal static values, got 1 that differ
 at s
-hint: ObjectArray for one object per row, or exclude the key""",
+hint: ObjectArray for one object per example, or exclude the key""",
         )
 
     def test_negative_dim(self):

@@ -44,7 +44,7 @@ hint: give the batch size that all leaves share, or reshape the leaf""",
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at name: str
-hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""",
+hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes""",
         )
 
     def test_no_mapping(self):

@@ -81,7 +81,7 @@ hint: fields: xy, name""",
 DtypeError
 tdc.tensorclass: expected a hashable object, got list
 at name: list
-hint: a tuple for a list, ObjectArray for one object per row""",
+hint: a tuple for a list, ObjectArray for one object per example""",
         )
 
     def test_a_static_value_that_can_change_in_set(self):
@@ -91,7 +91,7 @@ hint: a tuple for a list, ObjectArray for one object per row""",
 DtypeError
 tdc.tensorclass: expected a hashable object, got dict
 at name: dict
-hint: a tuple for a list, ObjectArray for one object per row""",
+hint: a tuple for a list, ObjectArray for one object per example""",
         )
 
     def test_a_tensor_for_a_static_field(self):
@@ -121,7 +121,7 @@ hint: annotate the field as TensorDict, or as Any""",
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at xy: str
-hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""",
+hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes""",
         )
 
     def test_names_that_methods_have(self):

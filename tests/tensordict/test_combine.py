@@ -443,8 +443,8 @@ hint: dtype=torch.float32""",
             """\
 DtypeError
 tdc.data.group_by: expected values that can be keys of a dict, got 2 others
-at row 0: list
-at row 1: tuple
+at example 0: list
+at example 1: tuple
 hint: group by a leaf of codes, or by tuples in place of lists""",
         )
 
@@ -453,7 +453,7 @@ hint: group by a leaf of codes, or by tuples in place of lists""",
             lambda: tdc.data.group_by(tree(), "x"),
             """\
 ShapeError
-tdc.data.group_by: expected a leaf with one value for each row, got Tensor float32[2, 3]
+tdc.data.group_by: expected a leaf with one value for each example, got Tensor float32[2, 3]
 hint: td.flatten() for several batch dims; stack features to one code first""",
         )
 

@@ -297,7 +297,7 @@ class TestTexts(Texts):
             """\
 DtypeError
 tdc.Static: expected a hashable object, got list
-hint: a tuple for a list, ObjectArray for one object per row""",
+hint: a tuple for a list, ObjectArray for one object per example""",
         )
 
     def test_a_static_value_that_holds_one_that_can_change(self):
@@ -306,7 +306,7 @@ hint: a tuple for a list, ObjectArray for one object per row""",
             """\
 DtypeError
 tdc.Static: expected a hashable object, got tuple
-hint: a tuple for a list, ObjectArray for one object per row""",
+hint: a tuple for a list, ObjectArray for one object per example""",
         )
 
     def test_a_static_tensor(self):
@@ -326,7 +326,7 @@ StructureError
 tdc.add: expected equal static values, got 2 that differ
 at meta.split
 at more
-hint: ObjectArray for one object per row, or exclude the key""",
+hint: ObjectArray for one object per example, or exclude the key""",
         )
 
     def test_too_few_objects(self):
@@ -364,7 +364,7 @@ hint: tdc.interop.register_leaf(ObjectArray, ..., ops={'add': fn}), or td.exclud
 DtypeError
 tdc.TensorDict: expected tensors, arrays, numbers or mappings, got a value of another type
 at name: str
-hint: Static(x) for one object, ObjectArray(list) for one per row, tdc.pack for tensors of different sizes""",
+hint: Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes""",
         )
 
 

@@ -74,7 +74,7 @@ hint: ObjectArray([x]); ObjectArray([x], ()) has no dims""",
             """\
 IndexingError
 tdc.index: expected an index into shape [1], got 5
-hint: ints, slices, masks and vectors of rows, as for a tensor""",
+hint: ints, slices, masks and index vectors, as for a tensor""",
         )
 
     def test_an_object_by_name(self):
@@ -83,7 +83,7 @@ hint: ints, slices, masks and vectors of rows, as for a tensor""",
             """\
 IndexingError
 tdc.index: expected an index into shape [1], got str
-hint: ints, slices, masks and vectors of rows, as for a tensor""",
+hint: ints, slices, masks and index vectors, as for a tensor""",
         )
 
     def test_equal_of_a_registered_leaf(self):
