@@ -91,7 +91,7 @@ def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[A
         return known[-1][1]
     if join is torch.cat and dim == 0 and isinstance(twin, NestedTensor) and twin.structure.batch_dim == 0:
         return build_nested(twin.structure, torch.cat([x.values for x in xs], twin.structure.packed_dim))
-    return join(xs, dim)._like(twin)
+    return join(xs, dim)._with_structure_of(twin)
 
 
 def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> ShapeError:

@@ -120,7 +120,7 @@ def picker(idx: Any) -> Callable[[Any], Any]:
     known: list[tuple[Any, Callable[[Any], Any], Any]] = []
 
     def of(x: Any) -> Any:
-        if getattr(x, "_pick", None) is None:
+        if getattr(x, "_picker", None) is None:
             return x[idx]
         for other, pick, first in known:
             if type(x) is type(other) and x._same_structure(other):
@@ -140,7 +140,7 @@ def reshared(before: Leaves, after: Leaves) -> Leaves:
     out = dict(after)
     for path, y in after.items():
         x = before[path]
-        if isinstance(y, Tensor) or type(x) is not type(y) or getattr(x, "_shares", None) is None:
+        if isinstance(y, Tensor) or type(x) is not type(y) or getattr(x, "_same_structure", None) is None:
             continue
         twin = twin_of([x], known)
         if twin is None:
