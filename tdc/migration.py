@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from traceback import extract_stack
 from typing import Any, NoReturn
 
 from tdc import nn
@@ -266,7 +267,7 @@ def getter(module: str) -> Callable[[str], NoReturn]:
     def __getattr__(name: str) -> NoReturn:
         if name in table:
             text = text_of(name, module, table[name])
-            importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+            importing = extract_stack(limit=2)[0].name == "_handle_fromlist"  # Python's own
             raise ImportError(text, name=module) if importing else MethodError(text)
         raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
 

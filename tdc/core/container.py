@@ -36,6 +36,7 @@ from tdc.core.rules import (
     UNARY_OPERATORS,
     name_of,
 )
+from tdc.core.slow_paths import BLOCKS, watched
 from tdc.core.typing import Op
 
 
@@ -81,7 +82,7 @@ def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
     row = DISPATCH[kind].get(op)
     if row is None:
         missing(op, kind)
-    return row
+    return watched(row, op) if BLOCKS else row
 
 
 @constant

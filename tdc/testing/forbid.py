@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tdc.core.slow_paths import FORBIDDEN
+from tdc.core.slow_paths import BLOCKS, FORBIDDEN
 
 
 @contextmanager
@@ -38,7 +38,9 @@ def forbid(*, padding: bool = True, loops: bool = True) -> Iterator[None]:
     """
     paths = frozenset([name for name, given in (("padding", padding), ("loops", loops)) if given])
     token = FORBIDDEN.set(FORBIDDEN.get() | paths)
+    BLOCKS.append(paths)
     try:
         yield
     finally:
+        BLOCKS.remove(paths)
         FORBIDDEN.reset(token)
