@@ -29,6 +29,7 @@ from tdc.core.errors import FormatError, StructureError, describe, message
 from tdc.core.keys import show
 from tdc.tensordict.storage import is_tensordict
 
+OP = "compile.load"
 FORMAT = 1
 ENTRY = "extra/tdc.json"
 AGAIN = "export the function again with this version"
@@ -51,7 +52,7 @@ def unseal(path: Path) -> dict[str, Any]:
             version of torch and not portable.
     """
     if not path.is_file():
-        raise FormatError(message("load", "a file", f"nothing at {path.name}", hint="exported.save(path) writes one"))
+        raise FormatError(message(OP, "a file", f"nothing at {path.name}", hint="exported.save(path) writes one"))
     try:
         with zipfile.ZipFile(path) as archive:
             own = [name for name in archive.namelist() if name.endswith(f"/{ENTRY}")]
@@ -59,19 +60,19 @@ def unseal(path: Path) -> dict[str, Any]:
             found = checksum(archive)
     except (zipfile.BadZipFile, json.JSONDecodeError, EOFError, OSError) as error:
         got = f"{path.name}, which is damaged: {type(error).__name__}"
-        raise FormatError(message("load", "a .pt2 file", got, hint="copy or save it again")) from None
+        raise FormatError(message(OP, "a .pt2 file", got, hint="copy or save it again")) from None
     if data is None:
         got, hint = (
             f"{path.name}, which has no {ENTRY}",
             "torch.export.load or torch._inductor.aoti_load_package reads it",
         )
-        raise FormatError(message("load", "a file that tdc wrote", got, hint=hint))
+        raise FormatError(message(OP, "a file that tdc wrote", got, hint=hint))
     if data["format"] > FORMAT:
         got = f"format {data['format']}, written by tdc {data['tdc']}"
-        raise FormatError(message("load", f"format {FORMAT} or older", got, hint="install that version of tdc"))
+        raise FormatError(message(OP, f"format {FORMAT} or older", got, hint="install that version of tdc"))
     if data["sha256"] != found:
         got = f"{path.name}, whose contents changed since"
-        raise FormatError(message("load", "the contents that were saved", got, hint="copy or save it again"))
+        raise FormatError(message(OP, "the contents that were saved", got, hint="copy or save it again"))
     check_torch(data)
     return data
 
@@ -86,8 +87,8 @@ def check_torch(data: Mapping[str, Any]) -> None:
     if made == here:
         return
     if data["kind"] == "aoti":
-        raise FormatError(message("load", f"a package compiled for torch {here}", f"one for torch {made}", hint=AGAIN))
-    text = message("load", f"a program exported by torch {here}", f"one by torch {made}", hint=AGAIN)
+        raise FormatError(message(OP, f"a package compiled for torch {here}", f"one for torch {made}", hint=AGAIN))
+    text = message(OP, f"a program exported by torch {here}", f"one by torch {made}", hint=AGAIN)
     warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -145,7 +146,7 @@ def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
         changed = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != data["sha256"]
         if changed or not path.is_file():
             got, hint = f"{data['file']}, which {'changed' if changed else 'is missing'}", "load(path, weights=...)"
-            raise FormatError(message("load", "the weights saved with the package", got, hint=hint))
+            raise FormatError(message(OP, "the weights saved with the package", got, hint=hint))
         own = torch.load(path, weights_only=True)
         given = own if source is None else {n: own[n] for n in data["fixed"]} | given
     check_weights(given, data["forms"])
@@ -170,13 +171,14 @@ def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
             "weights as the function was exported with",
             f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}",
         )
-        raise StructureError(message("load_weights", expected, got, wrong, hint))
+        raise StructureError(message("compile.Exported.load_weights", expected, got, wrong, hint))
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:
     """Tensors by name in a `.safetensors` file, or in one of `torch.save`, nested or flat."""
     if not path.is_file():
-        raise FormatError(message("load_weights", "a file", f"nothing at {path.name}", hint="give its path"))
+        got = f"nothing at {path.name}"
+        raise FormatError(message("compile.Exported.load_weights", "a file", got, hint="give its path"))
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -37,6 +37,7 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
+OP = "compile.export"
 SHOWN = "'B', (1, 64), ('B', 1, 64), torch.export.Dim('B'), True, 'auto' or False"
 Keys = tuple[str, ...]
 CONSTANTS = (bool, int, float, str, type(None))
@@ -121,17 +122,15 @@ class Reader:
         if self.strangers:
             got, hint = f"{len(self.strangers)} others", "what is not said varies if it can"
             expected = "names of arguments, keys and dims in dynamic="
-            raise KeyPathError(message("export", expected, got, self.strangers, hint))
+            raise KeyPathError(message(OP, expected, got, self.strangers, hint))
         if self.misfits:
-            raise DtypeError(message("export", "dims", f"{len(self.misfits)} others", self.misfits, f"one of {SHOWN}"))
+            raise DtypeError(message(OP, "dims", f"{len(self.misfits)} others", self.misfits, f"one of {SHOWN}"))
         if self.foreign:
             expected, got = "tensors, containers of them, numbers or strings", f"{len(self.foreign)} others"
-            raise UnsupportedError(
-                message("export", expected, got, self.foreign, "exclude the key, or pass its tensors")
-            )
+            raise UnsupportedError(message(OP, expected, got, self.foreign, "exclude the key, or pass its tensors"))
         if self.bounds:
             expected, got = "an example within the bounds", f"{len(self.bounds)} sizes beyond"
-            raise ShapeError(message("export", expected, got, self.bounds, "widen the bounds, or take another example"))
+            raise ShapeError(message(OP, expected, got, self.bounds, "widen the bounds, or take another example"))
 
     def unknown(self, given: Mapping[str, Any], known: Any, kind: str) -> None:
         """Note names that are none of the known ones."""

@@ -155,8 +155,8 @@ class Exported:
             UnsupportedError: an AOTInductor package holds none.
         """
         if self._program is None:
-            hint = "keep the file of exported.save(path), format 'export'"
-            raise UnsupportedError(message("exported", "a program", "a compiled package, which has none", hint=hint))
+            got, hint = "a compiled package, which has none", "keep the file of exported.save(path), format 'export'"
+            raise UnsupportedError(message("compile.Exported", "a program", got, hint=hint))
         return self._program
 
     @property
@@ -192,9 +192,9 @@ class Exported:
         path = Path(path)
         known = path.suffix == ".pt2" and format in FORMATS and weights in WEIGHTS
         if not known:
-            got = f"{path.name}, {format!r}, {weights!r}"
+            expected, got = "a .pt2 path, a format and a place for weights", f"{path.name}, {format!r}, {weights!r}"
             hint = "exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')"
-            raise FormatError(message("save", "a .pt2 path, a format and a place for weights", got, hint=hint))
+            raise FormatError(message("compile.Exported.save", expected, got, hint=hint))
         program, separate = self.program, weights == "separate"
         if format == "aoti":
             save_package(program, path, separate)
@@ -221,8 +221,12 @@ class Exported:
             UnsupportedError: a package that was not saved with `weights="separate"`.
         """
         if self._separate is None:
-            hint = "exported.save(path, weights='separate')"
-            raise UnsupportedError(message("load_weights", "a file without weights", "one with its own", hint=hint))
+            expected, got, hint = (
+                "a file without weights",
+                "one with its own",
+                "exported.save(path, weights='separate')",
+            )
+            raise UnsupportedError(message("compile.Exported.load_weights", expected, got, hint=hint))
         found = read_weights(weights, self._separate)
         if self._package is not None:
             self._package.load_weights(found)
@@ -279,13 +283,13 @@ def named(
     try:
         bound = declared_as.bind(*args, **kwargs)
     except TypeError as error:
-        hint = "export(fn, (first, second), {'name': value})"
-        raise DtypeError(message("export", f"example arguments for {declared_as}", f"{error}", hint=hint)) from None
+        expected, hint = f"example arguments for {declared_as}", "export(fn, (first, second), {'name': value})"
+        raise DtypeError(message("compile.export", expected, f"{error}", hint=hint)) from None
     names: list[str] = []
     loose = [n for n in bound.kwargs if n not in declared_as.parameters]
     if loose and isinstance(fn, nn.Module):
         got, hint = f"{', '.join(loose)} as **kwargs", "export a function that calls it, or name them in forward"
-        raise UnsupportedError(message("export", "arguments that forward() names", got, hint=hint))
+        raise UnsupportedError(message("compile.export", "arguments that forward() names", got, hint=hint))
     for name, parameter in declared_as.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             names += [f"{name}[{i}]" for i in range(len(bound.args) - len(names))]

@@ -31,7 +31,7 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
     rows = first_size(batch)
     if rows < count:
         hint = "accumulate=1, or larger batches"
-        raise ShapeError(message("train_step", f"a batch of at least {count} rows", f"{rows}", hint=hint))
+        raise ShapeError(message("compile.train_step", f"a batch of at least {count} rows", f"{rows}", hint=hint))
     td: Any = batch
     spec = None
     if isinstance(batch, TensorDict):  # with the size that its leaves have, which a compiled graph knows to vary
@@ -56,7 +56,7 @@ def first_size(batch: Any) -> Any:
     sizes = [x.shape for x in leaves if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
     if not sizes or not len(sizes[0]) or (is_td and not batch.ndim):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"
-        raise ShapeError(message("train_step", "a batch with a first dim to split", got, hint=hint))
+        raise ShapeError(message("compile.train_step", "a batch with a first dim to split", got, hint=hint))
     return sizes[0][0]
 
 

@@ -145,7 +145,7 @@ class Signature:
             f"arguments as {self.name} was exported with",
             f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}",
         )
-        return StructureError(message("exported", expected, got, wrong, HINT))
+        return StructureError(message("compile.Exported", expected, got, wrong, HINT))
 
     def __repr__(self) -> str:
         lines = [f"{self.name}({', '.join((*self.positional, *self.keywords))})"]
@@ -193,4 +193,4 @@ def spec_of(text: str) -> Any:
         return pytree.treespec_loads(text)
     except NotImplementedError as error:
         hint = "import the module that defines the classes of its arguments and results first"
-        raise FormatError(message("load", "classes that this process knows", f"{error}", hint=hint)) from None
+        raise FormatError(message("compile.load", "classes that this process knows", f"{error}", hint=hint)) from None

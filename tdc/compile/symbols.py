@@ -45,7 +45,7 @@ class Names:
                 self.name(e.longest)
         if self.wrong:
             got, hint = f"{len(self.wrong)} that do not", "declare what the function does, or 'auto' to let it decide"
-            raise ShapeError(message("export", "sizes that vary as declared", got, self.wrong, hint))
+            raise ShapeError(message("compile.export", "sizes that vary as declared", got, self.wrong, hint))
 
     def inputs(self, entries: Sequence[Entry]) -> list[Input]:
         """The entries with names in place of sizes."""
@@ -68,7 +68,7 @@ class Names:
         line = line_of(size)
         if line is None or self.factors.setdefault(line.symbol, line.factor) != line.factor:
             got, hint = f"{size} at {v.at}.{v.word}", "fix one of the dims with False"
-            raise UnsupportedError(message("export", "sizes that depend on one other size", got, hint=hint))
+            raise UnsupportedError(message("compile.export", "sizes that depend on one other size", got, hint=hint))
         line = line._replace(plus=line.plus - v.plus)
         name, plus = self.known.get((line.factor, line.symbol), ("", 0))
         if name and v.named and (v.key, line.plus) != (name, plus):
@@ -139,6 +139,6 @@ def outputs(program: Any, names: Names) -> list[Output]:
         value = values[spec.arg.name]
         if not isinstance(value, Tensor):
             got, hint = type(value).__name__, "return a tensor: torch.tensor(x.shape[0])"
-            raise UnsupportedError(message("export", "results that are tensors or constants", got, hint=hint))
+            raise UnsupportedError(message("compile.export", "results that are tensors or constants", got, hint=hint))
         found.append(Output(value.dtype, tuple([names.text(n) for n in value.shape])))
     return found

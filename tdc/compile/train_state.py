@@ -49,7 +49,7 @@ def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
         wrong = [show(p) for p in {**leaves, **old._leaves} if p not in leaves or p not in old._leaves]
         hint = "an optimizer's update keeps the keys of what its init made"
         got = f"{len(wrong)} that differ"
-        raise StructureError(message("train_step", "a new state of the same keys", got, wrong, hint))
+        raise StructureError(message("compile.train_step", "a new state of the same keys", got, wrong, hint))
     if found == "order":
         leaves = {p: leaves[p] for p in old._leaves}
     return make(leaves, old._nodes, old._size, old._device)

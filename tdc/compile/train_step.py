@@ -49,7 +49,7 @@ from tdc.interop.pytrees import from_state_dict
 from tdc.ops.copy import copy_
 from tdc.tensordict.tensordict import TensorDict
 
-OP = "train_step"
+OP = "compile.train_step"
 
 
 class Updates(Protocol):
@@ -210,7 +210,7 @@ class TrainStep:
         run: Any = donating if self._donate else pure
         # torch.compile keeps its graphs, and their limit, on the code object: each step has its own.
         run = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
-        return counted(run, name=OP, backend=self._backend) if self._compile else run
+        return counted(run, name="train_step", backend=self._backend) if self._compile else run
 
     @property
     def counts(self) -> Counts:

@@ -237,7 +237,9 @@ def test_constants_of_a_function_stay_when_its_weights_change(tmp_path: Path):
 def test_a_graph_of_another_torch_is_loaded_with_a_warning(exported: Exported, tmp_path: Path):
     path = exported.save(tmp_path / "model.pt2")
     meta(path, torch="2.1.0")
-    with pytest.warns(UserWarning, match=r"tdc\.load: expected a program exported by torch .*, got one by torch 2\.1"):
+    with pytest.warns(
+        UserWarning, match=r"tdc\.compile\.load: expected a program exported by torch .*, got one by torch 2\.1"
+    ):
         load(path)
 
 
@@ -248,7 +250,7 @@ def test_a_damaged_file(exported: Exported, tmp_path: Path):
         begin = next(i for i in archive.infolist() if i.filename.endswith("models/model.json")).header_offset
     for damaged in (good[:-100], good[: begin + 500] + b"?" + good[begin + 501 :], b"", b"no archive"):
         path.write_bytes(damaged)
-        with pytest.raises(FormatError, match=r"tdc\.load: expected a .*, got model\.pt2, which "):
+        with pytest.raises(FormatError, match=r"tdc\.compile\.load: expected a .*, got model\.pt2, which "):
             load(path)
 
 

@@ -66,7 +66,7 @@ Exported Model(td, bias)
             lambda: self.call(td, bias=self.bias.double()),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 3 that differ
+tdc.compile.Exported: expected arguments as Model was exported with, got 3 that differ
 at td.meta.id: Tensor float32[2] instead of Tensor int64[B]
 at td.x: NestedTensor float32[2, -1, 4] instead of NestedTensor float32[B, -1, 3]
 at bias: Tensor float64[2] instead of Tensor float32[2]
@@ -78,7 +78,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: self.call(batch(2, 3).rename_keys({"x": "y"}), bias=self.bias),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 2 that differ
+tdc.compile.Exported: expected arguments as Model was exported with, got 2 that differ
 at td.x: missing
 at td.y: unknown key
 hint: print(exported.signature()) shows what it takes""",
@@ -89,7 +89,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: self.call(batch(*range(9)), bias=self.bias),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 3 that differ
+tdc.compile.Exported: expected arguments as Model was exported with, got 3 that differ
 at td.meta.id: batch 9, not 0 to 8 (B)
 at td.x: batch 9, not 0 to 8 (B)
 at td.x: length 8, not 0 to 7 (L)
@@ -102,7 +102,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: self.call(td.set("x", td["x"].to_padded()), bias=self.bias),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 1 that differs
+tdc.compile.Exported: expected arguments as Model was exported with, got 1 that differs
 at td.x: MaskedBatch float32[2, 3, 3] instead of NestedTensor float32[B, -1, 3]
 hint: print(exported.signature()) shows what it takes""",
         )
@@ -112,7 +112,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: self.call(torch.ones(2), self.bias, 3, mask=None),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 2 that differ
+tdc.compile.Exported: expected arguments as Model was exported with, got 2 that differ
 at mask: no argument
 at argument 2: no argument
 hint: print(exported.signature()) shows what it takes""",
@@ -123,7 +123,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: self.call(batch(2).to_dict(), bias=self.bias),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 1 that differs
+tdc.compile.Exported: expected arguments as Model was exported with, got 1 that differs
 at td: dict instead of TensorDict
 hint: print(exported.signature()) shows what it takes""",
         )
@@ -133,7 +133,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: self.call(TensorDict(batch(2), []), bias=self.bias),
             """\
 StructureError
-tdc.exported: expected arguments as Model was exported with, got 1 that differs
+tdc.compile.Exported: expected arguments as Model was exported with, got 1 that differs
 at td: batch_size [] instead of 1 batch dims
 hint: print(exported.signature()) shows what it takes""",
         )
@@ -144,7 +144,7 @@ hint: print(exported.signature()) shows what it takes""",
             lambda: export(Model(), (batch(2, 3),), {"bias": self.bias}, dynamic=dynamic),
             """\
 KeyPathError
-tdc.export: expected names of arguments, keys and dims in dynamic=, got 4 others
+tdc.compile.export: expected names of arguments, keys and dims in dynamic=, got 4 others
 at bais: arguments are 'td', 'bias'
 at td.meta.di: keys are 'id'
 at td.y: keys are 'meta', 'x'
@@ -158,7 +158,7 @@ hint: what is not said varies if it can""",
             lambda: export(lambda a, b: a, (torch.ones(3, 4), rows(2, 3)), dynamic=dynamic),
             """\
 DtypeError
-tdc.export: expected dims, got 4 others
+tdc.compile.export: expected dims, got 4 others
 at a.batch: 3
 at a.dim 1: (5, 2)
 at b.batch: ('B', 'x', 2)
@@ -171,7 +171,7 @@ hint: one of 'B', (1, 64), ('B', 1, 64), torch.export.Dim('B'), True, 'auto' or 
             lambda: export(lambda x: x, rows(2, 3), dynamic={"x": {"batch": (4, 8), "length": ("L", 0, 2)}}),
             """\
 ShapeError
-tdc.export: expected an example within the bounds, got 2 sizes beyond
+tdc.compile.export: expected an example within the bounds, got 2 sizes beyond
 at x.batch: 2, not in 4 to 8
 at x.length: 3, not in 0 to 2
 hint: widen the bounds, or take another example""",
@@ -183,7 +183,7 @@ hint: widen the bounds, or take another example""",
             lambda: export(fn, (torch.ones(3, 2), torch.ones(4)), dynamic={"x": "B", "y": ("K", 0, 9)}),
             """\
 ShapeError
-tdc.export: expected sizes that vary as declared, got 1 that do not
+tdc.compile.export: expected sizes that vary as declared, got 1 that do not
 at x.batch: the function fixes it to 3
 hint: declare what the function does, or 'auto' to let it decide""",
         )
@@ -193,7 +193,7 @@ hint: declare what the function does, or 'auto' to let it decide""",
             lambda: export(torch.add, (torch.ones(3), torch.ones(3)), dynamic={"arg0": "B", "arg1": "C"}),
             """\
 ShapeError
-tdc.export: expected sizes that vary as declared, got 1 that do not
+tdc.compile.export: expected sizes that vary as declared, got 1 that do not
 at arg1.batch: the function needs C = B
 hint: declare what the function does, or 'auto' to let it decide""",
         )
@@ -204,7 +204,7 @@ hint: declare what the function does, or 'auto' to let it decide""",
             lambda: export(lambda td, fn: td, (names, torch.relu)),
             """\
 UnsupportedError
-tdc.export: expected tensors, containers of them, numbers or strings, got 2 others
+tdc.compile.export: expected tensors, containers of them, numbers or strings, got 2 others
 at td.name: ObjectArray [2]
 at fn: builtin_function_or_method
 hint: exclude the key, or pass its tensors""",
@@ -215,7 +215,7 @@ hint: exclude the key, or pass its tensors""",
             lambda: export(lambda x: x, (1, 2)),
             """\
 DtypeError
-tdc.export: expected example arguments for (x), got too many positional arguments
+tdc.compile.export: expected example arguments for (x), got too many positional arguments
 hint: export(fn, (first, second), {'name': value})""",
         )
 
@@ -224,7 +224,7 @@ hint: export(fn, (first, second), {'name': value})""",
             lambda: self.call.save(self.path.with_suffix(".onnx"), format="onnx"),
             """\
 FormatError
-tdc.save: expected a .pt2 path, a format and a place for weights, got model.onnx, 'onnx', 'inside'
+tdc.compile.Exported.save: expected a .pt2 path, a format and a place for weights, got model.onnx, 'onnx', 'inside'
 hint: exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')""",
         )
 
@@ -233,7 +233,7 @@ hint: exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected a file, got nothing at model.pt2
+tdc.compile.load: expected a file, got nothing at model.pt2
 hint: exported.save(path) writes one""",
         )
 
@@ -243,7 +243,7 @@ hint: exported.save(path) writes one""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected a file that tdc wrote, got model.pt2, which has no extra/tdc.json
+tdc.compile.load: expected a file that tdc wrote, got model.pt2, which has no extra/tdc.json
 hint: torch.export.load or torch._inductor.aoti_load_package reads it""",
         )
 
@@ -254,7 +254,7 @@ hint: torch.export.load or torch._inductor.aoti_load_package reads it""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected the contents that were saved, got model.pt2, whose contents changed since
+tdc.compile.load: expected the contents that were saved, got model.pt2, whose contents changed since
 hint: copy or save it again""",
         )
 
@@ -265,7 +265,7 @@ hint: copy or save it again""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected format 1 or older, got format 2, written by tdc 9.0
+tdc.compile.load: expected format 1 or older, got format 2, written by tdc 9.0
 hint: install that version of tdc""",
         )
 
@@ -284,7 +284,7 @@ hint: install that version of tdc""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected classes that this process knows, got Deserializing shop.Order in pytree is not registered.
+tdc.compile.load: expected classes that this process knows, got Deserializing shop.Order in pytree is not registered.
 hint: import the module that defines the classes of its arguments and results first""",
         )
 
@@ -295,7 +295,7 @@ hint: import the module that defines the classes of its arguments and results fi
             lambda: load(self.path, weights=weights),
             """\
 StructureError
-tdc.load_weights: expected weights as the function was exported with, got 3 that differ
+tdc.compile.Exported.load_weights: expected weights as the function was exported with, got 3 that differ
 at scale: missing
 at head: unknown
 at linear.weight: Tensor float32[2, 4] instead of float32[2, 3]
@@ -310,7 +310,7 @@ hint: tdc.from_module(module) of the module that was exported""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected the weights saved with the package, got model.weights.pt, which changed
+tdc.compile.load: expected the weights saved with the package, got model.weights.pt, which changed
 hint: load(path, weights=...)""",
         )
         beside.unlink()
@@ -318,7 +318,7 @@ hint: load(path, weights=...)""",
             lambda: load(self.path),
             """\
 FormatError
-tdc.load: expected the weights saved with the package, got model.weights.pt, which is missing
+tdc.compile.load: expected the weights saved with the package, got model.weights.pt, which is missing
 hint: load(path, weights=...)""",
         )
 
@@ -328,6 +328,6 @@ hint: load(path, weights=...)""",
             lambda: load(self.path, weights={}),
             """\
 UnsupportedError
-tdc.load_weights: expected a file without weights, got one with its own
+tdc.compile.Exported.load_weights: expected a file without weights, got one with its own
 hint: exported.save(path, weights='separate')""",
         )

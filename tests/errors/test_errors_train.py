@@ -33,63 +33,63 @@ class TestErrors(Texts):
             lambda: taken(lambda p, x: p["w"] * x),
             """\
 ShapeError
-tdc.train_step: expected a loss of one number, got Tensor float32[3, 2]
+tdc.compile.train_step: expected a loss of one number, got Tensor float32[3, 2]
 hint: loss.mean()""",
         )
         self.says(
             lambda: taken(lambda p, x: 3),
             """\
 DtypeError
-tdc.train_step: expected a floating-point tensor as loss, got int
+tdc.compile.train_step: expected a floating-point tensor as loss, got int
 hint: F.mse_loss(x, y)""",
         )
         self.says(
             lambda: taken(lambda p, x: None),
             """\
 DtypeError
-tdc.train_step: expected a floating-point tensor as loss, got NoneType
+tdc.compile.train_step: expected a floating-point tensor as loss, got NoneType
 hint: F.mse_loss(x, y)""",
         )
         self.says(
             lambda: taken(lambda p, x: x.sum().long()),
             """\
 DtypeError
-tdc.train_step: expected a floating-point tensor as loss, got Tensor int64[]
+tdc.compile.train_step: expected a floating-point tensor as loss, got Tensor int64[]
 hint: F.mse_loss(x, y)""",
         )
         self.says(
             lambda: taken(lambda p, x: (first(p, x), {"a": x})),
             """\
 DtypeError
-tdc.train_step: expected a loss_fn that returns loss, got 2 results
+tdc.compile.train_step: expected a loss_fn that returns loss, got 2 results
 hint: has_aux=True for metrics beside the loss""",
         )
         self.says(
             lambda: taken(first, has_aux=True),
             """\
 DtypeError
-tdc.train_step: expected a loss_fn that returns loss, aux, got Tensor float32[]
+tdc.compile.train_step: expected a loss_fn that returns loss, aux, got Tensor float32[]
 hint: return all of them""",
         )
         self.says(
             lambda: taken(lambda p, x: (first(p, x), x), has_aux=True),
             """\
 DtypeError
-tdc.train_step: expected a dict of metrics as aux, got Tensor float32[3, 2]
+tdc.compile.train_step: expected a dict of metrics as aux, got Tensor float32[3, 2]
 hint: return loss, {'name': aux}""",
         )
         self.says(
             lambda: taken(lambda p, x: (first(p, x), {"loss": x}), has_aux=True),
             """\
 StructureError
-tdc.train_step: expected metrics beside the loss, got one called 'loss'
+tdc.compile.train_step: expected metrics beside the loss, got one called 'loss'
 hint: rename it""",
         )
         self.says(
             lambda: taken(lambda p, b, x: (first(p, x), TensorDict({"mean": x}))),
             """\
 StructureError
-tdc.train_step: expected buffers of the keys that went in, got TensorDict []
+tdc.compile.train_step: expected buffers of the keys that went in, got TensorDict []
 hint: return the buffers that the module left behind""",
         )
 
@@ -98,56 +98,56 @@ hint: return the buffers that the module left behind""",
             lambda: train_step(lambda p: p["w"].sum(), sgd(0.1)),
             """\
 DtypeError
-tdc.train_step: expected a loss_fn of two or three arguments, got one of 1
+tdc.compile.train_step: expected a loss_fn of two or three arguments, got one of 1
 hint: def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ...""",
         )
         self.says(
             lambda: train_step(None, sgd(0.1)),
             """\
 DtypeError
-tdc.train_step: expected a loss_fn of two or three arguments, got NoneType
+tdc.compile.train_step: expected a loss_fn of two or three arguments, got NoneType
 hint: def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ...""",
         )
         self.says(
             lambda: train_step(first, torch.optim.SGD([torch.ones(1)])),
             """\
 DtypeError
-tdc.train_step: expected an optimizer with init and update, got SGD without init and update
+tdc.compile.train_step: expected an optimizer with init and update, got SGD without init and update
 hint: tdc.optim.adamw(1e-3)""",
         )
         self.says(
             lambda: train_step(first, sgd),
             """\
 DtypeError
-tdc.train_step: expected an optimizer with init and update, got function without init and update
+tdc.compile.train_step: expected an optimizer with init and update, got function without init and update
 hint: tdc.optim.adamw(1e-3)""",
         )
         self.says(
             lambda: train_step(first, sgd(0.1), dtype=torch.float16),
             """\
 DtypeError
-tdc.train_step: expected dtype=torch.bfloat16, got torch.float16
+tdc.compile.train_step: expected dtype=torch.bfloat16, got torch.float16
 hint: torch.bfloat16, or None; float16 needs scaled losses""",
         )
         self.says(
             lambda: train_step(first, sgd(0.1), accumulate=0),
             """\
 ShapeError
-tdc.train_step: expected accumulate of at least 1, got 0
+tdc.compile.train_step: expected accumulate of at least 1, got 0
 hint: 1 takes the batch as it is""",
         )
         self.says(
             lambda: train_step(first, sgd(0.1), compile=False).init([torch.ones(2)]),
             """\
 DtypeError
-tdc.train_step.init: expected a module or a TensorDict of parameters, got list
+tdc.compile.train_step.init: expected a module or a TensorDict of parameters, got list
 hint: step.init(net), or step.init(tdc.from_module(net, buffers=False))""",
         )
         self.says(
             lambda: train_step(first, sgd(0.1), compile=False).counts,
             """\
 StructureError
-tdc.train_step.counts: expected a compiled step, got compile=False
+tdc.compile.train_step.counts: expected a compiled step, got compile=False
 hint: leave compile out""",
         )
 
@@ -157,21 +157,21 @@ hint: leave compile out""",
             lambda: step(W, X),
             """\
 StructureError
-tdc.train_step: expected a state made by init, got one without params, optimizer, step
+tdc.compile.train_step: expected a state made by init, got one without params, optimizer, step
 hint: state = step.init(net)""",
         )
         self.says(
             lambda: step(None, X),
             """\
 DtypeError
-tdc.train_step: expected a state made by init, got NoneType
+tdc.compile.train_step: expected a state made by init, got NoneType
 hint: state = step.init(net)""",
         )
         self.says(
             lambda: step(step.init(W), None),
             """\
 DtypeError
-tdc.train_step: expected a batch, got None
+tdc.compile.train_step: expected a batch, got None
 hint: step(state, batch)""",
         )
         momentum = train_step(first, sgd(0.1, momentum=0.9), compile=False)
@@ -186,14 +186,14 @@ hint: make the state with init of the same optimiser""",
             lambda: taken(first, accumulate=4),
             """\
 ShapeError
-tdc.train_step: expected a batch of at least 4 rows, got 3
+tdc.compile.train_step: expected a batch of at least 4 rows, got 3
 hint: accumulate=1, or larger batches""",
         )
         self.says(
             lambda: taken(first, TensorDict({"x": X}), accumulate=2),
             """\
 ShapeError
-tdc.train_step: expected a batch with a first dim to split, got TensorDict []
+tdc.compile.train_step: expected a batch with a first dim to split, got TensorDict []
 hint: give the batch its batch_size, or accumulate=1""",
         )
         growing = Optimizer(sgd(0.1).init, lambda g, s, p: (p, s.set("more", s["step"])))
@@ -202,7 +202,7 @@ hint: give the batch its batch_size, or accumulate=1""",
             lambda: step(step.init(W), X),
             """\
 StructureError
-tdc.train_step: expected a new state of the same keys, got 1 that differ
+tdc.compile.train_step: expected a new state of the same keys, got 1 that differ
 at optimizer.more
 hint: an optimizer's update keeps the keys of what its init made""",
         )
@@ -214,7 +214,7 @@ hint: an optimizer's update keeps the keys of what its init made""",
             lambda: step.load_state_dict(step.init(W), saved),
             """\
 StructureError
-tdc.train_step.load_state_dict: expected entries of this state, got 3 entries that differ
+tdc.compile.train_step.load_state_dict: expected entries of this state, got 3 entries that differ
 at params.w: Tensor float32[3], wanted Tensor float32[2]
 at optimizer.step: missing, wanted Tensor int64[]
 at optimizer.mean.w: Tensor float32[2], not wanted
@@ -247,5 +247,5 @@ hint: return x.values of a NestedTensor x""",
 
 def test_errors_under_compile_keep_their_text():
     step = train_step(lambda p, x: p["w"] * x, sgd(0.1), backend="eager")
-    with pytest.raises(Exception, match=r"tdc\.train_step: expected a loss of one number"):
+    with pytest.raises(Exception, match=r"tdc\.compile\.train_step: expected a loss of one number"):
         step(step.init(W), X)
