@@ -31,11 +31,9 @@ from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import packed, raw
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
-from tdc.ops.rectangle import cut_padding, rectangle
+from tdc.ops.rectangle import cut_padding, rectangle, resized
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import longest, structure_of_sizes, total_of
 
 # -- one number for each pair
 
@@ -79,7 +77,7 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
     if d in like.ragged_dims:
         if len(like.ragged_dims) > 1:
             raise UnsupportedError(message(op, "one ragged dim", f"{len(like.ragged_dims)}", hint="x.to_padded()"))
-        out = run(whole(x1, like, op, fill), whole(x2, like, op, 0), d)
+        out = run(as_rectangle(x1, like, op, fill), as_rectangle(x2, like, op, 0), d)
         return out if keepdim else out.squeeze(d)
     if isinstance(like, MaskedBatch):
         a, b = [x.filled(0) if isinstance(x, MaskedBatch) else x for x in (x1, raw(x2, like, op))]
@@ -91,8 +89,8 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
     return with_dim(like, out, d, keepdim)
 
 
-def whole(x: Any, like: Any, op: Op, fill: float) -> Tensor:
-    """An operand as a rectangle."""
+def as_rectangle(x: Any, like: Any, op: Op, fill: float) -> Tensor:
+    """An operand as it broadcasts against the rectangle of `like`, with `fill` in padding."""
     if isinstance(like, MaskedBatch):
         data = raw(x, like, op)
         return torch.where(like.mask, data, fill).to(like.dtype)
@@ -173,12 +171,7 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> An
     ends = [sizes[:, x.ragged_dims.index(d)] if d in ragged else x.shape[d] for d in (d1, d2)]
     first, second = ends[0] + min(offset, 0), ends[1] - max(offset, 0)
     lengths = torch.minimum(torch.as_tensor(first), torch.as_tensor(second)).clamp(min=0)
-    at = data.ndim - 1
-    if isinstance(x, MaskedBatch):
-        return refilled(build_masked(data, lengths[:, None], (at,), b, new_lengths=True))
-    s = structure_of_sizes(lengths[:, None], (data.shape[at],))
-    rows = pack_rows(data.movedim(b, 0).movedim(-1, 1), s, total_of(s.offsets))
-    return build_nested(s.moved(at - 1, b), rows.movedim(0, at - 1))
+    return resized(x, data, lengths[:, None], (data.ndim - 1,))
 
 
 def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
@@ -186,17 +179,12 @@ def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
     ahead = [d for d in (d1, d2) if d < x._batch_dim]
     if isinstance(x, MaskedBatch):
         kept = tuple([r - (r > d1) - (r > d2) for r in x.ragged_dims])
-        out = build_masked(x.filled(0).diagonal(offset, d1, d2), x.lengths, kept, x.batch_dim - len(ahead))
-        return refilled(out)
+        data = x.filled(0).diagonal(offset, d1, d2)
+        return cut_padding(build_masked(data, x.lengths, kept, x.batch_dim - len(ahead)), data)
     s: Any = x.structure
     axes = [s.axis(d, x.ndim, "diagonal") for d in (d1, d2)]
     moved = s.moved(s.packed_dim - sum([a < s.packed_dim for a in axes]), s.batch_dim - len(ahead))
     return build_nested(moved, x.values.diagonal(offset, *axes))
-
-
-def refilled(x: MaskedBatch) -> MaskedBatch:
-    """With padding cut off, so that no gradient comes from there."""
-    return cut_padding(x, x.data)
 
 
 def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
@@ -207,27 +195,21 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     """Matrices with the last dim as their diagonal; ragged square ones where that dim is ragged.
 
     Raises:
-        UnsupportedError: other places than the last two for the new dims.
+        UnsupportedError: the new dims are not the last two.
     """
     x, last = input, input.ndim - 1
     if sorted([d % (x.ndim + 1) for d in (dim1, dim2)]) != [last, last + 1] or x._batch_dim == last:
         hint = "put the batch in front, and permute the result"
         raise UnsupportedError(message("diag_embed", "matrices in the last two dims", f"{dim1}, {dim2}", hint=hint))
-    places = dim1 - (x.ndim + 1) * (dim1 > 0), dim2 - (x.ndim + 1) * (dim2 > 0)
+    dims = dim1 - (x.ndim + 1) * (dim1 > 0), dim2 - (x.ndim + 1) * (dim2 > 0)
     if ends_static(x, 1):
-        given = {"offset": offset, "dim1": places[0], "dim2": places[1]}
+        given = {"offset": offset, "dim1": dims[0], "dim2": dims[1]}
         return at_positions(torch.diag_embed, torch.diag_embed, (x,), given)
     if len(x.ragged_dims) > 1:
         raise no_matrices(torch.diag_embed, x, False)
-    data = torch.diag_embed(rectangle(x, 0), offset, *places)
+    data = torch.diag_embed(rectangle(x, 0), offset, *dims)
     sizes = (x.sizes if isinstance(x, NestedTensor) else x.lengths) + abs(offset)
-    both = torch.cat([sizes, sizes], 1)
-    if isinstance(x, MaskedBatch):
-        return refilled(build_masked(data, both, (last, last + 1), x.batch_dim, new_lengths=True))
-    n = longest(x.structure)[0] + abs(offset)
-    s = structure_of_sizes(both, (n, n))
-    rows = pack_rows(data.movedim(x._batch_dim, 0).movedim((-2, -1), (1, 2)), s, total_of(s.offsets))
-    return build_nested(s.moved(last - 1, x._batch_dim), rows.movedim(0, last - 1))
+    return resized(x, data, torch.cat([sizes, sizes], 1), (last, last + 1))
 
 
 def diag(input: Any, diagonal: int = 0) -> Any:

@@ -9,7 +9,7 @@
 A letter names a dim of the logical shape. The one at the batch dim is the batch letter, those at ragged dims are
 ragged letters; they are the same kind of letter in every operand. Packed values are used where the product of one
 position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again, or
-multiplied example by example where that is faster (`by_row`).
+multiplied example by example where that is faster (see `subrows`).
 
 Invariants: padding is 0 and meets 0 only, so NaN and infinities of one row stay there; a ragged letter keeps its
 batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.
@@ -33,6 +33,7 @@ from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.pointwise import mixed
 from tdc.ops.positionwise import is_ragged
+from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
@@ -315,10 +316,7 @@ def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multi
     rest = "".join([c for c in out if c not in longs and c != batch])
     y = run(ready, batch + kept + rest)
     s, owner = structure_for(kept, batches, sizes, longs)
-    if owner is None:
-        total = total_of(s.offsets)
-    else:
-        total = owner.x._values.shape[s.packed_dim]
+    total = total_of(s.offsets) if owner is None else owner.x._values.shape[s.packed_dim]
     at = out.index(kept[0]) - (out.index(batch) < out.index(kept[0]))
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
 
@@ -415,7 +413,7 @@ def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multip
     owner = next((t.x for t in batches if ragged_of(t) == kept), None)
     lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
     like = build_masked(y, lengths, tuple([out.index(c) for c in kept]), out.index(batch), new_lengths=owner is None)
-    return like.with_data(y.masked_fill(~like.mask, 0))
+    return cut_padding(like, y)
 
 
 define(torch.einsum, "einsum", ragged=einsum, source="torch.einsum")

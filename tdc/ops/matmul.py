@@ -30,6 +30,7 @@ from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupporte
 from tdc.core.typing import Op
 from tdc.ops.einsum import Term, contract
 from tdc.ops.positionwise import is_ragged
+from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
@@ -283,7 +284,7 @@ def kron(input: Any, other: Any) -> Any:
         return build_nested(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
     out = products(input.filled(0), dense.unsqueeze(input._batch_dim))
     like = build_masked(out, input.lengths * times, input.ragged_dims, input._batch_dim, new_lengths=True)
-    return like.with_data(out.masked_fill(~like.mask, 0))
+    return cut_padding(like, out)
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
+from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
@@ -189,7 +190,7 @@ def nary_masked(op: Op) -> Op:
             return like.with_data(out)
         if out.shape != like.data.shape:
             raise grown(op, like, next(a for a in everything if isinstance(a, Tensor)))
-        return like.with_data(out.masked_fill(~like.mask, 0))
+        return cut_padding(like, out)
 
     return run
 

@@ -2,6 +2,7 @@
 
     rectangle(x, fill)              dense, of the logical dims, padded to the longest row
     repacked(data, x)               the real part of such a rectangle, with the structure of x
+    resized(x, data, sizes, dims)   the same with other sizes
     cut_padding(x, data)            a rectangle for the positions of a padded batch, 0 in padding
 
 Invariants: both are differentiable, and gather in both directions; no size is read from the data where the batch
@@ -14,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.convert import to_packed
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest
 
@@ -39,6 +41,15 @@ def repacked(data: Tensor, x: Any) -> Any:
     at = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     rows = data.movedim(s.batch_dim, 0).movedim(at, ragged)
     return x.with_values(pack_rows(rows, s, x.values.shape[s.packed_dim]).movedim(0, s.packed_dim))
+
+
+def resized(x: Any, data: Tensor, sizes: Tensor, dims: tuple[int, ...]) -> Any:
+    """A batch of other ragged sizes `(B, R)`, along `dims` of a rectangle with the batch at its dim in x.
+
+    What lies outside the sizes is cut off.
+    """
+    out = build_masked(data, sizes, dims, x._batch_dim, new_lengths=True)
+    return cut_padding(out, data) if isinstance(x, MaskedBatch) else to_packed(out)
 
 
 def cut_padding(x: MaskedBatch, data: Tensor) -> MaskedBatch:
