@@ -25,11 +25,11 @@ from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ops.reduction import drop_static, settle
-from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ops.reduction import settle
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, lengths_on_host, local_positions, reduce_rows, row_ids
-from tdc.ragged.storage import data_of
+from tdc.ragged.storage import Ragged, axis_of, data_of, with_data, with_static
 from tdc.ragged.structure import Structure
 
 SORTED = 32  # what sorting an element twice costs, in elements to copy
@@ -152,7 +152,7 @@ def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense:
     return run(x, dim=dim, keepdim=keepdim)
 
 
-def named_result(op: Op, *results: Any) -> Any:
+def named_result(op: Op, *results: Any) -> tuple[Any, ...]:
     """Results in the named tuple that torch returns."""
     return getattr(torch.return_types, op_name(op))(results)
 
@@ -187,26 +187,18 @@ def along_static(op: Op, x: Any, dim: int, run: Callable[[Tensor, int], Any], ke
     Several results come in the named tuple that torch returns.
     """
     d = normal_dim(dim, x.ndim, op)
-    axis: Any = x.structure.axis(d, x.ndim, op) if isinstance(x, NestedTensor) else d
-    out = run(data_of(x), axis)
+    out = run(data_of(x), axis_of(op, x, d))
     if isinstance(out, Tensor):
         return with_dim(x, out, d, keepdim)
     return type(out)([with_dim(x, t, d, keepdim) for t in out])
 
 
-def with_dim(x: Any, out: Tensor, d: int, keepdim: bool) -> Any:
+def with_dim(x: Any, out: Tensor, d: int, keepdim: bool) -> Ragged:
     """A result whose static dim `d` has been worked on, as a batch; without that dim if it is not kept."""
-    if isinstance(x, NestedTensor):
-        s = x.structure
-        axis: Any = s.axis(d, x.ndim, "squeeze")
-        return build_nested(s, out) if keepdim else drop_static(out, s, [axis])
-    if keepdim:
-        return x.with_data(out)
-    ragged = tuple([r - (r > d) for r in x.ragged_dims])
-    return build_masked(out.squeeze(d), x.lengths, ragged, x.batch_dim - (x.batch_dim > d))
+    return with_data(x, out) if keepdim else with_static(x, out.squeeze(axis_of("squeeze", x, d)), d, -1)
 
 
-def with_elements(x: Any, dim: int, out: Tensor) -> Any:
+def with_elements(x: Any, dim: int, out: Tensor) -> Ragged:
     """A batch of the same lengths whose segments along `dim` have other elements, (M, *D)."""
     if isinstance(x, NestedTensor):
         return x.with_values(out.movedim(0, x.structure.packed_dim))

@@ -27,6 +27,7 @@ from tdc.core.typing import Op, OpName
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows, spread
+from tdc.ragged.storage import Ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def padded(x: MaskedBatch) -> Positions:
     )
 
 
-def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None) -> Ragged:
     """The result, with one factor and one term for each channel."""
     out = out if weight is None else out * weight.unsqueeze(-1)
     return p.done(p.clean(out if bias is None else out + bias.unsqueeze(-1)))
@@ -100,7 +101,7 @@ def summing(impl: Op) -> Op:
     """A rule that sums over positions, in float32 for half precision."""
 
     @functools.wraps(impl)
-    def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(input: Any, *args: Any, **kwargs: Any) -> Ragged:
         return rounded_once(lambda x: impl(x, *args, **kwargs), input)
 
     return run
@@ -109,7 +110,7 @@ def summing(impl: Op) -> Op:
 @summing
 def group_norm(
     input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Any:
+) -> Ragged:
     """Groups of channels, each normalised over an example's positions."""
     p = positions(input, "group_norm")
     channels = p.data.shape[-2]
@@ -137,7 +138,7 @@ def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
 def instance_norm(
     input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
-) -> Any:  # fmt: skip
+) -> Ragged:  # fmt: skip
     """Each channel normalised over an example's positions; running statistics take the mean over examples."""
     p = positions(input, "instance_norm")
     if not use_input_stats:
@@ -154,7 +155,7 @@ def instance_norm(
 def batch_norm(
     input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Any:  # fmt: skip
+) -> Ragged:  # fmt: skip
     """Each channel normalised over the real positions of the whole batch."""
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
         p = positions(input, "batch_norm")
@@ -166,7 +167,7 @@ def batch_norm(
 def batch_norm_masked(
     input: MaskedBatch, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
     bias: Tensor | None, training: bool, momentum: float, eps: float,
-) -> Any:  # fmt: skip
+) -> Ragged:  # fmt: skip
     p = positions(input, "batch_norm")
     if not training:
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
@@ -192,7 +193,7 @@ def update(running: Tensor, new: Tensor, momentum: float) -> None:
     running.copy_(running * (1 - momentum) + new.detach().to(running.dtype) * momentum)
 
 
-def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:
+def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Ragged:
     """Each position normalised over neighbouring channels."""
     p = positions(input, "local_response_norm")
     flat = p.data.flatten(0, -3)
@@ -207,7 +208,7 @@ def prelu(input: Any, weight: Tensor) -> Any:
     return p.done(p.clean(torch.where(p.data > 0, p.data, p.data * weight.unsqueeze(-1))))
 
 
-def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Ragged:
     """Whole channels of an example become 0, the others grow so that the mean stays."""
     if not training or p == 0:
         return input
@@ -221,7 +222,7 @@ def kept_channels(at: Positions, p: float) -> Tensor:
     return at.put(torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p)))
 
 
-def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Ragged:
     """Whole channels of an example become SELU's limit; mean and variance of standard normal numbers stay."""
     if not training or p == 0:
         return input

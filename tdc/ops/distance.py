@@ -34,19 +34,20 @@ from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_s
 from tdc.ops.rectangle import cut_padding, rectangle, resized
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import Ragged, ragged_sizes, sizes_along
 
 # -- one number for each pair
 
 
-def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Ragged | Tensor:
     return of_pairs(F.cosine_similarity, partial(cosine, eps), x1, x2, dim, False)
 
 
-def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Ragged | Tensor:
     return of_pairs(F.pairwise_distance, partial(distance, p, eps), x1, x2, -1, keepdim, -eps)
 
 
-def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
+def vecdot(x: Any, y: Any, *, dim: int = -1) -> Ragged | Tensor:
     return of_pairs(torch.linalg.vecdot, dots, x, y, dim, False)
 
 
@@ -62,7 +63,7 @@ def dots(a: Tensor, b: Tensor, axis: int) -> Tensor:
     return torch.linalg.vecdot(a, b, dim=axis).unsqueeze(axis)
 
 
-def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: float = 0.0) -> Any:
+def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: float = 0.0) -> Ragged | Tensor:
     """A function of two operands along one dim.
 
     Args:
@@ -101,7 +102,7 @@ def as_rectangle(x: Any, like: Any, op: Op, fill: float) -> Tensor:
 # -- cross products
 
 
-def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
+def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Ragged:
     like = widest_of(torch.linalg.cross, input, other)
     d = normal_dim(dim, like.ndim, torch.linalg.cross)
     if d == like._batch_dim or d in like.ragged_dims or like.shape[d] != 3:
@@ -117,7 +118,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
     return like.with_values(torch.linalg.cross(a, b, dim=axis))
 
 
-def cross(input: Any, other: Any, dim: int | None = None) -> Any:
+def cross(input: Any, other: Any, dim: int | None = None) -> Ragged:
     """Along the first static dim of size 3, as torch does, which a batch of three examples is not."""
     like = widest_of(torch.cross, input, other)
     fixed = [d for d in range(like.ndim) if d != like._batch_dim and d not in like.ragged_dims and like.shape[d] == 3]
@@ -127,7 +128,7 @@ def cross(input: Any, other: Any, dim: int | None = None) -> Any:
 # -- distances of all pairs
 
 
-def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Any:
+def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> Ragged | Tensor:
     """Distances of the vectors of each example to those of the same example, or to the same points for all."""
     by_product = compute_mode == "use_mm_for_euclid_dist"  # "if necessary" would depend on the padded size
     mode = "use_mm_for_euclid_dist" if by_product else "donot_use_mm_for_euclid_dist"
@@ -153,7 +154,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
 # -- diagonals
 
 
-def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ragged:
     """The diagonal of two dims of every example, as the last dim; a ragged one where one of them is."""
     x = input
     d1, d2 = normal_dim(dim1, x.ndim, "diagonal"), normal_dim(dim2, x.ndim, "diagonal")
@@ -167,14 +168,13 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> An
     if len(ragged) < len(x.ragged_dims) or b > min(x.ragged_dims):
         raise no_matrices(torch.diagonal, x, False)
     data = rectangle(x, 0).diagonal(offset, d1, d2)
-    sizes = x.sizes if isinstance(x, NestedTensor) else x.lengths
-    ends = [sizes[:, x.ragged_dims.index(d)] if d in ragged else x.shape[d] for d in (d1, d2)]
+    ends = [sizes_along(x, d) if d in ragged else x.shape[d] for d in (d1, d2)]
     first, second = ends[0] + min(offset, 0), ends[1] - max(offset, 0)
     lengths = torch.minimum(torch.as_tensor(first), torch.as_tensor(second)).clamp(min=0)
     return resized(x, data, lengths[:, None], (data.ndim - 1,))
 
 
-def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
+def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Ragged:
     """Of two static dims."""
     ahead = [d for d in (d1, d2) if d < x._batch_dim]
     if isinstance(x, MaskedBatch):
@@ -187,11 +187,11 @@ def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Any:
     return build_nested(moved, x.values.diagonal(offset, *axes))
 
 
-def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ragged:
     return diagonal_of(A, offset, dim1, dim2)
 
 
-def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ragged:
     """Matrices with the last dim as their diagonal; ragged square ones where that dim is ragged.
 
     Raises:
@@ -208,11 +208,11 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     if len(x.ragged_dims) > 1:
         raise no_matrices(torch.diag_embed, x, False)
     data = torch.diag_embed(rectangle(x, 0), offset, *dims)
-    sizes = (x.sizes if isinstance(x, NestedTensor) else x.lengths) + abs(offset)
+    sizes = ragged_sizes(x) + abs(offset)
     return resized(x, data, torch.cat([sizes, sizes], 1), (last, last + 1))
 
 
-def diag(input: Any, diagonal: int = 0) -> Any:
+def diag(input: Any, diagonal: int = 0) -> Ragged:
     """Of examples that are vectors a matrix, of matrices their diagonal."""
     if input.ndim == 2:
         return diag_embed(input, diagonal)
@@ -222,7 +222,7 @@ def diag(input: Any, diagonal: int = 0) -> Any:
     raise ShapeError(message("diag", "examples that are vectors or matrices", got, hint=hint))
 
 
-def diagflat(input: Any, offset: int = 0) -> Any:
+def diagflat(input: Any, offset: int = 0) -> Ragged:
     """Matrices of examples that are vectors.
 
     Raises:

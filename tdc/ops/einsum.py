@@ -38,6 +38,7 @@ from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest, reduce_rows, sizes_of, spread, structure_of_sizes, total_of
+from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure, require_same
 
 
@@ -51,7 +52,7 @@ class Term(NamedTuple):
 Run = Callable[[list[Term], str], Tensor]
 
 
-def einsum(equation: str, *operands: Any) -> Any:
+def einsum(equation: str, *operands: Any) -> Ragged | Tensor:
     """`torch.einsum`, operands taken from left to right, two at a time."""
     given = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     terms, out = parse(equation, given)
@@ -109,7 +110,7 @@ def join(a: Term, b: Term, needed: str) -> Term:
 # -- the engine
 
 
-def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Any:
+def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | Tensor:
     """The sum over all letters that `out` lacks of the product of one or two operands.
 
     Args:
@@ -227,7 +228,7 @@ def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]
 # -- packed values
 
 
-def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Any:
+def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Ragged | Tensor:
     """On packed values where that is no larger than its parts, else padded."""
     batches = [t for t in terms if is_ragged(t.x)]
     letters = ragged_of(batches[0])
@@ -297,7 +298,7 @@ def multiply(terms: list[Term], out: str) -> Tensor:
     return torch.einsum(equation(terms, out), *[t.x for t in terms])
 
 
-def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Any:
+def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
     """Operands padded with 0, multiplied as rectangles (by `run`, where that is another function), and packed again."""
     batches = [t for t in terms if is_ragged(t.x)]
     sizes = sizes_by_letter(op, [(ragged_of(t), sizes_of(structure_of(t)), t) for t in batches])
@@ -352,7 +353,9 @@ def loop_pays(batches: list[Term], longs: dict[str, int]) -> bool:
     return subrows.pays(batches[0].x._values, rows, work)
 
 
-def by_rows(terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], longs: dict[str, int]) -> Any:
+def by_rows(
+    terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], longs: dict[str, int]
+) -> Ragged | Tensor:
     """Examples multiplied one by one, without padding."""
     batches = [t for t in terms if is_ragged(t.x)]
     inner, rows = out.replace(batch, ""), structure_of(batches[0]).batch_size
@@ -402,7 +405,7 @@ def sizes_by_letter(op: Op, batches: list[tuple[str, Tensor, Term]]) -> dict[str
     return {c: column for c, (column, _) in found.items()}
 
 
-def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Any:
+def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
     """Rectangles filled with 0; padding of the result is cut off, so that no gradient comes from there."""
     batches = [t for t in terms if is_ragged(t.x)]
     sizes = sizes_by_letter(op, [(ragged_of(t), t.x.lengths, t) for t in batches])

@@ -26,6 +26,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
+from tdc.ragged.storage import Ragged
 
 NONE = torch.iinfo(torch.int64).max
 REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing
@@ -52,7 +53,7 @@ def is_extreme(values: Tensor, extreme: Tensor) -> Tensor:
     return (values == extreme) | (values != values)
 
 
-def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:
     """`argmax` and `argmin`."""
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values)
@@ -74,14 +75,14 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
     return reduce_along(op, partial(extreme_of_segments, op), x, dim, keepdim)
 
 
-def extreme_of_segments(op: Op, x: Any, dim: int, keepdim: bool) -> Any:
+def extreme_of_segments(op: Op, x: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     segments = segments_of(op, x, dim)
     position = extreme_position(segments, IDENTITY[op])
     found = at(segments, position, finite(IDENTITY[op], x.dtype))
     return named_result(op, segments.back(found, keepdim), segments.back(position, keepdim))
 
 
-def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     """Both as `amin` and `amax` give them, with their derivatives."""
     if by_lines(torch.aminmax, x, dim):  # so that both share their lengths
         return over_lines(torch.aminmax, aminmax_ragged, x, dim, keepdim)

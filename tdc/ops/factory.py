@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.errors import ShapeError, describe, message, show_sizes
@@ -56,7 +57,7 @@ def new_full_tensordict(x: TensorDict, size: Any, fill_value: Any, **kwargs: Any
     return lift(x, lambda v: v.new_full((*size, *v.shape[x.ndim :]), fill_value, **kwargs), size=size, op="new_full")
 
 
-def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Any:
+def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedTensor:
     """`new_zeros` and the like: a tensor; of a NestedTensor with -1 for its ragged dims a batch of the same rows.
 
     Raises:
@@ -82,7 +83,7 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Any:
     return build_nested(s, make(sizes))
 
 
-def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Any:
+def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Tensor:
     """A tensor of the dtype and on the device of the batch."""
     return (x.data if isinstance(x, MaskedBatch) else x.values).new_tensor(data, **kwargs)
 

@@ -28,6 +28,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.padding import pad_rows
 from tdc.ragged.segments import longest, sizes_of
+from tdc.ragged.storage import Ragged, ragged_sizes
 
 # -- matrices of static size
 
@@ -73,7 +74,7 @@ def with_identity(op: Op, x: Any) -> Tensor:
     Raises:
         ShapeError: some matrix is not square. Immediate on CPU, asynchronous on CUDA.
     """
-    sizes = x.sizes if isinstance(x, NestedTensor) else x.lengths
+    sizes = ragged_sizes(x)
     text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
     require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
     data = squares(x)
@@ -93,7 +94,7 @@ def squares(x: Any) -> Tensor:
     return pad_rows(x._values.movedim(s.packed_dim, 0), s, (n, n), cut=True).movedim((1, 2), (-2, -1))
 
 
-def back(out: Tensor, part: str, x: Any) -> Any:
+def back(out: Tensor, part: str, x: Any) -> Ragged | Tensor:
     """A result for square rectangles as the batch it is, or as numbers."""
     if part and isinstance(x, MaskedBatch):
         out = F.pad(out, (0, x.shape[-1] - out.shape[-1], 0, x.shape[-2] - out.shape[-2]))
@@ -104,7 +105,7 @@ def back(out: Tensor, part: str, x: Any) -> Any:
 # -- systems of equations
 
 
-def of_system(op: Op, at: int, *args: Any, **kwargs: Any) -> Any:
+def of_system(op: Op, at: int, *args: Any, **kwargs: Any) -> Ragged | tuple[Any, ...]:
     """A matrix, operand `at`, and right-hand sides, the other one of the first two.
 
     Raises:
@@ -150,7 +151,7 @@ def sides(op: Op, matrix: Any, right: Any, n: int) -> Tensor:
     return pad_rows(right._values.movedim(s.packed_dim, 0), s, (n, *longest(s)[1:]), cut=True)
 
 
-def answer(out: Any, right: Any, data: Tensor) -> Any:
+def answer(out: Any, right: Any, data: Tensor) -> Ragged | tuple[Any, ...]:
     """Solutions with the structure of the right-hand sides; what else torch returns is dense."""
     if isinstance(out, Tensor):
         if isinstance(right, MaskedBatch) and out.shape != right.shape:
@@ -167,14 +168,14 @@ def matrix_rule(op: Op, *parts: str, run: Op | None = None, modes: tuple[str, ..
     define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts), modes=modes)
 
 
-def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Any:
+def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Ragged:
     """A function that keeps the shape and reads nothing behind a matrix: padded where a dim of it is ragged."""
     if isinstance(x, NestedTensor) and ends_static(x, 2):
         return x.with_values(op(x._values, *args, **kwargs))
     return repacked(op(rectangle(x, 0), *args, **kwargs), x)
 
 
-def trace(x: Any) -> Any:
+def trace(x: Any) -> Ragged | Tensor:
     """Of ragged matrices as well, since 0 adds nothing."""
     if ends_static(x, 2):
         return at_positions(torch.trace, traces, (x,), {}, identities)

@@ -37,6 +37,7 @@ from tdc.ops.rectangle import cut_padding
 from tdc.ragged.convert import to_padded
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import require_same
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
@@ -50,7 +51,7 @@ def class_dim(x: NestedTensor | MaskedBatch) -> int:
 
 def cross_entropy_nested(
     op: Op, input: NestedTensor, target: NestedTensor, *args: Any, reduction: str = "mean", **kwargs: Any
-) -> Any:
+) -> NestedTensor | Tensor:
     """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes -> scalar, or losses (B, -1) for reduction="none"."""
     s = input.structure
     if not isinstance(input, NestedTensor) or not isinstance(target, NestedTensor):
@@ -68,7 +69,7 @@ def cross_entropy_nested(
 def cross_entropy_masked(
     op: Op, input: MaskedBatch, target: MaskedBatch, weight: Any = None, size_average: Any = None,
     ignore_index: int = -100, *args: Any, reduction: str = "mean", **kwargs: Any,
-) -> Any:  # fmt: skip
+) -> MaskedBatch | Tensor:  # fmt: skip
     """Padding becomes `ignore_index`, so that it neither counts nor gets a gradient."""
     if not isinstance(input, MaskedBatch) or not isinstance(target, MaskedBatch) or target.dtype.is_floating_point:
         got = f"{describe(input)} and {describe(target)}"
@@ -95,7 +96,7 @@ def loss_tensordict(op: Op, input: TensorDict, target: Any, *args: Any, **kwargs
         return flat_nodes(lift(input, lambda x, y: op(x, y, *args, **given), target, size=size, op=op), reduced)
     check_broadcast(target, input.batch_size, op)
 
-    def one(x: Any) -> Any:
+    def one(x: Any) -> Tensor:
         y = target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape)
         return op(x, y, *args, **given)
 
@@ -107,13 +108,13 @@ def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
     return make(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
 
 
-def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
     like = widest(op, args, kwargs)
     loss = elementwise(run, lambda a: packed(a, like, op), like.values.shape, args, kwargs)
     return reduced(op, like.with_values(loss), reduction)
 
 
-def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
     like = widest_masked(op, args, kwargs)
     loss = elementwise(run, lambda a: neutral(a, like, op), like.data.shape, args, kwargs)
     return reduced(op, cut_padding(like, loss), reduction)
@@ -126,7 +127,7 @@ def elementwise(run: Op, dense: Op, shape: torch.Size, args: tuple[Any, ...], kw
     return run(*operands, reduction="none", **{k: dense(a) for k, a in kwargs.items() if a is not None})
 
 
-def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Any:
+def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Ragged | Tensor:
     """All losses, or their sum or mean over what is real.
 
     Raises:
@@ -153,7 +154,7 @@ def real_elements(x: MaskedBatch) -> Tensor:
     return x.lengths.prod(1).sum() * math.prod(static)
 
 
-def by_vector(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+def by_vector(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
     """The loss of each vector along the last dim."""
     like = first_of((NestedTensor, MaskedBatch), op, args, kwargs)
     last_is_static(like, op, 1)
@@ -187,7 +188,7 @@ def cosine_embedding_loss(x: Tensor, y: Tensor, target: Tensor, margin: float = 
 def ctc_loss(
     log_probs: Any, targets: Any, input_lengths: Any = None, target_lengths: Any = None, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
-) -> Any:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Log probabilities (B, -1, C) and targets (B, -1), which know their lengths: pass None for both.
 
     Raises:

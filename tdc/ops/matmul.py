@@ -33,6 +33,7 @@ from tdc.ops.positionwise import is_ragged
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure, extent_of
 
 BATCH = "b"
@@ -46,7 +47,7 @@ def product_rule(op: Op, impl: Op, ref: Op | None = None) -> None:
 # -- broadcast over the logical shape
 
 
-def matmul(input: Any, other: Any) -> Any:
+def matmul(input: Any, other: Any) -> Ragged | Tensor:
     if isinstance(input, NestedTensor) and isinstance(other, Tensor) and 1 <= other.ndim <= 2:
         s, values = input._structure, input._values
         last = values.ndim - 1
@@ -57,12 +58,12 @@ def matmul(input: Any, other: Any) -> Any:
     return contract(torch.matmul, [Term(left, input), Term(right, other)], out, exact="j")
 
 
-def by_operator(a: Any, b: Any) -> Any:
+def by_operator(a: Any, b: Any) -> Ragged | Tensor:
     """`tensor @ x` and `tensor.matmul(x)`."""
     return matmul(a, b)
 
 
-def by_operator_traced(a: Any, b: Any) -> Any:
+def by_operator_traced(a: Any, b: Any) -> Ragged | Tensor:
     """What Dynamo traces for `tensor @ x` and, operands swapped, for `x @ tensor`: the order that fits.
 
     It has no reflected function for `@` (torch 2.11-2.13).
@@ -142,7 +143,7 @@ def check_inner(a: Any, b: Any) -> None:
 # -- matrices and vectors of every example
 
 
-def on_examples(op: Op, dims: str, a: Any, b: Any) -> Any:
+def on_examples(op: Op, dims: str, a: Any, b: Any) -> Ragged | Tensor:
     """A product that torch has for operands of a fixed rank, for every example.
 
     Args:
@@ -167,11 +168,11 @@ def example(op: Op, x: Any, dims: str) -> Term:
     raise ShapeError(message(op, f"{kind}, one for each example", describe(x), hint=hint))
 
 
-def vdot(input: Any, other: Any) -> Any:
+def vdot(input: Any, other: Any) -> Ragged | Tensor:
     return on_examples(torch.vdot, "i,i->", torch.conj(input), other)
 
 
-def inner(input: Any, other: Any) -> Any:
+def inner(input: Any, other: Any) -> Ragged | Tensor:
     """Over the last dims of both; the other dims of the second stand behind those of the first."""
     pool = iter(string.ascii_lowercase.replace(BATCH, ""))
     last, terms = next(pool), []
@@ -184,7 +185,7 @@ def inner(input: Any, other: Any) -> Any:
     return contract(torch.inner, terms, out, exact=last + BATCH)
 
 
-def bmm(input: Any, mat2: Any) -> Any:
+def bmm(input: Any, mat2: Any) -> Ragged | Tensor:
     """Logical shapes of three dims, the first of them the batch.
 
     Raises:
@@ -196,19 +197,21 @@ def bmm(input: Any, mat2: Any) -> Any:
     return contract(torch.bmm, [Term("bij", input), Term("bjk", mat2)], "bik", exact="bjk")
 
 
-def added(op: Op, product: Op, input: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def added(
+    op: Op, product: Op, input: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1
+) -> Ragged | Tensor:
     """`beta * input + alpha * product`; an input with beta 0 is not read."""
     out = product(first, second)
     out = out if alpha == 1 else out * alpha
     return out if beta == 0 else torch.add(out, input if beta == 1 else input * beta)
 
 
-def summed_bmm(batch1: Any, batch2: Any) -> Any:
+def summed_bmm(batch1: Any, batch2: Any) -> Ragged | Tensor:
     """The sum of all examples' products."""
     return contract(torch.addbmm, [Term("bij", batch1), Term("bjk", batch2)], "ik", exact="bj")
 
 
-def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
+def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Ragged | Tensor:
     """Over pairs of logical dims; the batch dims of two batches are one such pair."""
     if out is not None:
         raise UnsupportedError(message("tensordot", "no out=", "out=", hint="use the returned object"))
@@ -229,7 +232,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     return contract(torch.tensordot, [Term("".join(left), a), Term("".join(right), b)], "".join(rest), exact=shared)
 
 
-def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Ragged | Tensor:
     """`bmm`: the groups are the rows, whose offsets the batch carries.
 
     Raises:
@@ -243,7 +246,7 @@ def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, ou
     return out if out_dtype is None else out.to(out_dtype)
 
 
-def chain(op: Op, *matrices: Any) -> Any:
+def chain(op: Op, *matrices: Any) -> Ragged | Tensor:
     """Matrices multiplied from left to right.
 
     Raises:
@@ -255,7 +258,7 @@ def chain(op: Op, *matrices: Any) -> Any:
     return reduce(matmul, given)
 
 
-def kron(input: Any, other: Any) -> Any:
+def kron(input: Any, other: Any) -> Ragged:
     """Every element of a batch times a dense matrix: rows grow by its size along the ragged dim.
 
     Raises:

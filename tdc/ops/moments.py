@@ -26,25 +26,26 @@ from tdc.core.typing import Op
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import check_dims, composed, count, filled, reduce_composed
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import Ragged
 
 
-def count_nonzero_ragged(x: Any, dim: Any = None) -> Any:
+def count_nonzero_ragged(x: Any, dim: Any = None) -> Ragged | Tensor:
     check_dims(torch.count_nonzero, x, dim)
     return x.ne(0).sum(dim)
 
 
-def nansum_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+def nansum_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Ragged | Tensor:
     check_dims(torch.nansum, x, dim)
     return x.masked_fill(x.isnan(), 0).sum(dim, keepdim, **kwargs)
 
 
-def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Ragged | Tensor:
     """Where all elements are NaN, or none is there, 0 / 0 is NaN."""
     check_dims(torch.nanmean, x, dim)
     if by_lines(torch.nanmean, x, dim):
         return over_lines(torch.nanmean, partial(nanmean_ragged, dtype=dtype), x, dim, keepdim)
 
-    def mean(x: Any) -> Any:
+    def mean(x: Any) -> Ragged | Tensor:
         total, real = nansum_ragged(x, dim, keepdim), x.isnan().logical_not().sum(dim, keepdim)
         return total / real.to(total.dtype)
 
@@ -83,7 +84,7 @@ def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, r
 def moment_ragged(
     op: Op, x: Any, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None,
-) -> Any:  # fmt: skip
+) -> Ragged | Tensor:  # fmt: skip
     """`std` and `var` in all forms that torch has: `(dim, correction=)`, `(dim, unbiased, keepdim)`, `(unbiased)`."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim

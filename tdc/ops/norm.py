@@ -62,7 +62,7 @@ def softmax_rows(op: Op, s: Structure, v: Tensor) -> Tensor:
     return shifted - spread(sums.log(), s, total) if op is torch.log_softmax else shifted.exp() / spread(sums, s, total)
 
 
-def dtype_of(args: tuple[Any, ...], dtype: Any) -> Any:
+def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:
     """The dtype of a call, by name or by position."""
     return next((a for a in args if isinstance(a, torch.dtype)), dtype)
 

@@ -37,7 +37,7 @@ from tdc.ops.batch import along
 from tdc.ops.extremes import extreme_position, values_of
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import sizes_of
+from tdc.ragged.storage import Ragged, ragged_sizes
 
 ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
 
@@ -83,7 +83,7 @@ def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
     d, packed = normal_dim(dim, x.ndim, op), isinstance(x, NestedTensor)
     if d in x.ragged_dims:
         r = x.ragged_dims.index(d)
-        lengths = (sizes_of(x.structure) if packed else x.lengths)[:, r]
+        lengths = ragged_sizes(x)[:, r]
         name = "x.lengths" if packed and len(x.ragged_dims) == 1 else f"x.{'sizes' if packed else 'lengths'}[:, {r}]"
         hint = f"drop short rows first: x = x[{name} >= {k}]"
     else:
@@ -92,7 +92,7 @@ def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
     require((lengths >= k).all(), text, ShapeError)
 
 
-def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
+def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Ragged | Tensor | tuple[Any, ...]:
     """Values and indices at a rank of each segment; values alone without a dim, as torch has it."""
     if dim is None and isinstance(x, NestedTensor):
         return op(x.values)
@@ -110,16 +110,16 @@ def nothing(values: Tensor) -> float:
     return math.nan if values.is_floating_point() else 0
 
 
-def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     """`median` and `nanmedian`."""
     return reduce_along(op, partial(ranked, op, partial(median_rank, op is torch.nanmedian)), x, dim, keepdim)
 
 
-def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
+def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     return reduce_along(torch.mode, partial(ranked, torch.mode, mode_rank), x, dim, keepdim)
 
 
-def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     if k < 1:
         raise ShapeError(message("kthvalue", "k of 1 or more", f"{k}", hint="k = 1 is the smallest element"))
     if not is_static(torch.kthvalue, x, dim):
@@ -149,7 +149,7 @@ def quantile_of(segments: Segments, order: Tensor, last: Tensor, q: Tensor, how:
 
 def quantile_ragged(
     op: Op, x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
-) -> Any:
+) -> Ragged | Tensor:
     """`quantile` and `nanquantile`."""
     if isinstance(q, (int, float)) and not 0 <= q <= 1:
         raise ShapeError(message(op, "q in [0, 1]", f"{q}", hint="q = 0.5 is the median"))
@@ -172,7 +172,7 @@ def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim
     return tuple([segments.back(quantile_of(segments, order, last, q, how), keepdim) for q in qs.unbind()])
 
 
-def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -> Any:
+def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -> Ragged:
     """Several quantiles come as a dim in front of all others."""
     run = partial(dense_quantile, op, q, how)
     if not isinstance(q, Tensor) or not q.ndim:

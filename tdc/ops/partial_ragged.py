@@ -30,6 +30,7 @@ from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import exchange, valid_mask
 from tdc.ragged.segments import coordinates, offsets_of, row_ids, sizes_of, strides, structure_of_sizes
+from tdc.ragged.storage import ragged_sizes
 from tdc.ragged.structure import Structure
 
 
@@ -87,7 +88,7 @@ def along_lines(op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor
     lines, dims, at = lines_of(op, x, dim)
     out, new = run(lines.batch, dim=at), None
     if resized is not None:
-        sizes = (sizes_of(x.structure) if isinstance(x, NestedTensor) else x.lengths).unbind(1)
+        sizes = ragged_sizes(x).unbind(1)
         new = torch.stack([resized(n) if d in dims else n for d, n in zip(x.ragged_dims, sizes, strict=True)], 1)
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
 

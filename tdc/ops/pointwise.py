@@ -35,6 +35,7 @@ from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
 from tdc.ragged.segments import longest, spread
+from tdc.ragged.storage import Ragged
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -225,7 +226,7 @@ def neutral(x: Any, like: MaskedBatch, op: Op) -> Any:
     return torch.where(x.mask, data, 1).to(x.dtype) if isinstance(x, MaskedBatch) else data
 
 
-def where(*args: Any, **kwargs: Any) -> Any:
+def where(*args: Any, **kwargs: Any) -> Tensor:
     """`torch.where` of three operands; of one it would be `nonzero`, of which rows have different numbers.
 
     Raises:
@@ -237,17 +238,17 @@ def where(*args: Any, **kwargs: Any) -> Any:
     return torch.where(*args, **kwargs)
 
 
-def sgn(x: Any) -> Any:
+def sgn(x: Any) -> Tensor:
     """Of real numbers `sign`; torch's derivative of `sgn` makes a graph for each size (2.13)."""
     return torch.sgn(x) if x.dtype.is_complex else torch.sign(x)
 
 
-def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
+def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Tensor:
     """In evaluation the slope is the mean, for which vmap has a rule."""
     return F.rrelu(x, lower, upper, training) if training else F.leaky_relu(x, (lower + upper) / 2)
 
 
-def bucketize(x: Any, *args: Any, **kwargs: Any) -> Any:
+def bucketize(x: Any, *args: Any, **kwargs: Any) -> Tensor:
     """torch warns of values that are not contiguous."""
     return torch.bucketize(x.contiguous(), *args, **kwargs)
 
@@ -268,7 +269,7 @@ def to_cpu(x: Any, **_: Any) -> Any:
     return x.to("cpu")
 
 
-def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Any:
+def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Ragged:
     """`x.to(other)` where one of them is a batch: dtype and device of the other."""
     if isinstance(x, Container):
         return x.to(*args, **kwargs)
@@ -276,7 +277,7 @@ def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Any:
     return x.to(other.device, other.dtype, *rest, **kwargs)
 
 
-def type_as(x: Any, other: Any) -> Any:
+def type_as(x: Any, other: Any) -> Ragged:
     return x.to(other.device, other.dtype)
 
 

@@ -28,9 +28,9 @@ from tdc.ops.along_dim import along_static
 from tdc.ops.batch import along
 from tdc.ops.pointwise import mixed, packed
 from tdc.ops.rectangle import cut_padding
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested, build_result
-from tdc.ragged.structure import require_same
+from tdc.ragged.storage import require_alike
 
 
 def positionwise(op: Op, family: str, check: Op, *, source: str = "", aliases: tuple[Op, ...] = ()) -> None:
@@ -63,16 +63,11 @@ def at_positions(
     for other in args:
         if is_ragged(other) and type(other) is not type(like):
             raise mixed(op, like, other)
+        if is_ragged(other) and other is not like:
+            require_alike(op, like, other)
     if isinstance(like, NestedTensor):
-        s = like._structure
-        for a in args:
-            if is_ragged(a) and a._structure is not s:
-                require_same(s, a._structure, op)
         out = run(*[a._values if is_ragged(a) else a for a in args], **kwargs)
-        return map_results(out, partial(build_nested, s))
-    for a in args:
-        if is_ragged(a) and a is not like:
-            require_same_lengths(like, a, op)
+        return map_results(out, partial(build_nested, like._structure))
     ready = [(a.filled(0) if fill is None else fill(a)) if is_ragged(a) else a for a in args]
     return map_results(run(*ready, **kwargs), partial(cut_padding, like))
 

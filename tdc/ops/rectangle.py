@@ -19,6 +19,7 @@ from tdc.ragged.convert import to_packed
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest
+from tdc.ragged.storage import Ragged
 
 
 def rectangle(x: Any, fill: float) -> Tensor:
@@ -43,7 +44,7 @@ def repacked(data: Tensor, x: Any) -> Any:
     return x.with_values(pack_rows(rows, s, x.values.shape[s.packed_dim]).movedim(0, s.packed_dim))
 
 
-def resized(x: Any, data: Tensor, sizes: Tensor, dims: tuple[int, ...]) -> Any:
+def resized(x: Any, data: Tensor, sizes: Tensor, dims: tuple[int, ...]) -> Ragged:
     """A batch of other ragged sizes `(B, R)`, along `dims` of a rectangle with the batch at its dim in x.
 
     What lies outside the sizes is cut off.

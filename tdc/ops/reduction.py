@@ -33,6 +33,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, reduce_rows
+from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure
 
 Rows = Callable[[Tensor, Structure], Tensor]
@@ -110,7 +111,9 @@ def plan(op: Op, x: NestedTensor, dim: Any) -> Plan:
     return Plan(dims, tuple([a for a in axes if a is not None]), ragged, batch, by_lines(op, x, dims))
 
 
-def reduce_nested(op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+def reduce_nested(
+    op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Ragged | Tensor:
     """Static dims first (they are the short ones), then the packed axis, row by row or whole."""
     if dim is None and not keepdim:
         return op(x.values, **kwargs)
@@ -123,7 +126,7 @@ def reduce_nested(op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim:
     return rounded_once(run, x, **kwargs) if op in SUMS else run(x)
 
 
-def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) -> Any:
+def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) -> Ragged | Tensor:
     """One dim after another."""
     s, values = x.structure, x.values
     for axis in p.static:
@@ -135,7 +138,7 @@ def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) ->
     return settle(rows(values.movedim(s.packed_dim, 0), s), s, p.dims, keepdim)
 
 
-def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any) -> Any:
+def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any) -> Ragged | Tensor:
     """A reduction that needs no rows, of the packed values: over static dims, or over everything of the batch."""
     s = x.structure
     if not p.ragged:
@@ -161,7 +164,9 @@ def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> T
     return out if keepdim else out.squeeze(dims)
 
 
-def reduce_masked(op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+def reduce_masked(
+    op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Ragged | Tensor:
     """A result that has all its ragged dims stays a MaskedBatch; one without them, or the batch, is dense."""
     dims = reduced_dims(op, dim, x.ndim)
     if by_lines(op, x, dims):
@@ -188,7 +193,7 @@ def composed(op: Op, family: str, impl: Op, names: str = "dim keepdim", identity
 
 def reduce_composed(
     op: Op, rule: Op, x: Any, dim: Any = None, keepdim: bool = False, *, dense: Op | None = None, **kwargs: Any
-) -> Any:
+) -> Ragged | Tensor:
     """A reduction by `rule(x, dims, keepdim, **kwargs)` where rows or padding matter, by torch itself where not.
 
     Args:
@@ -242,7 +247,7 @@ def masked_mean(x: MaskedBatch, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     return x.filled(0).sum(dims, keepdim) / x.mask.expand(x.data.shape).sum(dims, keepdim)
 
 
-def finite(identity: float, dtype: torch.dtype) -> Any:
+def finite(identity: float, dtype: torch.dtype) -> float:
     """The identity in a dtype: the extreme integer where there is no infinity."""
     if dtype == torch.bool or not math.isinf(identity) or dtype.is_floating_point:
         return bool(identity) if dtype == torch.bool else identity

@@ -28,11 +28,11 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, take_spans
-from tdc.ragged.storage import data_of, with_data
+from tdc.ragged.storage import Ragged, data_of, with_data
 from tdc.ragged.structure import Structure
 
 
-def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Any:
+def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged | tuple[Ragged, ...]:
     """A scan of each row, or of each position along a static dim."""
     d = ragged_dim(op, x, dim)
     if d is None:
@@ -56,7 +56,7 @@ def ragged_dim(op: Op, x: Any, dim: int) -> int | None:
     return d
 
 
-def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor]) -> Any:
+def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor]) -> Ragged:
     """`fn(later, former)` of all neighbours along a dim, which becomes one shorter."""
     d = ragged_dim(op, x, dim)
     if d is None:
@@ -91,7 +91,7 @@ def middle(later: Tensor, former: Tensor) -> Tensor:
     return (later + former) / 2
 
 
-def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Ragged:
     """Differences of neighbours, n times over; `prepend` and `append` are batches of as many rows."""
     parts = [y for y in (prepend, x, append) if y is not None]
     x = torch.cat(parts, dim) if len(parts) > 1 else x
@@ -102,7 +102,7 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
 
 def strips(op: Op, y: Any, x: Any, dx: float, dim: int) -> Any:
     """The areas between neighbours, `dx` apart or at the points `x`: a batch like y, or a tensor along a static dim."""
-    heights = neighbours(op, y, dim, middle)
+    heights: Any = neighbours(op, y, dim, middle)
     if isinstance(x, Tensor):
         if ragged_dim(op, y, dim) is not None or x.ndim != 1:
             hint = "y.with_values(points), or dx= for equal distances"
@@ -114,11 +114,11 @@ def strips(op: Op, y: Any, x: Any, dx: float, dim: int) -> Any:
     return heights * (dx if x is None else diff_ragged(x, dim=dim))
 
 
-def trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+def trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged | Tensor:
     return strips(torch.trapezoid, y, x, dx, dim).sum(dim)
 
 
-def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged:
     return strips(torch.cumulative_trapezoid, y, x, dx, dim).cumsum(dim)
 
 

@@ -63,7 +63,7 @@ def within(segments: Segments, order: Tensor) -> Tensor:
     return order - (here - segments.positions)
 
 
-def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:
     """Along a ragged dim every row has k elements, so that the result is dense, k at the ragged dim.
 
     Raises:
@@ -79,7 +79,7 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
     return top(x, k, dim, largest)
 
 
-def top(x: Any, k: int, dim: int, largest: bool) -> Any:
+def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     """The first `k` in order along a ragged dim, where there are as many."""
     d, segments, order = ordered(torch.topk, x, dim, largest)
     start = segments.starts if segments.structure is None else segments.starts.unsqueeze(1)

@@ -23,12 +23,12 @@ from tdc.core.rules import MODES, define
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
-from tdc.ragged.storage import data_of, with_data
+from tdc.ragged.storage import Ragged, data_of, with_data
 
 
 def vector_norm_ragged(
     x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, op: Any = None
-) -> Any:
+) -> Ragged | Tensor:
     """`op` is the operation that errors name."""
     rule = partial(norm_of, ord=ord, dtype=dtype)
     dense = partial(dense_norm, ord=ord, dtype=dtype)
@@ -61,7 +61,7 @@ def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any
 
 def norm_ragged(
     x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
-) -> Any:
+) -> Ragged | Tensor:
     """`torch.norm`: of vectors; the norms of matrices are in `torch.linalg`.
 
     Raises:
@@ -73,7 +73,9 @@ def norm_ragged(
     return vector_norm_ragged(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype, op=torch.norm)
 
 
-def linalg_norm_ragged(x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def linalg_norm_ragged(
+    x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Ragged | Tensor:
     """`torch.linalg.norm`: of vectors where there is one dim or no ord.
 
     Raises:
@@ -86,12 +88,12 @@ def linalg_norm_ragged(x: Any, ord: Any = None, dim: Any = None, keepdim: bool =
     raise UnsupportedError(message(torch.linalg.norm, "ord and one dim, or no ord", got, hint=hint))
 
 
-def dist_ragged(input: Any, other: Any, p: float = 2) -> Tensor:
+def dist_ragged(input: Any, other: Any, p: float = 2) -> Ragged | Tensor:
     """The norm of the difference of all real elements."""
     return vector_norm_ragged(torch.sub(input, other), p, op=torch.dist)
 
 
-def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Ragged:
     """Vectors along dim 1, unless another is named, divided by their norm.
 
     Raises:
@@ -104,7 +106,7 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
     return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
 
 
-def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Any:
+def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Ragged | Tensor:
     """The exclusive or of the bits of elements: whether each bit is set in an odd number of them.
 
     Raises:
