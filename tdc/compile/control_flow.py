@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.functorch import is_batched
 from tdc.compile._torch.operators import while_loop_operator
-from tdc.compile._torch.tracing import before_operator, probe, refuse_in_scan
+from tdc.compile._torch.tracing import before_operator, is_batched, probe, refuse_in_scan
 from tdc.compile.carries import agree, moving, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, end_if_ran, needs_grad, traced
 from tdc.core.arguments import expect_function

@@ -17,6 +17,7 @@ from tdc.demo import plots
 from tdc.demo.data import length_histogram
 from tdc.demo.records import DemoFacts, ExportRecord, spread
 from tdc.demo.theme import stylesheet
+from tdc.tensordict.nbytes import bytes_text
 
 __all__ = ["write_report"]
 
@@ -72,6 +73,7 @@ def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
     ]
     classes = sorted(facts.classes.items(), key=lambda item: (-item[1], item[0]))
     total = sum(facts.classes.values()) or 1
+    by_class = [(name, _count(count), _percent(count / total)) for name, count in classes]
     real, padding = _percent(facts.occupancy), _percent(1 - facts.occupancy)
     return _section(
         "The data",
@@ -87,12 +89,7 @@ def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
         ),
         _folded("Lengths as a table", _table("Docstrings by length", ("Bytes", "Docstrings"), bins)),
         _folded(
-            f"The {len(classes)} classes",
-            _table(
-                "Docstrings by class",
-                ("Class", "Docstrings", "Share"),
-                [(name, _count(count), _percent(count / total)) for name, count in classes],
-            ),
+            f"The {len(classes)} classes", _table("Docstrings by class", ("Class", "Docstrings", "Share"), by_class)
         ),
         "<h3>One batch</h3>",
         f'<div class="tree">{facts.tree_html}</div>' if facts.tree_html else "",
@@ -112,6 +109,7 @@ def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
         (_count(row.step), f"{row.loss:.3f}", _percent(row.accuracy), _count(row.tokens), _seconds(row.seconds))
         for row in shown
     ]
+    caption = f"Every {stride}. step and the last" if stride > 1 else "Every step"
     tokens, seconds = sum(row.tokens for row in facts.steps), sum(row.seconds for row in facts.steps)
     return _section(
         "Training",
@@ -124,14 +122,7 @@ def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
             "Two line charts: training loss falling and training accuracy rising over the steps.",
             "Loss and accuracy of each training batch (faint) and their running mean (strong).",
         ),
-        _folded(
-            "The run as a table",
-            _table(
-                f"Every {stride}. step and the last" if stride > 1 else "Every step",
-                ("Step", "Loss (nats)", "Accuracy", "Tokens", "Time"),
-                rows,
-            ),
-        ),
+        _folded("The run as a table", _table(caption, ("Step", "Loss (nats)", "Accuracy", "Tokens", "Time"), rows)),
     )
 
 
@@ -140,17 +131,11 @@ def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
     if not rows:
         return _section("Ragged and padded", "<p>Not measured in this run.</p>")
     apart = max(abs(row.loss_ragged - row.loss_padded) for row in rows)
-    steps = [
-        (
-            _count(row.step),
-            f"{row.loss_ragged:.5f}",
-            f"{row.loss_padded:.5f}",
-            _seconds(row.seconds_ragged),
-            _seconds(row.seconds_padded),
-            _count(row.tokens),
-        )
-        for row in rows
-    ]
+    head = ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens")
+    steps = []
+    for row in rows:
+        losses, times = (row.loss_ragged, row.loss_padded), (row.seconds_ragged, row.seconds_padded)
+        steps.append((_count(row.step), *[f"{x:.5f}" for x in losses], *map(_seconds, times), _count(row.tokens)))
     return _section(
         "Ragged and padded",
         f"<p>The same model, the same weights, the same {_count(len(rows))} batches, once ragged and once padded. "
@@ -163,14 +148,7 @@ def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
             "Padding does not count as tokens.",
         ),
         _sides(facts),
-        _folded(
-            "Every step as a table",
-            _table(
-                "Loss and time of each step",
-                ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens"),
-                steps,
-            ),
-        ),
+        _folded("Every step as a table", _table("Loss and time of each step", head, steps)),
     )
 
 
@@ -184,46 +162,29 @@ def _sides(facts: DemoFacts) -> str:
     for name, seconds, peak in sides:
         each = spread(seconds)
         rates = [row.tokens / time for row, time in zip(facts.comparison, seconds, strict=True) if time > 0]
-        table.append(
-            (
-                name,
-                _seconds(each.median),
-                f"{_seconds(each.first)} {_DASH} {_seconds(each.third)}",
-                f"{_seconds(each.low)} {_DASH} {_seconds(each.high)}",
-                _count(statistics.median(rates)) if rates else _DASH,
-                _bytes(peak),
-            )
-        )
-    return _table(
-        "Time for one step, without compiling",
-        ("", "Median", "Middle half", "Range", "Tokens / s", "Peak memory"),
-        table,
-    )
+        ends = [
+            f"{_seconds(low)} {_DASH} {_seconds(high)}"
+            for low, high in ((each.first, each.third), (each.low, each.high))
+        ]
+        rate = _count(statistics.median(rates)) if rates else _DASH
+        table.append((name, _seconds(each.median), *ends, rate, _DASH if peak is None else bytes_text(peak)))
+    head = ("", "Median", "Middle half", "Range", "Tokens / s", "Peak memory")
+    return _table("Time for one step, without compiling", head, table)
 
 
 def _compiled(facts: DemoFacts) -> str:
     if not facts.compiled:
         return ""
-    rows = [
-        (
-            row.name,
-            _count(row.graphs),
-            _count(row.breaks),
-            _count(row.compiles),
-            _DASH if row.kernels is None else _count(row.kernels),
-            _seconds(row.seconds),
-        )
-        for row in facts.compiled
-    ]
+    rows = []
+    for row in facts.compiled:
+        counts = (row.graphs, row.breaks, row.compiles, row.kernels)
+        rows.append((row.name, *[_DASH if n is None else _count(n) for n in counts], _seconds(row.seconds)))
+    head = ("Function", "Graphs", "Graph breaks", "Compilations", "Kernels", "Compile time")
     return _section(
         "What was compiled",
         "<p>Every batch has other lengths, and the last one of an epoch has fewer docstrings. "
         "One graph and one compilation mean that none of this made the compiler start again.</p>",
-        _table(
-            "Counted over the whole run",
-            ("Function", "Graphs", "Graph breaks", "Compilations", "Kernels", "Compile time"),
-            rows,
-        ),
+        _table("Counted over the whole run", head, rows),
     )
 
 
@@ -233,7 +194,7 @@ def _exported(facts: DemoFacts) -> str:
         return ""
     rows = (
         ("File", export.path),
-        ("Size", _bytes(export.bytes)),
+        ("Size", bytes_text(export.bytes)),
         ("Time to export", _seconds(export.seconds)),
         ("Equal predictions", _equal(export)),
         ("Largest difference of an output", _small(export.max_abs_difference)),
@@ -371,17 +332,6 @@ def _seconds(value: float) -> str:
         return f"{value:.1f} s"
     scaled, unit = (value * 1e3, "ms") if value >= 0.9995e-3 else (value * 1e6, "µs")
     return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return _DASH
-    if value < 1024:
-        return f"{value} bytes"
-    for scale, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if value >= scale:
-            return f"{value / scale:.1f} {unit}"
-    return f"{value / 1024:.1f} KiB"
 
 
 _PAGE = """\

@@ -1,8 +1,7 @@
 """What this room asks of torch's private parts, one file for each part; no other file of it names them.
 
-    dynamo       backends by name, counts, marks of sizes that `torch.export` and buckets need
-    tracing      the graph that Dynamo is tracing: what may be in it, how it is compiled
-    functorch    transforms around a call
+    dynamo       backends by name, counts, marks of sizes; modules of torch, loaded late
+    tracing      the graph that Dynamo is tracing, and transforms around a call
     operators    loops as one operation of a graph
     inductor     the compiler, its settings and counters
     aoti         packages of machine code

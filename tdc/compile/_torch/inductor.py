@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdc.compile._torch.modules import load
+from tdc.compile._torch.dynamo import load
 from tdc.compile._torch.symbolic import any_size
 
 

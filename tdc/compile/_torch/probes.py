@@ -15,23 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
-from tdc.compile._torch.functorch import innermost_transform, is_batched
+from tdc.compile._torch.dynamo import (
+    NO_COMPILE,
+    CompileId,
+    current_compile,
+    graph_breaks,
+    load,
+    mark_bounds,
+    mark_static,
+    named_backend,
+)
 from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
-from tdc.compile._torch.modules import load
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
-from tdc.compile._torch.tracing import at_trace_time, probe
+from tdc.compile._torch.tracing import at_trace_time, innermost_transform, is_batched, probe
 
+Fn = Callable[..., Any]
 internals: Any = torch  # parts of torch without types
 
 
-def compiles(fn: Callable[..., Any], *inputs: Tensor, fullgraph: bool = True) -> list[tuple[int, int]]:
-    """The ids of the compiles that calls of a function take."""
-    seen: list[tuple[int, int]] = []
+def compiles(fn: Fn, *inputs: Tensor, fullgraph: bool = True) -> list[tuple[CompileId, torch.fx.GraphModule]]:
+    """The compiles that calls of a function take, and their graphs."""
+    seen: list[tuple[CompileId, torch.fx.GraphModule]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.append(current_compile())
+        seen.append((current_compile(), graph))
         return graph.forward
 
     run = torch.compile(lambda x: fn(x), backend=backend, fullgraph=fullgraph)  # a function of its own: no limit
@@ -47,7 +55,7 @@ def finds_backends() -> bool:
 
 def knows_compiles() -> bool:
     """A backend knows which compile of which frame it is called for."""
-    found = compiles(torch.relu, torch.ones(3), torch.ones(4))
+    found = [id for id, _ in compiles(torch.relu, torch.ones(3), torch.ones(4))]
     return len(found) == 2 and found[0] != NO_COMPILE and found[0][0] == found[1][0] and found[0] != found[1]
 
 
@@ -93,18 +101,13 @@ def acts_while_traced() -> bool:
 
 def removes_assertions() -> bool:
     """What a probe of a function asserts about data is taken out of the graph."""
-    graphs: list[torch.fx.GraphModule] = []
 
     def fn(x: Tensor) -> Tensor:
         probe(lambda x: internals._assert_async((x > 0).all()), x)
         return x + 1
 
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compile(fn, backend=backend, fullgraph=True)(torch.ones(2))
-    return not any(["assert" in str(node.target) for node in graphs[0].graph.nodes])
+    [(_, graph)] = compiles(fn, torch.ones(2))
+    return not any(["assert" in str(node.target) for node in graph.graph.nodes])
 
 
 def sees_transforms() -> bool:
@@ -140,17 +143,13 @@ def frees_sizes() -> bool:
     return fixed(size) is None and line is not None and (line.factor, line.plus) == (2, 0)
 
 
-def takes_settings() -> bool:
-    """Modes of `torch.compile` are settings of Inductor."""
-    return bool(settings_of("max-autotune", None)) and settings_of(None, None) == {}
-
-
-def keeps_caches_apart() -> bool:
-    """The tag of the caches on disk can be set for a while."""
-    before = torch.compiler.config.cache_key_tag  # type: ignore[attr-defined]  # made by install_config_module
+def sets_inductor() -> bool:
+    """Modes of `torch.compile` are settings of Inductor, and the tag of its caches can be set for a while."""
+    config: Any = torch.compiler.config
+    before = config.cache_key_tag
     with apart_in_caches("probe"):
-        inside = torch.compiler.config.cache_key_tag  # type: ignore[attr-defined]  # as above
-    return inside == f"{before}probe" and torch.compiler.config.cache_key_tag == before  # type: ignore[attr-defined]
+        apart = config.cache_key_tag == f"{before}probe"
+    return apart and config.cache_key_tag == before and bool(settings_of("max-autotune", None))
 
 
 def counts_kernels() -> bool:
@@ -171,7 +170,6 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("trace of guards and recompiles", hears_trace),
     ("sizes 0 and 1 exported as any", frees_sizes),
     ("Inductor free of the example", asks_no_example),
-    ("Inductor's settings by mode", takes_settings),
-    ("caches kept apart", keeps_caches_apart),
+    ("Inductor's settings and caches", sets_inductor),
     ("Inductor's counters", counts_kernels),
 )

@@ -18,8 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tdc.compile._torch.dynamo import CompileId
-from tdc.compile._torch.modules import load
+from tdc.compile._torch.dynamo import CompileId, load
 
 LOGGER = "torch.__trace"
 METRICS = "torch._inductor.compile_fx.__inductor_metrics"

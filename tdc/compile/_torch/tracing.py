@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tdc.compile._torch.functorch import innermost_transform
+from tdc.compile._torch.dynamo import load
 from tdc.compile._torch.inductor import apart_in_caches
-from tdc.compile._torch.modules import load
 from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types
@@ -36,6 +35,17 @@ def name_of(context: Any) -> str:
 def translator(context: Any) -> Any:
     """Dynamo's instruction translator."""
     return context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+
+
+def innermost_transform() -> str | None:
+    """The name of the transform of `torch.func` around the call, such as "grad"; None where there is none."""
+    interpreter = internals._C._functorch.peek_interpreter_stack()
+    return None if interpreter is None else interpreter.key().name.lower()
+
+
+def is_batched(x: Any) -> bool:
+    """Whether a tensor stands for one example of a vmap. Can be traced."""
+    return internals._C._functorch.is_batchedtensor(x)
 
 
 def before_operator(op: str) -> None:
