@@ -6,7 +6,7 @@
 Words of a container: `batch` (a list where there are several batch dims), `length` (a list where several dims are
 ragged), `total` (of the packed axis, which follows from the lengths). What a dim may be:
 
-    "B"                     a name; one name in two places is one size
+    "B"                     a name; one name given twice is one size
     (1, 64), ("B", 1, 64)   bounds, either of them None; with a name
     torch.export.Dim        its name and bounds
     True, "auto"            varies; "auto" only where the function lets it
@@ -302,8 +302,8 @@ def is_declaration(parts: Any) -> bool:
         return False
     ends = parts[1:] if isinstance(parts[0], str) else parts
     known = [n for n in ends if n is not None]
-    whole = all([isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in known])
-    return whole and len(ends) in ((0, 2) if len(ends) < len(parts) else (2,)) and known == sorted(known)
+    are_sizes = all([isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in known])
+    return are_sizes and len(ends) in ((0, 2) if len(ends) < len(parts) else (2,)) and known == sorted(known)
 
 
 def has_bounds(v: Vary) -> bool:
@@ -321,7 +321,7 @@ def shifted(size: Any, plus: int) -> Any:
 
 
 def distinct(tree: Any) -> Any:
-    """The same arguments with no tensor in two places: torch.export would take these for always one and the same."""
+    """The same arguments with no tensor given twice: torch.export would take the two for always one and the same."""
     seen: set[int] = set()
 
     def own(x: Any) -> Any:

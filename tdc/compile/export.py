@@ -74,7 +74,7 @@ def export(
         dynamic: what varies, by argument and key: `{"batch": {"batch": ("B", 1, 64), "tokens": {"length": "L"}}}`. Dims
             of containers are called `batch`, `length` and `total`, those of tensors have numbers. A dim is a name,
             `(min, max)`, `(name, min, max)`, a `torch.export.Dim`, True, "auto" or False (as in the example). What is
-            not said varies if it can. One name in two places is one size.
+            not said varies if it can. One name given twice is one size.
 
     Returns:
         What can be called with other batches, saved, and asked for its `signature()`.
@@ -319,7 +319,7 @@ def dim_hint(v: Vary) -> Any:
 def signature_of(
     program: Any, entries: Sequence[Entry], name: str, arguments: tuple[Sequence[str], Sequence[str]], in_spec: Any
 ) -> Signature:
-    """What a program takes and gives, in the words of the declaration."""
+    """What a program takes and gives, with sizes named as declared."""
     names = Names(program, entries)
     inputs = names.inputs(entries)
     order = [s.name for e in inputs for s in e.sizes if isinstance(s, Size)]

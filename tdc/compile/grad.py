@@ -3,8 +3,8 @@
     grads = tdc.grad(loss)(params, batch)           a TensorDict like params, of gradients
     grads, value = ...                              tdc.value_and_grad gives both
 
-What differs from `torch.func.grad`: integer leaves (a step counter, the running count of a batch norm) and structures
-are no obstacle. A TensorDict of gradients leaves them out, a NestedTensor of gradients keeps its structure.
+What differs from `torch.func.grad`: arguments may hold integers (a step counter, the running count of a batch norm) and
+ragged structures. A TensorDict of gradients leaves integers out, a NestedTensor of gradients keeps its structure.
 
 Invariant: nothing is differentiated but floating-point and complex tensors.
 """

@@ -53,7 +53,7 @@ def jacrev(
 
     Args:
         fn: returns tensors or containers, or with `has_aux` a pair of them and anything.
-        argnums: which arguments; several give a tuple in the place of each result.
+        argnums: which arguments; several give a tuple for each result.
         chunk_size: so many elements of the result at a time, to save memory.
 
     Returns:
@@ -150,7 +150,7 @@ def jacobian(
 
 
 def results(out: Any) -> list[Any]:
-    """Leaves of a result, ragged ones whole."""
+    """Leaves of a result; a ragged batch is one leaf."""
     return pytree.tree_leaves(out, is_leaf=is_ragged)
 
 

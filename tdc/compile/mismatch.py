@@ -1,4 +1,4 @@
-"""What arguments have otherwise than those a function was exported with, one line for each place.
+"""How arguments differ from those a function was exported with, one line for each difference.
 
 The expected arguments are given as the containers themselves with an `Input` in place of each tensor, so that both
 trees are walked side by side and a line can name what a user sees: a key, a kind, a logical shape.

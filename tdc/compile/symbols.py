@@ -1,4 +1,4 @@
-"""From torch's symbols to names: what a program that was exported says of its inputs, in the words of its caller.
+"""From torch's symbols to names: the sizes of an exported program's inputs and outputs, as its caller calls them.
 
 torch.export gives each size that varies a symbol, and replaces symbols by others where the function needs them to be
 related: after `label * tokens.sum(1)` the offsets of `tokens` have size `s0 + 1`. Here every size `a * s + b` of an

@@ -111,12 +111,12 @@ def first(out_dims: Any) -> Any:
 
 
 def is_ragged(x: Any) -> bool:
-    """Containers that are mapped as a whole, not tensor by tensor."""
+    """Whether a value is a ragged batch, which is mapped as one and not tensor by tensor."""
     return isinstance(x, (NestedTensor, MaskedBatch))
 
 
 def is_container(x: Any) -> bool:
-    """Containers that one dim is for."""
+    """Whether a value is a container, which has one dim in `in_dims`."""
     return is_ragged(x) or isinstance(x, TensorDict)
 
 

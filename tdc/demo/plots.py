@@ -68,10 +68,10 @@ def _lengths(facts: DemoFacts, theme: Theme) -> "Figure":
     for label, value in (("median", statistics.median(ordered)), ("90th percentile", _ninetieth(ordered))):
         axes.axvline(value, color=theme.ink, linewidth=0.9, linestyle=(0, (3, 3)))
         side, shift = ("left", 5) if value < edges[-1] * 0.6 else ("right", -5)
-        place = {"xy": (value, 0.97), "xycoords": ("data", "axes fraction")}
+        spot = {"xy": (value, 0.97), "xycoords": ("data", "axes fraction")}
         offset = {"xytext": (shift, 0), "textcoords": "offset points"}
         text = f"{label}: {value:,.0f}"
-        axes.annotate(text, **place, **offset, ha=side, va="top", color=theme.ink, fontsize=_TEXT)
+        axes.annotate(text, **spot, **offset, ha=side, va="top", color=theme.ink, fontsize=_TEXT)
     return figure
 
 
@@ -178,10 +178,10 @@ def _name(axes: "Axes", theme: Theme, horizontal: str, vertical: str) -> None:
 def _level(axes: "Axes", theme: Theme, value: float, text: str, colour: str, *, side: str = "right") -> None:
     """A dashed line across, labelled at the end that the curve leaves free."""
     axes.axhline(value, color=colour, linewidth=0.9, linestyle=(0, (3, 3)))
-    place = {"xy": (float(side == "right"), value), "xycoords": ("axes fraction", "data")}
+    spot = {"xy": (float(side == "right"), value), "xycoords": ("axes fraction", "data")}
     shift = {"xytext": (4 if side == "left" else 0, 3), "textcoords": "offset points"}
     behind = {"facecolor": theme.panel, "alpha": 0.75, "linewidth": 0, "pad": 0.8}
-    axes.annotate(text, **place, **shift, ha=side, va="bottom", color=colour, fontsize=_SMALL, bbox=behind)
+    axes.annotate(text, **spot, **shift, ha=side, va="bottom", color=colour, fontsize=_SMALL, bbox=behind)
 
 
 def _ninetieth(ordered: Sequence[int]) -> int:

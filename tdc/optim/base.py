@@ -118,7 +118,7 @@ def updated(
     """
     for x in (grads, state, params):
         expect(op, x, TensorDict)
-    columns = usual(grads, state, params, names)
+    columns = matching_columns(grads, state, params, names)
     if columns is None:
         check_state(op, state, params, (*names, "step"), names)
         check_grads(op, grads, params)
@@ -149,7 +149,9 @@ def columns_of(grads: TensorDict, state: TensorDict, params: TensorDict, names: 
     return [gathered(params._leaves, paths), list(grads._leaves.values()), *moments]
 
 
-def usual(grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]) -> list[Column] | None:
+def matching_columns(
+    grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]
+) -> list[Column] | None:
     """Columns, where gradients, moments and parameters have the same keys and shapes; None where they do not.
 
     A graph looks at keys and dtypes alone: comparing shapes is a fifth of what such a step takes to trace, and torch's
