@@ -64,7 +64,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
     data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
-    sizes = x.sizes if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))
+    sizes = x.sizes.clone() if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))  # not the kept ones
     out = MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
     return out if b == 0 else build_masked(out.data.movedim(0, b), out.lengths, ragged, b)
 

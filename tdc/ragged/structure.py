@@ -1,6 +1,6 @@
-"""Ragged structure: where each row of a batch begins and ends, and the arithmetic on it.
+"""Ragged structure: where each example of a packed batch begins and ends, and which axes it lies on.
 
-A packed batch is `values` plus a `Structure`. The rows lie one after another along one axis of `values`, the packed
+A packed batch is `values` plus a `Structure`. The examples lie one after another along one axis of `values`, the packed
 axis; `offsets (B+1,)` says where they begin. With several ragged dims (images, pair maps) these are flattened into the
 packed axis and `shapes (B, R)` holds their sizes. `extent` carries the longest sizes as the *shape* of an empty
 tensor, so that they are symbolic in a compiled graph and never specialise it.
@@ -9,13 +9,12 @@ tensor, so that they are symbolic in a compiled graph and never specialise it.
     values          s0 … |    N    | s1 …          N = sum over rows of r1·…·rR, at index packed_dim
     logical shape   B inserted at batch_dim; ragged dims show as -1
 
-Everything here is plain traceable tensor code on offsets: lengths, row ids, reductions over rows, the index maps
-between packed and padded, and the test that two structures are equal.
+`once` keeps what is computed from offsets alone, row ids for instance, on the structure.
 
 Invariants:
-  - offsets is int64, begins with 0, never decreases, ends with N (`validate` checks; nothing here trusts less);
-  - packing and padding are each other's adjoint and gather in both directions, there is no scatter between them;
-  - nothing here reads a value on the host, except what says so.
+  - offsets is int64, begins with 0, never decreases, ends with N; constructors do not check it, `validate` does;
+  - nothing here reads a value on the host;
+  - what is kept holds no elements, is no part of the pytree, and goes into no copy and no file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Structure(Frozen):
 
     Shapes: offsets (B+1,) int64; shapes (B, R) int64 or None; extent (longest r1, …, longest rR, 0) or None.
 
-    Read far more often than built, so its slots are public and a `__setattr__` locks them.
+    It is read far more often than built, so its slots are public, and `__setattr__` refuses to change them.
     """
 
     __slots__ = ("_memo", "batch_dim", "extent", "offsets", "packed_dim", "ragged_ndim", "shapes")
@@ -54,7 +53,7 @@ class Structure(Frozen):
     packed_dim: int
     batch_dim: int
     ragged_ndim: int
-    _memo: dict[str, Any]  # what `once` keeps; not there before it keeps anything
+    _memo: dict[str, Any]  # what `once` keeps; unset until it keeps something
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Structure(Frozen):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows, B."""
+        """Number of examples, B."""
         return self.offsets.shape[0] - 1
 
     @property
@@ -96,13 +95,13 @@ class Structure(Frozen):
         return tuple([k + (k >= batch) for k in range(first, first + self.ragged_ndim)])
 
     def moved(self, packed_dim: int, batch_dim: int) -> Structure:
-        """The same rows with their axes elsewhere."""
+        """The same examples with their axes elsewhere; shares what is kept."""
         out = with_axes(self, packed_dim, batch_dim)
         object.__setattr__(out, "_memo", memo_of(self))
         return out
 
     def marked(self) -> Structure:
-        """The same rows, of a number that may vary from call to call of a compiled function."""
+        """The same examples; a compiled function serves other numbers of examples with the same graph."""
         shapes = None if self.shapes is None else mark_dynamic(self.shapes, 0)
         offsets = mark_dynamic(self.offsets, 0)
         return Structure(offsets, shapes, self.extent, self.packed_dim, self.batch_dim, self.ragged_ndim)
@@ -163,10 +162,11 @@ trace_as(Structure.moved, with_axes)
 
 
 def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], Out]:
-    """A function of what a structure's rows are, computed once for each structure; of several arguments the last ones.
+    """Let a function of offsets and shapes run once for each structure: later calls return the first result.
 
-    A result is computed anew when offsets or the result were changed in place since, and is none of inference mode.
-    In a graph it is a plain computation, as under transforms: see `stamp`.
+    One result is kept for each function, that of the last arguments. It is computed anew after offsets, shapes or the
+    result itself were changed in place. In graphs and under transforms nothing is kept, see `stamp`. A result that is
+    kept is never a tensor of inference mode, which autograd could not save.
     """
     name = fn.__name__
 

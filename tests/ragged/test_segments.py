@@ -116,6 +116,14 @@ def test_changes_in_place_are_seen():
     torch.testing.assert_close(x.sum(1), torch.stack([x.values[:1].sum(0), x.values[1:4].sum(0), x.values[4]]))
 
 
+def test_padded_batches_have_lengths_of_their_own():
+    x = batch()
+    a, b = x.to_padded(), x.to_padded()
+    tdc.copy_(a, x[[1, 1, 1]].to_padded(length=3))
+    assert (a.lengths.flatten().tolist(), b.lengths.flatten().tolist()) == ([0, 0, 0], [2, 0, 3])
+    assert x.lengths.tolist() == [2, 0, 3]
+
+
 def test_several_ragged_dims():
     x = tdc.pack([torch.ones(2, 3), torch.ones(1, 4)], ragged_dim=(1, 2))
     assert sizes_of(x.structure) is x.structure.shapes
