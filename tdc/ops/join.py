@@ -176,7 +176,7 @@ def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
     """A new static dim, which all rows share; so the operands have one structure."""
     xs = same_kind("stack", tensors, NestedTensor)
     s = xs[0].structure
-    opened, axis = s.opened(dim, xs[0].ndim, "stack")
+    opened, axis = s.with_new_dim(dim, xs[0].ndim, "stack")
     check_layouts("stack", xs)
     for x in xs[1:]:
         require_same(s, x.structure, "stack", "torch.cat(xs) puts rows after rows, of other lengths as well")

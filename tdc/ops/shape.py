@@ -135,7 +135,7 @@ def unsqueeze_ragged(x: Ragged, dim: int) -> Ragged:
     """A static dim of size 1, anywhere but between ragged dims."""
     if isinstance(x, MaskedBatch):
         return insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"))
-    opened, axis = x.structure.opened(dim, x.ndim, "unsqueeze")
+    opened, axis = x.structure.with_new_dim(dim, x.ndim, "unsqueeze")
     return build_nested(opened, x.values.unsqueeze(axis))
 
 

@@ -32,7 +32,6 @@ from tdc.ragged.index_nested import rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
-from tdc.ragged.structure import exact
 from tdc.ragged.truncate import cut_rows
 
 
@@ -75,7 +74,7 @@ def split_ragged(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any
     if d not in x.ragged_dims:
         return apart(x, d, part_lengths(given, x.shape[d]))
     column = x.ragged_dims.index(d)
-    top = x.shape[d] if isinstance(x, MaskedBatch) else longest(exact(x.structure))[column]
+    top = x.shape[d] if isinstance(x, MaskedBatch) else longest(x.structure, exact=True)[column]
     if isinstance(given, (list, tuple)):
         text = message("split", f"rows of length {sum(given)}", "others", hint="x.tensor_split(places, dim)")
         require((row_sizes(x, d) == sum(given)).all(), text, ShapeError)

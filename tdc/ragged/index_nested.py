@@ -175,7 +175,7 @@ def cut_static(x: NestedTensor, parts: list[Any]) -> NestedTensor:
 
 def insert_dim(x: NestedTensor, dim: int) -> NestedTensor:
     """With a new static dim of size 1, anywhere but between ragged dims."""
-    s, axis = x.structure.opened(dim, x.ndim, "index")
+    s, axis = x.structure.with_new_dim(dim, x.ndim, "index")
     return build_nested(s, x.values.unsqueeze(axis))
 
 

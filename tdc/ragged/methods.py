@@ -65,9 +65,9 @@ def is_cpu(x: Ragged) -> bool:
     return data_of(x).is_cpu
 
 
-def layout(x: Ragged) -> torch.layout:
-    """Layout of the tensor that holds the elements."""
-    return data_of(x).layout
+def layout(x: NestedTensor) -> torch.layout:
+    """Layout of the values."""
+    return x.values.layout
 
 
 def is_nested(x: Ragged) -> bool:
@@ -178,7 +178,6 @@ SHARED: dict[str, Any] = {
     "pin_memory": pin_memory,
     "itemsize": property(itemsize),
     "nbytes": property(nbytes),
-    "layout": property(layout),
     "is_nested": property(is_nested),
     "is_cpu": property(is_cpu),
     "is_leaf": property(is_leaf),
@@ -195,6 +194,7 @@ NESTED: dict[str, Any] = {
     "_with_structure_of": with_structure_of,
     "to_padded": to_padded,
     "to_torch": to_torch,
+    "layout": property(layout),  # a MaskedBatch has none: torch.masked would take it for a tensor of its mask
     "cu_seqlens": property(cu_seqlens),
     "max_seqlen": NestedTensor.max_length,
 }

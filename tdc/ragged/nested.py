@@ -291,7 +291,7 @@ def unflatten_nested(children: Sequence[Any], context: tuple[Any, ...]) -> Neste
 
 
 def mapped(child: Any) -> Any:
-    """A child that is there; vmap's None in place of one must not read as a child that is absent."""
+    """A child that the context lists: None, which `torch.vmap` may put there, must not read as no child at all."""
     return UNMAPPED if child is None else child
 
 

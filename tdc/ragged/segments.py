@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import stamp, trace_as
+from tdc.core.dynamo import eager, stamp, trace_as
 from tdc.ragged.structure import Structure, extent_of, once
 
 
@@ -78,9 +78,13 @@ def offsets_int32(s: Structure) -> Tensor:
     return s.offsets.to(torch.int32)
 
 
-def longest(s: Structure) -> tuple[int, ...]:
-    """Largest size of each ragged dim. Read from the data where the structure does not carry it (a device sync)."""
-    if s.extent is not None:
+def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
+    """Largest size of each ragged dim. Read from the data where the structure does not carry it (a device sync).
+
+    Args:
+        exact: what the structure carries may be a bound only, so read the data; in eager calls, where it can be read.
+    """
+    if s.extent is not None and not (exact and eager()):
         return tuple(s.extent.shape[:-1])
     if s.batch_size == 0:
         return (0,) * s.ragged_ndim

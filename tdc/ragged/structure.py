@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import eager, mark_dynamic, stamp, trace_as
+from tdc.core.dynamo import mark_dynamic, stamp, trace_as
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.typing import OpName
@@ -125,7 +125,7 @@ class Structure(Frozen):
         k = d - (d > self.batch_dim)
         return k if k < self.packed_dim else max(self.packed_dim, k - self.ragged_ndim + 1)
 
-    def opened(self, dim: int, ndim: int, op: OpName) -> tuple[Structure, int]:
+    def with_new_dim(self, dim: int, ndim: int, op: OpName) -> tuple[Structure, int]:
         """The structure with a new static dim at logical `dim`, and the axis of `values` that it becomes.
 
         Raises:
@@ -210,11 +210,6 @@ def check_offsets(offsets: Tensor, op: OpName) -> None:
 def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
     """An empty tensor whose shape carries the longest ragged sizes; its dims are marked dynamic."""
     return mark_dynamic(torch.empty((*longest, 0), dtype=torch.uint8, device=device), *range(len(longest)))
-
-
-def exact(s: Structure) -> Structure:
-    """The structure without what bounds its longest sizes, so that they are read: eagerly, where they can be."""
-    return Structure(s.offsets, s.shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim) if eager() else s
 
 
 def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None:

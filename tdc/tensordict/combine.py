@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -194,7 +195,7 @@ def ravel(
     k = td.ndim if keep_batch else 0
     size = td.batch_size[:k]
     layout = tuple([(p, tuple(x.shape[k:]), x.dtype) for p, x in td._leaves.items()])
-    parts = [x.reshape((*size, product(x.shape[k:]))).to(dtype or x.dtype) for x in td._leaves.values()]
+    parts = [x.reshape((*size, math.prod(x.shape[k:]))).to(dtype or x.dtype) for x in td._leaves.values()]
     flat = torch.cat(parts, -1) if parts else torch.zeros(*size, 0, dtype=dtype, device=td._device)
     rest = None if keep_batch else tuple(td.batch_size)
     return flat, partial(unravel, layout, td._nodes, k, rest, dtype is not None, td._device)
@@ -305,14 +306,6 @@ def agree(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | None) 
         raise ShapeError(message(op, expected, f"{len(wrong)} that differ", at, hint))
 
 
-def product(sizes: Sequence[int]) -> int:
-    """Number of elements."""
-    out = 1
-    for n in sizes:
-        out = out * n
-    return out
-
-
 def unravel(
     layout: Layout, nodes: Nodes, ndim: int, rest: tuple[int, ...] | None, cast: bool, device: Any, flat: Any
 ) -> TensorDict:
@@ -324,7 +317,7 @@ def unravel(
         rest: the batch size, where the shapes of the layout include it.
         cast: whether leaves get their dtypes back.
     """
-    counts = [product(shape) for _, shape, _ in layout]
+    counts = [math.prod(shape) for _, shape, _ in layout]
     if not isinstance(flat, Tensor) or flat.ndim != ndim + 1 or flat.shape[-1] != sum(counts):
         expected = f"a tensor of shape {show_sizes([*['...'] * (ndim > 0), sum(counts)])} with {ndim + 1} dims"
         hint = "the tensor of tdc.ravel, or one of its shape"
