@@ -204,6 +204,7 @@ def widest_masked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask
 
 def onto_masked(x: MaskedBatch, like: MaskedBatch, op: Op) -> Tensor:
     """`onto` of padded batches, whose data broadcasts as it is."""
+    spans_of(op, [like, x], like.ndim)
     at = [like.ragged_dims.index(d + like.ndim - x.ndim) for d in x.ragged_dims]
     text = message(op, "rows of equal sizes where both are ragged", UNEQUAL, hint="build both from one batch")
     require((x.lengths == torch.stack([like.lengths[:, r] for r in at], 1)).all(), text, StructureError)

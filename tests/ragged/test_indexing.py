@@ -253,3 +253,14 @@ def test_vmap(name: str):
     index = INDICES[name]
     one = lambda v: parts(index(x.with_values(v)))[0]  # noqa: E731
     assert torch.equal(torch.vmap(one)(values), torch.stack([one(v) for v in values]))
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_a_mask_of_fewer_dims_is_refused(kind: str):
+    x = tdc.pack([torch.rand(10, 2), torch.rand(10, 1)], ragged_dim=2)
+    mask = tdc.pack([torch.ones(2) > 0, torch.ones(1) > 0])
+    if kind == "masked":
+        x, mask = x.to_padded(), mask.to_padded()
+    for run in (torch.masked_select, lambda x, m: torch.masked_scatter(x, m, x)):
+        with pytest.raises(tdc.ShapeError, match="batches whose dims meet, counted from the last"):
+            run(x, mask)
