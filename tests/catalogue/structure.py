@@ -244,5 +244,5 @@ RAGGED = {
     "permute": permute, "transpose": permute, "index_select": index_select, "embedding": embedding, "stack": stack,
     "cat": cat, "linear": linear, "layer_norm": layer_norm, "softmax": softmax,
     "log_softmax": softmax, "softmin": softmax,
-    "cross_entropy": cross_entropy, "attention": attention, "multi_head": multi_head,
+    "cross_entropy": cross_entropy, "attention": attention, "multi_head_attention_forward": multi_head,
 }  # fmt: skip

@@ -280,8 +280,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """The flash route for all calls, on CPU, with a kernel that stands in for torch's."""
     stand_in = Kernel()
     monkeypatch.setattr(scaled_dot_product, "backend", lambda call: "flash")
-    monkeypatch.setattr(flash, "forward", stand_in.forward)
-    monkeypatch.setattr(flash, "backward", stand_in.backward)
+    monkeypatch.setattr(flash, "flash_forward", stand_in.forward)
+    monkeypatch.setattr(flash, "flash_backward", stand_in.backward)
     torch._dynamo.reset()
     with torch.library._scoped_library("tdc", "IMPL") as library:
         library.impl("varlen_attention.flash", flash.forward_rows, "CPU")

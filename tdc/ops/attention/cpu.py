@@ -20,11 +20,11 @@ from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import fused_cpu_backward, fused_cpu_forward
-from tdc.core.errors import ShapeError, message
+from tdc.ops.attention.masks import check_mask
 
 
 class Example(NamedTuple):
-    """Where the queries and keys of one example lie, and its part of the mask."""
+    """The queries and keys of one example, and its part of the mask."""
 
     queries: slice
     keys: slice
@@ -77,15 +77,3 @@ def examples(
                 row = min(i, mask.shape[0] - 1)
                 one = mask[row : row + 1, :, : b - a, : d - c].expand(-1, -1, b - a, d - c)
             yield Example(slice(a, b), slice(c, d), one)
-
-
-def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
-    """A dense mask covers the longest example.
-
-    Raises:
-        ShapeError: it ends before.
-    """
-    if any([h < n and h != 1 for h, n in zip(have, need, strict=True)]):
-        expected = "a mask (..., Lq, Lk) of at least the longest rows"
-        got = f"(..., {have[0]}, {have[1]}) for {need[0]} queries and {need[1]} keys"
-        raise ShapeError(message("attention", expected, got, hint="build it for x.max_length"))

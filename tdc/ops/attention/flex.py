@@ -33,15 +33,15 @@ def flex_rows(
 ) -> Tensor:  # fmt: skip
     """q (N, H, D), k (M, G, D), v (M, G, E) -> (N, H, E)."""
     q_row, k_row = row_ids(q_rows, q.shape[0]), row_ids(k_rows, k.shape[0])
-    q_place, k_place = local_positions(q_rows, q.shape[0]), local_positions(k_rows, k.shape[0])
+    q_at, k_at = local_positions(q_rows, q.shape[0]), local_positions(k_rows, k.shape[0])
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         same = q_row[i] == k_row[j]
-        return same & (k_place[j] <= q_place[i]) if causal else same
+        return same & (k_at[j] <= q_at[i]) if causal else same
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert score_mod is not None
-        return score_mod(s, q_row[i], h, q_place[i], k_place[j])
+        return score_mod(s, q_row[i], h, q_at[i], k_at[j])
 
     q_HND, k_GMD, v_GME = [t.transpose(0, 1)[None] for t in (q, k, v)]
     below = causal and k_rows.offsets is q_rows.offsets
@@ -57,7 +57,7 @@ def blocks(q_row: Tensor, k_row: Tensor, below: bool) -> tuple[Tensor, Tensor]:
     """For each block of queries how many blocks of keys it needs, and these first: (1, 1, Q), (1, 1, Q, K), int32.
 
     Args:
-        below: no query sees a key behind its own place in the batch.
+        below: no query sees a key behind its own position in the batch.
     """
     (first, last), (k_first, k_last) = ends(q_row), ends(k_row)
     meet = (first[:, None] <= k_last) & (k_first <= last[:, None])

@@ -23,8 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule
-from tdc.ops.attention.scaled_dot_product import How, additive, as_dense, attend_padded, varlen_attention
+from tdc.core.rules import define
+from tdc.ops.attention.masks import additive, as_dense, causal_mask, padded_mask
+from tdc.ops.attention.padded import How, attend_padded, weights_of
+from tdc.ops.attention.scaled_dot_product import varlen_attention
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.padding import pad_rows, valid_mask
@@ -76,7 +78,7 @@ class Given(NamedTuple):
 
 
 def refuse(cls: type, tensors: tuple[Any, ...], a: Given) -> None:
-    """Refuse what the rules do not do.
+    """Check the operands, and refuse arguments that have no meaning here.
 
     Raises:
         StructureError: query, key and value of different containers, or with more dims.
@@ -102,8 +104,8 @@ def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]
     if not a.use_separate_proj_weight:
         assert a.in_proj_weight is not None
         if query is key and key is value:
-            whole = F.linear(query, a.in_proj_weight, a.in_proj_bias)
-            return list(whole.unflatten(-1, (3, a.num_heads, -1)).unbind(-3))
+            all_three = F.linear(query, a.in_proj_weight, a.in_proj_bias)
+            return list(all_three.unflatten(-1, (3, a.num_heads, -1)).unbind(-3))
         weights = a.in_proj_weight.chunk(3)
     else:
         weights = (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight)
@@ -122,7 +124,7 @@ def mha_nested(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> t
     extras = a.extras()
     if extras and (causal or isinstance(mask, NestedTensor)):
         sizes = (*longest(rows), *longest(k_rows))
-        mask = causal_mask(sizes, q) if causal else as_dense(mask, rows, k_rows, sizes)
+        mask = causal_mask(sizes, q.device) if causal else as_dense(mask, rows, k_rows, sizes)
         causal = False
     for more in extras:
         mask = None if mask is None else mask_behind(mask, sizes_of(k_rows))  # type: ignore[arg-type]  # dense
@@ -146,11 +148,9 @@ def mha_masked(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> t
     same = query is key and key is value
     others = (first, first) if same else tuple([x.filled(0).movedim(x.batch_dim, 0) for x in (key, value)])
     q, k, v = project(first, others[0], others[1], a)
-    causal, mask, k_sizes, extras = a.is_causal, mask_of(a), key.lengths, a.extras()
-    if isinstance(mask, MaskedBatch):
-        mask = mask.filled(0) if mask.ndim == 4 else mask.filled(0).unsqueeze(1)
+    causal, mask, k_sizes, extras = a.is_causal, padded_mask(mask_of(a)), key.lengths, a.extras()
     if extras and causal:
-        mask, causal = causal_mask((q.shape[1], k.shape[1]), q), False
+        mask, causal = causal_mask((q.shape[1], k.shape[1]), q.device), False
     for more in extras:
         mask = None if mask is None else mask_behind(mask, k_sizes)
         k, v, k_sizes = append_padded((k, v), more, k_sizes)
@@ -172,17 +172,12 @@ def mask_of(a: Given) -> Any:
     return mask.unflatten(0, (-1, a.num_heads)) if isinstance(mask, Tensor) and mask.ndim == 3 else mask
 
 
-def causal_mask(sizes: tuple[int, ...], like: Tensor) -> Tensor:
-    """(L, M), True on and below the diagonal."""
-    return torch.ones(sizes, dtype=torch.bool, device=like.device).tril()
-
-
 def mask_behind(mask: Tensor, k_sizes: Tensor) -> Tensor:
-    """A dense mask (..., L, M) that lets queries attend to one key more behind those of their row: (B, ., L, M + 1)."""
+    """A dense mask (..., L, M) that lets queries attend to one key more, behind those of a row: (B, ., L, M + 1)."""
     free: Any = True if mask.dtype == torch.bool else 0.0
     wide = F.pad(mask, (0, 1), value=free)
-    places = torch.arange(wide.shape[-1], device=mask.device)
-    return torch.where((places < k_sizes)[:, None, None], wide, wide.new_full((), free))
+    positions = torch.arange(wide.shape[-1], device=mask.device)
+    return torch.where((positions < k_sizes)[:, None, None], wide, wide.new_full((), free))
 
 
 def append_packed(
@@ -194,8 +189,8 @@ def append_packed(
     extent = None if rows.extent is None else extent_of((rows.extent.shape[0] + 1,), rows.offsets.device)
     new = Structure(rows.offsets + steps, None, extent).marked()
     ids = row_ids(new, total + count)
-    places = torch.arange(total + count, device=ids.device)
-    index = torch.where(places == new.offsets[ids + 1] - 1, total + ids, places - ids)
+    positions = torch.arange(total + count, device=ids.device)
+    index = torch.where(positions == new.offsets[ids + 1] - 1, total + ids, positions - ids)
     k, v = (torch.cat([t, m.expand(count, *m.shape)]).index_select(0, index) for t, m in zip(parts, more, strict=True))
     return k, v, new
 
@@ -212,21 +207,20 @@ def append_padded(
 def attention_weights(
     q_BLHD: Tensor, k_BMHD: Tensor, sizes: Tensor, mask: Tensor | None, causal: bool, average: bool
 ) -> MaskedBatch:
-    """What each query gave to each key, as two ragged dims; rows without keys give 0."""
+    """The weight of each key for each query, with two ragged dims; queries without keys give 0."""
     scores = torch.einsum("blhd,bmhd->bhlm", q_BLHD, k_BMHD) / math.sqrt(q_BLHD.shape[-1])
     size, keys = scores.shape[2:]
     allowed = valid_mask(sizes[:, 1:], (keys,))[:, None, None, :]
-    allowed = allowed & causal_mask((size, keys), scores) if causal else allowed
+    allowed = allowed & causal_mask((size, keys), scores.device) if causal else allowed
     if mask is not None:
         scores = scores + additive(mask[..., :size, :keys], scores.dtype)
     scores = scores.masked_fill(~allowed, -math.inf)
-    dead = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
-    weights = weights.mean(1) if average else weights
+    weights = weights_of(scores).mean(1) if average else weights_of(scores)
     out = MaskedBatch(weights, sizes, ragged_dims=(weights.ndim - 2, weights.ndim - 1))
     return out.with_data(out.filled(0))
 
 
-for _kind, _impl in (("nested", mha_nested), ("masked", mha_masked)):
-    _op = F.multi_head_attention_forward
-    add_rule(Rule(_op, _kind, "multi_head", _impl, _op, source="torch.nn.MultiheadAttention"))
+define(
+    F.multi_head_attention_forward, "attention", nested=mha_nested, masked=mha_masked,
+    source="torch.nn.MultiheadAttention",
+)  # fmt: skip

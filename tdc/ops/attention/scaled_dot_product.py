@@ -4,7 +4,7 @@
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
 Rows stay packed where a kernel takes them so: a fused SDPA for each example on CPU, torch's flash kernel and
-flex_attention on CUDA (`varlen` has the list and chooses by metadata alone). Where none applies rows are padded, which
+flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows are padded, which
 needs the longest length and gives the same numbers.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
@@ -19,38 +19,26 @@ lengths; a query without any key to attend to gives 0.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.asserts import require
 from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import eager, is_zero, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.core.rules import Rule, add_rule
-from tdc.ops.attention.choice import Attend, Call, backend
-from tdc.ops.attention.cpu import check_mask
+from tdc.core.rules import define
+from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
+from tdc.ops.attention.masks import operand, padded_mask
+from tdc.ops.attention.operator import Attend
+from tdc.ops.attention.padded import How, attend_padded, attend_rectangle
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pack_rows, pad_rows, valid_mask
-from tdc.ragged.segments import longest, sizes_of
 from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
-
-
-class How(NamedTuple):
-    """What attention does besides attending."""
-
-    causal: bool
-    scale: float
-    dropout: float = 0.0
-    mask: Any = None
-    score_mod: ScoreMod | None = None
 
 
 def varlen_attention(
@@ -71,7 +59,7 @@ def varlen_attention(
         mask: bool, True attends, or added to the scores. Dense, broadcastable to `(B, H, Lq, Lk)` and at least as large
             as the longest rows, or a NestedTensor `(B, -1, -1)` or `(B, H, -1, -1)`.
         score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast to `(B, H, Lq, Lk)`: the
-            scaled scores, and row, head, place of the query and place of the key. What it learns it reads by index.
+            scaled scores, and row, head, position of the query and of the key. What it learns it reads by index.
 
     Raises:
         StructureError: other numbers of rows, or a ragged mask of other sizes.
@@ -79,7 +67,7 @@ def varlen_attention(
 
     Compile:
         One node on CPU, and on CUDA in half precision; flex_attention in graphs on CUDA. With dropout and in the other
-        cases of `tdc.ops.varlen` padded: the structures must carry their longest length.
+        cases of `tdc.ops.attention.choice` padded: the structures must carry their longest length.
 
     Source:
         `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
@@ -135,21 +123,11 @@ def bound(rows: Structure, total: int) -> int:
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, rest: tuple[Any, ...]) -> Tensor:
-    """The operation of `varlen` on packed rows (N, H, D)."""
+    """The operator on packed rows (N, H, D)."""
     # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
     k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
     k_offsets = None if k_rows.offsets is q_rows.offsets else k_rows.offsets
     return Attend.apply(q, k, v, q_rows.offsets, k_offsets, *rest)[0]
-
-
-def attend_rectangle(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:
-    """Packed rows (N, H, D), padded on the way."""
-    q_BHLD, k_BHMD, v_BHMD = (
-        pad_rows(t, rows, longest(rows)).transpose(1, 2) for t, rows in ((q, q_rows), (k, k_rows), (v, k_rows))
-    )
-    dense = as_dense(how.mask, q_rows, k_rows, (q_BHLD.shape[2], k_BHMD.shape[2]))
-    out = attend_padded(q_BHLD, k_BHMD, v_BHMD, sizes_of(k_rows), how._replace(mask=dense))
-    return pack_rows(out.transpose(1, 2), q_rows, q.shape[0])
 
 
 def check_heads(heads: int, groups: int) -> None:
@@ -173,76 +151,6 @@ def shared_heads(t: Tensor, heads: int) -> Tensor:
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], 1)
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: -inf where a bool mask forbids."""
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
-
-
-def squared(mask: NestedTensor, q_rows: Structure, k_rows: Structure) -> NestedTensor:
-    """A ragged mask as (B, H or 1, -1, -1), with the sizes of queries and keys.
-
-    Raises:
-        StructureError: other ragged dims or sizes.
-    """
-    s, hint = mask.structure, "one number for each pair: (B, -1, -1) or (B, H, -1, -1), sizes of queries, then of keys"
-    if s.batch_dim or mask.ndim not in (3, 4) or s.ragged_dims != (mask.ndim - 2, mask.ndim - 1):
-        raise StructureError(message("attention", "a mask with two ragged dims", describe(mask), hint=hint))
-    text = message("attention", "a mask of the sizes of queries and keys", "other sizes", hint=hint)
-    if s.batch_size != q_rows.batch_size:
-        raise StructureError(text)
-    require((mask.sizes == torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)).all(), text)
-    return mask if mask.ndim == 4 else mask.unsqueeze(1)
-
-
-def as_dense(
-    mask: Tensor | NestedTensor | None, q_rows: Structure, k_rows: Structure, sizes: tuple[int, ...]
-) -> Tensor | None:
-    """A mask for rectangles of the given sizes."""
-    return squared(mask, q_rows, k_rows).to_padded(length=sizes).data if isinstance(mask, NestedTensor) else mask
-
-
-def operand(
-    mask: Tensor | NestedTensor | None, q: Tensor, q_rows: Structure, k_rows: Structure
-) -> tuple[Tensor | None, Tensor | None]:
-    """A mask as `varlen` takes it: added to scores, with as many heads as q."""
-    if mask is None:
-        return None, None
-    if isinstance(mask, NestedTensor):
-        packed = additive(squared(mask, q_rows, k_rows).values, q.dtype).transpose(0, 1)
-        return packed.expand(-1, q.shape[1]), mask.offsets
-    mask = additive(mask, q.dtype)
-    mask = mask.view(*[1] * (4 - mask.ndim), *mask.shape)
-    return mask.expand(-1, q.shape[1], -1, -1), None
-
-
-def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, k_sizes: Tensor, how: How) -> Tensor:
-    """Attention on rectangles whose padding is finite -> (B, H, L, E); padded queries give anything finite."""
-    size, keys = q_BHLD.shape[2], k_BHMD.shape[2]
-    allowed = valid_mask(k_sizes, (keys,))[:, None, None, :]
-    if how.causal:
-        allowed = allowed & torch.ones(size, keys, dtype=torch.bool, device=q_BHLD.device).tril()
-    mask = allowed
-    if how.mask is not None:
-        check_mask(tuple(how.mask.shape[-2:]), (size, keys))
-        mask = additive(how.mask[..., :size, :keys], q_BHLD.dtype).masked_fill(~allowed, -math.inf)
-    if how.score_mod is None:
-        dead = ~allowed.any(-1, keepdim=True)
-        mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
-        out = F.scaled_dot_product_attention(
-            q_BHLD, k_BHMD, v_BHMD, attn_mask=mask, dropout_p=how.dropout, scale=how.scale
-        )
-        return out.masked_fill(dead, 0)
-    place = [torch.arange(n, device=q_BHLD.device) for n in (*q_BHLD.shape[:3], keys)]
-    grid = [p.view([-1 if i == d else 1 for i in range(4)]) for d, p in enumerate(place)]
-    scores = how.score_mod(q_BHLD @ k_BHMD.transpose(2, 3) * how.scale, *grid)
-    scores = scores.masked_fill(~allowed, -math.inf) if how.mask is None else scores + mask
-    dead = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
-    return F.dropout(weights, how.dropout).to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
-
-
 def check_operands(parts: tuple[Any, ...], cls: type, mask: Any, causal: bool, gqa: bool) -> None:
     """Three batches of heads, and at most one of a mask and causal.
 
@@ -252,9 +160,9 @@ def check_operands(parts: tuple[Any, ...], cls: type, mask: Any, causal: bool, g
     """
     if any([not isinstance(x, cls) or x.ndim != 4 or x.ragged_dims != (2,) for x in parts]):
         got = ", ".join([describe(x) for x in parts])
-        whole = "NestedTensors (B, H, -1, D)" if cls is NestedTensor else "MaskedBatches (B, H, L, D), ragged in dim 2"
+        expected = "NestedTensors (B, H, -1, D)" if cls is NestedTensor else "MaskedBatches (B, H, L, D), ragged dim 2"
         hint = "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
-        raise StructureError(message(NAME, whole, got, hint=hint))
+        raise StructureError(message(NAME, expected, got, hint=hint))
     if mask is not None and causal:
         hint = "leave one out, or mask & torch.ones(L, L, dtype=torch.bool).tril()"
         raise ShapeError(message(NAME, "one of attn_mask and is_causal=True", "both", hint=hint))
@@ -267,14 +175,12 @@ def sdpa_nested(
     query: NestedTensor, key: NestedTensor, value: NestedTensor, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> NestedTensor:  # fmt: skip
-    """(B, H, -1, D) with the ragged dim in third place, as torch's (B, H, L, D)."""
+    """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D)."""
     parts = (query, key, value)
     check_operands(parts, NestedTensor, attn_mask, is_causal, enable_gqa)
     q, k, v = (x.values.transpose(0, 1) for x in parts)
-    rows, k_rows = query.structure, key.structure
-    out = varlen_attention(
-        q, k, v, rows, k_rows, causal=is_causal, scale=scale, dropout=dropout_p, mask=attn_mask
-    )  # fmt: skip
+    rows, how = (query.structure, key.structure), {"causal": is_causal, "scale": scale, "dropout": dropout_p}
+    out = varlen_attention(q, k, v, *rows, mask=attn_mask, **how)
     return query.with_values(out.transpose(0, 1))
 
 
@@ -287,15 +193,12 @@ def sdpa_masked(
     check_operands(parts, MaskedBatch, attn_mask, is_causal, enable_gqa)
     q, k, v = (x.filled(0) for x in parts)
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
-    mask = attn_mask
-    if isinstance(mask, MaskedBatch):
-        mask = mask.filled(0)
-        mask = mask if mask.ndim == 4 else mask.unsqueeze(1)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    out = attend_padded(q, k, v, key.lengths, How(is_causal, scale, dropout_p, mask))
+    out = attend_padded(q, k, v, key.lengths, How(is_causal, scale, dropout_p, padded_mask(attn_mask)))
     return query.with_data(out.masked_fill(~query.mask, 0))
 
 
-_op = F.scaled_dot_product_attention
-for _kind, _impl in (("nested", sdpa_nested), ("masked", sdpa_masked)):
-    add_rule(Rule(_op, _kind, "attention", _impl, _op, source="torch.nn.functional.scaled_dot_product_attention"))
+define(
+    F.scaled_dot_product_attention, "attention", nested=sdpa_nested, masked=sdpa_masked,
+    source="torch.nn.functional.scaled_dot_product_attention",
+)  # fmt: skip
