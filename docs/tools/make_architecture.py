@@ -33,7 +33,7 @@ HEAD = """\
 # Architecture
 
 `tdc/` is a house of rooms, one folder each. A room imports from itself and from the rooms below it, never upwards and
-never sideways; `tests/test_architecture.py` enforces it. `python docs/tools/make_architecture.py` generates this page
+never sideways; `tests/architecture/` enforces it. `python docs/tools/make_architecture.py` generates this page
 from the code, and a test fails when it is out of date.
 
 ## Rooms

@@ -109,6 +109,11 @@ trace_as(eager, never)
 trace_as(readable, never)
 
 
+def version(x: Any) -> int:
+    """How often a tensor was changed in place."""
+    return x._version if type(x) is Tensor else 0
+
+
 def stamp(x: Tensor) -> Any:
     """What tells apart the contents that `x` has had, where a tensor computed from it now may serve later calls.
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import mark_dynamic, stamp, trace_as
+from tdc.core.dynamo import mark_dynamic, stamp, trace_as, version
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.typing import OpName
@@ -189,11 +189,6 @@ def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], 
 
     trace_as(kept, fn)
     return kept
-
-
-def version(result: Any) -> int:
-    """How often a result was changed in place."""
-    return result._version if type(result) is Tensor else 0
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:
