@@ -20,10 +20,10 @@ from tdc.core.container import Container
 from tdc.core.errors import DtypeError, describe, message
 from tdc.core.typing import MISSING, KeyPath
 from tdc.tensordict.leaf import Leaf, unwrapped
-from tdc.tensordict.mapping import IsLeaf, any_below, existing_path, matching_keys
+from tdc.tensordict.mapping import IsLeaf, Keyed, any_below, existing_path, matching_keys
 from tdc.tensordict.nodes import Nodes, Static, without_extra
 from tdc.tensordict.paths import within
-from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, is_tensordict, retype, same_size, together
+from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, retype, same_size, together
 
 Applied = tuple[Leaves, Nodes, torch.Size, torch.device | None]
 
@@ -44,7 +44,7 @@ def applied(
         DtypeError: others that are no TensorDicts.
         ShapeError, StructureError, KeyPathError: as `TensorDict.apply`.
     """
-    odd = [describe(x) for x in others if not is_tensordict(x)]
+    odd = [describe(x) for x in others if not isinstance(x, Keyed)]
     if odd:
         hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
         raise DtypeError(message("apply", "TensorDicts behind the function", ", ".join(odd), hint=hint))
@@ -55,7 +55,7 @@ def applied(
     else:
         leaves = on_leaves(td, fn, others, with_path)
         nodes = td._nodes if batch_size is None else without_extra(td._nodes)
-        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or is_tensordict(v)]:
+        if [v for v in leaves.values() if not isinstance(v, (Tensor, Container)) or isinstance(v, Keyed)]:
             leaves, nodes = put_entries(td, leaves, size)
     check_leaves("apply", leaves, nodes, size, "pass batch_size= where fn changes it")
     return leaves, nodes, size, torch.device(device) if device is not None else td._device
