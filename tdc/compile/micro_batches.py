@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vmap import is_container, is_ragged
+from tdc.compile.vectorize import is_container, is_ragged
 from tdc.core import pytree
 from tdc.core.dtypes import widened
 from tdc.core.errors import ShapeError, describe, message

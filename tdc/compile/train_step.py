@@ -36,12 +36,12 @@ import torch
 from torch import Tensor, nn
 
 from tdc.compile.counts import Counts, counted
-from tdc.compile.grad import value_and_grad
+from tdc.compile.gradients import value_and_grad
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.micro_batches import split, weighted
 from tdc.compile.seeds import advanced, first_key, seeded
 from tdc.compile.train_state import in_order, next_state
-from tdc.compile.vmap import vmap
+from tdc.compile.vectorize import vmap
 from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show

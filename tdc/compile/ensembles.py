@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from tdc.compile.functional import functional_call
-from tdc.compile.vmap import vmap
+from tdc.compile.vectorize import vmap
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.tensordict.tensordict import TensorDict
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vmap import data_of, is_container, is_ragged, with_data
+from tdc.compile.vectorize import data_of, is_container, is_ragged, with_data
 from tdc.core import pytree
 from tdc.core.arguments import expect_function
 from tdc.core.dynamo import constant
