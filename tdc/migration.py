@@ -197,8 +197,8 @@ MOVED = {  # names that were elsewhere, by the module that has them now
     "tdc.data": "collate pad_sequence ragged_stack unpad_sequence group_by",
     "tdc.nn": "TensorDictParams",
     "tdc.optim": "global_norm",
-    "tdc": "cond while_loop scan associative_scan from_module functional_call stack_modules value_and_grad jvp vjp "
-           "jacfwd jacrev hessian",
+    "tdc": "cond while_loop scan associative_scan from_module functional_call stack_modules ensemble vmap grad "
+           "value_and_grad jvp vjp jacfwd jacrev hessian",
 }  # fmt: skip
 HOMES = {name: f"{home}.{name}" for home, names in MOVED.items() for name in names.split()}
 EARLIER: dict[str, dict[str, str]] = {  # names that a module had

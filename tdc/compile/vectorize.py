@@ -6,8 +6,8 @@
     tdc.vmap(fn, in_dims=({"a": 0, "b": None},))(td)      a dim for each key
 
 What differs from `torch.vmap`: a NestedTensor or MaskedBatch is mapped over one of its static dims, and its structure
-stays one and the same for all. The batch dim of ragged rows cannot be mapped, rows differ in size; a function of one
-example is applied to them with `tdc.batch` or row by row.
+stays one and the same for all. The batch dim of a ragged batch cannot be mapped, since its examples differ in size;
+`tdc.unbatched(fn)` calls a function for one example after another.
 
 Invariant: no tensor is copied that `torch.vmap` would not copy.
 """

@@ -78,10 +78,8 @@ def collate(
     padded = dims_of("data.collate", tds[0], pad_keys)
     twice = [show(p) for p in ragged if p in padded]
     if twice:
-        hint = "leave it in one of the two"
-        raise StructureError(
-            message("data.collate", "keys ragged or padded", f"{len(twice)} that are both", twice, hint)
-        )
+        got, hint = f"{len(twice)} that are both", "leave it in one of the two"
+        raise StructureError(message("data.collate", "keys ragged or padded", got, twice, hint))
     known: list[tuple[Any, MaskedBatch]] = []
 
     def convert(path: KeyPath, packed: NestedTensor) -> Any:

@@ -70,8 +70,7 @@ def pad_sequence(
     Raises:
         StructureError: no examples, other keys or other Static values in one of them.
         ShapeError: leaves that differ in another dim; every key is named. Another side.
-        DtypeError: leaves to be padded that are no tensors, or differ in dtype; every key is named. A value that is no
-            number.
+        DtypeError: leaves to pad that are no tensors, or differ in dtype; all are named. A value that is no number.
         KeyPathError: a key that is not there.
 
     Compile:

@@ -1,8 +1,8 @@
-"""Records, pytrees, state dicts and structured arrays as TensorDicts and back, and what a newcomer types wrong."""
+"""Dataclasses, named tuples and mappings as TensorDicts and back, and what a newcomer types wrong."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque, namedtuple
+from collections import namedtuple
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from texts import Texts
-from torch import Tensor, nn
+from torch import Tensor
 
 import tdc
-from tdc import DtypeError, KeyPathError, ObjectArray, ShapeError, Static, StructureError, TensorDict
+from tdc import ObjectArray, ShapeError, Static, TensorDict
 
 
 class Point(NamedTuple):
@@ -190,124 +190,6 @@ def test_records_compile():
     assert td.batch_size == size == (2,)
 
 
-# -- pytrees
-
-
-TREES = [
-    [torch.zeros(2), {"a": (torch.ones(2), "name")}],
-    (torch.zeros(2), None, 3, []),
-    {"b": torch.zeros(2), "a": {}},
-    OrderedDict(z=torch.zeros(2), a=[torch.ones(2)]),
-    defaultdict(list, {"k": [torch.zeros(2)]}),
-    Point(torch.zeros(2), "p"),
-    deque([torch.zeros(2), torch.ones(2)]),
-    {0: torch.zeros(2), (1, 2): torch.ones(2)},
-    torch.zeros(2),
-    [],
-    [tdc.pack([torch.zeros(1), torch.zeros(2)]), TensorDict({"x": {"y": torch.zeros(2)}, "s": Static(1)}, [2])],
-    [Frame(torch.zeros(2, 3), batch_size=[2])],
-    [ObjectArray(["a", "b"])],
-    [[[[torch.zeros(2)]]]],
-]
-
-
-@pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
-def test_pytrees_go_there_and_back(tree: Any):
-    td, spec = tdc.interop.from_pytree(tree, [2])
-    assert td.batch_size == (2,)
-    back = tdc.interop.to_pytree(td, spec)
-    assert type(back) is type(tree)
-    here, there = [torch.utils._pytree.tree_flatten(x) for x in (tree, back)]
-    assert here[1] == there[1]
-    assert all([x is y or x == y for x, y in zip(here[0], there[0], strict=True)])
-    assert hash(spec) == hash(tdc.interop.from_pytree(tree, [2])[1])
-
-
-def test_a_pytree_spec_serves_other_leaves():
-    td, spec = tdc.interop.from_pytree([torch.zeros(2, 3), {"n": "s"}], [2])
-    back = tdc.interop.to_pytree(td[0] + 1, spec)
-    assert back[0].tolist() == [1.0, 1.0, 1.0]
-    assert back[1] == {"n": "s"}
-
-
-def test_pytrees_compile():
-    def there_and_back(x: Tensor) -> Any:
-        td, spec = tdc.interop.from_pytree({"a": [x, (x + 1,)], "n": "s"}, [2])
-        return tdc.interop.to_pytree(td * 2, spec), td, spec
-
-    back, td, spec = compiled(there_and_back)(torch.ones(2))
-    assert back["a"][1][0].tolist() == [4.0, 4.0]
-    assert back["n"] == "s"
-    assert tdc.interop.to_pytree(td, spec)["a"][0].tolist() == [1.0, 1.0]
-
-
-# -- state dicts
-
-
-def test_state_dicts_go_there_and_back():
-    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 1, bias=False)))
-    state = net.state_dict()
-    td = tdc.interop.from_state_dict(state)
-    assert td["2", "0", "weight"] is state["2.0.weight"]
-    back = tdc.interop.to_state_dict(td)
-    assert list(back) == list(state)
-    assert all([back[k] is state[k] for k in state])
-    net.load_state_dict(tdc.interop.to_state_dict(td * 2))
-    assert tdc.interop.from_state_dict({"a.b": torch.zeros(4, 2), "extra": "x", "n": None}, [4])["extra"] == "x"
-    assert tdc.interop.to_state_dict(TensorDict()) == {}
-
-
-def test_state_dicts_compile():
-    fn = compiled(lambda sd: tdc.interop.to_state_dict(tdc.interop.from_state_dict(sd) + 1))
-    assert list(fn({"b.c": torch.zeros(1), "a": torch.zeros(1)})) == ["b.c", "a"]
-
-
-# -- structured arrays
-
-
-def test_structured_arrays_go_there_and_back():
-    dtype = [("xy", "f4", (2,)), ("id", ">i8"), ("ok", "?"), ("meta", [("name", "U5"), ("z", "c8"), ("o", "O")])]
-    a = np.zeros((3, 2), dtype=dtype)
-    a["id"] = np.arange(6).reshape(3, 2)
-    a["meta"]["name"][0, 0] = "ada"
-    a["meta"]["o"][1, 1] = [1, 2]
-    td = tdc.as_tensordict(a)
-    assert td.batch_size == (3, 2)
-    assert td["xy"].shape == (3, 2, 2)
-    assert td["id"].tolist() == a["id"].tolist()
-    assert td["meta", "name"][0, 0].item() == "ada"
-    back = tdc.interop.to_struct_array(td)
-    assert back.shape == (3, 2)
-    assert set(back.dtype.names) == set(a.dtype.names)
-    for name in ("xy", "id", "ok"):
-        assert (back[name] == a[name]).all()
-    assert back["meta"]["o"][1, 1] == [1, 2]
-    assert back["meta"]["name"][0, 0] == "ada"
-    again = tdc.as_tensordict(back)
-    assert again.keys(True, True) == td.keys(True, True)
-    assert torch.equal(again["id"], td["id"])
-
-
-def test_one_record_and_no_records():
-    a = np.zeros(2, dtype=[("x", "f4"), ("s", "U3"), ("n", [("y", "i4")])])
-    td = tdc.as_tensordict(a[1])
-    assert td.batch_size == ()
-    assert td["n", "y"].dtype == torch.int32
-    assert tdc.as_tensordict(a[:0]).batch_size == (0,)
-    assert tdc.interop.to_struct_array(TensorDict({}, [3])).shape == (3,)
-    assert tdc.interop.to_struct_array(TensorDict({"x": 1.5}))["x"] == 1.5
-    assert tdc.as_tensordict(np.zeros((2, 3), dtype=[("x", "f4")]), [2]).batch_size == (2,)
-
-
-def test_structured_arrays_copy():
-    a = np.zeros(2, dtype=[("x", "f4")])
-    td = tdc.as_tensordict(a)
-    a["x"] = 1
-    assert td["x"].tolist() == [0.0, 0.0]
-    back = tdc.interop.to_struct_array(TensorDict({"x": torch.ones(2, requires_grad=True)}, [2]))
-    assert back["x"].tolist() == [1.0, 1.0]
-
-
 # -- what a newcomer types wrong
 
 
@@ -418,69 +300,6 @@ tdc.interop.to_namedtuple: expected a class of named tuples, got the class tuple
 hint: a class made by typing.NamedTuple, or None""",
         )
 
-    def test_keys_of_a_pytree_that_meet(self):
-        self.says(
-            lambda: tdc.interop.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}),
-            """\
-KeyPathError
-tdc.interop.from_pytree: expected dict keys that differ as strings, got 1 that are not
-at 1
-hint: rename one of them: keys become strings""",
-        )
-
-    def test_a_pytree_of_other_paths(self):
-        td, spec = tdc.interop.from_pytree([torch.zeros(1), torch.zeros(1)])
-        self.says(
-            lambda: tdc.interop.to_pytree(td.rename_keys({"1": "2"}), spec),
-            """\
-StructureError
-tdc.interop.to_pytree: expected the paths of the spec, got 2 that differ
-at 1: missing
-at 2: not in the spec
-hint: take the TensorDict and the spec from one call of from_pytree""",
-        )
-
-    def test_a_treespec_is_no_spec(self):
-        self.says(
-            lambda: tdc.interop.to_pytree(TensorDict(), None),
-            """\
-DtypeError
-tdc.interop.to_pytree: expected the spec of from_pytree, got NoneType
-hint: td, spec = tdc.interop.from_pytree(tree)""",
-        )
-
-    def test_a_module_is_no_state_dict(self):
-        self.says(
-            lambda: tdc.interop.from_state_dict(nn.Linear(1, 1)),
-            """\
-DtypeError
-tdc.interop.from_state_dict: expected a dict, got Linear
-hint: tdc.interop.from_state_dict(module.state_dict())""",
-        )
-
-    def test_a_plain_array(self):
-        self.says(
-            lambda: tdc.as_tensordict(np.zeros(3)),
-            """\
-DtypeError
-tdc.as_tensordict: expected a mapping or a record, got ndarray float64[3]
-hint: TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples""",
-        )
-
-    def test_leaves_numpy_does_not_have(self):
-        x = tdc.pack([torch.zeros(1), torch.zeros(2)])
-        td = TensorDict({"n": x, "b": torch.zeros(2).bfloat16(), "s": Static("a")}, [2])
-        self.says(
-            lambda: tdc.interop.to_struct_array(td),
-            """\
-UnsupportedError
-tdc.interop.to_struct_array: expected leaves with a numpy dtype, got 3 others
-at n: NestedTensor float32[2, -1]
-at b: Tensor bfloat16[2]
-at s: Static('a')
-hint: td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves""",
-        )
-
     def test_negative_max_dims(self):
         self.says(
             lambda: tdc.interop.infer_batch_size({}, -1),
@@ -494,11 +313,3 @@ hint: leave it out""",
 def test_wrong_leaves_are_named():
     with pytest.raises(ShapeError, match=r"at point\.xy: .*\n"):
         tdc.as_tensordict(outer(), [2, 3])
-    with pytest.raises(DtypeError, match=r"at 0: set"):
-        tdc.interop.from_pytree([{1, 2}])
-    with pytest.raises(KeyPathError):
-        tdc.interop.from_state_dict({"a": torch.zeros(1), "a.b": torch.zeros(1)})
-    with pytest.raises(KeyPathError, match="choose another separator"):
-        tdc.interop.to_state_dict(TensorDict({"a": {"b": 1}, "a.b": 2}))
-    with pytest.raises(StructureError, match=r"at 0: missing"):
-        tdc.interop.to_pytree(TensorDict(), tdc.interop.from_pytree([torch.zeros(1)])[1])

@@ -1,0 +1,154 @@
+"""Pytrees and state dicts as TensorDicts and back, and what a newcomer types wrong."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from texts import Texts
+from torch import Tensor, nn
+
+import tdc
+from tdc import DtypeError, KeyPathError, ObjectArray, Static, StructureError, TensorDict
+
+
+class Point(NamedTuple):
+    xy: Tensor
+    name: str = "here"
+
+
+@tdc.tensorclass
+class Frame:
+    image: Tensor
+    name: str = "frame"
+
+
+def compiled(fn: Any) -> Any:
+    return torch.compile(fn, fullgraph=True, backend="eager")
+
+
+TREES = [
+    [torch.zeros(2), {"a": (torch.ones(2), "name")}],
+    (torch.zeros(2), None, 3, []),
+    {"b": torch.zeros(2), "a": {}},
+    OrderedDict(z=torch.zeros(2), a=[torch.ones(2)]),
+    defaultdict(list, {"k": [torch.zeros(2)]}),
+    Point(torch.zeros(2), "p"),
+    deque([torch.zeros(2), torch.ones(2)]),
+    {0: torch.zeros(2), (1, 2): torch.ones(2)},
+    torch.zeros(2),
+    [],
+    [tdc.pack([torch.zeros(1), torch.zeros(2)]), TensorDict({"x": {"y": torch.zeros(2)}, "s": Static(1)}, [2])],
+    [Frame(torch.zeros(2, 3), batch_size=[2])],
+    [ObjectArray(["a", "b"])],
+    [[[[torch.zeros(2)]]]],
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
+def test_pytrees_go_there_and_back(tree: Any):
+    td, spec = tdc.interop.from_pytree(tree, [2])
+    assert td.batch_size == (2,)
+    back = tdc.interop.to_pytree(td, spec)
+    assert type(back) is type(tree)
+    here, there = [torch.utils._pytree.tree_flatten(x) for x in (tree, back)]
+    assert here[1] == there[1]
+    assert all([x is y or x == y for x, y in zip(here[0], there[0], strict=True)])
+    assert hash(spec) == hash(tdc.interop.from_pytree(tree, [2])[1])
+
+
+def test_a_pytree_spec_serves_other_leaves():
+    td, spec = tdc.interop.from_pytree([torch.zeros(2, 3), {"n": "s"}], [2])
+    back = tdc.interop.to_pytree(td[0] + 1, spec)
+    assert back[0].tolist() == [1.0, 1.0, 1.0]
+    assert back[1] == {"n": "s"}
+
+
+def test_pytrees_compile():
+    def there_and_back(x: Tensor) -> Any:
+        td, spec = tdc.interop.from_pytree({"a": [x, (x + 1,)], "n": "s"}, [2])
+        return tdc.interop.to_pytree(td * 2, spec), td, spec
+
+    back, td, spec = compiled(there_and_back)(torch.ones(2))
+    assert back["a"][1][0].tolist() == [4.0, 4.0]
+    assert back["n"] == "s"
+    assert tdc.interop.to_pytree(td, spec)["a"][0].tolist() == [1.0, 1.0]
+
+
+# -- state dicts
+
+
+def test_state_dicts_go_there_and_back():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 1, bias=False)))
+    state = net.state_dict()
+    td = tdc.interop.from_state_dict(state)
+    assert td["2", "0", "weight"] is state["2.0.weight"]
+    back = tdc.interop.to_state_dict(td)
+    assert list(back) == list(state)
+    assert all([back[k] is state[k] for k in state])
+    net.load_state_dict(tdc.interop.to_state_dict(td * 2))
+    assert tdc.interop.from_state_dict({"a.b": torch.zeros(4, 2), "extra": "x", "n": None}, [4])["extra"] == "x"
+    assert tdc.interop.to_state_dict(TensorDict()) == {}
+
+
+def test_state_dicts_compile():
+    fn = compiled(lambda sd: tdc.interop.to_state_dict(tdc.interop.from_state_dict(sd) + 1))
+    assert list(fn({"b.c": torch.zeros(1), "a": torch.zeros(1)})) == ["b.c", "a"]
+
+
+# -- what a newcomer types wrong
+
+
+class TestTexts(Texts):
+    def test_keys_of_a_pytree_that_meet(self):
+        self.says(
+            lambda: tdc.interop.from_pytree({1: torch.zeros(1), "1": torch.zeros(1)}),
+            """\
+KeyPathError
+tdc.interop.from_pytree: expected dict keys that differ as strings, got 1 that are not
+at 1
+hint: rename one of them: keys become strings""",
+        )
+
+    def test_a_pytree_of_other_paths(self):
+        td, spec = tdc.interop.from_pytree([torch.zeros(1), torch.zeros(1)])
+        self.says(
+            lambda: tdc.interop.to_pytree(td.rename_keys({"1": "2"}), spec),
+            """\
+StructureError
+tdc.interop.to_pytree: expected the paths of the spec, got 2 that differ
+at 1: missing
+at 2: not in the spec
+hint: take the TensorDict and the spec from one call of from_pytree""",
+        )
+
+    def test_a_treespec_is_no_spec(self):
+        self.says(
+            lambda: tdc.interop.to_pytree(TensorDict(), None),
+            """\
+DtypeError
+tdc.interop.to_pytree: expected the spec of from_pytree, got NoneType
+hint: td, spec = tdc.interop.from_pytree(tree)""",
+        )
+
+    def test_a_module_is_no_state_dict(self):
+        self.says(
+            lambda: tdc.interop.from_state_dict(nn.Linear(1, 1)),
+            """\
+DtypeError
+tdc.interop.from_state_dict: expected a dict, got Linear
+hint: tdc.interop.from_state_dict(module.state_dict())""",
+        )
+
+
+def test_wrong_leaves_are_named():
+    with pytest.raises(DtypeError, match=r"at 0: set"):
+        tdc.interop.from_pytree([{1, 2}])
+    with pytest.raises(KeyPathError):
+        tdc.interop.from_state_dict({"a": torch.zeros(1), "a.b": torch.zeros(1)})
+    with pytest.raises(KeyPathError, match="choose another separator"):
+        tdc.interop.to_state_dict(TensorDict({"a": {"b": 1}, "a.b": 2}))
+    with pytest.raises(StructureError, match=r"at 0: missing"):
+        tdc.interop.to_pytree(TensorDict(), tdc.interop.from_pytree([torch.zeros(1)])[1])
