@@ -59,10 +59,10 @@ def positions(x: NestedTensor | MaskedBatch, op: OpName) -> Positions:
     if x._batch_dim != 0 or 1 in x.ragged_dims:
         got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
         raise ShapeError(message(op, "the batch as dim 0 and channels as dim 1", got, hint=hint))
-    return packed(x) if isinstance(x, NestedTensor) else padded(x)
+    return packed_positions(x) if isinstance(x, NestedTensor) else padded_positions(x)
 
 
-def packed(x: NestedTensor) -> Positions:
+def packed_positions(x: NestedTensor) -> Positions:
     s, e = x.structure, x.structure.packed_dim
     moved = x.values.movedim(e, 0)
     total = moved.shape[0]
@@ -76,13 +76,13 @@ def packed(x: NestedTensor) -> Positions:
     )
 
 
-def padded(x: MaskedBatch) -> Positions:
+def padded_positions(x: MaskedBatch) -> Positions:
     dims = tuple(range(1, len(x.ragged_dims) + 1))
     moved = x.filled(0).movedim(x.ragged_dims, dims)
-    places = moved.flatten(1, len(dims))
+    flat = moved.flatten(1, len(dims))
     mask = x.mask.movedim(x.ragged_dims, dims).flatten(1, len(dims)).flatten(2).unsqueeze(-1)
     return Positions(
-        places.flatten(3) if places.ndim > 3 else places.unsqueeze(3),
+        flat.flatten(3) if flat.ndim > 3 else flat.unsqueeze(3),
         x.lengths.prod(1),
         lambda t: t.sum(1),
         lambda t: t.unsqueeze(1),
@@ -123,13 +123,13 @@ def group_norm(
 
 def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """Data less its mean `(*P, C, R)`, variance and mean `(B, C, 1)`: of each example and group of channels."""
-    *place, channels, rest = p.data.shape
+    *ahead, channels, rest = p.data.shape
     each, size = channels // groups, channels // groups * rest
-    grouped = p.data.reshape(*place, groups, size)
+    grouped = p.data.reshape(*ahead, groups, size)
     count = (p.count * size).clamp(min=1).unsqueeze(1).to(p.data.dtype)
     mean = p.add(grouped.sum(-1)) / count
-    centered = p.clean((grouped - p.put(mean).unsqueeze(-1)).reshape(*place, channels, rest))
-    var = p.add(centered.reshape(*place, groups, size).square().sum(-1)) / count
+    centered = p.clean((grouped - p.put(mean).unsqueeze(-1)).reshape(*ahead, channels, rest))
+    var = p.add(centered.reshape(*ahead, groups, size).square().sum(-1)) / count
     var, mean = [t.repeat_interleave(each, 1).unsqueeze(-1) for t in (var, mean)]
     return centered, var, mean
 

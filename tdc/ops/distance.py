@@ -29,12 +29,12 @@ from tdc.ops.einsum import Term, by_padding, check_letters, kinds_of, of_masked
 from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import packed, raw
+from tdc.ops.pointwise import neutral_operand, packed_operand, padded_operand
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
 from tdc.ops.rectangle import cut_padding, rectangle, resized
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import Ragged, ragged_sizes, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, ragged_sizes, sizes_along
 
 # -- one number for each pair
 
@@ -80,22 +80,24 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
             raise UnsupportedError(message(op, "one ragged dim", f"{len(like.ragged_dims)}", hint="x.to_padded()"))
         out = run(as_rectangle(x1, like, op, fill), as_rectangle(x2, like, op, 0), d)
         return out if keepdim else out.squeeze(d)
-    if isinstance(like, MaskedBatch):
-        a, b = [x.filled(0) if isinstance(x, MaskedBatch) else x for x in (x1, raw(x2, like, op))]
-        a, b = [raw(x, like, op) if not isinstance(x, Tensor) else x for x in (a, b)]
-        out = run(*torch.broadcast_tensors(a, b), d).masked_fill(~like.mask, 0)
-    else:
-        axis: Any = like.structure.axis(d, like.ndim, op)
-        out = run(*torch.broadcast_tensors(packed(x1, like, op), packed(x2, like, op)), axis)
+    out = run(*beside(op, like, x1, x2), axis_of(op, like, d))
+    out = out.masked_fill(~like.mask, 0) if isinstance(like, MaskedBatch) else out
     return with_dim(like, out, d, keepdim)
+
+
+def beside(op: Op, like: Ragged, x1: Any, x2: Any) -> tuple[Tensor, ...]:
+    """Two operands as they broadcast against the data of `like` and each other, with 0 in padding."""
+    if isinstance(like, MaskedBatch):
+        return torch.broadcast_tensors(*[neutral_operand(x, like, op, 0) for x in (x1, x2)])
+    return torch.broadcast_tensors(*[packed_operand(x, like, op) for x in (x1, x2)])
 
 
 def as_rectangle(x: Any, like: Any, op: Op, fill: float) -> Tensor:
     """An operand as it broadcasts against the rectangle of `like`, with `fill` in padding."""
     if isinstance(like, MaskedBatch):
-        data = raw(x, like, op)
+        data = padded_operand(x, like, op)
         return torch.where(like.mask, data, fill).to(like.dtype)
-    values = packed(x, like, op)
+    values = packed_operand(x, like, op)
     return rectangle(like.with_values(values.expand(like._values.shape)), fill)
 
 
@@ -108,14 +110,8 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Ragged:
     if d == like._batch_dim or d in like.ragged_dims or like.shape[d] != 3:
         got = f"dim {dim} of {describe(like)}"
         raise ShapeError(message("cross", "a static dim of size 3", got, hint="torch.linalg.cross(x, y, dim=...)"))
-    if isinstance(like, MaskedBatch):
-        a, b = [x.filled(0) if isinstance(x, MaskedBatch) else raw(x, like, torch.cross) for x in (input, other)]
-        raw(other, like, torch.cross)
-        a, b = torch.broadcast_tensors(a, b)
-        return cut_padding(like, torch.linalg.cross(a, b, dim=d))
-    axis = like.structure.axis(d, like.ndim, torch.cross)
-    a, b = torch.broadcast_tensors(packed(input, like, torch.cross), packed(other, like, torch.cross))
-    return like.with_values(torch.linalg.cross(a, b, dim=axis))
+    out = torch.linalg.cross(*beside(torch.cross, like, input, other), dim=axis_of(torch.cross, like, d))
+    return cut_padding(like, out) if isinstance(like, MaskedBatch) else like.with_values(out)
 
 
 def cross(input: Any, other: Any, dim: int | None = None) -> Ragged:

@@ -165,9 +165,9 @@ def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
     ragged = "".join(dict.fromkeys("".join([ragged_of(t) for t in batches])))
     if len(set(letters)) > 1 or letters[0] in ragged:
         got = " and ".join([repr(letter) for letter in dict.fromkeys(letters)])
-        places = {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(batches)}
+        found = {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(batches)}
         hint = "name the batch dims by one letter, as in 'bld,bmd->blm'"
-        raise StructureError(message(op, "one letter for the batch", got, places, hint))
+        raise StructureError(message(op, "one letter for the batch", got, found, hint))
     return ragged, letters[0]
 
 
@@ -195,9 +195,9 @@ def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str
                 continue
             known = sizes.setdefault(c, n)
             if known != n and (c in exact or (known != 1 and n != 1)):
-                places = {f"operand {i}, {d.dims!r}": describe(d.x) for i, d in enumerate(terms)}
+                found = {f"operand {i}, {d.dims!r}": describe(d.x) for i, d in enumerate(terms)}
                 hint = "a dim that two operands share, as summed and batch dims are, has one size"
-                raise ShapeError(message(op, f"one size for dim {c!r}", f"{known} and {n}", places, hint))
+                raise ShapeError(message(op, f"one size for dim {c!r}", f"{known} and {n}", found, hint))
             sizes[c] = n if known == 1 else known
 
 

@@ -24,10 +24,10 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def positions(x: NestedTensor) -> NestedTensor:
-    """The place of every element within its row: 0, 1, 2, … for each row anew.
+    """The position of every element within its example: 0, 1, 2, … for each anew.
 
     Shapes:
-        `(B, *S0, -1, *S1) -> (B, -1)`; with several ragged dims the place in the flattened row.
+        `(B, *S0, -1, *S1) -> (B, -1)`; with several ragged dims the position in the flattened example.
 
     Dtypes:
         int64.
@@ -42,9 +42,9 @@ def positions(x: NestedTensor) -> NestedTensor:
     """
     expect("positions", x, NestedTensor)
     s = x.structure
-    places = local_positions(s, x.values.shape[s.packed_dim])
+    found = local_positions(s, x.values.shape[s.packed_dim])
     same = s.packed_dim == 0 and s.ragged_ndim == 1 and s.batch_dim == 0
-    return x.with_values(places) if same else NestedTensor(places, s.offsets)
+    return x.with_values(found) if same else NestedTensor(found, s.offsets)
 
 
 def new_tensordict(name: str, x: TensorDict, *size: Any, **kwargs: Any) -> TensorDict:

@@ -121,9 +121,9 @@ def of_system(op: Op, at: int, *args: Any, **kwargs: Any) -> Ragged | tuple[Any,
             right = at_every_position(right, matrix)
         return at_positions(op, op, (*((matrix, right) if at == 0 else (right, matrix)), *rest), kwargs, identities)
     if not is_ragged(right) or kwargs.get("left") is False or (ragged_matrix and type(matrix) is not type(right)):
-        places = {"matrix": describe(matrix), "right-hand sides": describe(right)}
+        given = {"matrix": describe(matrix), "right-hand sides": describe(right)}
         hint = "pack the right-hand sides along the ragged dim of the matrices, and solve from the left"
-        raise UnsupportedError(message(op, "ragged right-hand sides behind the matrix", "others", places, hint))
+        raise UnsupportedError(message(op, "ragged right-hand sides behind the matrix", "others", given, hint))
     if ragged_right:
         data, ready = rectangle(right, 0), matrix
     elif matrix.ragged_dims != (1, 2) or matrix.ndim != 3 or right.ragged_dims[0] != 1:

@@ -31,7 +31,7 @@ from tdc.core.typing import Op
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast, first_of
 from tdc.ops.pairs import widest, widest_masked
-from tdc.ops.pointwise import neutral, packed
+from tdc.ops.pointwise import neutral_operand, packed_operand
 from tdc.ops.positionwise import at_positions, is_ragged, last_is_static
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.convert import to_padded
@@ -110,13 +110,13 @@ def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
 
 def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
     like = widest(op, args, kwargs)
-    loss = elementwise(run, lambda a: packed(a, like, op), like.values.shape, args, kwargs)
+    loss = elementwise(run, lambda a: packed_operand(a, like, op), like.values.shape, args, kwargs)
     return reduced(op, like.with_values(loss), reduction)
 
 
 def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
     like = widest_masked(op, args, kwargs)
-    loss = elementwise(run, lambda a: neutral(a, like, op), like.data.shape, args, kwargs)
+    loss = elementwise(run, lambda a: neutral_operand(a, like, op), like.data.shape, args, kwargs)
     return reduced(op, cut_padding(like, loss), reduction)
 
 

@@ -266,10 +266,10 @@ def kron(input: Any, other: Any) -> Ragged:
         ShapeError: the dense operand has more dims than an example.
     """
     if not is_ragged(input) or is_ragged(other) or len(input.ragged_dims) > 1:
-        places = {"input": describe(input), "other": describe(other)}
+        given = {"input": describe(input), "other": describe(other)}
         hint = "torch.einsum, or loop over x.unbind()"
         raise UnsupportedError(
-            message("kron", "a batch with one ragged dim and a dense tensor behind it", "others", places, hint)
+            message("kron", "a batch with one ragged dim and a dense tensor behind it", "others", given, hint)
         )
     if other.ndim >= input.ndim:
         got = f"{describe(other)} for {describe(input)}"

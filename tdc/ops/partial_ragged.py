@@ -1,6 +1,6 @@
 """Operations along some of several ragged dims: a batch of images as the batch of its lines.
 
-    images (B, -1, -1)     sum(x, 2): B images of h lines, of w places each     -> (B, -1), h numbers in each row
+    images (B, -1, -1)     sum(x, 2): B images of h lines, of w positions each     -> (B, -1), h numbers in each row
                            sum(x, 1): the same of columns
 
     images (B, -1, -1)     sort(x, 2): each line sorted                          -> (B, -1, -1)
@@ -39,13 +39,13 @@ class Lines(NamedTuple):
 
     Attributes:
         batch: `(M, ...)`, whose ragged dims are those that are reduced.
-        place: a dim of the original batch as a dim of this one.
+        dim_of: a dim of the original batch as a dim of this one.
         back: `(out, keepdim)`: a dense result of all its dims, as a batch with those along the lines or without.
         again: a batch of lines as one like the original, or of other sizes `(B, R)`.
     """
 
     batch: Any
-    place: Callable[[int], int]
+    dim_of: Callable[[int], int]
     back: Callable[[Tensor, bool], Any]
     again: Callable[[Any, Tensor | None], Any]
 
@@ -97,7 +97,7 @@ def lines_of(op: OpName, x: Any, dim: Any) -> tuple[Lines, tuple[int, ...], Any]
     """The lines along one dim or several, these counted from the front, and where they are in the batch of lines."""
     dims = tuple([normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)])
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
-    at = tuple([lines.place(d) for d in dims])
+    at = tuple([lines.dim_of(d) for d in dims])
     return lines, dims, at[0] if isinstance(dim, int) else at
 
 
@@ -117,7 +117,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     outer = structure_of_sizes(number, known, e, s.batch_dim - len([d for d in lost if d < s.batch_dim]))
     wide = outer.moved(e + len([r for r in along if r < kept[0]]), s.batch_dim)
 
-    def place(d: int) -> int:
+    def dim_of(d: int) -> int:
         axis: Any = s.axis(d, x.ndim, "sum")
         return 1 + (axis if axis < e else axis + count - 1 if axis > e else e + along.index(s.ragged_dims.index(d)))
 
@@ -136,14 +136,14 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
         turned = Structure(t.offsets, sizes_of(t)[:, order], None, 0, 0, s.ragged_ndim)
         return build_nested(t, in_order(out.values.movedim(e, 0), turned, inverse(order)).movedim(0, e))
 
-    return Lines(build_nested(inner, values), place, back, again)
+    return Lines(build_nested(inner, values), dim_of, back, again)
 
 
 def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
     """Packed positions (N, *D) with the ragged dims of each row in another order."""
     total = values.shape[0]
     turned = Structure(s.offsets, sizes_of(s)[:, order], None, 0, 0, s.ragged_ndim)
-    index, back = places(s, turned, order, total), places(turned, s, inverse(order), total)
+    index, back = positions_in_order(s, turned, order, total), positions_in_order(turned, s, inverse(order), total)
     return exchange(values, index, None, 0.0, back, None)
 
 
@@ -151,7 +151,7 @@ def inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def places(s: Structure, turned: Structure, order: list[int], total: int) -> Tensor:
+def positions_in_order(s: Structure, turned: Structure, order: list[int], total: int) -> Tensor:
     """For each position of rows whose ragged dims are those of `s` in `order`, its position in rows of `s`, (N,)."""
     rows = row_ids(s, total)
     index = s.offsets[rows]
@@ -175,11 +175,11 @@ def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:
     batch = build_masked(data.flatten(0, len(kept)), torch.stack(each, 1), ragged, new_lengths=True)
 
     def back(out: Tensor, keepdim: bool) -> MaskedBatch:
-        whole = out.unflatten(0, lead).movedim(first, front)
+        full = out.unflatten(0, lead).movedim(first, front)
         stay = [d for d in range(x.ndim) if keepdim or d not in dims]
-        whole = whole if keepdim else whole.squeeze(dims)
-        places = tuple([stay.index(x.ragged_dims[r]) for r in kept])
-        return build_masked(whole, number, places, stay.index(x.batch_dim), True)
+        full = full if keepdim else full.squeeze(dims)
+        ragged = tuple([stay.index(x.ragged_dims[r]) for r in kept])
+        return build_masked(full, number, ragged, stay.index(x.batch_dim), True)
 
     def again(out: Any, new: Tensor | None) -> MaskedBatch:
         data = out.data.unflatten(0, lead).movedim(first, front)

@@ -89,13 +89,14 @@ def frexp(x: Any) -> Any:
 def nary_nested(op: Op) -> Op:
     def run(*args: Any, **kwargs: Any) -> NestedTensor:
         like = widest(op, args, kwargs)
-        values = op(*[packed(a, like, op) for a in args], **{k: packed(a, like, op) for k, a in kwargs.items()})
+        ready = [packed_operand(a, like, op) for a in args]
+        values = op(*ready, **{k: packed_operand(a, like, op) for k, a in kwargs.items()})
         return build_result(like._structure, values)
 
     return run
 
 
-def packed(x: Any, like: NestedTensor, op: Op) -> Any:
+def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
     """An operand as it broadcasts against the packed values of `like`."""
     if x is like:
         return like._values
@@ -182,12 +183,12 @@ def nary_masked(op: Op) -> Op:
         like = widest_masked(op, args, kwargs)
         everything = (*args, *kwargs.values())
         grows = any([isinstance(a, MaskedBatch) and a.ragged_dims != like.ragged_dims for a in everything])
-        part = neutral if grows or any([isinstance(a, Tensor) for a in everything]) else raw
+        part = neutral_operand if grows or any([isinstance(a, Tensor) for a in everything]) else padded_operand
         try:
             out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
         except RuntimeError as error:
             raise unfit(op, like, everything, error) from None
-        if part is raw:
+        if part is padded_operand:
             return like.with_data(out)
         if out.shape != like.data.shape:
             raise grown(op, like, next(a for a in everything if isinstance(a, Tensor)))
@@ -208,7 +209,7 @@ def unfit(op: Op, like: MaskedBatch, operands: Sequence[Any], error: RuntimeErro
     return grown(op, like, dense[0]) if dense and type(error) is RuntimeError else error
 
 
-def raw(x: Any, like: MaskedBatch, op: Op) -> Any:
+def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     """The data of an operand, which must have the lengths of `like`."""
     if isinstance(x, NestedTensor):
         raise mixed(op, like, x)
@@ -220,10 +221,10 @@ def raw(x: Any, like: MaskedBatch, op: Op) -> Any:
     return x
 
 
-def neutral(x: Any, like: MaskedBatch, op: Op) -> Any:
-    """As `raw`, with 1 in padding: inside the domain of every pointwise function."""
-    data = raw(x, like, op)
-    return torch.where(x.mask, data, 1).to(x.dtype) if isinstance(x, MaskedBatch) else data
+def neutral_operand(x: Any, like: MaskedBatch, op: Op, fill: float = 1) -> Any:
+    """As `padded_operand`, with `fill` in padding; 1 is inside the domain of every pointwise function."""
+    data = padded_operand(x, like, op)
+    return torch.where(x.mask, data, fill).to(x.dtype) if isinstance(x, MaskedBatch) else data
 
 
 def where(*args: Any, **kwargs: Any) -> Tensor:
@@ -261,8 +262,8 @@ def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) ->
     """
     if not torch.cuda.is_available():
         raise UnsupportedError(message("cuda", "a CUDA device", "a machine without", hint="x.to(device)"))
-    place = torch.device("cuda" if device is None else device)
-    return x.to(place, non_blocking=non_blocking)
+    target = torch.device("cuda" if device is None else device)
+    return x.to(target, non_blocking=non_blocking)
 
 
 def to_cpu(x: Any, **_: Any) -> Any:

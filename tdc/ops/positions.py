@@ -26,7 +26,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, StructureError, UnsupportedError, describe, message
 from tdc.core.typing import Op
-from tdc.ops.pointwise import packed, raw
+from tdc.ops.pointwise import packed_operand, padded_operand
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, row_ids, spread
@@ -36,7 +36,7 @@ from tdc.ragged.structure import Structure, require_same
 
 def beside(op: Op, x: Any, like: Any) -> Any:
     """An operand, ragged or dense, as it broadcasts against the storage of `like`."""
-    return packed(x, like, op) if isinstance(like, NestedTensor) else raw(x, like, op)
+    return packed_operand(x, like, op) if isinstance(like, NestedTensor) else padded_operand(x, like, op)
 
 
 def along_axis(t: Tensor, axis: int, ndim: int) -> Tensor:

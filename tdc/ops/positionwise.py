@@ -26,7 +26,7 @@ from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ops.along_dim import along_static
 from tdc.ops.batch import along
-from tdc.ops.pointwise import mixed, packed
+from tdc.ops.pointwise import mixed, packed_operand
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested, build_result
@@ -135,7 +135,7 @@ def bilinear(
     if type(input1) is not type(input2):
         raise mixed(F.bilinear, input1, input2)
     if isinstance(like, NestedTensor):
-        input2 = like.with_values(packed(input2, like, F.bilinear))
+        input2 = like.with_values(packed_operand(input2, like, F.bilinear))
     return at_positions(F.bilinear, F.bilinear, (input1, input2, weight, bias), {})
 
 

@@ -19,7 +19,7 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, packed, raw, unbroadcast
+from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.positions import beside
 from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
@@ -81,7 +81,7 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
             raise UnsupportedError(message(op, "a batch to be as another", describe(x), hint=hint))
         return dense_as_batch(x, other)
     if type(x) is type(other):
-        raw(x, other, op) if isinstance(x, MaskedBatch) else require_same(x.structure, other.structure, op)
+        padded_operand(x, other, op) if isinstance(x, MaskedBatch) else require_same(x.structure, other.structure, op)
     return getattr(x, method)(*other.shape)
 
 
@@ -91,7 +91,7 @@ def dense_as_batch(x: Tensor, like: Any) -> Any:
     data = like.values if packs else like.data
     if not fits(x.shape, like.shape):
         raise unbroadcast(x, like, op)
-    wide = torch.broadcast_tensors(packed(x, like, op) if packs else x, data)[0]
+    wide = torch.broadcast_tensors(packed_operand(x, like, op) if packs else x, data)[0]
     if wide.shape != data.shape:
         raise unbroadcast(x, like, op)
     return like.with_values(wide) if packs else like.with_data(torch.where(like.mask, wide, 0))

@@ -1,6 +1,6 @@
 """Row by row on CPU: where a call for each row beats index arithmetic and padding for all of them.
 
-A call costs microseconds, whatever the row; what it saves grows with the row: places of padding, a search for each
+A call costs microseconds, whatever the row; what it saves grows with the row: positions of padding, a search for each
 position, a second sort by row. So a loop runs where rows are large enough, and only where lengths are at hand: not in
 a graph, nor under a transform of `torch.func` or a dispatch mode (as export traces), and not on a device.
 

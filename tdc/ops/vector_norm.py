@@ -122,14 +122,14 @@ def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) 
 def bits(values: Tensor) -> Tensor:
     """The 64 bits of each element as a last dim, of a float64 or an int64 as torch takes them."""
     wide = values.to(torch.float64 if values.is_floating_point() else torch.int64).contiguous()
-    places = torch.arange(8, dtype=torch.uint8, device=values.device)
-    return ((wide.unsqueeze(-1).view(torch.uint8).unsqueeze(-1) >> places) & 1).flatten(-2)
+    shifts = torch.arange(8, dtype=torch.uint8, device=values.device)
+    return ((wide.unsqueeze(-1).view(torch.uint8).unsqueeze(-1) >> shifts) & 1).flatten(-2)
 
 
 def word(bits: Tensor) -> Tensor:
     """Elements of 64 bits from their bits."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    octets = bits.to(torch.uint8).unflatten(-1, (8, 8)) << places
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    octets = bits.to(torch.uint8).unflatten(-1, (8, 8)) << shifts
     return octets.sum(-1, dtype=torch.uint8).contiguous().view(torch.uint64).squeeze(-1)
 
 

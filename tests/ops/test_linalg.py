@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from texts import Texts
 from texts import ragged as packed_rows
 
@@ -157,3 +159,15 @@ UnsupportedError
 tdc.diagflat: expected examples that are vectors, got NestedTensor float32[3, -1, 4]
 hint: loop over x.unbind()""",
         )
+
+
+@pytest.mark.parametrize("op", [F.cosine_similarity, torch.linalg.vecdot, F.pairwise_distance])
+@pytest.mark.parametrize("first", [True, False])
+def test_padding_reaches_no_gradient_of_a_dense_operand(op: Any, first: bool):
+    data = torch.randn(2, 3, 4)
+    data[0, 1:] = float("nan")
+    x, w = tdc.MaskedBatch(data, torch.tensor([1, 3])), torch.randn(4, requires_grad=True)
+    options = {} if op is F.pairwise_distance else {"dim": -1}
+    pair = (w[None, None], x) if first else (x, w[None, None])
+    (grad,) = torch.autograd.grad(op(*pair, **options).data.sum(), w)
+    assert not grad.isnan().any()
