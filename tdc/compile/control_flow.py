@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.operators import while_loop_operator
-from tdc.compile._torch.tracing import before_operator, is_batched, probe, refuse_in_scan
+from tdc.compile._torch.tracing import before_operator, is_batched, refuse_in_scan, trace_outside
 from tdc.compile.carries import agree, moving, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, end_if_ran, needs_grad, traced
 from tdc.core.arguments import expect_function
@@ -76,7 +76,7 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
         return true_fn(*given) if flag else false_fn(*given)
     before_operator("cond")
     tensors, form = split("cond", "operands", given)
-    yes, no = probe(true_fn, *given), probe(false_fn, *given)
+    yes, no = trace_outside(true_fn, *given), trace_outside(false_fn, *given)
     outs, result = split("cond", "the result of true_fn", yes)
     agree("cond", ("the result of true_fn", yes), ("the result of false_fn", no), "return the same keys from both")
     others = tensors_of(no)
@@ -135,7 +135,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
             carry = after_body(carry, body_fn(*carry))
         return carry
     before_operator("while_loop")
-    after, _ = split("while_loop", "the carry", after_body(carry, probe(body_fn, *carry)), numbers=False)
+    after, _ = split("while_loop", "the carry", after_body(carry, trace_outside(body_fn, *carry)), numbers=False)
     positions = moving(tensors, after)
     first = checked("while_loop", cond_fn(*carry))
     if not positions:

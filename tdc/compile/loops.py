@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.operators import associative_scan_operator, map_operator, scan_operator
-from tdc.compile._torch.tracing import before_operator, probe, refuse_in_scan
+from tdc.compile._torch.tracing import before_operator, refuse_in_scan, trace_outside
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, needs_grad, traced
 from tdc.core import pytree
@@ -126,7 +126,7 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
     if not traced():
         return walk(combine_fn, init, steps)
     before_operator("scan")
-    carry, y = pair(init, probe(combine_fn, init, steps.at(0)))
+    carry, y = pair(init, trace_outside(combine_fn, init, steps.at(0)))
     after, _ = split("scan", "the carry", carry, numbers=False)
     outs, out_form = split("scan", "the results", y)
     positions = moving(tensors, after)
@@ -228,7 +228,7 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, c
         return together(op, found[::-1] if reverse else found, steps.dim)
     if combine_mode == "pointwise":
         before_operator(op)
-    probe(combined, combine_fn, steps.at(0), steps.at(0))
+    trace_outside(combined, combine_fn, steps.at(0), steps.at(0))
 
     def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
         return [copied(x) for x in tensors_of(combine_fn(steps.form.join(a), steps.form.join(b)))]
@@ -275,7 +275,7 @@ def scan_map(f: Fn, xs: Any, *args: Any) -> Any:
         rowwise(op, "the results", ys[0], STACK)
         return together(op, ys, 0)
     before_operator(op)
-    y = probe(f, steps.at(0), *args)
+    y = trace_outside(f, steps.at(0), *args)
     rowwise(op, "the results", y, STACK)
     outs, form = split(op, "the results", y)
     code = Code(needs_grad(outs), outs)

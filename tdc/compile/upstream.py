@@ -11,9 +11,8 @@ Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` th
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
     views as results    of a differentiated loop, at offsets that the next cannot take: `end_if_ran` copies
 
-A body is traced once more outside the operator, to learn its form and what needs gradients; `probe` takes back what
-that trace would assert at run time, the rest is dead code. The two functions of these that act on the graph that Dynamo
-traces are in `_torch/tracing.py`.
+A body is traced once more outside the operator, to learn its form and what needs gradients. `trace_outside` takes back
+what that trace would assert at run time; the rest is dead code. It and `before_operator` are in `_torch/tracing`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_probes_can_fail(monkeypatch):
     monkeypatch.setattr(probes, "mark_static", lambda x: x)
     monkeypatch.setattr(probes, "mark_bounds", lambda *args: None)
     monkeypatch.setattr(probes, "at_trace_time", lambda fn: None)
-    monkeypatch.setattr(probes, "probe", lambda fn, x: fn(x))
+    monkeypatch.setattr(probes, "trace_outside", lambda fn, x: fn(x))
     monkeypatch.setattr(probes, "graph_breaks", lambda: 0)
     monkeypatch.setattr(probes, "innermost_transform", lambda: None)
     monkeypatch.setattr(probes, "current_compile", lambda: probes.NO_COMPILE)

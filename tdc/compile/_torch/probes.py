@@ -28,7 +28,7 @@ from tdc.compile._torch.dynamo import (
 from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
-from tdc.compile._torch.tracing import at_trace_time, innermost_transform, is_batched, probe
+from tdc.compile._torch.tracing import at_trace_time, innermost_transform, is_batched, trace_outside
 
 Fn = Callable[..., Any]
 internals: Any = torch  # parts of torch without types
@@ -100,10 +100,10 @@ def acts_while_traced() -> bool:
 
 
 def removes_assertions() -> bool:
-    """What a probe of a function asserts about data is taken out of the graph."""
+    """What a function asserts about data while it is traced outside of an operator is taken out of the graph."""
 
     def fn(x: Tensor) -> Tensor:
-        probe(lambda x: internals._assert_async((x > 0).all()), x)
+        trace_outside(lambda x: internals._assert_async((x > 0).all()), x)
         return x + 1
 
     [(_, graph)] = compiles(fn, torch.ones(2))

@@ -18,7 +18,9 @@ from tdc.compile._torch.inductor import apart_in_caches
 from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types
-PROBES: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: the last nodes before probes under way
+BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = (
+    WeakKeyDictionary()
+)  # by graph: the last node before each trace under way
 
 
 def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
@@ -111,24 +113,24 @@ def switch_donation_off(context: Any) -> None:
     output.compiler_fn = compile_without_donation
 
 
-def probe(fn: Callable[..., Any], *args: Any) -> Any:
+def trace_outside(fn: Callable[..., Any], *args: Any) -> Any:
     """What `fn` returns, traced outside the operator, without its assertions on data: it may not be meant to run."""
-    at_trace_time(begin_probe)
+    at_trace_time(note_beginning)
     out = fn(*args)
     at_trace_time(remove_assertions)
     return out
 
 
-def begin_probe(context: Any) -> None:
-    """Note where a probe begins."""
+def note_beginning(context: Any) -> None:
+    """Note where a trace outside an operator begins."""
     graph = translator(context).output.graph
-    PROBES.setdefault(graph, []).append(next(iter(reversed(graph.nodes)), None))
+    BEGINNINGS.setdefault(graph, []).append(next(iter(reversed(graph.nodes)), None))
 
 
 def remove_assertions(context: Any) -> None:
-    """Take the assertions since the last `begin_probe` out of the graph."""
+    """Take the assertions since the last `note_beginning` out of the graph."""
     graph = translator(context).output.graph
-    begin = PROBES[graph].pop()
+    begin = BEGINNINGS[graph].pop()
     for node in reversed(graph.nodes):
         if node is begin:
             break
