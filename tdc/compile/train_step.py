@@ -29,12 +29,12 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import FunctionType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from tdc.compile._torch.dynamo import with_own_graphs
 from tdc.compile.counts import Counts, counted
 from tdc.compile.gradients import value_and_grad
 from tdc.compile.inductor import backend as inductor
@@ -208,8 +208,7 @@ class TrainStep:
             return metrics
 
         run: Any = donating if self._donate else pure
-        # torch.compile keeps its graphs, and their limit, on the code object: each step has its own.
-        run = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+        run = with_own_graphs(run)
         return counted(run, name="train_step", backend=self._backend) if self._compile else run
 
     @property

@@ -18,9 +18,7 @@ from tdc.compile._torch.inductor import apart_in_caches
 from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types
-BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = (
-    WeakKeyDictionary()
-)  # by graph: the last node before each trace under way
+BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
 
 def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
