@@ -139,7 +139,7 @@ class Along:
         default: the dim where none is given: None for all batch dims, NEEDED where one must be.
         several: whether torch takes a tuple of dims.
         spread: the arguments that have the dims of the batch, and are extended over features.
-        whole: what runs for all batch dims as one, where torch gives something else then.
+        over_all: what runs for all batch dims as one, where torch gives something else then.
     """
 
     names: tuple[str, ...]
@@ -147,7 +147,7 @@ class Along:
     default: Any = None
     several: bool = False
     spread: tuple[str, ...] = ()
-    whole: Op | None = None
+    over_all: Op | None = None
 
 
 def along(
@@ -180,7 +180,7 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
             if name in fixed:
                 now[name] = spread_over(op, name, fixed[name], leaf.shape[x.ndim :], count)
         if dims is None:
-            return all_as_one(how.whole or run, leaf, x.ndim, **now)
+            return all_as_one(how.over_all or run, leaf, x.ndim, **now)
         return run(leaf, dim=dims, **now)
 
     return lift(x, fn, *others.values(), op=op)

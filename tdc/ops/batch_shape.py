@@ -181,8 +181,8 @@ def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = 
     if repeats.ndim > 1 or (count != 1 and count != td.batch_size[d]):
         expected, hint = f"{td.batch_size[d]} numbers of times, or one", "one for each example along the dim"
         raise ShapeError(message("repeat_interleave", expected, describe(repeats), hint=hint))
-    places = torch.repeat_interleave(repeats.expand(td.batch_size[d]), **kwargs)
-    return lift(td, lambda v: v.index_select(d, places), op="repeat_interleave")
+    positions = torch.repeat_interleave(repeats.expand(td.batch_size[d]), **kwargs)
+    return lift(td, lambda v: v.index_select(d, positions), op="repeat_interleave")
 
 
 def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:

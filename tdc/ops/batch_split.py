@@ -74,7 +74,7 @@ def part_lengths(given: Any, total: Any) -> list[Any]:
         raise ShapeError(message("split", "a length of at least 1, or a list of lengths", got, hint=hint))
     lengths = list(given)
     if sum(lengths) != total:
-        hint = "torch.tensor_split(x, indices) takes the places between parts"
+        hint = "torch.tensor_split(x, indices) takes the positions between parts"
         raise ShapeError(message("split", f"lengths that add up to {total}", f"{sum(lengths)}", hint=hint))
     return lengths
 

@@ -106,7 +106,7 @@ for _op, _identity in ((torch.argmax, -math.inf), (torch.argmin, math.inf)):
     along(_op, "dim keepdim", "extremes")
 for _op, _pointwise in PAIRED.items():
     define(_op, "extremes", ragged=partial(extreme_ragged, _op), identity=IDENTITY[_op])
-    _how = Along(("dim", "keepdim"), on_leaves(_op), whole=partial(values_of, _op))
+    _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=partial(values_of, _op))
     define(_op, "extremes", tensordict=partial(extreme_tensordict, _op, _pointwise, _how))
 define(torch.aminmax, "extremes", ragged=aminmax_ragged)
 along(torch.aminmax, "dim keepdim", "extremes")

@@ -375,7 +375,7 @@ def ragged_rule(op: Op, impl: Op, packed_modes: tuple[str, ...] = MODES) -> None
     add_rule(Rule(op, "masked", "indexing", impl, op))
 
 
-NO_VMAP = ("eager", "compile", "grad", "export")  # a number of elements that is data has no place in vmap
+NO_VMAP = ("eager", "compile", "grad", "export")  # vmap cannot hold a number of elements that is data
 for _op, _impl in (
     (torch.gather, gather_ragged), (torch.take_along_dim, take_along_dim_ragged), (torch.take, take_ragged),
     (torch.index_select, index_select_ragged), (torch.index_fill, index_fill_ragged),

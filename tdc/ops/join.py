@@ -76,7 +76,7 @@ def as_rows(x: Any, like: NestedTensor) -> Any:
 
 
 def check_layouts(op: str, xs: list[NestedTensor], but: int | None = None) -> None:
-    """Ragged batches to be joined have their axes in the same places and equal static sizes, but for one axis.
+    """Ragged batches to be joined have their axes at the same positions and equal static sizes, but for one axis.
 
     Raises:
         StructureError, ShapeError: they do not; every operand is named.
@@ -154,12 +154,12 @@ def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
         begins.append(begins[-1] + x.values.shape[s.packed_dim])
     inner = strides(t)[r][rows]
     rest = local_positions(t, rows.shape[0])
-    line, place = rest // inner // ends[rows, -1], rest // inner % ends[rows, -1]
-    which = torch.zeros_like(place)
+    line, position = rest // inner // ends[rows, -1], rest // inner % ends[rows, -1]
+    which = torch.zeros_like(position)
     for k in range(len(xs) - 1):
-        which = which + (place >= ends[rows, k])
-    place = place - (ends - part)[rows, which]
-    source = torch.stack(starts, 1)[rows, which] + (line * part[rows, which] + place) * inner + rest % inner
+        which = which + (position >= ends[rows, k])
+    position = position - (ends - part)[rows, which]
+    source = torch.stack(starts, 1)[rows, which] + (line * part[rows, which] + position) * inner + rest % inner
     return build_nested(t.marked(), values.index_select(s.packed_dim, source))
 
 

@@ -192,7 +192,7 @@ for _op in (torch.quantile, torch.nanquantile):
     along(_op, "q dim keepdim", "order_statistics")
 for _op in (torch.median, torch.nanmedian):
     define(_op, "order_statistics", ragged=partial(median_ragged, _op))
-    along(_op, "dim keepdim", "order_statistics", whole=partial(values_of, _op))
+    along(_op, "dim keepdim", "order_statistics", over_all=partial(values_of, _op))
 define(torch.mode, "order_statistics", ragged=mode_ragged)
 along(torch.mode, "dim keepdim", "order_statistics", default=-1)
 define(torch.kthvalue, "order_statistics", ragged=kthvalue_ragged)

@@ -80,19 +80,19 @@ def spans_of(op: Op, xs: list[Any], ndim: int) -> tuple[int, tuple[int, ...]]:
 
     Raises:
         StructureError: they have other numbers of rows.
-        ShapeError: their batches are at different places, or ragged dims would be apart.
+        ShapeError: their batches are at different dims, or ragged dims would be apart.
     """
     batches = {x._batch_dim + ndim - x.ndim for x in xs}
     batch = min(batches)
     ragged = tuple(sorted({d + ndim - x.ndim for x in xs for d in x.ragged_dims}))
-    places = [d - (d > batch) for d in ragged]
+    positions = [d - (d > batch) for d in ragged]
     if any([x.batch_size[0] != xs[0].batch_size[0] for x in xs[1:]]):
         hint = "x[rows] and y[rows] of the same rows"
         raise StructureError(message(op, "operands of equally many rows", "others", operands(xs), hint))
     if len(batches) > 1:
         got, hint = "other numbers of dims", "y.unsqueeze(d) where y lacks a dim of x"
         raise misfit(op, xs, "batches whose dims meet, counted from the last", got, hint)
-    if places[-1] - places[0] >= len(places):
+    if positions[-1] - positions[0] >= len(positions):
         raise misfit(op, xs, "ragged dims side by side", "static dims between them", "permute static dims first")
     return batch, ragged
 
@@ -156,19 +156,19 @@ def onto(x: NestedTensor, like: NestedTensor, op: Op) -> Tensor:
         got, hint = "more ragged dims", "y[:, None] or y[:, :, None] for one number for each element"
         raise misfit(op, [like, x], "an operand that broadcasts against the first", got, hint)
     own = [ragged.index(d + ndim - x.ndim) for d in x.ragged_dims]
-    mine, whole = sizes_of(s), sizes_of(t)
+    mine, all_sizes = sizes_of(s), sizes_of(t)
     text = message(op, "rows of equal sizes where both are ragged", UNEQUAL, hint="x.to_padded() both, or slice rows")
-    require(torch.stack([(mine[:, c] == whole[:, r]).all() for c, r in enumerate(own)]).all(), text, StructureError)
+    require(torch.stack([(mine[:, c] == all_sizes[:, r]).all() for c, r in enumerate(own)]).all(), text, StructureError)
     missing = [d + x.ndim - ndim for r, d in enumerate(ragged) if r not in own and d + x.ndim >= ndim]
     axes: list[Any] = [s.axis(d, x.ndim, op) for d in missing]
     values, e = x._values.squeeze(axes), s.packed_dim - len([a for a in axes if a < s.packed_dim])
     if len(own) == len(ragged):
         return values
-    index = places_in(s, t, like._values.shape[t.packed_dim], own)
+    index = positions_in(s, t, like._values.shape[t.packed_dim], own)
     return values.index_select(e, index)
 
 
-def places_in(s: Structure, out: Structure, total: int, columns: list[int]) -> Tensor:
+def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -> Tensor:
     """The position of `s` that each packed position of `out` reads, (N,).
 
     Args:

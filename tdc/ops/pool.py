@@ -3,8 +3,8 @@
     x (B, C, -1, -1)    F.max_pool2d(x, 2)           -> (B, C, -1, -1), each row as large as torch makes it alone
                         F.adaptive_avg_pool2d(x, 7)  -> (B, C, 7, 7), dense: bins depend on each row's own size
 
-Padding of the rectangle is -inf for a maximum and 0 for a sum; an average divides by the places that torch counts for
-an example of the row's size. Indices are places within each row's own plane.
+Padding of the rectangle is -inf for a maximum and 0 for a sum; an average divides by what torch counts for
+an example of the row's size. Indices are positions within each row's own plane.
 
 Bins overlap and differ in size, so they are gathered: no difference of running sums, which would spread NaN and inf.
 """
@@ -25,7 +25,7 @@ from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
-from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, places, planes, resized, spatial
+from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, resized, spatial
 from tdc.ragged.masked import require_same_lengths
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.structure import require_same
@@ -66,7 +66,7 @@ def max_pool(op: Op, n: int, indexed: bool) -> Op:
             return resized(p, found, spans)
         dense, index = found
         out = resized(p, dense, spans)
-        return out, beside(out, places(index, p.sizes, p.data.shape[2:]))
+        return out, beside(out, plane_positions(index, p.sizes, p.data.shape[2:]))
 
     return rule
 
@@ -82,9 +82,9 @@ def avg_pool(op: Op, n: int) -> Op:
         kernel = each(kernel_size, n)
         p = planes(input, n, op, spans, kernel_text(kernel))
         steps, pads = each(steps_of(kernel_size, stride), n), each(padding, n)
-        whole = (count_include_pad or not any(pads)) and not ceil_mode
+        plain = (count_include_pad or not any(pads)) and not ceil_mode
         divisor = divisor_override or math.prod(kernel)
-        if whole or divisor_override:
+        if plain or divisor_override:
             return resized(p, sums(p.data, kernel, steps, pads, ceil_mode, divisor), spans)
         out = sums(widened(p.data), kernel, steps, pads, ceil_mode, 1)
         for d in range(n):
@@ -106,7 +106,7 @@ def sums(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, div
 
 
 def counted(size: Tensor, out: int, kernel: int, stride: int, padding: int, include: bool) -> Tensor:
-    """Places that torch counts in each window of an example, (B,) -> (B, out)."""
+    """Positions that torch counts in each window of an example, (B,) -> (B, out)."""
     start = torch.arange(out, device=size.device) * stride - padding
     length = size.unsqueeze(1)
     end = (start + kernel).minimum(length + padding)
@@ -124,7 +124,7 @@ def lp_pool(average: Op, n: int) -> Op:
 
 
 def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple[Tensor, Tensor]:
-    """Places of adaptive bins and whether they are in there: (B,) -> (B, out, W).
+    """Positions of adaptive bins and whether they are in there: (B,) -> (B, out, W).
 
     Args:
         count: bins of each row, a number or (B,); `out` at most.
@@ -135,8 +135,8 @@ def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple
     total = count.unsqueeze(1) if isinstance(count, Tensor) else count
     start = index * length // total
     end = ((index + 1) * length + total - 1) // total
-    place = start.unsqueeze(2) + torch.arange(widest + 1, device=size.device)
-    return place.clamp(max=longest - 1), place < end.unsqueeze(2)
+    position = start.unsqueeze(2) + torch.arange(widest + 1, device=size.device)
+    return position.clamp(max=longest - 1), position < end.unsqueeze(2)
 
 
 def taken(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def adaptive_spans(output_size: Any, n: int) -> list[Span | None]:
 
 
 def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Planes, list[tuple[int, Any, Any]]]:
-    """A batch as a rectangle, and for each dim to be pooled, the last first, places and membership of its bins."""
+    """A batch as a rectangle, and for each dim to be pooled, the last first, positions and membership of its bins."""
     wanted = each(output_size, n)
     if len(wanted) != n:
         got = f"{len(wanted)} sizes"
@@ -179,9 +179,9 @@ def adaptive_avg(op: Op, n: int) -> Op:
 
 def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
     """Means of bins along some dims."""
-    for dim, place, inside in todo:
+    for dim, position, inside in todo:
         ones = [1] * (x.ndim - 2)
-        parts = taken(x, dim, place).masked_fill(~inside.view(*inside.shape, *ones), 0)
+        parts = taken(x, dim, position).masked_fill(~inside.view(*inside.shape, *ones), 0)
         count = inside.sum(2).clamp(min=1).view(*inside.shape[:2], *ones).to(x.dtype)
         x = (parts.sum(2) / count).movedim(1, dim)
     return x
@@ -192,24 +192,24 @@ def adaptive_max(op: Op, n: int, indexed: bool) -> Op:
 
     def rule(input: Any, output_size: Any, return_indices: bool = False) -> Any:
         p, todo = adaptive(op, n, output_size, input, -math.inf)
-        x, found = p.data, own_places(p)
-        for dim, place, inside in todo:
-            parts = taken(x, dim, place)
+        x, found = p.data, own_positions(p)
+        for dim, position, inside in todo:
+            parts = taken(x, dim, position)
             parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), lowest(x.dtype))
             out, which = parts.max(2)
             x = out.movedim(1, dim)
-            found = taken(found, dim, place).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
+            found = taken(found, dim, position).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
         out = resized(p, x, adaptive_spans(output_size, n))
         return (out, beside(out, found)) if indexed or return_indices else out
 
     return rule
 
 
-def own_places(p: Planes) -> Tensor:
-    """The place of each element of a rectangle within its row's own plane, (B, C, *P)."""
+def own_positions(p: Planes) -> Tensor:
+    """The position of each element of a rectangle within its row's own plane, (B, C, *P)."""
     width = p.data.shape[2:]
     index = torch.arange(math.prod(width), device=p.data.device).view(1, 1, *width)
-    return places(index, p.sizes, width).expand(p.data.shape)
+    return plane_positions(index, p.sizes, width).expand(p.data.shape)
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -242,7 +242,7 @@ def max_unpool(op: Op, n: int) -> Op:
 
 
 def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:
-    """A rectangle of zeros with the elements of `p` at their places; padding goes to one more place, cut off,
+    """A rectangle of zeros with the elements of `p` at their positions; padding goes to one more position, cut off,
     and so do, in a graph and under vmap, indices outside."""
     own = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     width: list[Any] = [size * span.times + span.add for size, span in zip(p.data.shape[2:], spans, strict=True)]
@@ -253,17 +253,17 @@ def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:
     there = (index >= 0) & (index < bound)
     if eager():
         require((there | ~real).all(), text, ShapeError)
-    at = torch.where(real & there, places(index, own, width, back=True), count).flatten(2)
+    at = torch.where(real & there, plane_positions(index, own, width, back=True), count).flatten(2)
     zeros = p.data.new_zeros((*p.data.shape[:2], count + 1))
     return zeros.scatter(2, at, p.data.flatten(2))[:, :, :count].view(*p.data.shape[:2], *width)
 
 
 def inside(p: Planes) -> Tensor:
-    """True on real places of a rectangle, (B, 1, *P)."""
+    """True on real positions of a rectangle, (B, 1, *P)."""
     n, parts = len(p.sizes), []
     for d, size in enumerate(p.sizes):
-        place = torch.arange(p.data.shape[d + 2], device=size.device) < size.unsqueeze(1)
-        parts.append(place.view(place.shape[0], 1, *[1] * d, place.shape[1], *[1] * (n - 1 - d)))
+        position = torch.arange(p.data.shape[d + 2], device=size.device) < size.unsqueeze(1)
+        parts.append(position.view(position.shape[0], 1, *[1] * d, position.shape[1], *[1] * (n - 1 - d)))
     return functools.reduce(torch.logical_and, parts)
 
 

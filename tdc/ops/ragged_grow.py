@@ -55,14 +55,14 @@ def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
     return found
 
 
-def source(place: Tensor, length: Any, mode: str) -> Tensor:
-    """The place within a row that a place in front of it, in it or behind it takes its element from."""
+def source(position: Tensor, length: Any, mode: str) -> Tensor:
+    """The position within a row that a position in front of it, in it or behind it takes its element from."""
     if mode == "reflect":
         last = length - 1
-        return last - (last - place.abs()).abs()
+        return last - (last - position.abs()).abs()
     if mode == "circular":
-        return place % (length.clamp(min=1) if isinstance(length, Tensor) else max(length, 1))
-    return place.clamp(min=0).minimum(torch.as_tensor(length - 1, device=place.device))
+        return position % (length.clamp(min=1) if isinstance(length, Tensor) else max(length, 1))
+    return position.clamp(min=0).minimum(torch.as_tensor(length - 1, device=position.device))
 
 
 def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
@@ -112,12 +112,12 @@ def pad_rows(x: NestedTensor, front: int, behind: int, mode: str, value: float |
     t = Structure(offsets, None, extent, e, s.batch_dim, 1).marked()
     count = total + s.batch_size * more
     ids = row_ids(t, count)
-    place = torch.arange(count, device=x.device) - offsets[ids] - front
+    position = torch.arange(count, device=x.device) - offsets[ids] - front
     length = lengths[ids]
     if mode != "constant":
-        return build_nested(t, x.values.index_select(e, s.offsets[ids] + source(place, length, mode)))
+        return build_nested(t, x.values.index_select(e, s.offsets[ids] + source(position, length, mode)))
     wide = F.pad(x.values, [*[0, 0] * (x.values.ndim - 1 - e), 0, 1], value=value or 0)  # the value is one more element
-    where = torch.where((place >= 0) & (place < length), s.offsets[ids] + place, total)
+    where = torch.where((position >= 0) & (position < length), s.offsets[ids] + position, total)
     return build_nested(t, wide.index_select(e, where))
 
 
@@ -134,8 +134,8 @@ def pad_masked(input: MaskedBatch, pad: Any, mode: str = "constant", value: floa
         if mode == "constant":
             data = pad_axis(torch.where(x.mask, x.data, value or 0), d, front, behind, mode, value)
         else:
-            places = torch.arange(-front, x.data.shape[d] + behind, device=x.device)
-            data = at_each(x, d, source(places, x.lengths[:, column, None], mode))
+            positions = torch.arange(-front, x.data.shape[d] + behind, device=x.device)
+            data = at_each(x, d, source(positions, x.lengths[:, column, None], mode))
         x = neutral(build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
     return x
 
@@ -149,7 +149,7 @@ def repeats_of(repeats: Any) -> Any:
 
 
 def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
-    """Rows, places of static dims, or the elements of each row several times. Without a dim rows are flattened."""
+    """Rows, positions of static dims, or the elements of each row several times. Without a dim rows are flattened."""
     times = repeats_of(repeats)
     if dim is None:
         x, dim = flat_examples(torch.repeat_interleave, x), 1
@@ -207,12 +207,14 @@ def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = Non
 def windows(lengths: Tensor, size: int, step: int) -> Tensor:
     """How many windows each row has."""
     hint = "drop short rows first: x = x[x.lengths >= size]"
-    require((lengths >= size).all(), message("unfold", f"rows of at least {size} places", "a shorter row", hint=hint))
+    require(
+        (lengths >= size).all(), message("unfold", f"rows of at least {size} positions", "a shorter row", hint=hint)
+    )
     return (lengths - size) // step + 1
 
 
 def unfold_nested(x: NestedTensor, dimension: int, size: int, step: int) -> NestedTensor:
-    """Windows along a static dim or within each row; the place in the window is the last dim."""
+    """Windows along a static dim or within each row; the position in the window is the last dim."""
     s, axis = x.structure, axis_of(torch.Tensor.unfold, x, dim_of(torch.Tensor.unfold, x, dimension))
     if axis != s.packed_dim:
         return build_nested(s, x.values.unfold(axis, size, step))

@@ -34,8 +34,8 @@ def movedim_ragged(x: Any, source: Any, destination: Any) -> Any:
         got = f"{len(new)} for {len(old)} dims"
         raise ShapeError(message("movedim", "one destination for each dim", got, hint="x.movedim((0, 1), (1, 0))"))
     order = [d for d in range(x.ndim) if d not in old]
-    for place, d in sorted(zip(new, old, strict=True)):
-        order.insert(place, d)
+    for position, d in sorted(zip(new, old, strict=True)):
+        order.insert(position, d)
     return x.permute(order)
 
 

@@ -5,8 +5,8 @@
                         F.grid_sample(x, grid)             -> (B, C, H, W), dense; a grid speaks of each row's own plane
                         F.unfold(x, 3)                     -> (B, C * 9, -1), the blocks of each row
 
-A result along one dim is a sum of a few elements (taps) at places that depend on the row's own size, and dims are
-resampled one after another. Places stop at the row's own ends, so that nothing behind them is read.
+A result along one dim is a sum of a few elements (taps) at positions that depend on the row's own size, and dims are
+resampled one after another. Positions stop at the row's own ends, so that nothing behind them is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def interpolate(
     """Rows of a size in common (`size`), or each as many times as large (`scale_factor`)."""
     n = input.ndim - 2
     check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
-    scales = None if scale_factor is None else [whole(s) for s in each(scale_factor, n)]
+    scales = None if scale_factor is None else [exact_scale(s) for s in each(scale_factor, n)]
     spans = [Span()] * n if scales is None else [Span(s) for s in scales]
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
     p = planes(input, n, "interpolate", spans, what)
@@ -87,7 +87,7 @@ def check_mode(
         raise ShapeError(message("interpolate", "align_corners for a linear or cubic mode", repr(mode), hint=hint))
 
 
-def whole(scale: Any) -> int | float:
+def exact_scale(scale: Any) -> int | float:
     """A scale as an integer where it is one, so that sizes stay exact."""
     return int(scale) if float(scale).is_integer() else float(scale)
 
@@ -103,20 +103,20 @@ def taps(mode: str, own: Tensor, target: Tensor, out: int, scale: Any, align: bo
     Args:
         own, target: sizes of rows, before and after.
         scale: of the result; None where it follows from the sizes.
-        dtype: of the elements; places are as exact as torch computes them for it.
+        dtype: of the elements; positions are as exact as torch computes them for it.
     """
     fine = torch.float64 if dtype == torch.float64 and not mode.startswith("nearest") else torch.float32
-    place = torch.arange(out, device=own.device, dtype=fine)
+    position = torch.arange(out, device=own.device, dtype=fine)
     before, after = own.unsqueeze(1), target.unsqueeze(1)
     step = before.to(fine) / after if scale is None else 1.0 / scale
     last = before - 1
     if mode.startswith("nearest"):
-        index = ((place + 0.5) * step if mode == "nearest-exact" else place * step).floor().long()
+        index = ((position + 0.5) * step if mode == "nearest-exact" else position * step).floor().long()
         return [(index.minimum(last).clamp(min=0).expand(own.shape[0], out), None)]
     if align:
-        source = place * (last.to(fine) / (after - 1).clamp(min=1)) * (after > 1)
+        source = position * (last.to(fine) / (after - 1).clamp(min=1)) * (after > 1)
     else:
-        source = (place + 0.5) * step - 0.5
+        source = (position + 0.5) * step - 0.5
     source = source.expand(own.shape[0], out)
     if mode == "bicubic":
         first = source.floor()
@@ -132,7 +132,7 @@ def taps(mode: str, own: Tensor, target: Tensor, out: int, scale: Any, align: bo
 
 
 def cubic(t: Tensor) -> list[Tensor]:
-    """Weights of the two elements before a place and the two behind it; torch's a = -0.75."""
+    """Weights of the two elements before a position and the two behind it; torch's a = -0.75."""
     a = -0.75
 
     def far(x: Tensor) -> Tensor:
@@ -157,10 +157,10 @@ def combined(x: Tensor, dim: int, parts: Taps) -> Tensor:
 def grid_sample(
     input: Any, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Any:
-    """Values at places of each row's own plane: the grid is dense, and so is the result.
+    """Values at positions of each row's own plane: the grid is dense, and so is the result.
 
-    Places become those of the rectangle. Zeros behind a row's end are its padding; other kinds of padding fold places
-    into the row first.
+    Positions become those of the rectangle. Zeros behind a row's end are its padding; other kinds of padding fold
+    positions into the row first.
     """
     n = input.ndim - 2
     if not isinstance(grid, Tensor):
@@ -171,25 +171,25 @@ def grid_sample(
     for d in range(n):  # the last dim of a grid counts from the last dim of a plane
         at = n - 1 - d
         own = p.sizes[at].view(-1, *[1] * n).to(grid.dtype)
-        place = (grid[..., d] + 1) / 2 * (own - 1) if align_corners else ((grid[..., d] + 1) * own - 1) / 2
+        position = (grid[..., d] + 1) / 2 * (own - 1) if align_corners else ((grid[..., d] + 1) * own - 1) / 2
         if padding_mode == "reflection":
             low, high = (0.0, own - 1) if align_corners else (-0.5, own - 0.5)
-            place = reflected(place, low, high)
+            position = reflected(position, low, high)
         if padding_mode != "zeros":
-            place = place.clamp(min=0).minimum(own - 1)
-        place = place.round() if mode == "nearest" else place
+            position = position.clamp(min=0).minimum(own - 1)
+        position = position.round() if mode == "nearest" else position
         ends.append(p.data.shape[at + 2])
-        parts.append((2 * place + 1) / ends[-1] - 1)
+        parts.append((2 * position + 1) / ends[-1] - 1)
     if mode == "bicubic" and padding_mode != "zeros":
         hint = "padding_mode='zeros', or mode='bilinear'"
         raise UnsupportedError(message("grid_sample", "bicubic with zeros", repr(padding_mode), hint=hint))
     return F.grid_sample(p.data, torch.stack(parts, -1), mode, "zeros", False)
 
 
-def reflected(place: Tensor, low: Any, high: Any) -> Tensor:
-    """Places folded at both ends of a row."""
+def reflected(position: Tensor, low: Any, high: Any) -> Tensor:
+    """Positions folded at both ends of a row."""
     span = (high - low).clamp(min=1e-6)
-    rest = (place - low).abs()
+    rest = (position - low).abs()
     folds = (rest / span).floor()
     rest = rest - folds * span
     return torch.where(folds % 2 == 0, rest + low, high - rest)
@@ -203,8 +203,8 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     width = (p.data.shape[3] + spans[1].add) // spans[1].by
     blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
     high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
-    place, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)
-    index = (place // own * width + place % own).clamp(max=blocks.shape[2] - 1)
+    position, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)
+    index = (position // own * width + position % own).clamp(max=blocks.shape[2] - 1)
     return assembled(input, taken(blocks, 2, index).movedim(1, 2), (high * wide).unsqueeze(1), (2,))
 
 

@@ -11,7 +11,7 @@ the steps and specialise the graph on the longest row.
     elsewhere, projections, autocast          torch's kernels for packed sequences; a graph's backward runs them again
     a gradient of a gradient, without graph   the same, by autograd
 
-    P places (packed total, or B·L), B rows, D features in, H out; S = layers · directions
+    P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
 
 Invariants: a row without positions keeps its initial state; dropout falls between layers, as in torch.
 """
@@ -54,16 +54,16 @@ def run_rows(
     Differentiable where autograd runs.
     """
     order = order_of(starts, lengths)
-    places, rows = [t.to(values.device) for t in (order.places, order.rows)]
+    positions, rows = [t.to(values.device) for t in (order.positions, order.rows)]
     if len(rows) == 0:
         width = states[0].shape[-1] * (1 + bidirectional)
         return [values.new_zeros(values.shape[0], width), *[s.clone() for s in states]]
     hx = tuple([s.index_select(1, rows) for s in states])
     training = torch.is_grad_enabled()  # cuDNN keeps what its backward needs; there is no dropout in here
     given = (hx if mode == "lstm" else hx[0], weights, bias, layers, 0.0, training, bidirectional)
-    out, *last = KERNELS[mode](values.index_select(0, places), order.alive, *given)
-    whole = out.new_zeros(values.shape[0], out.shape[1]).index_copy(0, places, out)
-    return [whole, *[s.index_copy(1, rows, t) for s, t in zip(states, last, strict=True)]]
+    out, *last = KERNELS[mode](values.index_select(0, positions), order.alive, *given)
+    values_out = out.new_zeros(values.shape[0], out.shape[1]).index_copy(0, positions, out)
+    return [values_out, *[s.index_copy(1, rows, t) for s, t in zip(states, last, strict=True)]]
 
 
 @torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")

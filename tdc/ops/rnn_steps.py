@@ -1,7 +1,7 @@
 """Recurrent networks on CPU: the order of steps, layers and directions around the cells of `rnn_cell`.
 
-    P places (packed total, or B·L), B rows, D features in, H out; S = layers · directions
-    N real places, step by step and longest rows first; R rows that have any
+    P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
+    N real positions, step by step and longest rows first; R rows that have any
 
 A reversed direction is the same layer on reversed rows: a permutation of the N positions that is its own inverse.
 
@@ -36,7 +36,7 @@ class Order(NamedTuple):
     """The order in which steps run.
 
     Args:
-        places: of each step of each row in the values, (N,).
+        positions: of each step of each row in the values, (N,).
         alive: rows that have step 0, 1, …
         rows: longest first, (R,).
         before: where a buffer of states holds the step before, (N,).
@@ -44,7 +44,7 @@ class Order(NamedTuple):
         flip: the same position of the reversed row, (N,).
     """
 
-    places: Tensor
+    positions: Tensor
     alive: Tensor
     rows: Tensor
     before: Tensor
@@ -77,15 +77,15 @@ def fits(values: Tensor, states: list[Tensor]) -> bool:
 
 
 def buffers(values: Tensor, states: list[Tensor], mode: str) -> list[Tensor]:
-    """What one layer in one direction keeps, empty, with room for every place."""
-    places, (_, rows, size) = values.shape[0], states[0].shape
-    shapes = [(places, 4 * size) if name == "gates" else (rows + places, size) for name in KEPT[mode]]
+    """What one layer in one direction keeps, empty, with room for every position."""
+    positions, (_, rows, size) = values.shape[0], states[0].shape
+    shapes = [(positions, 4 * size) if name == "gates" else (rows + positions, size) for name in KEPT[mode]]
     return [values.new_empty(shape) for shape in shapes]
 
 
 def filled(bufs: list[Tensor], mode: str, order: Order) -> list[Tensor]:
     """Buffers without the room that is left."""
-    real, rows = len(order.places), len(order.rows)
+    real, rows = len(order.positions), len(order.rows)
     return [b[:real] if name == "gates" else b[: rows + real] for name, b in zip(KEPT[mode], bufs, strict=True)]
 
 
@@ -107,7 +107,7 @@ def forward(
 ) -> list[Tensor]:  # fmt: skip
     """Outputs (P, H), 0 where nothing is real, last states, and if asked what each layer and direction keeps."""
     order, own, directions = order_of(starts, lengths), 4 if bias else 2, 1 + bidirectional
-    x, steps, rows = values.index_select(0, order.places), order.steps, len(order.rows)
+    x, steps, rows = values.index_select(0, order.positions), order.steps, len(order.rows)
     ends, kept = [s.clone() for s in states], list[Tensor]()
     for i in range(layers):
         layer = []
@@ -126,7 +126,7 @@ def forward(
         x = outputs(layer, mode, order)
     shape = (values.shape[0], x.shape[1])
     out = values.new_empty(shape) if len(x) == len(values) else values.new_zeros(shape)
-    return [out.index_copy_(0, order.places, x), *ends, *kept]
+    return [out.index_copy_(0, order.positions, x), *ends, *kept]
 
 
 def backward(
@@ -141,8 +141,8 @@ def backward(
     count = len(KEPT[mode])
     parts = [filled(kept[k : k + count], mode, order) for k in range(0, len(kept), count)]
     stack = [parts[k : k + directions] for k in range(0, len(parts), directions)]
-    inputs = [values.index_select(0, order.places), *[outputs(layer, mode, order) for layer in stack[:-1]]]
-    grad, steps = grads[0].index_select(0, order.places), order.steps
+    inputs = [values.index_select(0, order.positions), *[outputs(layer, mode, order) for layer in stack[:-1]]]
+    grad, steps = grads[0].index_select(0, order.positions), order.steps
     for i in reversed(range(layers)):
         to_input, of_layer = list[Tensor](), list[Tensor]()
         for d, (bufs, g) in enumerate(zip(stack[i], grad.chunk(directions, 1), strict=True)):
@@ -160,13 +160,13 @@ def backward(
         grad = sum(to_input[1:], to_input[0]) if to_input else grad
     to_values = torch.zeros_like(values)
     if wants_values:
-        to_values.index_copy_(0, order.places, grad)
+        to_values.index_copy_(0, order.positions, grad)
     return [to_values, *ends, *found]
 
 
-def turn_gates(w: Tensor, mode: str, places: int) -> Tensor:
+def turn_gates(w: Tensor, mode: str, shift: int) -> Tensor:
     """The input's weights of a GRU as n, r, z from torch's r, z, n (1), and back (-1)."""
-    return w.roll(places * (w.shape[0] // 3), 0) if mode == "gru" else w
+    return w.roll(shift * (w.shape[0] // 3), 0) if mode == "gru" else w
 
 
 def weight_grads(from_x: Tensor, from_h: Tensor, x: Tensor, h: Tensor, mode: str, bias: bool) -> list[Tensor]:

@@ -178,8 +178,8 @@ def total_after(x: NestedTensor, spans: Sequence[Span]) -> int | None:
     return packed_total(x) * times if all([span.add == 0 for span in spans]) else None
 
 
-def places(index: Tensor, own: Sequence[Tensor], width: Sequence[int], back: bool = False) -> Tensor:
-    """Flat places `(B, C, *Q)` within the rectangle's plane as places within each row's own; `back` the other way.
+def plane_positions(index: Tensor, own: Sequence[Tensor], width: Sequence[int], back: bool = False) -> Tensor:
+    """Flat positions `(B, C, *Q)` of the rectangle's plane as those of each row's own plane; `back` the other way.
 
     Args:
         own: sizes of each row's plane, (B,) each.

@@ -1,7 +1,7 @@
 """Parts of ragged batches: split, chunk, tensor_split, unbind.
 
     x.split(2)            neighbouring rows                    x.split(2, 2)     parts of a static dim
-    x.split(3, 1)         the first 3 places of each row, the next 3, …
+    x.split(3, 1)         the first 3 positions of each row, the next 3, …
     x.chunk(2, 1)         the two halves of each row
 
 Every part is an index `x[..., a:b, ...]`, so it is what `_ragged_index` makes of it, packed or padded.
@@ -51,7 +51,7 @@ def apart(x: Any, dim: int, lengths: list[Any]) -> tuple[Any, ...]:
 
 
 def between(x: Any, dim: int, ends: list[Any]) -> tuple[Any, ...]:
-    """Parts from each place to the next one; places of the batch are in order and in range."""
+    """Parts from each position to the next one; positions of the batch are in order and in range."""
     return tuple([rows(x, a, b) if dim == x._batch_dim else part(x, dim, a, b) for a, b in pairwise(ends)])
 
 
@@ -76,7 +76,7 @@ def split_ragged(x: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any
     column = x.ragged_dims.index(d)
     top = x.shape[d] if isinstance(x, MaskedBatch) else longest(x.structure, exact=True)[column]
     if isinstance(given, (list, tuple)):
-        text = message("split", f"rows of length {sum(given)}", "others", hint="x.tensor_split(places, dim)")
+        text = message("split", f"rows of length {sum(given)}", "others", hint="x.tensor_split(positions, dim)")
         require((row_sizes(x, d) == sum(given)).all(), text, ShapeError)
         return apart(x, d, part_lengths(given, sum(given)))
     return apart(x, d, [given] * len(part_lengths(given, top)))
@@ -95,7 +95,7 @@ def chunk_ragged(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
 def tensor_split_ragged(
     x: Any, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
 ) -> tuple[Any, ...]:
-    """So many parts whose lengths differ by one at most, or parts between places."""
+    """So many parts whose lengths differ by one at most, or parts between positions."""
     d = normal_dim(dim, x.ndim, "tensor_split")
     given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
     given = given.tolist() if isinstance(given, Tensor) else given
@@ -105,7 +105,7 @@ def tensor_split_ragged(
     if not isinstance(given, int) or given < 1:
         got = f"{given}" if isinstance(given, (int, float)) else describe(given)
         hint = "x.tensor_split(2, dim) or x.tensor_split([1, 3], dim)"
-        raise ShapeError(message("tensor_split", "a number of parts of at least 1, or places", got, hint=hint))
+        raise ShapeError(message("tensor_split", "a number of parts of at least 1, or positions", got, hint=hint))
     size = row_sizes(x, d) if d in x.ragged_dims else x.shape[d]
     least, more = size // given, size % given
     low = (lambda k: more.clamp(max=k)) if isinstance(more, Tensor) else (lambda k: torch.sym_min(more, k))
@@ -113,7 +113,7 @@ def tensor_split_ragged(
 
 
 def split_at(dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:
-    """`vsplit`, `hsplit` and `dsplit`: equal parts of dim 0, 1 or 2, or parts between places.
+    """`vsplit`, `hsplit` and `dsplit`: equal parts of dim 0, 1 or 2, or parts between positions.
 
     Raises:
         ShapeError: there is no such dim, or a number of parts that does not divide it.

@@ -55,8 +55,8 @@ def backward_rows(
         y, z = (t[at.keys].transpose(0, 1)[None] for t in (k, v))
         s = lse[at.queries].transpose(0, 1)[None].contiguous()
         parts = fused_cpu_backward(g, x, y, z, o, s, 0.0, causal, attn_mask=at.mask, scale=scale)
-        for whole, part, i in zip(grads, parts, (at.queries, at.keys, at.keys), strict=True):
-            whole[i] = part[0].transpose(0, 1)
+        for total, part, i in zip(grads, parts, (at.queries, at.keys, at.keys), strict=True):
+            total[i] = part[0].transpose(0, 1)
     return grads[0], grads[1], grads[2]
 
 
