@@ -2,12 +2,12 @@
 
     F.cosine_similarity(x, y, -1)     (B, -1, D), (B, -1, D) -> (B, -1)     F.pairwise_distance, linalg.vecdot likewise
     F.cosine_similarity(x, y, 1)      over the ragged dim, (B, D)
-    torch.cdist(x, y)                 (B, -1, D), (B, -1, D) -> (B, -1, -1), rows of other lengths as well
+    torch.cdist(x, y)                 (B, -1, D), (B, -1, D) -> (B, -1, -1), of other lengths as well
     torch.cdist(x, points)            (B, -1, D), (P, D) or (B, P, D) -> (B, -1, P)
     torch.diag_embed(x)               (B, -1) -> (B, -1, -1), and back with torch.diagonal(x, 0, 1, 2)
 
 Invariants: padding adds nothing to a sum; distances never go through a matrix product unless asked to, so that they do
-not depend on how many rows lie in one batch.
+not depend on how many examples lie in one batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums of products over named dims: `torch.einsum` of ragged batches, and what every matrix product runs on.
 
     "bld,de->ble"   weights of all examples       on packed values
-    "bld,bld->bd"   over the ragged dim           on packed values, then row by row
+    "bld,bld->bd"   over the ragged dim           on packed values, then example by example
     "bld,bde->ble"  weights of each example       in a rectangle
     "bld,bmd->blm"  ragged by ragged              in a rectangle, two ragged dims come back
     "bld,ble->bde"  outer products, summed        in a rectangle
@@ -11,7 +11,7 @@ ragged letters; they are the same kind of letter in every operand. Packed values
 position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again, or
 multiplied example by example where that is faster (see `subrows`).
 
-Invariants: padding is 0 and meets 0 only, so NaN and infinities of one row stay there; a ragged letter keeps its
+Invariants: padding is 0 and meets 0 only, so NaN and infinities of one example stay there; a ragged letter keeps its
 batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.
 """
 
@@ -121,7 +121,7 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
 
     Raises:
         ShapeError: sizes of one letter differ; a ragged letter is lost from its batch letter, or from its neighbour.
-        StructureError: one letter is ragged here and static there, or rows differ in length.
+        StructureError: one letter is ragged here and static there, or lengths differ.
         UnsupportedError: a NestedTensor meets a MaskedBatch.
     """
     batches = [t for t in terms if is_ragged(t.x)]
@@ -172,7 +172,7 @@ def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
 
 
 def without_ones(t: Term, letters: str, exact: str) -> Term:
-    """A dense operand without those of its dims that only broadcast over rows and their positions."""
+    """A dense operand without those of its dims that only broadcast over examples and their positions."""
     x, dims = t.x, t.dims
     for c in [c for c in letters if c not in exact]:
         while c in dims and x.shape[dims.index(c)] == 1:
@@ -269,7 +269,7 @@ def in_packed(dims: str, letters: str, batch: str, packed: str) -> str:
 
 
 def as_packed(t: Term, s: Structure, total: int, batch: str, letters: str, packed: str) -> Term:
-    """An operand beside packed values: a batch its own, a dense one as it is or, row by row, spread over positions."""
+    """An operand beside packed values: a batch its own, a dense one as it is, or spread from examples to positions."""
     if is_ragged(t.x):
         return Term(in_packed(t.dims, letters, batch, packed), t.x._values)
     if batch not in t.dims:
@@ -278,7 +278,7 @@ def as_packed(t: Term, s: Structure, total: int, batch: str, letters: str, packe
 
 
 def same_rows(op: Op, s: Structure, other: Structure) -> None:
-    """Rows of equal lengths, wherever their axes lie."""
+    """Examples of equal lengths, wherever their axes lie."""
     if s is not other:
         require_same(s, other.moved(s.packed_dim, s.batch_dim), op)
 
@@ -335,7 +335,7 @@ def structure_for(
 def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
     """A batch as a rectangle (batch, ragged dims, others), 0 where there is nothing.
 
-    Operands that share a letter get the rectangle of the first; their rows are as long, their bounds may differ.
+    Operands that share a letter get the rectangle of the first; their lengths are equal, their bounds may differ.
     """
     s, letters = structure_of(t), ragged_of(t)
     found = [bounds[c] for c in letters]
@@ -393,7 +393,7 @@ def of_one(terms: list[Term], out: str, batch: str) -> Callable[..., Tensor]:
 
 
 def sizes_by_letter(op: Op, batches: list[tuple[str, Tensor, Term]]) -> dict[str, Tensor]:
-    """The sizes that rows have along each ragged letter, (B,); equal in all operands that have it."""
+    """The sizes that examples have along each ragged letter, (B,); equal in all operands that have it."""
     found: dict[str, tuple[Tensor, Any]] = {}
     text = message(op, "rows of equal lengths", "others", hint="build both from one structure, e.g. x.with_values(y)")
     for letters, sizes, t in batches:

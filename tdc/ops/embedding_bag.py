@@ -1,8 +1,8 @@
-"""embedding_bag of a ragged batch: each row is a bag, so no offsets are needed.
+"""embedding_bag of a ragged batch: each example is a bag, so no offsets are needed.
 
     F.embedding_bag(rows (B, -1) of indices, weight (V, D))   ->   (B, D)
 
-Sum, mean or maximum of the embeddings of a row; an empty row gives zeros.
+Sum, mean or maximum of the embeddings of an example; an empty example gives zeros.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def embedding_bag_nested(
 ) -> Tensor:  # fmt: skip
     """
     Raises:
-        ShapeError: offsets are given, or rows are no lists of indices.
+        ShapeError: offsets are given, or examples are no lists of indices.
         UnsupportedError: weights per sample for another mode than "sum".
     """
     if not isinstance(input, NestedTensor) or offsets is not None:

@@ -61,7 +61,7 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedT
     """`new_zeros` and the like: a tensor; of a NestedTensor with -1 for its ragged dims a batch of the same rows.
 
     Raises:
-        ShapeError: -1 elsewhere, or another number of rows.
+        ShapeError: -1 elsewhere, or another number of examples.
     """
     if (name == "new_full" and len(size) > 1) or name == "new_empty_strided":
         given, rest = tuple(size[0]), size[1:]  # type: ignore[misc]  # there is one

@@ -141,7 +141,7 @@ def at_every_position(right: Tensor, matrix: Any) -> Tensor:
 
 
 def sides(op: Op, matrix: Any, right: Any, n: int) -> Tensor:
-    """Right-hand sides in a rectangle of as many rows as the matrices have, 0 where there is nothing."""
+    """Right-hand sides in a rectangle as high as the matrices, 0 where there is nothing."""
     text = message(op, "right-hand sides as long as the matrices", "others", hint="x.unbind() shows their shapes")
     if isinstance(right, MaskedBatch):
         require((matrix.lengths[:, 0] == right.lengths[:, 0]).all(), text, ShapeError)

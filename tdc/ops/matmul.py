@@ -233,7 +233,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Ragged | Tensor
 
 
 def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Ragged | Tensor:
-    """`bmm`: the groups are the rows, whose offsets the batch carries.
+    """`bmm`: the groups are the examples, whose offsets the batch carries.
 
     Raises:
         UnsupportedError: other groups.
@@ -259,7 +259,7 @@ def chain(op: Op, *matrices: Any) -> Ragged | Tensor:
 
 
 def kron(input: Any, other: Any) -> Ragged:
-    """Every element of a batch times a dense matrix: rows grow by its size along the ragged dim.
+    """Every element of a batch times a dense matrix: examples grow by its size along the ragged dim.
 
     Raises:
         UnsupportedError: the batch is the second operand, both are batches, or it has several ragged dims.

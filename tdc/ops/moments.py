@@ -1,13 +1,13 @@
 """Reductions that are made of others: counts, sums without NaN, variances, logsumexp.
 
     count_nonzero(x, d) = sum(x != 0, d)        nanmean(x, d) = sum(x, NaN as 0, d) / sum(not NaN, d)
-    var(x, d) = sum(|x - mean(x, d)|^2, d) / (n - correction)       n real elements, of each row
+    var(x, d) = sum(|x - mean(x, d)|^2, d) / (n - correction)       n real elements, of each example
 
 They are written once, on the containers themselves, for NestedTensor and MaskedBatch. Where the dims are static, or
 take in the whole batch, torch's own function runs on packed values.
 
 Invariants: half precision is summed in float32, as torch does it; what torch gives for an example without elements
-(NaN for a variance or mean, -inf for logsumexp) an empty row gives, too.
+(NaN for a variance or mean, -inf for logsumexp) an empty example gives, too.
 """
 
 from __future__ import annotations

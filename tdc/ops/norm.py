@@ -1,7 +1,7 @@
 """Normalisation: layer_norm and rms_norm over static dims, softmax over any one dim, of a TensorDict over a batch dim.
 
-softmax over the ragged dim works row by row on packed values: subtract the row's maximum, exponentiate, divide by the
-row's sum. Padding is filled with -inf, the identity of that maximum and, exponentiated, of the sum.
+softmax over the ragged dim works on packed values: subtract the maximum of each example, exponentiate, divide by the
+sum of each. Padding is filled with -inf, the identity of that maximum and, exponentiated, of the sum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def softmax_nested(
 
 
 def softmax_rows(op: Op, s: Structure, v: Tensor) -> Tensor:
-    """Of packed values (N, *D), row by row."""
+    """Of packed values (N, *D), example by example."""
     total = v.shape[0]
     top = reduce_rows(v.detach(), s, "amax", -math.inf)
     shifted = v - spread(top, s, total)
@@ -70,7 +70,7 @@ def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:
 def softmax_masked(
     op: Op, x: MaskedBatch, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
 ) -> MaskedBatch:
-    """A row without real elements becomes 0, not NaN."""
+    """An example without real elements becomes 0, not NaN."""
     dtype = dtype_of(args, dtype)
     x = x if dtype is None else x.to(dtype)
     d = normal_dim(given(dim, x.ndim, op), x.ndim, op)

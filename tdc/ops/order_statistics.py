@@ -75,7 +75,7 @@ def kth_rank(k: int, segments: Segments, order: Tensor) -> Tensor:
 
 
 def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
-    """Check that every row has `k` elements along a ragged dim, or every real position along the batch.
+    """Check that every example has `k` elements along a ragged dim, or every real position along the batch.
 
     Raises:
         ShapeError: it has not: at once on CPU, asynchronously on CUDA.
@@ -106,7 +106,7 @@ def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Ragged |
 
 
 def nothing(values: Tensor) -> float:
-    """What stands for the value of a row without elements."""
+    """What stands for the value of an example without elements."""
     return math.nan if values.is_floating_point() else 0
 
 

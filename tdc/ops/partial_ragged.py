@@ -1,17 +1,17 @@
 """Operations along some of several ragged dims: a batch of images as the batch of its lines.
 
-    images (B, -1, -1)     sum(x, 2): B images of h lines, of w positions each     -> (B, -1), h numbers in each row
+    images (B, -1, -1)     sum(x, 2): B images of h lines, of w positions each     -> (B, -1), h numbers in each
                            sum(x, 1): the same of columns
 
     images (B, -1, -1)     sort(x, 2): each line sorted                          -> (B, -1, -1)
 
-No operation needs a rule of its own for them: each line is a row of a longer batch. A reduction of it gives a dense
-result `(M, ...)`, which is packed as it is; what keeps the lines, or makes all of a row as much shorter, is put back.
-Lines along the last ragged dims lie in the packed axis already, others are gathered.
+No operation needs a rule of its own for them: each line is an example of a longer batch. A reduction of it gives a
+dense result `(M, ...)`, which is packed as it is; what keeps the lines, or makes all lines of an example as much
+shorter, is put back. Lines along the last ragged dims lie in the packed axis already, others are gathered.
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
-Invariants: what a line without elements gives is what an empty row gives; M is data, so a packed batch reads it on the
+Invariants: a line without elements gives what an empty example gives; M is data, so a packed batch reads it on the
 host, and in a graph it is an unbacked size.
 """
 
@@ -140,7 +140,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
 
 
 def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
-    """Packed positions (N, *D) with the ragged dims of each row in another order."""
+    """Packed positions (N, *D) with the ragged dims of each example in another order."""
     total = values.shape[0]
     turned = Structure(s.offsets, sizes_of(s)[:, order], None, 0, 0, s.ragged_ndim)
     index, back = positions_in_order(s, turned, order, total), positions_in_order(turned, s, inverse(order), total)
@@ -152,7 +152,7 @@ def inverse(order: list[int]) -> list[int]:
 
 
 def positions_in_order(s: Structure, turned: Structure, order: list[int], total: int) -> Tensor:
-    """For each position of rows whose ragged dims are those of `s` in `order`, its position in rows of `s`, (N,)."""
+    """For each position of examples whose ragged dims are those of `s` in `order`, its position in `s`, (N,)."""
     rows = row_ids(s, total)
     index = s.offsets[rows]
     for r, position in zip(order, coordinates(turned, total), strict=True):

@@ -112,7 +112,7 @@ def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
 
 
 def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
-    """A dense operand in packed form: gathered along the packed axis where it varies with the row or the ragged dim.
+    """A dense operand in packed form: gathered along the packed axis where it varies with examples or ragged dims.
 
     Raises:
         ShapeError: it does not broadcast against the logical shape.
@@ -141,7 +141,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
 
 
 def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: Op) -> None:
-    """Sizes of an operand on the ragged dims are 1 or those of the longest row, or the bound that the batch carries.
+    """Check that sizes of an operand on ragged dims are 1, those of the longest example, or the bound of the batch.
 
     Raises:
         ShapeError: at once on CPU, asynchronously on CUDA.

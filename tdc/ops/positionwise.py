@@ -143,7 +143,7 @@ def glu(input: NestedTensor | MaskedBatch, dim: int = -1) -> NestedTensor | Mask
     """One half of the features, times the sigmoid of the other.
 
     Raises:
-        ShapeError: `dim` is the batch, ragged (it has no halves that all rows share) or of odd size.
+        ShapeError: `dim` is the batch, ragged (it has no halves that all examples share) or of odd size.
     """
     d = normal_dim(dim, input.ndim, F.glu)
     if d == input._batch_dim or d in input.ragged_dims or input.shape[d] % 2:

@@ -1,6 +1,6 @@
 """Ragged batches as rectangles and back, inside a rule: for operations that have no form on packed values.
 
-    rectangle(x, fill)              dense, of the logical dims, padded to the longest row
+    rectangle(x, fill)              dense, of the logical dims, padded to the longest example
     repacked(data, x)               the real part of such a rectangle, with the structure of x
     resized(x, data, sizes, dims)   the same with other sizes
     cut_padding(x, data)            a rectangle for the positions of a padded batch, 0 in padding

@@ -5,10 +5,10 @@
     TensorDict   [B, T]        over batch dims, leaf by leaf; dim=None -> []
 
 Every reduction carries its identity element, the value that changes nothing: padding is filled with it, and an empty
-row gives it. Reducing the batch dim of a NestedTensor is a true reduction over the batch, so it needs the ragged dims
-reduced as well: rows of different lengths have no common positions.
+example gives it. Reducing the batch dim of a NestedTensor is a true reduction over the batch, so it needs the ragged
+dims reduced as well: examples of different lengths have no common positions.
 
-Some of several ragged dims are reduced line by line, see `lines`.
+Some of several ragged dims are reduced line by line, see `partial_ragged`.
 
 Invariants: without a ragged dim a result is a dense tensor, with one the same container, whatever the data.
 """
@@ -43,7 +43,7 @@ def reduction(op: Op, rows: Rows, *, identity: float, masked: Op | None = None, 
     """Rows for a reduction, for all three containers.
 
     Args:
-        rows: reduces the packed axis row by row, `(N, *D), structure -> (B, *D)`.
+        rows: reduces the packed axis example by example, `(N, *D), structure -> (B, *D)`.
         identity: fills padding; infinities become the extreme of an integer dtype.
         masked: `(x, dims, keepdim) -> Tensor` where filling padding with the identity is not enough.
     """
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
     @property
     def by_rows(self) -> bool:
-        """Whether each row gives a result of its own, so that the result is dense."""
+        """Whether each example gives a result of its own, so that the result is dense."""
         return self.ragged and not self.batch
 
 
@@ -114,7 +114,7 @@ def plan(op: Op, x: NestedTensor, dim: Any) -> Plan:
 def reduce_nested(
     op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Ragged | Tensor:
-    """Static dims first (they are the short ones), then the packed axis, row by row or whole."""
+    """Static dims first (they are the short ones), then the packed axis, example by example or whole."""
     if dim is None and not keepdim:
         return op(x.values, **kwargs)
     p = plan(op, x, dim)
@@ -139,7 +139,7 @@ def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) ->
 
 
 def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any) -> Ragged | Tensor:
-    """A reduction that needs no rows, of the packed values: over static dims, or over everything of the batch."""
+    """A reduction of the packed values that needs no lengths: over static dims, or over everything of the batch."""
     s = x.structure
     if not p.ragged:
         out = op(x.values, p.static, keepdim=True, **kwargs)
@@ -157,7 +157,7 @@ def drop_static(values: Tensor, s: Structure, static: Sequence[int]) -> NestedTe
 
 
 def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """One result for each row, `(B, *others)` with reduced static dims of size 1, as a dense tensor of logical dims."""
+    """One result for each example, `(B, *others)` with size 1 at reduced dims, as a dense tensor of logical dims."""
     for _ in range(s.ragged_ndim):
         out = out.unsqueeze(s.packed_dim + 1)
     out = out.movedim(0, s.batch_dim)
@@ -194,7 +194,7 @@ def composed(op: Op, family: str, impl: Op, names: str = "dim keepdim", identity
 def reduce_composed(
     op: Op, rule: Op, x: Any, dim: Any = None, keepdim: bool = False, *, dense: Op | None = None, **kwargs: Any
 ) -> Ragged | Tensor:
-    """A reduction by `rule(x, dims, keepdim, **kwargs)` where rows or padding matter, by torch itself where not.
+    """A reduction by `rule(x, dims, keepdim, **kwargs)` where lengths or padding matter, by torch itself where not.
 
     Args:
         dense: what runs on tensors, `(values, axes, keepdim=..., **kwargs)`, where it is not `op`.

@@ -1,6 +1,6 @@
 """Scans along one dim: cumulative sums, products and extremes, differences, the trapezoidal rule.
 
-    cumsum(x, 1)      each row for itself            diff(x, dim=1)      rows become one shorter, empty ones stay so
+    cumsum(x, 1)      each example for itself      diff(x, dim=1)      examples become one shorter, empty ones stay so
 
 A scan along a ragged dim runs on a rectangle: padding lies behind the real elements, and a scan never looks ahead, so
 that it is exact whatever padding holds. Differences and trapezoids look at neighbours on packed values.
@@ -33,7 +33,7 @@ from tdc.ragged.structure import Structure
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged | tuple[Ragged, ...]:
-    """A scan of each row, or of each position along a static dim."""
+    """A scan of each example, or of each position along a static dim."""
     d = ragged_dim(op, x, dim)
     if d is None:
         return along_static(op, x, dim, lambda v, axis: op(v, axis, **kwargs))
@@ -63,7 +63,7 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
         return along_static(op, x, dim, partial(along_axis, fn))
     if by_lines(op, x, d):
         return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter)
-    if isinstance(x, MaskedBatch):  # what lies behind a row is 0 before and after: no gradient comes out of it
+    if isinstance(x, MaskedBatch):  # padding is 0 before and after: no gradient comes out of it
         out = build_masked(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
         return out.with_data(out.data.masked_fill(~out.mask, 0))
     s = x.structure
@@ -92,7 +92,7 @@ def middle(later: Tensor, former: Tensor) -> Tensor:
 
 
 def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Ragged:
-    """Differences of neighbours, n times over; `prepend` and `append` are batches of as many rows."""
+    """Differences of neighbours, n times over; `prepend` and `append` are batches of as many examples."""
     parts = [y for y in (prepend, x, append) if y is not None]
     x = torch.cat(parts, dim) if len(parts) > 1 else x
     for _ in range(n):

@@ -1,13 +1,13 @@
 """Orders along one dim: sort, argsort, topk; and where values lie among sorted boundaries.
 
-    NestedTensor, MaskedBatch    the elements of each row along a ragged dim, of each position along a static one
+    NestedTensor, MaskedBatch    the elements of each example along a ragged dim, of each position along a static one
     TensorDict                   along a batch dim, for each leaf and feature by itself
 
-Indices are positions within the row. For a TensorDict they have the shape of the values, features among them:
+Indices are positions within the example. For a TensorDict they have the shape of the values, features among them:
 `torch.take_along_dim(td, td.argsort(0), 0)` sorts each feature on its own. To order whole examples by one key:
 `td[td["key"].argsort()]`.
 
-Invariants: rows keep their lengths; equal elements keep their order along a ragged dim; what would give results of
+Invariants: examples keep their lengths; equal elements keep their order along a ragged dim; what would give results of
 other sizes (`unique`) is refused.
 """
 
@@ -64,10 +64,10 @@ def within(segments: Segments, order: Tensor) -> Tensor:
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:
-    """Along a ragged dim every row has k elements, so that the result is dense, k at the ragged dim.
+    """Along a ragged dim every example has k elements, so that the result is dense, k at the ragged dim.
 
     Raises:
-        ShapeError: k is negative; a row is shorter: at once on CPU, asynchronously on CUDA.
+        ShapeError: k is negative; an example is shorter: at once on CPU, asynchronously on CUDA.
     """
     if k < 0:
         raise ShapeError(message("topk", "k of 0 or more", f"{k}", hint="k = 1 is the largest element"))
@@ -100,7 +100,7 @@ def msort_tensordict(x: TensorDict) -> TensorDict:
 def searchsorted_ragged(
     sorted_sequence: Any, input: Any, *, side: str | None = None, right: bool = False, **kwargs: Any
 ) -> Any:
-    """Where each element lies in a sorted sequence `(n,)` that all rows share.
+    """Where each element lies in a sorted sequence `(n,)` that all examples share.
 
     Raises:
         DtypeError: the sequence is ragged.

@@ -1,8 +1,9 @@
-"""Row by row on CPU: where a call for each row beats index arithmetic and padding for all of them.
+"""Example by example on CPU: where a call for each example beats index arithmetic and padding for all of them.
 
-A call costs microseconds, whatever the row; what it saves grows with the row: positions of padding, a search for each
-position, a second sort by row. So a loop runs where rows are large enough, and only where lengths are at hand: not in
-a graph, nor under a transform of `torch.func` or a dispatch mode (as export traces), and not on a device.
+A call costs microseconds, however large the example; what it saves grows with the example: positions of padding, a
+search for each position, a second sort by example. So a loop runs where examples are large enough, and only where
+lengths are at hand: not in a graph, nor under a transform of `torch.func` or a dispatch mode (as export traces), and
+not on a device.
 
 Invariants: results and gradients are those of the other way; the choice reads metadata.
 """
@@ -21,7 +22,7 @@ LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2
 
 
 def pays(values: Tensor, rows: int, work: int) -> bool:
-    """Whether a loop over `rows` is faster.
+    """Whether a loop over so many examples is faster.
 
     Args:
         work: about how many elements the other way writes, padding and indices included.

@@ -2,8 +2,8 @@
 
     vector_norm(x, p, d) = sum(|x|^p, d)^(1/p)     inf: the largest |x|     -inf: the smallest     0: how many are not 0
 
-Invariants: a norm is of the elements that are there, so an empty row has norm 0 (inf for ord -inf); the derivative at 0
-is 0, as in torch.
+Invariants: a norm is of the real elements, so an empty example has norm 0 (inf for ord -inf); the derivative at 0 is 0,
+as in torch.
 """
 
 from __future__ import annotations

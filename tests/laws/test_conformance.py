@@ -6,10 +6,13 @@ is marked slow.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from catalogue import is_representative, samples, title
 from harness import case_of, check, check_gap
 
+import tdc
 from tdc.core.errors import UnsupportedError
 from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
@@ -46,6 +49,11 @@ def test_refused_rows_say_why():
 def test_every_row_has_samples():
     bare = [f"{title(rule)}-{rule.kind} ({rule.family})" for rule in RULES if not samples(rule)]
     assert not bare, "write samples in tests/catalogue/ for " + ", ".join(bare)
+
+
+def test_families_are_files_of_operations():
+    files = {path.stem for path in Path(tdc.ops.__file__).parent.iterdir()}
+    assert {rule.family for rule in RULES} <= files
 
 
 @pytest.mark.parametrize("mode", CHECKS)
