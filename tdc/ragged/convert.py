@@ -140,7 +140,7 @@ def from_padded(
 
 
 def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
-    """Cut a rectangle into the rows of a packed batch, as what a model returned for its padded form.
+    """Cut a rectangle into the examples of a packed batch, such as what a model returned for its padded form.
 
     Padding is never read, and gets no gradient.
 
@@ -200,7 +200,7 @@ def to_torch(x: NestedTensor) -> Tensor:
 def from_torch(x: Any) -> NestedTensor:
     """A `torch.nested` tensor of the jagged layout as a NestedTensor; shares values and offsets.
 
-    Rows with holes between them (torch's `lengths`) are copied side by side; gradients pass, holes get none.
+    Examples with holes between them (torch's `lengths`) are copied side by side; holes get no gradient.
 
     Raises:
         UnsupportedError: not a jagged nested tensor.

@@ -35,7 +35,7 @@ from tdc.ragged.padding import valid_mask
 
 @final
 class MaskedBatch(Container):
-    """A padded batch: rectangular data, and how much of each row is real.
+    """A padded batch: rectangular data, and how much of each example is real.
 
     Shapes:
         data `(B, ..., L, ...)`, lengths `(B,)` or `(B, R)` for R ragged dims.
@@ -45,8 +45,8 @@ class MaskedBatch(Container):
 
     Args:
         data: the rectangle; its padding may hold anything, NaN included.
-        lengths: real size of each row in each ragged dim.
-        ragged_dims: the dims of `data` in which rows differ; dim 0 is the batch. One dim, or neighbouring dims.
+        lengths: real size of each example in each ragged dim.
+        ragged_dims: the dims of `data` in which examples differ; dim 0 is the batch. One dim, or neighbouring dims.
 
     Raises:
         DtypeError: data or lengths are no tensors, or lengths are not int64.
@@ -102,7 +102,7 @@ class MaskedBatch(Container):
 
     @property
     def lengths(self) -> Tensor:
-        """How much of each row is real, `(B, R)` for R ragged dims."""
+        """How much of each example is real, `(B, R)` for R ragged dims."""
         return self._lengths
 
     @property
@@ -112,7 +112,7 @@ class MaskedBatch(Container):
 
     @property
     def batch_dim(self) -> int:
-        """The dim of the rows: 0, but between transposes of a stock module."""
+        """The batch dim: 0, except between transposes of a stock module."""
         return self._batch_dim
 
     @property
@@ -186,7 +186,7 @@ class MaskedBatch(Container):
         return build_masked(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """The real part of each row, as views; reads the lengths on the host. Along a static dim padded batches."""
+        """The real part of each example, as views; reads lengths on the host. Along a static dim, padded batches."""
         d, b = normal_dim(dim, self.ndim, "unbind"), self.batch_dim
         if d in self.ragged_dims:
             hint = "x.data.unbind(dim) for the rectangle"
@@ -224,7 +224,7 @@ def build_masked(
 
 
 def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
-    """The real part of one row."""
+    """The real part of one example."""
     for dim, size in zip(x.ragged_dims, sizes, strict=True):
         row = row.narrow(dim - (dim > x.batch_dim), 0, size)
     return row

@@ -8,7 +8,7 @@
 With one ragged dim this is torch's jagged layout bit for bit, so `to_torch()` and `from_torch()` copy nothing. With
 several ragged dims they are flattened into the packed axis and `shapes (B, R)` holds their sizes.
 
-Reading rows out reads their offsets on the host; operations on the whole batch never do. Those live in `tdc/ops/`.
+Reading examples out reads offsets on the host; operations on the whole batch never do. Those are in `tdc/ops/`.
 
 Invariants:
   - immutable; operations return new objects that share the structure;
@@ -50,12 +50,12 @@ class NestedTensor(Container):
         values any; offsets int64 on the device of values.
 
     Args:
-        values: the rows, one after another along the packed axis.
-        offsets: where each row begins, and N.
+        values: the examples, one after another along the packed axis.
+        offsets: where each example begins, and N.
         ragged_dim: the logical dim that is ragged, at least 1; the first of them where there are several.
         shapes: `(B, R)` int64 for R >= 2 ragged dims side by side, flattened into the packed axis.
-        max_length: the longest row (a tuple for several ragged dims), or a bound of it, which decides how wide padding
-            is and nothing else. Saves a read of the data when padding, and is needed to pad inside a compiled graph.
+        max_length: the longest length (a tuple for several ragged dims), or a bound of it, which decides how wide padding
+            is and nothing else. It saves a read of the data when padding, and is needed to pad inside a compiled graph.
 
     Raises:
         DtypeError: values or offsets are no tensors; offsets or shapes are not int64.
@@ -111,34 +111,34 @@ class NestedTensor(Container):
 
     @property
     def values(self) -> Tensor:
-        """The rows, one after another along the packed axis: `(*S0, N, *S1)`."""
+        """The examples, one after another along the packed axis: `(*S0, N, *S1)`."""
         return self._values
 
     _content = values
 
     @property
     def structure(self) -> Structure:
-        """Where rows begin and end, and which axes they lie on; shared by all results of the same lengths."""
+        """Where examples begin and end, and which axes they lie on; shared by all results of the same lengths."""
         return self._structure
 
     @property
     def offsets(self) -> Tensor:
-        """Where rows begin in the packed axis, (B+1,) int64."""
+        """Where examples begin in the packed axis, (B+1,) int64."""
         return self.structure.offsets
 
     @property
     def lengths(self) -> Tensor:
-        """Packed elements of each row, (B,) int64."""
+        """Packed elements of each example, (B,) int64."""
         return lengths_of(self.structure)
 
     @property
     def sizes(self) -> Tensor:
-        """Ragged sizes of each row, (B, R) int64."""
+        """Ragged sizes of each example, (B, R) int64."""
         return sizes_of(self.structure)
 
     @property
     def max_length(self) -> int:
-        """Length of the longest row, or the bound the batch was built with; read from the data if built without."""
+        """Length of the longest example, or the bound the batch was built with; read from the data if built without."""
         return longest(self.structure)[0]
 
     @property
@@ -157,7 +157,7 @@ class NestedTensor(Container):
 
     @property
     def _batch_dim(self) -> int:
-        """The dim of the rows, by the name that a MaskedBatch has for it."""
+        """The batch dim, by the name that a MaskedBatch has for it."""
         return self._structure.batch_dim
 
     @property
@@ -209,7 +209,7 @@ class NestedTensor(Container):
         return build_nested(self._structure, values)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """The rows as views, one tensor each; reads the sizes on the host. Along a static dim ragged batches."""
+        """The examples as views; reads the sizes on the host. Along a static dim, ragged batches."""
         s, d = self.structure, normal_dim(dim, self.ndim, "unbind")
         axis = s.axis(d, self.ndim, "unbind")
         if axis == s.packed_dim:
@@ -244,10 +244,10 @@ class NestedTensor(Container):
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
-    """No row is larger than the sizes that are to bound them.
+    """No example is larger than the given sizes.
 
     Raises:
-        StructureError: one is: at once on CPU, asynchronously on CUDA.
+        StructureError: one is. Immediate on CPU, asynchronous on CUDA.
     """
     inside = [(column <= n).all() for column, n in zip(sizes_of(s).unbind(1), sizes, strict=True)]
     hint = "leave max_length out, or pass a bound of all rows"

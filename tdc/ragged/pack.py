@@ -75,7 +75,7 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
 
 
 def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
-    """Rows come one by one, and are what the function takes."""
+    """Examples come as a sequence, each of a type that the function takes."""
     if isinstance(rows, (str, bytes)) or not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0:
         raise DtypeError(message(op, "a sequence of rows", describe(rows), hint="one entry for each row"))
     if not len(rows):
@@ -88,7 +88,7 @@ def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
 
 
 def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) -> Tensor:
-    """One row as a tensor."""
+    """One example as a tensor."""
     try:
         return torch.as_tensor(row, dtype=dtype, device=device)
     except (TypeError, ValueError) as error:
@@ -102,7 +102,7 @@ def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) ->
 
 
 def pack_as_one(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None) -> NestedTensor:
-    """Rows of one dtype; an empty list has that and the sizes of the others."""
+    """Pack examples as one dtype; an empty list takes the sizes of the others."""
     full = [row for row in rows if row.numel()] or rows
     common = dtype or reduce(torch.promote_types, [row.dtype for row in full])
     dims = (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
@@ -152,7 +152,7 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
 
 
 def check_dtypes(tensors: list[Any]) -> None:
-    """Rows to be packed are tensors of one dtype."""
+    """Examples to be packed are tensors of one dtype."""
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
     if wrong:
         raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, "torch.as_tensor(row)"))
@@ -164,7 +164,7 @@ def check_dtypes(tensors: list[Any]) -> None:
 
 
 def check_shapes(tensors: list[Tensor], dims: tuple[int, ...]) -> None:
-    """Rows to be packed agree in everything but their ragged dims."""
+    """Examples to be packed agree in everything but their ragged dims."""
     first = tensors[0]
     if first.ndim == 0:
         hint = "stack numbers with torch.stack; rows of one element have shape [1]"

@@ -34,7 +34,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 def structure_of_sizes(
     sizes: Tensor, longest: tuple[Any, ...] | None = None, packed_dim: int = 0, batch_dim: int = 0
 ) -> Structure:
-    """The structure of new rows of ragged sizes (B, R), and a bound of the sizes where one is known."""
+    """The structure of examples of ragged sizes (B, R), with a bound of the sizes where one is known."""
     extent = None if longest is None else extent_of(longest, sizes.device)
     count = sizes.shape[1]
     offsets = offsets_of(sizes.prod(1) if count > 1 else sizes[:, 0])
@@ -42,7 +42,7 @@ def structure_of_sizes(
 
 
 def total_of(offsets: Tensor) -> int:
-    """Packed elements of all rows: one host read in eager, an unbacked size in a graph."""
+    """Packed elements of all examples: one host read in eager, an unbacked size in a graph."""
     return unbacked_total(offsets) if stamp(offsets) is None else int(offsets[-1])
 
 
@@ -56,19 +56,19 @@ trace_as(total_of, unbacked_total)
 
 @once
 def lengths_of(s: Structure) -> Tensor:
-    """Packed elements of each row, (B,)."""
+    """Packed elements of each example, (B,)."""
     return s.offsets.diff()
 
 
 @once
 def sizes_of(s: Structure) -> Tensor:
-    """Ragged sizes of each row, (B, R)."""
+    """Ragged sizes of each example, (B, R)."""
     return s.offsets.diff()[:, None] if s.shapes is None else s.shapes
 
 
 @once
 def lengths_on_host(s: Structure) -> list[int]:
-    """Packed elements of each row as ints: a device sync."""
+    """Packed elements of each example as ints: a device sync."""
     return lengths_of(s).tolist()
 
 
@@ -99,14 +99,14 @@ def longest_on_host(s: Structure) -> tuple[int, ...]:
 
 @once
 def row_ids(s: Structure, total: int) -> Tensor:
-    """The row that each packed position belongs to, (N,). A binary search, which Inductor fuses into its reader."""
+    """The example that each packed position belongs to, (N,): a binary search, which Inductor fuses into its reader."""
     positions = torch.arange(total, device=s.offsets.device)
     return torch.bucketize(positions, s.offsets[1:], right=True)
 
 
 @once
 def local_positions(s: Structure, total: int) -> Tensor:
-    """Position of each packed position within its row, (N,): 0, 1, … for each row anew."""
+    """Position of each packed element within its example, (N,): 0, 1, … for each anew."""
     return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
 
 
@@ -128,18 +128,18 @@ def coordinates(s: Structure, total: int) -> tuple[Tensor, ...]:
 
 
 def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
-    """One entry per row to one per packed position: (B, *D) -> (N, *D)."""
+    """One entry for each example to one for each packed position: (B, *D) -> (N, *D)."""
     return per_row.index_select(0, row_ids(s, total))
 
 
 def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> Tensor:
-    """Reduce the packed axis row by row: values (N, *D) -> (B, *D).
+    """Reduce the packed axis, each example for itself: values (N, *D) -> (B, *D).
 
-    Half precision sums are accumulated in float32, as torch does. An empty row gives the identity.
+    Half precision sums are accumulated in float32, as torch does. An empty example gives the identity.
 
     Args:
         reduce: "sum", "prod", "amax" or "amin".
-        identity: what an empty row gives.
+        identity: what an empty example gives.
     """
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])
@@ -150,7 +150,7 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
 
 
 def count_rows(ids: Tensor, s: Structure) -> Tensor:
-    """How many of some row ids each row has, (M,) -> (B,)."""
+    """How often each example occurs among row ids, (M,) -> (B,)."""
     return torch.zeros_like(s.offsets[1:]).index_add(0, ids, torch.ones_like(ids))
 
 
