@@ -54,8 +54,8 @@ class NestedTensor(Container):
         offsets: where each example begins, and N.
         ragged_dim: the logical dim that is ragged, at least 1; the first of them where there are several.
         shapes: `(B, R)` int64 for R >= 2 ragged dims side by side, flattened into the packed axis.
-        max_length: the longest length (a tuple for several ragged dims), or a bound of it. It decides how wide padding is
-            and nothing else, saves a read of the data when padding, and is needed to pad inside a compiled graph.
+        max_length: the longest length (a tuple for several ragged dims), or a bound of it. It decides how wide
+            padding is, nothing else; it saves a read of the data, and a compiled graph needs it to pad.
 
     Raises:
         DtypeError: values or offsets are no tensors; offsets or shapes are not int64.
