@@ -28,14 +28,14 @@ TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids", "speci
 
 
 def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorDict:
-    """Padded tokens and their attention mask as packed rows of one structure.
+    """Padded tokens and their attention mask as NestedTensors of one structure.
 
     Shapes:
         `(B, L, ...) -> (B, -1, ...)` of entries of tokens; others `(B, ...)` stay as they are.
 
     Args:
         encoding: what a tokenizer returns with `return_tensors="pt"`, padded on the left or on the right.
-        keys: entries of tokens besides those of tokenizers, such as `["labels"]`. None is found out by its sizes.
+        keys: entries of tokens besides those of tokenizers, such as `["labels"]`. None is recognised by its sizes.
 
     Returns:
         A TensorDict without the attention mask, which the lengths stand for. The longest length is that of the padding.
@@ -68,11 +68,11 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
         expected, hint = f"tokens of {list(mask.shape)}", "pad all entries of tokens alike"
         raise ShapeError(message("interop.from_hf", expected, f"{len(wrong)} others", wrong, hint))
     real = mask.bool()
-    places = real.flatten().nonzero().squeeze(1)
+    positions = real.flatten().nonzero().squeeze(1)
     structure = Structure(offsets_of(real.sum(1)), None, extent_of((mask.shape[1],), mask.device)).marked()
     entries = {key: value for key, value in encoding.items() if key != "attention_mask"}
     for key in names:
-        entries[key] = build_nested(structure, entries[key].flatten(0, 1).index_select(0, places))
+        entries[key] = build_nested(structure, entries[key].flatten(0, 1).index_select(0, positions))
     return TensorDict(entries, (mask.shape[0],))
 
 

@@ -1,4 +1,4 @@
-"""Other trees of tensors as TensorDicts and back: torch's pytrees (lists, tuples, dicts), and flat state dicts.
+"""Trees of tensors as TensorDicts and back: torch's pytrees (lists, tuples, dicts), and flat state dicts.
 
     from_pytree([x, {"a": (y, "name")}])        td   {"0": x, "1": {"a": {"0": y, "1": Static("name")}}}
                                                 spec where each path came from
@@ -49,7 +49,7 @@ class PytreeSpec:
 def from_pytree(tree: Any, batch_size: Any = ()) -> tuple[TensorDict, PytreeSpec]:
     """A TensorDict of the leaves of lists, tuples, dicts and other pytrees, and how to put them back.
 
-    Places in lists and tuples become keys "0", "1", ...; keys of dicts become strings; fields of named tuples keep
+    Positions in lists and tuples become keys "0", "1", ...; keys of dicts become strings; fields of named tuples keep
     their names. A tree that is one leaf has the key "value". TensorDicts in the tree become inner nodes.
 
     Args:
@@ -74,14 +74,14 @@ def from_pytree(tree: Any, batch_size: Any = ()) -> tuple[TensorDict, PytreeSpec
         >>> to_pytree(td + 1, spec)
         [tensor([1., 1.]), {'a': (tensor([2., 2.]), 'name')}]
     """
-    leaves, treespec = pytree.tree_flatten(tree, is_leaf=is_whole)
+    leaves, treespec = pytree.tree_flatten(tree, is_leaf=is_entry)
     paths = tuple(paths_of(treespec, ())) if leaves else ()
     paths = (ROOT,) if paths == ((),) else paths
     twice = sorted({show(p) for i, p in enumerate(paths) if p in paths[:i]})
     if twice:
         got, hint = f"{len(twice)} that are not", "rename one of them: keys become strings"
         raise KeyPathError(message("interop.from_pytree", "dict keys that differ as strings", got, twice, hint))
-    td = TensorDict({p: held(x) for p, x in zip(paths, leaves, strict=True)}, batch_size)
+    td = TensorDict({p: as_entry(x) for p, x in zip(paths, leaves, strict=True)}, batch_size)
     return td, PytreeSpec(paths, treespec)
 
 
@@ -136,7 +136,7 @@ def from_state_dict(state_dict: Mapping[str, Any], batch_size: Any = ()) -> Tens
     if not isinstance(state_dict, Mapping):
         hint = "tdc.interop.from_state_dict(module.state_dict())"
         raise DtypeError(message("interop.from_state_dict", "a dict", type(state_dict).__name__, hint=hint))
-    return TensorDict({k: held(v) for k, v in state_dict.items()}, batch_size).unflatten_keys(".")
+    return TensorDict({k: as_entry(v) for k, v in state_dict.items()}, batch_size).unflatten_keys(".")
 
 
 def to_state_dict(td: TensorDict) -> dict[str, Any]:
@@ -159,29 +159,29 @@ def to_state_dict(td: TensorDict) -> dict[str, Any]:
     return dict(Keyed.items(td.flatten_keys(".")))
 
 
-def held(value: Any) -> Any:
+def as_entry(value: Any) -> Any:
     """A value as an entry of a TensorDict: arrays and inner nodes as they are, other Python objects as Static."""
-    if isinstance(value, (Tensor, Container, Mapping, Static)) or is_whole(value) or hasattr(value, "__array__"):
+    if isinstance(value, (Tensor, Container, Mapping, Static)) or is_entry(value) or hasattr(value, "__array__"):
         return value
     return value if type(value).__hash__ is None else Static(value)
 
 
-def is_whole(x: Any) -> bool:
-    """Whether a pytree goes no further here: ragged batches, TensorDicts and registered leaves are entries."""
+def is_entry(x: Any) -> bool:
+    """Whether a node of a pytree is one entry: a ragged batch, a TensorDict or a registered leaf."""
     return isinstance(x, Container) or type(x) in PROTOCOLS
 
 
 def paths_of(treespec: Any, prefix: KeyPath) -> list[KeyPath]:
-    """The path of each leaf of a tree: keys of dicts, names of fields, places in anything else."""
+    """The path of each leaf of a tree: keys of dicts, names of fields, positions in anything else."""
     if treespec.is_leaf():
         return [prefix]
     children = treespec.children()
-    names = names_of(treespec, len(children))
+    names = child_names(treespec, len(children))
     return [p for name, child in zip(names, children, strict=True) for p in paths_of(child, join(prefix, f"{name}"))]
 
 
-def names_of(treespec: Any, count: int) -> Sequence[Any]:
-    """What the children of a node are called: keys, field names, or places."""
+def child_names(treespec: Any, count: int) -> Sequence[Any]:
+    """The names of the children of a node: keys, field names, or positions."""
     if treespec.type in (dict, OrderedDict):
         return treespec.context
     if treespec.type is defaultdict:

@@ -28,7 +28,7 @@ from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc.core.keys import show
 from tdc.core.typing import OpName
-from tdc.interop.pytrees import held
+from tdc.interop.pytrees import as_entry
 from tdc.interop.struct_array import columns, is_struct_array
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -210,7 +210,9 @@ def entries(obj: Any) -> dict[Any, Any]:
         return {k: entries(v) if is_nested(v) else v for k, v in obj.items()}
     if not is_record(obj):
         return columns(obj)
-    return {k: entries(v) if is_nested(v) else held(v) for k, v in zip(names_of(obj), values_of(obj), strict=True)}
+    return {
+        k: entries(v) if is_nested(v) else as_entry(v) for k, v in zip(field_names(obj), field_values(obj), strict=True)
+    }
 
 
 def is_nested(value: Any) -> bool:
@@ -218,7 +220,7 @@ def is_nested(value: Any) -> bool:
     return not isinstance(value, (torch.Tensor, Container)) and has_fields(value)
 
 
-def names_of(x: Any) -> tuple[str, ...]:
+def field_names(x: Any) -> tuple[str, ...]:
     """Names of the fields of a record, or of a class of records."""
     if is_dataclass(x):
         return tuple([f.name for f in fields(x)])
@@ -228,9 +230,9 @@ def names_of(x: Any) -> tuple[str, ...]:
     return tuple(cls.__match_args__)  # type: ignore[attr-defined]  # every struct sequence has it
 
 
-def values_of(x: Any) -> list[Any]:
+def field_values(x: Any) -> list[Any]:
     """Values of the fields of a record."""
-    return list(x) if isinstance(x, tuple) else [getattr(x, n) for n in names_of(x)]
+    return list(x) if isinstance(x, tuple) else [getattr(x, n) for n in field_names(x)]
 
 
 def record(op: OpName, td: TensorDict, cls: Any) -> Any:
@@ -270,7 +272,7 @@ def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
     if is_dataclass(cls):
         made = {f.name for f in fields(cls) if not f.init}  # by the class itself
         bare = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-        return tuple([(n, n in bare - made, "made" if n in made else form_of(notes.get(n))) for n in names_of(cls)])
+        return tuple([(n, n in bare - made, "made" if n in made else form_of(notes.get(n))) for n in field_names(cls)])
     return tuple([(n, n not in cls._field_defaults, form_of(notes.get(n))) for n in cls._fields])
 
 

@@ -1,4 +1,4 @@
-"""Specs: what a TensorDict is made of, without its tensors. To state what a function takes, and to allocate.
+"""Specs: the keys, shapes, dtypes and devices of a TensorDict without its tensors, to check or to allocate one.
 
     spec(td)                       Spec(batch_size=[3], {"x": float32[4], "tokens": nested int64[-1]})
     zeros(spec, [8])               a TensorDict of that form, filled with zeros
@@ -57,7 +57,7 @@ class LeafSpec(NamedTuple):
 
 @final
 class Spec(Frozen):
-    """What a TensorDict is made of: batch size, and for each key path kind, dtype, feature shape and device.
+    """The batch size of a TensorDict, and for each key path kind, dtype, feature shape and device.
 
     Made by `spec`. Equal where keys and entries are equal, in any order.
 
@@ -89,12 +89,12 @@ class Spec(Frozen):
 
     def with_batch_size(self, batch_size: Any) -> Spec:
         """The same entries with another batch size; None in it means any size."""
-        return Spec(as_size("with_batch_size", batch_size), self._leaves, self._nodes)
+        return Spec(open_size("with_batch_size", batch_size), self._leaves, self._nodes)
 
     def with_device(self, device: Any) -> Spec:
         """The same entries, all on one device; None for any."""
-        place = None if device is None else torch.device(device)
-        return Spec(self._batch_size, {p: e._replace(device=place) for p, e in self._leaves.items()}, self._nodes)
+        target = None if device is None else torch.device(device)
+        return Spec(self._batch_size, {p: e._replace(device=target) for p, e in self._leaves.items()}, self._nodes)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Spec):
@@ -113,7 +113,7 @@ class Spec(Frozen):
 
 
 def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> Spec:
-    """What a TensorDict is made of, or what a schema says.
+    """The Spec of a TensorDict, or of a schema.
 
     Args:
         td: a TensorDict; or a schema, a nested dict of `(feature shape, dtype)`.
@@ -137,7 +137,7 @@ def spec(td: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None) -> S
 
 
 def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None, *, device: Any = None) -> TensorDict:
-    """A TensorDict of the form of a spec or schema, filled with zeros. Rows of ragged leaves have length 0.
+    """A TensorDict of the form of a spec or schema, filled with zeros. Examples of ragged leaves have length 0.
 
     Args:
         schema: a Spec, a TensorDict to take the form of, or a nested dict of `(feature shape, dtype)`.
@@ -165,13 +165,13 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
     if wrong:
         got, hint = f"{len(wrong)} others", "td.exclude(key) before tdc.interop.spec, and set the key afterwards"
         raise UnsupportedError(message("interop.zeros", "leaves that can be filled with zeros", got, wrong, hint))
-    place = None if device is None else torch.device(device)
+    target = None if device is None else torch.device(device)
     leaves: Leaves = {}
     for path, entry in form._leaves.items():
-        leaves[path] = MAKERS[entry.kind](entry, (*size, *entry.shape), entry.device if place is None else place)
+        leaves[path] = MAKERS[entry.kind](entry, (*size, *entry.shape), entry.device if target is None else target)
     if size:
         mark_examples(leaves)
-    return make(leaves, dict(form._nodes), torch.Size(size), place)  # type: ignore[arg-type]  # no None is left
+    return make(leaves, dict(form._nodes), torch.Size(size), target)  # type: ignore[arg-type]  # no None is left
 
 
 def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> TensorDict:
@@ -215,10 +215,10 @@ def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> Tens
 def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
     """`spec`, as part of another operation."""
     if isinstance(td, Spec):
-        return td if batch_size is None else Spec(as_size(op, batch_size), td._leaves, td._nodes)
+        return td if batch_size is None else Spec(open_size(op, batch_size), td._leaves, td._nodes)
     if is_tensordict(td):
         own: Any = td
-        size = tuple(own.batch_size) if batch_size is None else as_size(op, batch_size)
+        size = tuple(own.batch_size) if batch_size is None else open_size(op, batch_size)
         if len(size) != own.ndim:
             expected, got = f"{own.ndim} batch dims, as the TensorDict has", f"{show_sizes(size)}"
             raise ShapeError(message(op, expected, got, hint="None stands for any size, e.g. [None, 4]"))
@@ -234,11 +234,11 @@ def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
         hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
         got = f"{len(wrong)} others"
         raise DtypeError(message(op, "entries (feature shape, dtype)", got, wrong, hint))
-    return Spec(() if batch_size is None else as_size(op, batch_size), leaves, nodes)
+    return Spec(() if batch_size is None else open_size(op, batch_size), leaves, nodes)
 
 
-def as_size(op: OpName, size: Any) -> Size:
-    """A batch size as a tuple of int and None."""
+def open_size(op: OpName, size: Any) -> Size:
+    """A batch size as a tuple, in which None stands for any size."""
     sizes = (size,) if isinstance(size, int) else size
     if not isinstance(sizes, (list, tuple)) or not all([n is None or not isinstance(n, (str, float)) for n in sizes]):
         raise ShapeError(message(op, "a batch size", f"{size!r}", hint="e.g. [3, 4], or [None, 4] for any first size"))
@@ -285,17 +285,17 @@ def zero_tensor(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> Tensor:
 
 
 def zero_nested(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> NestedTensor:
-    """A packed batch of rows of length 0."""
+    """A packed batch of examples of length 0."""
     dims = ragged_in(shape)
-    rows, e, count = shape[0], dims[0] - 1, len(dims)
+    n, e, count = shape[0], dims[0] - 1, len(dims)
     values = zero_tensor(entry, (*shape[1 : e + 1], 0, *shape[e + 1 + count :]), device)
-    offsets = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-    shapes = torch.zeros(rows, count, dtype=torch.int64, device=device) if count > 1 else None
+    offsets = torch.zeros(n + 1, dtype=torch.int64, device=device)
+    shapes = torch.zeros(n, count, dtype=torch.int64, device=device) if count > 1 else None
     return NestedTensor(values, offsets, ragged_dim=dims[0], shapes=shapes, max_length=(0,) * count)
 
 
 def zero_masked(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> MaskedBatch:
-    """A padded batch of rows of length 0, without padding."""
+    """A padded batch of examples of length 0, without padding."""
     dims = ragged_in(shape)
     data = zero_tensor(entry, tuple([0 if d in dims else n for d, n in enumerate(shape)]), device)
     lengths = torch.zeros(shape[0], len(dims), dtype=torch.int64, device=device)
@@ -313,7 +313,7 @@ def no_objects(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> Leaf:
 
 
 def differences(td: TensorDict, form: Spec) -> list[str]:
-    """What a TensorDict has otherwise than a spec says, one line each."""
+    """The differences between a TensorDict and a spec, one line each."""
     wrong = []
     size, want = td.batch_size, form._batch_size
     if len(size) != len(want) or any([w is not None and n != w for n, w in zip(size, want, strict=True)]):

@@ -3,8 +3,8 @@
     dtype [("xy", "f4", (2,)), ("meta", [("id", "i8")])], shape (3,)
     <->  batch_size [3], {"xy": float32[3, 2], "meta": {"id": int64[3]}}
 
-Fields of records lie between each other, so both directions copy. numpy is never imported here: what is needed comes
-from the array that is given, or from `Tensor.numpy`.
+The fields of records are interleaved in memory, so both directions copy. numpy is never imported here: what is needed
+comes from the array that is given, or from `Tensor.numpy`.
 
 Invariant: `as_tensordict(to_struct_array(td))` has the keys, dtypes and values of `td`.
 """

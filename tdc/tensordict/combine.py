@@ -39,13 +39,13 @@ def merge(*tds: TensorDict, on_conflict: str | Callable[[Any, Any], Any] = "erro
 
     Args:
         tds: at least one; the result has the device of the first.
-        on_conflict: what becomes of a key that several have: "error", "last" (the later one stands), or a function of
+        on_conflict: what to do with a key that several have: "error", "last" (take the last one), or a function of
             both leaves. One and the same tensor, or equal Static values, are no conflict.
 
     Raises:
         KeyPathError: keys that several have; all are named. With a function only a leaf that meets an inner node.
         ShapeError: different batch sizes.
-        DtypeError: something else than TensorDicts, or than what `on_conflict` may be.
+        DtypeError: something else than TensorDicts, or another `on_conflict`.
 
     Compile:
         Traceable.
@@ -69,7 +69,7 @@ def merge(*tds: TensorDict, on_conflict: str | Callable[[Any, Any], Any] = "erro
 
 
 def cat_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: int = -1) -> TensorDict:
-    """With several leaves joined to one by `torch.cat`, at `out`; the originals go.
+    """With one leaf at `out` in place of several, joined by `torch.cat`.
 
     Args:
         keys: a list; each a leaf. `out` may be one of them.
@@ -89,12 +89,12 @@ def cat_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: int
     """
     paths, leaves = named_leaves("cat_keys", td, keys)
     d = feature_dim("cat_keys", td, dim, leaves[0].ndim, "stack_keys makes one feature of leaves without features")
-    agree("cat_keys", paths, leaves, d)
+    check_alike("cat_keys", paths, leaves, d)
     return td.exclude(*paths).set(out, unwrap(torch.cat(leaves, d)))
 
 
 def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: int = -1) -> TensorDict:
-    """With several leaves of one shape joined to one by `torch.stack`, at `out`; the originals go.
+    """With one leaf at `out` in place of several of one shape, joined by `torch.stack`.
 
     Args:
         keys: a list; each a leaf. `out` may be one of them.
@@ -114,7 +114,7 @@ def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: i
     """
     paths, leaves = named_leaves("stack_keys", td, keys)
     d = feature_dim("stack_keys", td, dim, leaves[0].ndim + 1, "torch.stack(tds) adds a batch dim")
-    agree("stack_keys", paths, leaves, None)
+    check_alike("stack_keys", paths, leaves, None)
     return td.exclude(*paths).set(out, unwrap(torch.stack(leaves, d)))
 
 
@@ -123,7 +123,7 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
 
     Args:
         where: a list of keys of leaves or inner nodes, one key (a str or a tuple of them), or a function of key and
-            leaf. What a function does not see, Static values and empty inner nodes, is in the second.
+            leaf. Static values and empty inner nodes, which a function does not see, are in the second.
 
     Raises:
         KeyPathError: a key that is not there, or something that is no key, list or function.
@@ -218,20 +218,20 @@ def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:
         raise DtypeError(message(op, "TensorDicts", got, wrong, hint))
 
 
-def entries_of(td: TensorDict) -> dict[KeyPath, Any]:
+def leaves_and_statics(td: TensorDict) -> dict[KeyPath, Any]:
     """Leaves and Static values by path."""
     return {**td._leaves, **{p: n for p, n in td._nodes.items() if type(n) is Static}}
 
 
 def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> Any:
     """The entries of two TensorDicts."""
-    here, there = entries_of(a), entries_of(b)
+    here, there = leaves_and_statics(a), leaves_and_statics(b)
     both = [p for p in here if p in there and not is_same(here[p], there[p])]
     mixed = [p for p in here if p in b and p not in there] + [p for p in there if p in a and p not in here]
     static = [p for p in both if type(here[p]) is Static or type(there[p]) is Static]
     refused = [*both, *mixed] if on_conflict == "error" else [] if on_conflict == "last" else [*mixed, *static]
     if refused:
-        at = {show(p): f"{kind(a, p)} and {kind(b, p)}" for p in refused}
+        at = {show(p): f"{described_at(a, p)} and {described_at(b, p)}" for p in refused}
         hint = "on_conflict='last', or a function of both leaves; a.exclude(key) first"
         raise KeyPathError(message("merge", "keys that only one has", f"{len(at)} that several have", at, hint))
     if on_conflict == "last":
@@ -246,9 +246,9 @@ def is_same(x: Any, y: Any) -> bool:
     return x is y or (type(x) is Static and x == y)
 
 
-def kind(td: TensorDict, path: KeyPath) -> str:
+def described_at(td: TensorDict, path: KeyPath) -> str:
     """What is at a path, for a message."""
-    entry = entries_of(td).get(path)
+    entry = leaves_and_statics(td).get(path)
     return "an inner node" if entry is None else repr(entry) if type(entry) is Static else describe(entry)
 
 
@@ -263,7 +263,7 @@ def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], 
     if isinstance(keys, str) or not isinstance(keys, Iterable):
         raise KeyPathError(message(op, "a list of keys", repr(keys), hint=f"tdc.{op}(td, ['a', 'b'], 'out')"))
     paths = [existing_path(td, op, key) for key in given]
-    wrong = {show(p): kind(td, p) for p in paths if p not in td._leaves}
+    wrong = {show(p): described_at(td, p) for p in paths if p not in td._leaves}
     if wrong or not paths:
         got = f"{len(wrong)} others" if wrong else "none"
         raise KeyPathError(message(op, "keys of leaves", got, wrong, "name leaves, e.g. ('node', 'leaf')"))
@@ -289,11 +289,11 @@ def feature_dim(op: OpName, td: TensorDict, dim: int, ndim: int, hint: str) -> i
     return d
 
 
-def agree(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | None) -> None:
-    """Leaves to be joined have one kind and shape, but for one dim.
+def check_alike(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | None) -> None:
+    """Check that leaves have the same kind and, but for one dim, the same shape.
 
     Raises:
-        ShapeError: they do not; all are named.
+        ShapeError: they do not; all that differ from the first are named.
     """
     shapes = [tuple([n for d, n in enumerate(x.shape) if d != but]) for x in leaves]
     kinds = [type(x) if isinstance(x, Container) else Tensor for x in leaves]

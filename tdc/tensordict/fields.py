@@ -1,11 +1,18 @@
-"""The fields of a tensorclass: what an annotation and a default say of one, and which values it takes.
+"""The fields of a tensorclass: what annotations and defaults say, which values fields take, and what dataclasses need.
 
     x: Tensor                 a leaf
-    inner: TensorDict         an inner node; of a tensorclass one of this class, made of any mapping with its fields
+    inner: TensorDict         an inner node
+    inner: Batch              an inner node of this tensorclass, made of any mapping with its fields
     name: str                 a static value
     note: Any                 the value decides
 
-Invariant: what a field takes does not depend on the values of others.
+`dataclasses.fields`, `asdict` and `replace` take a tensorclass. `replace` calls the constructor with all fields; batch
+size and device are `InitVar`s, so that it hands them on, too, though they are no fields.
+
+Invariants:
+  - what a field takes does not depend on the values of others;
+  - `__dataclass_params__` do not say frozen, though instances never change: Dynamo rebuilds an instance of a frozen
+    dataclass from its fields alone (torch 2.11-2.13).
 """
 
 from __future__ import annotations
@@ -62,7 +69,7 @@ def annotations_in(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_class_var(note: Any) -> bool:
-    """Whether an annotation speaks of the class, not of instances."""
+    """Whether an annotation declares a class variable."""
     return ClassVar in (note, get_origin(note)) or (isinstance(note, str) and "ClassVar" in note)
 
 
@@ -75,7 +82,7 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def declared(name: str, note: Any, default: Any, by_name: bool) -> Field:
-    """A field from its annotation and default; by name where it does not say otherwise."""
+    """A field from its annotation and default; `by_name` where the default does not say otherwise."""
     stated: Any = default
     if isinstance(default, dataclasses.Field):
         given, factory = [MISSING if x is dataclasses.MISSING else x for x in (stated.default, stated.default_factory)]
@@ -116,8 +123,8 @@ def kind_of_class(note: Any) -> str:
     return "tensor" if issubclass(cls, (Tensor, Container)) or cls in PROTOCOLS else "static"
 
 
-def as_entry_of(f: Field, value: Any) -> Any:
-    """A value as its field takes it: static where its kind says so, or where the annotation leaves it open.
+def stored_as(f: Field, value: Any) -> Any:
+    """A value as its field stores it: a Static value where the kind of the field, or else of the value, says so.
 
     Raises:
         DtypeError: an inner node for a tensor field or the reverse, or an unhashable object for a static one.
@@ -140,8 +147,8 @@ def as_entry_of(f: Field, value: Any) -> Any:
     return value
 
 
-def as_whole(f: Field, value: Any, size: Any) -> Any:
-    """An inner node as the field holds it: an instance of the class that its annotation names.
+def as_node(f: Field, value: Any, size: Any) -> Any:
+    """An inner node as its field stores it: an instance of the class that the annotation names.
 
     Raises:
         KeyPathError: keys that are no fields of that class, or fields without a key; all are named.
@@ -157,7 +164,7 @@ def is_inner_value(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value of a field without a telling annotation is a leaf."""
+    """Whether a value is a leaf, where the annotation of its field does not say."""
     return isinstance(value, (Tensor, Container)) or type(value) in PROTOCOLS or hasattr(value, "__array__")
 
 
@@ -178,27 +185,27 @@ class Declared(NamedTuple):
 
 
 def as_dataclass(cls: Any, fields: Iterable[Declared]) -> None:
-    """Give a class the records of its fields."""
-    rows = list(fields)
-    columns: list[Any] = [(r.name, r.note, dataclasses.field(kw_only=r.kw_only)) for r in rows]
+    """Give a class what the functions of `dataclasses` read: a record of each field."""
+    given = list(fields)
+    columns: list[Any] = [(f.name, f.note, dataclasses.field(kw_only=f.kw_only)) for f in given]
     made: Any = dataclasses.make_dataclass(
         cls.__name__, [*columns, *CONSTRUCTOR], init=False, repr=False, eq=False, match_args=False
     )
-    for row in rows:
-        field = made.__dataclass_fields__[row.name]  # defaults go in here: a dataclass refuses some that we take
-        field.default = dataclasses.MISSING if row.default is MISSING else row.default
-        field.default_factory = dataclasses.MISSING if row.factory is MISSING else row.factory
+    for f in given:
+        field = made.__dataclass_fields__[f.name]  # defaults are set here: `make_dataclass` refuses some of them
+        field.default = dataclasses.MISSING if f.default is MISSING else f.default
+        field.default_factory = dataclasses.MISSING if f.factory is MISSING else f.factory
     cls.__dataclass_fields__ = made.__dataclass_fields__
     cls.__dataclass_params__ = made.__dataclass_params__
 
 
 def is_mark(note: Any) -> bool:
-    """Whether an annotation is `dataclasses.KW_ONLY`: fields behind it go by name."""
+    """Whether an annotation is `dataclasses.KW_ONLY`: the constructor takes the fields behind it by name."""
     return note is dataclasses.KW_ONLY or (isinstance(note, str) and note.split(".")[-1] == "KW_ONLY")
 
 
 def check_stored(name: str, notes: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Every field is stored, and an argument of the constructor.
+    """Check that every field is stored and is an argument of the constructor.
 
     Raises:
         StructureError: some are not; all are named.

@@ -135,7 +135,7 @@ def picker(idx: Any) -> Callable[[Any], Any]:
 
 
 def reshared(before: Leaves, after: Leaves) -> Leaves:
-    """Results in which the leaves that shared a structure before share one again: batch dims changed alike in them."""
+    """Results in which leaves that shared a structure before share one again: their batch dims changed alike."""
     known: list[tuple[list[Any], Any]] = []
     out = dict(after)
     for path, y in after.items():

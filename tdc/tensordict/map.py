@@ -25,7 +25,7 @@ def map(
     num_chunks: int | None = None,
     num_workers: int = 0,
 ) -> Any:
-    """`fn` of parts of a TensorDict along a batch dim, and the results joined.
+    """Apply `fn` to parts of a TensorDict along a batch dim, and join the results.
 
     Args:
         fn: takes a TensorDict, and returns one, or a tensor or ragged batch; always None where only its effects count.
@@ -63,7 +63,7 @@ def map(
         raise ShapeError(message("map", "one of both, chunksize of at least 0", got, hint=hint))
     batch: Any = td
     if chunksize == 0:
-        results = [fn(row) for row in batch.unbind(dim)]
+        results = [fn(example) for example in batch.unbind(dim)]
     elif chunksize is not None:
         results = [fn(part) for part in batch.split(chunksize, dim)]
     else:

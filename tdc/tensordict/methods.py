@@ -38,7 +38,7 @@ def depth(td: TensorDict) -> int:
 
 def all_on(td: TensorDict, device_type: str) -> bool:
     """Whether all leaves are on devices of one type. Without leaves the TensorDict's own device counts."""
-    found = {place.type for place in [leaf.device for leaf in td._leaves.values()] if place is not None}
+    found = {device.type for device in [leaf.device for leaf in td._leaves.values()] if device is not None}
     return (found or {td._device.type if td._device is not None else ""}) == {device_type}
 
 

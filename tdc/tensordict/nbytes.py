@@ -26,7 +26,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def tensors_of(leaf: Any) -> list[Tensor]:
-    """The tensors that a leaf is made of: itself, or values, offsets, lengths; none of what is no tensor."""
+    """The tensors that a leaf is made of: itself, or the values, offsets or lengths of a ragged batch."""
     if isinstance(leaf, Tensor):
         return [leaf]
     return [x for x in pytree.tree_leaves(unwrap(leaf)) if isinstance(x, Tensor)]
@@ -55,7 +55,7 @@ def bytes_of_traced(leaves: Iterable[Any]) -> int:
 
 
 def dense_numel(x: Tensor) -> int:
-    """Number of elements, of expanded dims one."""
+    """Number of elements in memory: an expanded dim has one."""
     return math.prod([n for n, step in zip(x.shape, x.stride(), strict=True) if step != 0])
 
 
@@ -121,7 +121,7 @@ def param_count(td: Any) -> int:
 
 
 def leaves_of(op: str, x: Any) -> list[Any]:
-    """Leaves of a TensorDict or another pytree, ragged batches whole.
+    """Leaves of a TensorDict or another pytree, where a ragged batch is one leaf.
 
     Raises:
         DtypeError: nothing that has leaves.

@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """One entry of a summary.
 
     Attributes:
-        path: key path, () for the whole.
+        path: key path, () for the root.
         kind, shape, dtype, device: texts; of a node the class and the batch size.
         nbytes: of the leaf, or of all leaves below the node; None for what has no tensors.
     """

@@ -9,12 +9,12 @@
     batch = Batch(images, labels, batch_size=[42])
     batch[batch.labels == 3].images                 indexing, stack, cat, vmap, compile, pickle: still a Batch
 
-An instance is a TensorDict: the same flat storage, the same implementation of every operation. What the class adds is
-a constructor, attributes, methods of its own, and Python values: a field whose annotation is no tensor type is static,
-one hashable object for the whole batch. Inside another TensorDict it stays what it is, `td["batch"]` is a Batch.
+An instance is a TensorDict: the same flat storage, the same implementation of every operation. The class adds a
+constructor, attributes, methods of its own, and Python values: a field whose annotation is no tensor type is static,
+one hashable object for the whole batch. Inside another TensorDict an instance keeps its class.
 
-Both spellings make the same class. Type checkers see more in the second: methods of a TensorDict, and `batch_size=` of
-the constructor.
+Both spellings make the same class. In the second, type checkers also see the methods of a TensorDict, and `batch_size=`
+of the constructor.
 
 Invariants: instances never change; an instance has exactly its fields, and what lacks one is a TensorDict.
 """
@@ -48,14 +48,14 @@ from tdc.tensordict.fields import (
     Field,
     annotations_in,
     as_dataclass,
-    as_entry_of,
-    as_whole,
+    as_node,
     check_stored,
     declared,
     hints,
     is_class_var,
     is_inner_value,
     is_mark,
+    stored_as,
 )
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
@@ -204,7 +204,7 @@ class TensorClass(TensorDict, metaclass=Meta):
         return make, (self._leaves, self._nodes, self._size, self._device)
 
     def _fill(self) -> None:
-        """Write the slots from which fields are read."""
+        """Write the slots that fields are read from."""
         leaves, nodes = self._leaves, self._nodes
         for path, slot in self._slotted:
             leaf = leaves.get(path)
@@ -261,7 +261,7 @@ def tensorclass(cls: Any = None, /, *, kw_only: bool = False, **settings: Any) -
 
 
 def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[str]) -> None:
-    """Give a class its fields, its constructor, an attribute for each field, and its place among the pytrees."""
+    """Give a class its fields, its constructor and an attribute for each field, and register it as a pytree."""
     taken = [n for n in names if n.startswith("_") or (n not in FREE and is_written(n))]
     if taken:
         got, hint = ", ".join(taken), "choose other names for these fields"
@@ -285,16 +285,16 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[s
 
 
 def is_written(name: str) -> bool:
-    """Whether TensorDict's own code has a method or property of this name; those of torch's table may be hidden."""
+    """Whether the code of TensorDict has a method or property of this name; fields may hide those of the rule table."""
     found = [v for base in TensorDict.__mro__[:-1] for n, v in vars(base).items() if n == name]
     return any([isinstance(v, property) or "." in getattr(v, "__qualname__", "") for v in found])
 
 
 def attribute(f: Field) -> property:
     """Reads a field: from its slot, or by key where the value may be an inner node."""
-    place: dict[str, Any] = {}
-    exec(f"def get(self):\n    return self.{f.slot or f'_at({f.name!r})'}", place)  # a closure would read slower
-    return property(place["get"], doc=f"The field {f.name!r}.")
+    scope: dict[str, Any] = {}
+    exec(f"def get(self):\n    return self.{f.slot or f'_at({f.name!r})'}", scope)  # a closure would read slower
+    return property(scope["get"], doc=f"The field {f.name!r}.")
 
 
 def constructor(cls: Any) -> Any:
@@ -311,9 +311,12 @@ def constructor(cls: Any) -> Any:
     call = f"_store(self, {{{', '.join([f'{f.name!r}: {f.name}' for f in fields])}}}, _size, device)"
     if len(tensors) == len(fields):
         are = " and ".join([f"isinstance({n}, _Tensor)" for n in tensors])
-        one = " and ".join([f"(_shape := {n}.shape) and _shape[0] == _rows" for n in tensors])
+        one = " and ".join([f"(_shape := {n}.shape) and _shape[0] == _first" for n in tensors])
         many = " and ".join([f"{n}.shape[:_n] == _size" for n in tensors])
-        lines += ["_n = len(_size)", "_rows = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
+        lines += [
+            "_n = len(_size)",
+            "_first = _size[0] if _n == 1 else 0",
+        ]  # one dim is usual, and twice as quick
         lines += [f"if device is None and {are} and (not _n or ({one} if _n == 1 else {many})):"]
         lines += [f"    self._leaves = {{{', '.join([f'{n!r}: {n}' for n in tensors])}}}"]
         lines += ["    self._nodes, self._size, self._device = _NODES, _size, None"]
@@ -323,12 +326,12 @@ def constructor(cls: Any) -> Any:
         lines += [call]
     if hasattr(cls, "__post_init__"):
         lines += ["self.__post_init__()"]
-    place: dict[str, Any] = {"_Size": torch.Size, "_as_size": as_size, "_store": store, "_Tensor": Tensor}
-    place |= {"_MISSING": MISSING, "_NODES": cls._typed}
+    scope: dict[str, Any] = {"_Size": torch.Size, "_as_size": as_size, "_store": store, "_Tensor": Tensor}
+    scope |= {"_MISSING": MISSING, "_NODES": cls._typed}
     head = ", ".join(["self", *params, "*", *named, "batch_size=()", "device=None"])
-    exec(f"def __init__({head}):\n    " + "\n    ".join(lines), place)
-    place["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
-    return place["__init__"]
+    exec(f"def __init__({head}):\n    " + "\n    ".join(lines), scope)
+    scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
+    return scope["__init__"]
 
 
 def check_order(name: str, fields: list[Field]) -> None:
@@ -348,28 +351,28 @@ def check_order(name: str, fields: list[Field]) -> None:
 
 
 def store(self: TensorClass, given: dict[str, Any], size: torch.Size, device: Any) -> None:
-    """Store the values of the fields, checked: whatever is not all tensors that fit."""
-    place = None if device is None else torch.device(device)
+    """Check and store the values of the fields: what a constructor does where they are not all tensors that fit."""
+    target = None if device is None else torch.device(device)
     leaves: Leaves = {}
     nodes: Nodes = dict(self._typed)
     for f in self._fields.values():
         value = given[f.name]
         if value is MISSING:
             value = f.default if f.factory is MISSING else f.factory()
-        if isinstance(value, Tensor) and place is None and f.kind in ("tensor", "any"):
+        if isinstance(value, Tensor) and target is None and f.kind in ("tensor", "any"):
             leaves[f.name] = value
         else:
-            put(f, value, leaves, nodes, size, place)
+            put(f, value, leaves, nodes, size, target)
     check_leaves(type(self).__name__, leaves, nodes, size)
     if size:
         mark_examples(leaves)
-    self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, place
+    self._leaves, self._nodes, self._size, self._device = leaves, nodes, size, target
     self._fill()
 
 
 def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, size: Any, device: torch.device | None) -> None:
-    """Put the value of a field where its kind says. Raises as `as_entry_of` and `as_whole`."""
-    path, value = f.name, as_whole(f, as_entry_of(f, value), size)
+    """Put the value of a field where its kind says. Raises as `stored_as` and `as_node`."""
+    path, value = f.name, as_node(f, stored_as(f, value), size)
     if type(value) is Static:
         nodes[path] = value
     elif is_inner_value(value):
@@ -379,8 +382,8 @@ def put(f: Field, value: Any, leaves: Leaves, nodes: Nodes, size: Any, device: t
 
 
 def with_fields(x: TensorClass, entries: dict[Any, Any]) -> Any:
-    """With other values of fields; what replaces an inner node, or a value by one, replaces it as a whole."""
-    entries = {k: as_whole(x._fields[k], as_entry(x, k, v), x._size) for k, v in entries.items()}
+    """With other values of fields. An inner node replaces the value before it, and is replaced, without a merge."""
+    entries = {k: as_node(x._fields[k], as_entry(x, k, v), x._size) for k, v in entries.items()}
     inner = [k for k, v in entries.items() if is_inner_value(v)]
     out = Keyed.update(x.exclude(*inner) if inner else x, entries)
     return make(out._leaves, {**out._nodes, **x._typed}, out._size, out._device) if inner else out
@@ -389,4 +392,4 @@ def with_fields(x: TensorClass, entries: dict[Any, Any]) -> Any:
 def as_entry(x: TensorClass, key: Any, value: Any) -> Any:
     """A value for a key as the field of that name takes it; for other keys as it is."""
     f = x._fields.get(key) if isinstance(key, str) else None
-    return value if f is None else as_entry_of(f, value)
+    return value if f is None else stored_as(f, value)
