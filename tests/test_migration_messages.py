@@ -1,4 +1,4 @@
-"""Names of tensordict, torch.nested and DanLing: each raises the spelling to use here, and none of them exists."""
+"""Names of tensordict, torch.nested and DanLing, and of earlier versions: each raises the spelling to use."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ def other_names() -> list[str]:
     return [*head, "| name | operation |", "| --- | --- |", *[f"| `{name}` | `{op}` |" for name, op in rows], ""]
 
 
-def by_place() -> dict[str, dict[str, str]]:
+def by_name() -> dict[str, dict[str, str]]:
     """What each peer does under our name of an operation; its public names speak before its internal ones."""
     found: dict[str, dict[str, str]] = {}
     for peer, names in PEERS.items():
         for name in sorted(names, key=lambda n: (n.startswith(("aten.", "prims.")), n)):
-            found.setdefault(peers["place"](name)[0], {}).setdefault(peer, names[name])
+            found.setdefault(peers["find"](name)[0], {}).setdefault(peer, names[name])
     return found
 
 
@@ -98,7 +98,7 @@ def written_otherwise() -> list[str]:
     rows: set[str] = set()
     for peer, names in PEERS.items():
         for name, does in names.items():
-            label, ours = peers["place"](name)
+            label, ours = peers["find"](name)
             plain = name.replace("torch.nn.functional.", "F.").replace("nn.functional.", "F.").replace("torch.T", "T")
             overload = name.startswith("aten.") and name.split(".")[1] == label.rpartition(".")[2] and label in shown
             if not overload and plain not in shown and f"torch.{plain}" not in shown:
@@ -117,7 +117,7 @@ def render() -> str:
     table: dict[str, dict[str, dict[str, Rule]]] = {}
     for rule in RULES:
         table.setdefault(rule.family, {}).setdefault(title(rule), {})[rule.kind] = rule
-    found, lines = by_place(), [HEAD]
+    found, lines = by_name(), [HEAD]
     for family, rows in sorted(table.items()):
         lines += [f"## {family}", "", f"| operation | {' | '.join([CLASS_NAMES[k] for k in KINDS] + list(PEERS))} |"]
         lines += ["|" + " --- |" * (1 + len(KINDS) + len(PEERS))]

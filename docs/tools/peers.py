@@ -11,7 +11,7 @@ How a name counts:
   - `x_`, which changes a tensor in place, is refused for every x: containers are immutable;
   - `x.variant` of `njt_op_db` is x, `masked.x` is `torch.masked.x`, which calls the row of x.
 
-Invariant: a name that none of this covers has no place, and a test fails.
+Invariant: a name that none of this covers is found nowhere, and a test fails.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def bare(name: str) -> str:
     return INTERNAL.get(found, found)
 
 
-def places(name: str) -> list[Any]:
+def functions_called(name: str) -> list[Any]:
     """What users call by that name, the function before the method."""
     found = [(prefix, getattr(module, name, None)) for prefix, module in MODULES]
     return [(prefix + name, op) for prefix, op in found if callable(op)]
 
 
-def place(name: str) -> tuple[str, str]:
-    """What a peer's name is called here, and what NestedTensor does with it: "yes", "no: ..." or "" for no place."""
+def find(name: str) -> tuple[str, str]:
+    """What a peer's name is called here, and what NestedTensor does with it: "yes", "no: ..." or "" if not found."""
     refused = next((text for known, text in REFUSED.items() if name.startswith(known)), "")
     short = bare(name)
     if refused:
@@ -78,7 +78,7 @@ def place(name: str) -> tuple[str, str]:
     if short.endswith("_") and not short.endswith("__"):
         return f"Tensor.{short}", IN_PLACE
     reasons = {id(rule.op): rule.reason for rule in RULES if rule.kind == "nested"}
-    ranked = places(short)
+    ranked = functions_called(short)
     if "linalg" in name:
         ranked.sort(key=lambda entry: "linalg" not in entry[0])
     for label, op in ranked:

@@ -1,4 +1,4 @@
-"""What turns functions on our types into one graph, and proves it."""
+"""Functions of containers compiled as one graph: training steps, export, dynamic sizes, and reports that prove it."""
 
 from tdc.compile.buckets import buckets as buckets
 from tdc.compile.buckets import to_bucket as to_bucket

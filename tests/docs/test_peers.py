@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 peers = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tools" / "peers.py"))
-PEERS, place = peers["PEERS"], peers["place"]
+PEERS, find = peers["PEERS"], peers["find"]
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_every_name_has_a_place(peer: str):
+def test_every_name_is_found(peer: str):
     assert len(PEERS[peer]) > 200
-    assert not [name for name in PEERS[peer] if not place(name)[1]]
+    assert not [name for name in PEERS[peer] if not find(name)[1]]
 
 
 def test_every_refusal_gives_a_reason():
-    answers = {name: place(name)[1] for names in PEERS.values() for name in names}
+    answers = {name: find(name)[1] for names in PEERS.values() for name in names}
     assert {text for text in answers.values() if text != "yes" and len(text) < len("no: a reason")} == set()
     assert answers["torch.nn.functional.pdist"].startswith("no: ")
 
@@ -35,9 +35,9 @@ def test_every_refusal_gives_a_reason():
     ],
 )
 def test_names_are_told_apart(name: str, label: str):
-    assert place(name)[0] == label
+    assert find(name)[0] == label
 
 
-def test_a_name_without_a_place_is_seen():
-    assert place("torch.no_such_operation") == ("no_such_operation", "")
-    assert place("torch.data_ptr")[1] == ""
+def test_a_name_that_is_not_found_is_seen():
+    assert find("torch.no_such_operation") == ("no_such_operation", "")
+    assert find("torch.data_ptr")[1] == ""

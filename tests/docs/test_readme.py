@@ -110,8 +110,8 @@ def broken(path: Path, text: str) -> list[str]:
         if re.match(r"https?:", target):
             continue
         name, _, anchor = target.partition("#")
-        place = (path.parent / name).resolve() if name else path
-        if not place.exists() or (anchor and anchor not in anchors(place.read_text(encoding="utf-8"))):
+        target_path = (path.parent / name).resolve() if name else path
+        if not target_path.exists() or (anchor and anchor not in anchors(target_path.read_text(encoding="utf-8"))):
             wrong.append(target)
     return wrong
 

@@ -178,14 +178,14 @@ def test_every_public_function_has_a_call():
     assert set(public()) - MADE_BY_US == set(CALLS)
 
 
-def with_wrong(call: tuple[Any, ...], place: int, wrong: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, the one at a place replaced; named ones are in a dict at the end, and count on."""
+def with_wrong(call: tuple[Any, ...], position: int, wrong: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, one of them replaced; positions count on through the named ones, a dict at the end."""
     named = dict(call[-1]) if len(call) > 1 and type(call[-1]) is dict else {}
     args = list(call[:-1] if named else call)
-    if place < len(args):
-        args[place] = wrong
+    if position < len(args):
+        args[position] = wrong
     else:
-        named[list(named)[place - len(args)]] = wrong
+        named[list(named)[position - len(args)]] = wrong
     return args, named
 
 
@@ -201,14 +201,14 @@ def test_wrong_kinds(name: str):
     fn, call = public()[name], CALLS[name]
     found = []
     named = call[-1] if len(call) > 1 and type(call[-1]) is dict else ()
-    for place in set(range(len(call) + max(len(named) - 1, 0))) - {HANDED_ON.get(name)}:
+    for position in set(range(len(call) + max(len(named) - 1, 0))) - {HANDED_ON.get(name)}:
         for kind, wrong in WRONG.items():
-            args, named = with_wrong(call, place, wrong)
+            args, named = with_wrong(call, position, wrong)
             try:
                 fn(*args, **named)
             except Exception as error:
                 if said := problem(name, error):
-                    found.append(f"argument {place}, {kind}: {said.splitlines()[0]}")
+                    found.append(f"argument {position}, {kind}: {said.splitlines()[0]}")
     assert not found, "\n".join(["", *found])
 
 
