@@ -4,6 +4,8 @@
 a check is a function that returns one and changes nothing. Versions come from package metadata, so that no optional
 package is imported to be told that it is there.
 
+The private parts of torch that `tdc` relies on are asked one by one (`core/probes.py`, `compile/_torch/probes.py`).
+
 The compile check is real: it compiles two operations with Inductor for a size that no earlier run had, so that no cache
 can answer in place of the compiler, and compares with eager.
 
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +33,9 @@ from typing import TextIO
 import torch
 
 from . import __version__
+from .compile._torch.probes import PROBES as COMPILE_PROBES
+from .core.probes import FEATURES
+from .core.probes import PROBES as CORE_PROBES
 
 EXTRAS = {
     "io": ("safetensors",),
@@ -92,6 +97,10 @@ def findings() -> Iterator[Finding]:
     yield find_threads()
     for extra in EXTRAS:
         yield find_extra(extra)
+    for name, holds in (*CORE_PROBES, *COMPILE_PROBES):
+        yield find_probe(name, holds)
+    for name, has in FEATURES:
+        yield Finding("torch may", has() or None, name)
     yield find_compile("cpu")
     if torch.cuda.is_available():
         yield find_compile("cuda")
@@ -151,6 +160,17 @@ def find_extra(extra: str) -> Finding:
     whole = all(found.values())
     hint = "" if whole else f'optional: pip install "torch-tdc[{extra}]"'
     return Finding(f"extra {extra}", whole or None, text, hint)
+
+
+def find_probe(name: str, holds: Callable[[], bool]) -> Finding:
+    """Whether torch still does something that `tdc` relies on and torch does not promise."""
+    torch.compiler.reset()  # probes trace one function again and again, which Dynamo limits
+    try:
+        ok, text = holds(), name
+    except Exception as error:
+        ok, text = False, f"{name}: {one_line(error)}"
+    hint = "" if ok else f"tdc {__version__} is tested with torch 2.11 to 2.13; install one of these, or a newer tdc"
+    return Finding("torch does", ok, text, hint)
 
 
 def find_compile(device: str) -> Finding:

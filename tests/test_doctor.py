@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from tdc import __version__, doctor
+from tdc.compile._torch.probes import PROBES as COMPILE_PROBES
+from tdc.core.probes import PROBES as CORE_PROBES
 from tdc.doctor import EXTRAS, Finding
 
 
@@ -34,6 +36,8 @@ def test_this_machine_passes():
     assert __version__ in text
     assert torch.__version__ in text
     assert re.search(r"Inductor works, \d+\.\d s", text)
+    for probe, _ in (*CORE_PROBES, *COMPILE_PROBES):
+        assert f"ok   torch does   {probe}\n" in text
 
 
 def test_report_reads_well(monkeypatch: pytest.MonkeyPatch):
@@ -123,6 +127,15 @@ def test_no_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     finding = doctor.find_headers()
     assert finding.ok is False
     assert re.search(r"apt install python3\.\d+-dev", finding.hint)
+
+
+def test_a_probe_that_fails_is_a_finding():
+    assert doctor.find_probe("marks", lambda: True) == Finding("torch does", True, "marks")
+    finding = doctor.find_probe("marks", lambda: False)
+    assert (finding.ok, finding.text) == (False, "marks")
+    assert "torch 2.11 to 2.13" in finding.hint
+    finding = doctor.find_probe("marks", lambda: [][0])
+    assert (finding.ok, finding.text) == (False, "marks: IndexError: list index out of range")
 
 
 def test_compile_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch):

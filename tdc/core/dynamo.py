@@ -178,6 +178,26 @@ def maps_views_of_bits() -> bool:
     return internals._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
 
 
+def recorded_operations(fn: Callable[[], Any]) -> list[Any]:
+    """The operations that a call runs, as a dispatch mode sees them. The first call takes seconds."""
+    seen: list[Any] = []
+
+    class Seen(internals.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        fn()
+    return seen
+
+
+def capturing_numbers(fn: Callable[[], Any]) -> Any:
+    """A call whose compiles may hold numbers that are read from tensors."""
+    with internals._dynamo.config.patch(capture_scalar_outputs=True):
+        return fn()
+
+
 # -- functions that torch hands on
 
 LEFT_OUT: dict[Any, tuple[Op, ...]] = {
