@@ -1,4 +1,4 @@
-"""Reading and writing along batch dims of a TensorDict: gather, scatter, index_add, masked_select, select, unfold.
+"""Reading and writing along batch dims of a TensorDict: gather, scatter, index_add, masked_select, select.
 
 An index, a mask or a source that is a tensor speaks of batch dims and is extended over features; one that is a
 TensorDict has an entry for each feature, such as the indices that `argsort` gives.
@@ -18,7 +18,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.rules import define, unsupported
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
 from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
@@ -48,12 +48,6 @@ def diagonal_tensordict(x: TensorDict, offset: int = 0, dim1: int = 0, dim2: int
     """The diagonal of two batch dims, as the last batch dim."""
     a, b = [normal_dim(d, x.ndim, "diagonal") for d in (dim1, dim2)]
     return lift(x, lambda v: v.diagonal(offset, a, b).movedim(-1, x.ndim - 2), op="diagonal")
-
-
-def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> TensorDict:
-    """Windows along a batch dim; the position in the window is the last batch dim."""
-    d = normal_dim(dimension, x.ndim, "unfold")
-    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, x.ndim), op="unfold")
 
 
 def scatter_leaf(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = None, **given: Any) -> Any:
@@ -98,9 +92,8 @@ along(torch.index_fill, "dim index value", "indexing", default=NEEDED)
 for _op, _impl in (
     (torch.index_select, index_select_tensordict), (torch.gather, gather_tensordict),
     (torch.masked_select, masked_select_tensordict), (torch.diagonal, diagonal_tensordict),
-    (torch.Tensor.unfold, unfold_tensordict),
 ):  # fmt: skip
-    add_rule(Rule(_op, "tensordict", "indexing", _impl, _op))
+    define(_op, "indexing", tensordict=_impl)
 for _op in (torch.nonzero, torch.argwhere):
     unsupported(
         _op, ["tensordict"], "results of other sizes from leaf to leaf", family="indexing",

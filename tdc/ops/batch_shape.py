@@ -185,6 +185,12 @@ def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = 
     return lift(td, lambda v: v.index_select(d, positions), op="repeat_interleave")
 
 
+def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> TensorDict:
+    """Windows along a batch dim; the position in the window is the last batch dim."""
+    d = normal_dim(dimension, x.ndim, "unfold")
+    return lift(x, lambda v: v.unfold(d, size, step).movedim(-1, x.ndim), op="unfold")
+
+
 def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
     """Batch dims grown or cut, two numbers for each, the last batch dim first.
 
@@ -244,6 +250,7 @@ for _op, _impl in (
     (torch.flipud, partial(flip_dim, torch.flipud, 0)), (torch.roll, roll_tensordict),
     (torch.rot90, rot90_tensordict), (torch.Tensor.repeat, repeat_tensordict), (torch.tile, tile_tensordict),
     (torch.repeat_interleave, repeat_interleave_tensordict), (F.pad, pad_tensordict),
+    (torch.Tensor.unfold, unfold_tensordict),
 ):  # fmt: skip
     define(_op, "shape", tensordict=_impl)
 for _op, _impl in (

@@ -26,7 +26,7 @@ from tdc.core.errors import (
     message,
     op_name,
 )
-from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
@@ -186,7 +186,7 @@ def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
 def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """Indices of dims in order: examples, positions of the ragged dim, static dims; or one ragged mask."""
     data = data_of(x)
-    given: tuple[Tensor, ...] = tuple(indices)
+    given: list[Tensor] = [*indices]
     if len(given) == 1 and isinstance(given[0], type(x)):
         require_alike(torch.index_put, x, given[0])
         mask = data_of(given[0])
@@ -197,15 +197,15 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
     if wrong or several or x._batch_dim or not 0 < len(given) <= x.ndim:
         expected, hint = "whole numbers for the batch and the dims behind it", "x.index_put((rows, positions), values)"
         raise IndexingError(message("index_put", expected, describe(indices), hint=hint))
-    where = list(given)
-    where[0] = torch.where(given[0] < 0, given[0] + x.batch_size[0], given[0])
+    rows, *rest = given
+    where = [torch.where(rows < 0, rows + x.batch_size[0], rows), *rest]
     for r, sizes in zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True):
         if r < len(where):
             size = sizes[where[0]]
             inside((where[r] < size) & (where[r] >= -size), torch.index_put)
             where[r] = torch.where(where[r] < 0, where[r] + size, where[r])
     if isinstance(x, NestedTensor):
-        r = x.ragged_dims[0]
+        (r,) = x.ragged_dims
         if r >= len(where):
             return filled(x, tuple(where), values, accumulate)
         where = [*where[1:r], x.offsets[:-1][where[0]] + where[r], *where[r + 1 :]]
@@ -368,13 +368,6 @@ def nonzero_padded(x: MaskedBatch) -> MaskedBatch:
 
 # -- rows
 
-
-def ragged_rule(op: Op, impl: Op, packed_modes: tuple[str, ...] = MODES) -> None:
-    """The rows of an operation for NestedTensor and MaskedBatch."""
-    add_rule(Rule(op, "nested", "indexing", impl, op, modes=packed_modes))
-    add_rule(Rule(op, "masked", "indexing", impl, op))
-
-
 NO_VMAP = ("eager", "compile", "grad", "export")  # vmap cannot hold a number of elements that is data
 for _op, _impl in (
     (torch.gather, gather_ragged), (torch.take_along_dim, take_along_dim_ragged), (torch.take, take_ragged),
@@ -382,11 +375,13 @@ for _op, _impl in (
     (torch.index_put, index_put_ragged), (torch.narrow, narrow_ragged), (torch.select, select_ragged),
     (torch.masked_scatter, masked_scatter_ragged),
 ):  # fmt: skip
-    ragged_rule(_op, _impl)
+    define(_op, "indexing", ragged=_impl)
 for _op in (torch.scatter, torch.scatter_add, torch.scatter_reduce):
-    ragged_rule(_op, scatter_rule(_op))
+    define(_op, "indexing", ragged=scatter_rule(_op))
 for _op in (torch.index_add, torch.index_copy, torch.index_reduce):
-    ragged_rule(_op, index_write_rule(_op))
-ragged_rule(torch.masked_select, masked_select_ragged, NO_VMAP)
-ragged_rule(torch.nonzero, nonzero_ragged, NO_VMAP)
-ragged_rule(torch.argwhere, nonzero_ragged, NO_VMAP)
+    define(_op, "indexing", ragged=index_write_rule(_op))
+for _op, _impl in (
+    (torch.masked_select, masked_select_ragged), (torch.nonzero, nonzero_ragged), (torch.argwhere, nonzero_ragged),
+):  # fmt: skip
+    define(_op, "indexing", nested=_impl, modes=NO_VMAP)
+    define(_op, "indexing", masked=_impl)

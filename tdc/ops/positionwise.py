@@ -153,8 +153,14 @@ def glu(input: NestedTensor | MaskedBatch, dim: int = -1) -> NestedTensor | Mask
     return along_static(F.glu, input, d, F.glu)
 
 
+def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Any:
+    """Class numbers as features of 0 and one 1. Without a number of classes the largest one is read from the data."""
+    return at_positions(F.one_hot, F.one_hot, (input, num_classes), {})
+
+
 positionwise(F.linear, "positionwise", check_linear, source="torch.nn.Linear")
 positionwise(F.embedding, "positionwise", check_embedding, source="torch.nn.Embedding")
 define(F.bilinear, "positionwise", ragged=bilinear, source="torch.nn.Bilinear")
 define(F.glu, "positionwise", ragged=glu, source="torch.nn.GLU")
 along(F.glu, "dim", "positionwise", default=-1)
+define(F.one_hot, "positionwise", ragged=one_hot)

@@ -1,4 +1,4 @@
-"""Operations that give rows another length: pad, repeat_interleave, unfold, pixel_shuffle; and one_hot.
+"""Operations that give rows another length: pad, repeat_interleave, unfold, pixel_shuffle.
 
     lengths 2, 3        F.pad(x, (1, 2)) -> 5, 6       x.repeat_interleave(2, 1) -> 4, 6      x.unfold(1, 2, 1) -> 1, 2
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.positions import axis_of, dim_of, flat_examples
 from tdc.ragged.convert import to_packed, to_padded
@@ -201,7 +201,7 @@ def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = Non
     return build_masked(data(), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
 
 
-# -- windows, pixels, classes
+# -- windows, pixels
 
 
 def windows(lengths: Tensor, size: int, step: int) -> Tensor:
@@ -259,25 +259,8 @@ def pixels_nested(op: Op, input: NestedTensor, factor: int) -> NestedTensor:
     return to_packed(pixels_masked(op, to_padded(input), factor), total=total)
 
 
-def one_hot_nested(input: NestedTensor, num_classes: int = -1) -> NestedTensor:
-    """Class numbers as rows of 0 and one 1. Without a number of classes the largest one is read from the data."""
-    return input.with_values(F.one_hot(input.values, num_classes))
-
-
-def one_hot_masked(input: MaskedBatch, num_classes: int = -1) -> MaskedBatch:
-    """Padding counts as class 0."""
-    return input.with_data(F.one_hot(torch.where(input.mask, input.data, 0), num_classes))
-
-
-def grow_rule(op: Op, nested: Op, masked: Op, family: str = "shape") -> None:
-    """The rows of an operation for both."""
-    add_rule(Rule(op, "nested", family, nested, op))
-    add_rule(Rule(op, "masked", family, masked, op))
-
-
-grow_rule(F.pad, pad_nested, pad_masked)
-grow_rule(torch.repeat_interleave, repeat_interleave_nested, repeat_interleave_masked)
-grow_rule(torch.Tensor.unfold, unfold_nested, unfold_masked, "indexing")
+define(F.pad, "shape", nested=pad_nested, masked=pad_masked)
+define(torch.repeat_interleave, "shape", nested=repeat_interleave_nested, masked=repeat_interleave_masked)
+define(torch.Tensor.unfold, "shape", nested=unfold_nested, masked=unfold_masked)
 for _op in (F.pixel_shuffle, F.pixel_unshuffle):
-    grow_rule(_op, partial(pixels_nested, _op), partial(pixels_masked, _op))
-grow_rule(F.one_hot, one_hot_nested, one_hot_masked, "indexing")
+    define(_op, "shape", nested=partial(pixels_nested, _op), masked=partial(pixels_masked, _op))
