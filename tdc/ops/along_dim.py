@@ -139,11 +139,11 @@ def order_of(segments: Segments, descending: bool = False) -> Tensor:
     return by_value.gather(0, by_segment)
 
 
-def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None = None) -> Any:
+def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:
     """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim.
 
     Args:
-        dense: what runs along a static dim, `(values, axis)`, and keeps it; `op` if not given.
+        dense: what runs along a static dim, `(values, axis)`, and keeps it; None for `op` itself.
     """
     if by_lines(op, x, dim):
         return over_lines(op, run, x, dim, keepdim)

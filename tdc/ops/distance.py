@@ -29,7 +29,7 @@ from tdc.ops.einsum import Term, by_padding, check_letters, kinds_of, of_masked
 from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import neutral_operand, packed_operand, padded_operand
+from tdc.ops.pointwise import packed_operand, padded_operand
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
 from tdc.ops.rectangle import cut_padding, rectangle, resized
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -88,7 +88,10 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
 def beside(op: Op, like: Ragged, x1: Any, x2: Any) -> tuple[Tensor, ...]:
     """Two operands as they broadcast against the data of `like` and each other, with 0 in padding."""
     if isinstance(like, MaskedBatch):
-        return torch.broadcast_tensors(*[neutral_operand(x, like, op, 0) for x in (x1, x2)])
+        data = [(x, padded_operand(x, like, op)) for x in (x1, x2)]
+        return torch.broadcast_tensors(
+            *[t.masked_fill(~x.mask, 0) if isinstance(x, MaskedBatch) else t for x, t in data]
+        )
     return torch.broadcast_tensors(*[packed_operand(x, like, op) for x in (x1, x2)])
 
 

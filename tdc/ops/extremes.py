@@ -58,7 +58,7 @@ def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim:
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values)
         return out.view([1] * x.ndim) if keepdim else out
-    return reduce_along(op, partial(arg_of_segments, op, identity), x, dim, keepdim)
+    return reduce_along(op, partial(arg_of_segments, op, identity), x, dim, keepdim, None)
 
 
 def arg_of_segments(op: Op, identity: float, x: Any, dim: int | None, keepdim: bool) -> Tensor:
@@ -72,7 +72,7 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
         return PAIRED[op](x, dim if other is None else other)
     if dim is None:
         return op(x.values) if isinstance(x, NestedTensor) else (x.amax() if op is torch.max else x.amin())
-    return reduce_along(op, partial(extreme_of_segments, op), x, dim, keepdim)
+    return reduce_along(op, partial(extreme_of_segments, op), x, dim, keepdim, None)
 
 
 def extreme_of_segments(op: Op, x: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:

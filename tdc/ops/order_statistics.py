@@ -112,11 +112,11 @@ def nothing(values: Tensor) -> float:
 
 def median_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
     """`median` and `nanmedian`."""
-    return reduce_along(op, partial(ranked, op, partial(median_rank, op is torch.nanmedian)), x, dim, keepdim)
+    return reduce_along(op, partial(ranked, op, partial(median_rank, op is torch.nanmedian)), x, dim, keepdim, None)
 
 
 def mode_ragged(x: Any, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
-    return reduce_along(torch.mode, partial(ranked, torch.mode, mode_rank), x, dim, keepdim)
+    return reduce_along(torch.mode, partial(ranked, torch.mode, mode_rank), x, dim, keepdim, None)
 
 
 def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:

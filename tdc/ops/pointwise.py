@@ -30,7 +30,6 @@ from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
 from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
-from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
@@ -192,7 +191,7 @@ def nary_masked(op: Op) -> Op:
             return like.with_data(out)
         if out.shape != like.data.shape:
             raise grown(op, like, next(a for a in everything if isinstance(a, Tensor)))
-        return cut_padding(like, out)
+        return like.with_data(out.masked_fill(~like.mask, 0))
 
     return run
 
@@ -221,10 +220,10 @@ def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     return x
 
 
-def neutral_operand(x: Any, like: MaskedBatch, op: Op, fill: float = 1) -> Any:
-    """As `padded_operand`, with `fill` in padding; 1 is inside the domain of every pointwise function."""
+def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
+    """As `padded_operand`, with 1 in padding: inside the domain of every pointwise function."""
     data = padded_operand(x, like, op)
-    return torch.where(x.mask, data, fill).to(x.dtype) if isinstance(x, MaskedBatch) else data
+    return torch.where(x.mask, data, 1).to(x.dtype) if isinstance(x, MaskedBatch) else data
 
 
 def where(*args: Any, **kwargs: Any) -> Tensor:
