@@ -22,6 +22,7 @@ from tdc.core import pytree
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts
+from tdc.tensordict.tensordict import TensorDict
 
 CONSTANTS = (str, type(None))
 NUMBERS = (int, float, bool, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -134,7 +135,7 @@ def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
     found = pytree.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, Container))[0]
     wrong: list[str] = []
     for path, x in found:
-        inner = x._leaves.items() if isinstance(x, Container) and hasattr(x, "_leaves") else [((), x)]
+        inner = x._leaves.items() if isinstance(x, TensorDict) else [((), x)]
         wrong += [
             f"{pytree.keystr(path) + ''.join([f'[{k!r}]' for k in parts(key)]) or 'value'}: {describe(leaf)}"
             for key, leaf in inner

@@ -68,7 +68,7 @@ def arg_of_segments(op: Op, identity: float, x: Any, dim: int | None, keepdim: b
 
 def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
     """`max` and `min` in all forms that torch has."""
-    if other is not None or isinstance(dim, (Tensor, Container)) or not isinstance(x, Container):
+    if other is not None or isinstance(dim, (Tensor, Container)) or isinstance(x, Tensor):
         return PAIRED[op](x, dim if other is None else other)
     if dim is None:
         return op(x.values) if isinstance(x, NestedTensor) else (x.amax() if op is torch.max else x.amin())

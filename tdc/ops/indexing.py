@@ -155,7 +155,8 @@ def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, 
         StructureError: the source is another container, or its examples have other numbers or lengths.
     """
     count = index.shape[0]
-    fits = isinstance(source, type(x)) and source.batch_size[0] == count and source.ragged_dims == x.ragged_dims
+    kind: Any = type(x)
+    fits = isinstance(source, kind) and source.batch_size[0] == count and source.ragged_dims == x.ragged_dims
     if fits and isinstance(x, MaskedBatch):
         fits = source.data.shape[1:] == x.data.shape[1:]
     if not fits:
@@ -193,7 +194,7 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
         mask = mask.view(*mask.shape, *[1] * (data.ndim - mask.ndim))
         return with_data(x, torch.where(mask, data + values if accumulate else values, data).to(x.dtype))
     wrong = any([not isinstance(i, Tensor) or i.dtype == torch.bool for i in given])
-    several = isinstance(x, NestedTensor) and len(x.ragged_dims) > 1
+    several = isinstance(x, NestedTensor) and x.structure.ragged_ndim > 1
     if wrong or several or x._batch_dim or not 0 < len(given) <= x.ndim:
         expected, hint = "whole numbers for the batch and the dims behind it", "x.index_put((rows, positions), values)"
         raise IndexingError(message("index_put", expected, describe(indices), hint=hint))
@@ -277,7 +278,7 @@ def take_ragged(x: Ragged, index: Any) -> Any:
     if ragged and (index._batch_dim or index.batch_size != x.batch_size):
         hint = "an entry for each example, the batch as dim 0"
         raise StructureError(message(op, f"positions for {x.batch_size[0]} examples", describe(index), hint=hint))
-    at = data_of(index) if ragged else index.expand(*x.batch_size, *index.shape)
+    at: Any = data_of(index) if ragged else index.expand(*x.batch_size, *index.shape)
     begin, end = each_entry(index, begin), each_entry(index, end)
     there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
     if isinstance(index, MaskedBatch):

@@ -197,7 +197,7 @@ for _op in (LINALG.inv, LINALG.matrix_power, LINALG.matrix_exp, LINALG.cholesky,
 for _op in (LINALG.inv_ex, LINALG.cholesky_ex):
     matrix_rule(_op, "ij", "")
 for _op in (
-    LINALG.pinv, LINALG.qr, LINALG.svd, LINALG.svdvals, torch.svd, LINALG.eig, LINALG.eigh, LINALG.eigvals,
+    LINALG.pinv, LINALG.qr, torch.svd, LINALG.svd, LINALG.svdvals, LINALG.eig, LINALG.eigh, LINALG.eigvals,
     LINALG.eigvalsh, LINALG.matrix_rank, LINALG.matrix_norm, LINALG.cond, LINALG.lu, LINALG.lu_factor,
     LINALG.lu_factor_ex, LINALG.ldl_factor, LINALG.householder_product,
 ):  # fmt: skip

@@ -101,7 +101,7 @@ def std(*args: Any, **kwargs: Any) -> Any:
     return torch.sqrt(var(*args, **kwargs))
 
 
-def real(x: NestedTensor, mask: Any, dim: Any, keepdim: bool) -> Any:
+def real(x: Any, mask: Any, dim: Any, keepdim: bool) -> Any:
     """How many elements the mask leaves."""
     return torch.where(mask, torch.ones_like(x.detach().abs()), 0).sum(all_of(x, dim), keepdim)
 

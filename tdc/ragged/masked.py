@@ -16,8 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -32,9 +32,14 @@ from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
 from tdc.ragged.padding import valid_mask
 
+if TYPE_CHECKING:
+    from tdc.ragged.operations import MaskedOperations as Operations
+else:
+    Operations = Container
+
 
 @final
-class MaskedBatch(Container):
+class MaskedBatch(Operations):
     """A padded batch: rectangular data, and how much of each example is real.
 
     Shapes:
@@ -197,13 +202,6 @@ class MaskedBatch(Container):
         announce("loops", "unbind")
         rows = zip(self.data.unbind(b), self.lengths.tolist(), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
-
-    if TYPE_CHECKING:  # `methods` attaches them
-
-        def __getitem__(self, index: Any) -> Any: ...
-        def _picker(self, index: Any) -> Callable[[Any], Any]: ...
-        def _same_structure(self, other: Any) -> bool: ...
-        def _with_structure_of(self, other: Any) -> Self: ...
 
 
 def set_fields(x: MaskedBatch, data: Any, lengths: Any, ragged_dims: tuple[int, ...], batch_dim: int) -> MaskedBatch:

@@ -19,8 +19,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -36,11 +36,16 @@ from tdc.core.typing import Dims
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, sizes_of
 from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of
 
+if TYPE_CHECKING:
+    from tdc.ragged.operations import NestedOperations as Operations
+else:
+    Operations = Container
+
 UNMAPPED: Any = object()
 
 
 @final
-class NestedTensor(Container):
+class NestedTensor(Operations):
     """A batch of tensors that differ in size along their ragged dims, packed into one tensor.
 
     Shapes:
@@ -234,13 +239,6 @@ class NestedTensor(Container):
         return build_nested(
             Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), values
         )
-
-    if TYPE_CHECKING:  # `methods` attaches them
-
-        def __getitem__(self, index: Any) -> Any: ...
-        def _picker(self, index: Any) -> Callable[[Any], Any]: ...
-        def _same_structure(self, other: Any) -> bool: ...
-        def _with_structure_of(self, other: Any) -> Self: ...
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ from tdc.tensordict.storage import (
     shape_of,
 )
 
+if TYPE_CHECKING:
+    from tdc.tensordict.operations import TensorDictOperations as Operations
+else:
+    Operations = Keyed
+
 
 class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclass of a generic alias
     """In place of a batch size where leaves are no tensors (vmap's `in_dims`, specs): the pytree context."""
@@ -56,7 +61,7 @@ class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclas
         return "unknown"
 
 
-class TensorDict(Keyed):
+class TensorDict(Operations):
     """An immutable dictionary of tensors that share their leading dims.
 
     Shapes:

@@ -108,7 +108,7 @@ def build(tree: Any, kind: str, cut: Callable[[Tensor], Tensor]) -> Any:
 
     def container(x: Ragged) -> Any:
         masked = (x.kind or kind) == "masked"
-        y = build_masked(x) if masked else build_nested(x)
+        y: Any = build_masked(x) if masked else build_nested(x)
         structured = y if x.like is None else made[id(x.like)]
         return structured.with_data(cut(y.data)) if masked else structured.with_values(cut(y.values))
 

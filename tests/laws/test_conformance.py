@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from catalogue import is_representative, samples, title
 from harness import case_of, check, check_gap
 
@@ -72,3 +73,15 @@ def test_labels_differ_within_a_row():
 def test_dispatch_reaches_the_row():
     lost = [rule for rule in RULES if IMPLS[DISPATCH[rule.kind][rule.op]] is not rule.impl]
     assert not lost
+
+
+def test_methods_run_the_function_of_their_name():
+    """Not that of a module below torch, as `torch.linalg.svd`, whose results are others."""
+    own = {torch.where, torch.polygamma, torch.matmul}  # methods with another order of operands, and an operator
+    wrong = []
+    for kind, table in DISPATCH.items():
+        for name in dir(torch.Tensor):
+            op, method = getattr(torch, name, None), getattr(torch.Tensor, name)
+            if callable(op) and op in table and op not in own and table[method] != table[op]:
+                wrong.append(f"{kind} {name}: {table[method]}, expected {table[op]}")
+    assert not wrong

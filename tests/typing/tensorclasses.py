@@ -25,7 +25,7 @@ class Point(tdc.TensorClass):
     scale: float = field(default=1.0, kw_only=True)
     count: ClassVar[int] = 0
 
-    def norm(self) -> Tensor:
+    def norm(self) -> Tensor:  # expect: reportIncompatibleMethodOverride override
         return self.xy.norm(dim=-1)
 
 
@@ -84,7 +84,7 @@ assert_type(s.obs, Tensor)
 assert_type(s.total(), Tensor)
 assert_type(Point.count, int)
 
-print(p.yx)  # no error: the methods of a TensorDict come from a table, so any name may be one
+print(p.yx)  # expect: reportAttributeAccessIssue attr-defined
 print(p.name.nothing)  # expect: reportAttributeAccessIssue attr-defined
 print(s.nothing)  # expect: reportAttributeAccessIssue attr-defined
 
