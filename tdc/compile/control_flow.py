@@ -31,7 +31,7 @@ from torch import Tensor
 from tdc.compile._torch.operators import while_loop_operator
 from tdc.compile._torch.tracing import before_operator, is_batched, refuse_in_scan, trace_outside
 from tdc.compile.carries import agree, moving, split, tensors_of
-from tdc.compile.upstream import Code, anchored, copied, end_if_ran, needs_grad, traced
+from tdc.compile.upstream import Code, anchored, copied, ends_if_ran, needs_grad, traced
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 
@@ -141,8 +141,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     if not positions:
         return carry
     ref = needs_grad(tensors, after)
-    if ref is not None:
-        refuse_in_scan("while_loop")
+    refuse_in_scan("while_loop", ref)
 
     def carry_of(flat: Sequence[Tensor]) -> Any:
         leaves = list(tensors)
@@ -156,9 +155,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
 
     start = tuple([anchored(tensors[position], ref) for position in positions])
     end = while_loop_operator(lambda *flat: checked("while_loop", cond_fn(*carry_of(flat))), body, start)
-    return carry_of(
-        end if ref is None else [end_if_ran(first, x, tensors[i]) for i, x in zip(positions, end, strict=True)]
-    )
+    return carry_of(end if ref is None else ends_if_ran(first, end, [tensors[i] for i in positions]))
 
 
 def checked(op: str, pred: Any) -> Any:

@@ -123,16 +123,18 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
     expect_function("scan", combine_fn)
     steps = Steps("scan", xs, dim, reverse)
     tensors, form = split("scan", "init", init, numbers=False)
-    if not traced():
-        return walk(combine_fn, init, steps)
+    return scan_in_graph(combine_fn, init, steps, tensors, form) if traced() else walk(combine_fn, init, steps)
+
+
+def scan_in_graph(combine_fn: Fn, init: Any, steps: Steps, tensors: list[Tensor], form: Form) -> tuple[Any, Any]:
+    """The loop as one operation of a graph; `tensors` and `form` are those of `init`."""
     before_operator("scan")
     carry, y = pair(init, trace_outside(combine_fn, init, steps.at(0)))
     after, _ = split("scan", "the carry", carry, numbers=False)
     outs, out_form = split("scan", "the results", y)
     positions = moving(tensors, after)
     ref = needs_grad(tensors, after, outs, steps.tensors)
-    if ref is not None:
-        refuse_in_scan("scan")
+    refuse_in_scan("scan", ref)
     code, code_y = Code(ref, [tensors[i] for i in positions]), Code(ref, outs)
 
     def carry_of(flat: Sequence[Tensor]) -> Any:
@@ -149,7 +151,7 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
 
     start = [anchored(x, ref) for x in code.encode([tensors[i] for i in positions])]
     start += [] if positions else [torch.zeros(())]  # torch wants a carry
-    end, ys = scan_operator(step, start, steps.tensors, reverse)
+    end, ys = scan_operator(step, start, steps.tensors, steps.reverse)
     return carry_of(end[: len(positions)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
 
 

@@ -4,12 +4,12 @@ Their defects, found by comparing random programs with a Python loop, are silent
 Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` that fails on the day torch is mended.
 
     lost gradients      `while_loop` drops the derivative through a carry that starts without one: `anchored`
-    a loop not run      its backward runs the body once even so: `end_if_ran` gives the start back, gradient and all
+    a loop not run      its backward runs the body once even so: `ends_if_ran` gives the start back, gradient and all
     memory reused       Inductor takes arguments of a loop body for buffers of its caller that it may overwrite, since
                         the subgraphs of a backward graph read the list of donated inputs of the whole graph:
                         `before_operator` has graphs with control flow compiled without donation
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
-    views as results    of a differentiated loop, at offsets that the next cannot take: `end_if_ran` copies
+    views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
 
 A body is traced once more outside the operator, to learn its form and what needs gradients. `trace_outside` takes back
 what that trace would assert at run time; the rest is dead code. It and `before_operator` are in `_torch/tracing`.
@@ -69,9 +69,9 @@ def copied(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def end_if_ran(first: Any, end: Tensor, start: Tensor) -> Tensor:
-    """The end of a loop if it ran, else its start."""
-    return torch.where(first, end, start)
+def ends_if_ran(first: Any, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:
+    """The carry after a loop if it ran, else before it; `first` is the first condition."""
+    return [torch.where(first, end, start) for end, start in zip(ends, starts, strict=True)]
 
 
 class Code:

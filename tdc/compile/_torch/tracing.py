@@ -67,13 +67,14 @@ def refuse_transform(context: Any) -> None:
         raise UnsupportedError(message(name_of(context), "no transform of torch.func around it", got, hint=hint))
 
 
-def refuse_in_scan(op: str) -> None:
-    """Raise in the body of a scan.
+def refuse_in_scan(op: str, ref: Any) -> None:
+    """Refuse a loop in the body of a scan where gradients are needed, and so `ref` is a tensor: torch has none.
 
     Raises:
         UnsupportedError: it is one.
     """
-    at_trace_time(refuse_tracer_of_scan, op)
+    if ref is not None:
+        at_trace_time(refuse_tracer_of_scan, op)
 
 
 def refuse_tracer_of_scan(context: Any) -> None:
