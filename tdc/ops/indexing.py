@@ -206,7 +206,7 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
             inside((where[r] < size) & (where[r] >= -size), torch.index_put)
             where[r] = torch.where(where[r] < 0, where[r] + size, where[r])
     if isinstance(x, NestedTensor):
-        (r,) = x.ragged_dims
+        r = x.structure.packed_dim + 1
         if r >= len(where):
             return filled(x, tuple(where), values, accumulate)
         where = [*where[1:r], x.offsets[:-1][where[0]] + where[r], *where[r + 1 :]]
