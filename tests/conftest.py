@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _start_over() -> Iterator[None]:
     """The same random numbers in every test, and no graph left of the one before."""
     torch.manual_seed(0)
     yield

@@ -66,7 +66,7 @@ def assert_close(
         torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan, check_dtype=check_dtype,
         check_device=check_device,
     )  # fmt: skip
-    found = list(differences(actual, expected, (), compare))
+    found = list(mismatches(actual, expected, (), compare))
     if found:
         wrong = [f"{'.'.join(path) or 'the whole'}: {text}" for path, text in found]
         got = f"{len(found)} difference{'s' * (len(found) > 1)}"
@@ -74,12 +74,12 @@ def assert_close(
         raise AssertionError(message("testing.assert_close", "one form and close values", got, wrong, hint))
 
 
-def differences(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
-    """Every difference between two values, with where it is."""
+def mismatches(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
+    """Every difference between two values, with its key path."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         yield from of_tensors(a, b, path, compare)
     elif isinstance(a, (TensorDict, NestedTensor, MaskedBatch)) and type(a) is type(b):
-        by_kind: Any = of_keys if isinstance(a, TensorDict) else of_rows
+        by_kind: Any = of_keys if isinstance(a, TensorDict) else of_examples
         yield from by_kind(a, b, path, compare)
     elif isinstance(a, Mapping) and isinstance(b, Mapping):
         yield from of_entries(dict(a), dict(b), path, compare)
@@ -117,7 +117,7 @@ def of_keys(a: TensorDict, b: TensorDict, path: tuple[str, ...], compare: Compar
     for p in ordered({*a._leaves, *b._leaves, *here, *there}):
         name = (*path, *parts(p))
         if p in a._leaves and p in b._leaves:
-            yield from differences(unwrap(a._leaves[p]), unwrap(b._leaves[p]), name, compare)
+            yield from mismatches(unwrap(a._leaves[p]), unwrap(b._leaves[p]), name, compare)
         elif here.get(p) is None and p not in a._leaves:
             yield name, "missing"
         elif there.get(p) is None and p not in b._leaves:
@@ -131,7 +131,7 @@ def of_keys(a: TensorDict, b: TensorDict, path: tuple[str, ...], compare: Compar
             yield (*path, *parts(p)), f"{type(a.get(p)).__name__}, expected {type(b.get(p)).__name__}"
 
 
-def of_rows(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
+def of_examples(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
     """Ragged batches of one class: layout and lengths, then the real elements."""
     if a.ragged_dims != b.ragged_dims or a._batch_dim != b._batch_dim or a.shape != b.shape:
         yield path, f"{laid_out(a)}, expected {laid_out(b)}"
@@ -139,7 +139,7 @@ def of_rows(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
     here, there = (a.lengths, b.lengths) if isinstance(a, MaskedBatch) else (a.sizes, b.sizes)
     wrong = (here.cpu() != there.cpu()).any(1).nonzero().flatten().tolist()
     if wrong:
-        yield path, f"other lengths in {len(wrong)} of {len(here)} rows, the first is row {wrong[0]}"
+        yield path, f"other lengths in {len(wrong)} of {len(here)} examples, the first is example {wrong[0]}"
     elif isinstance(a, MaskedBatch):
         yield from of_tensors(a.filled(0), b.filled(0), path, compare)
     else:
@@ -147,7 +147,7 @@ def of_rows(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found:
 
 
 def laid_out(x: Any) -> str:
-    """A ragged batch and where its rows are."""
+    """A ragged batch and its batch and ragged dims."""
     return f"{describe(x)} with batch dim {x._batch_dim} and ragged dims {show_sizes(x.ragged_dims)}"
 
 
@@ -156,6 +156,6 @@ def of_entries(a: dict[Any, Any], b: dict[Any, Any], path: tuple[str, ...], comp
     for key in {**b, **a}:
         name = (*path, str(key))
         if key in a and key in b:
-            yield from differences(a[key], b[key], name, compare)
+            yield from mismatches(a[key], b[key], name, compare)
         else:
             yield name, "not expected" if key in a else "missing"

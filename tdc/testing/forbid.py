@@ -1,4 +1,4 @@
-"""That code takes no slow path: no padding of packed rows, no loop over examples."""
+"""forbid: code takes no slow path, neither padding of packed batches nor a loop over examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tdc.core.slow_paths import BLOCKS, FORBIDDEN
 
 @contextmanager
 def forbid(*, padding: bool = True, loops: bool = True) -> Iterator[None]:
-    """A block in which packed rows are not padded and ragged batches are not taken apart.
+    """A block in which packed batches are not padded, and ragged batches not taken apart.
 
     Args:
         padding: whether to forbid that a NestedTensor becomes a rectangle, by `to_padded` or inside a rule.

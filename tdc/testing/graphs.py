@@ -1,4 +1,4 @@
-"""That a function compiles whole, and once."""
+"""assert_one_graph: a function compiles to one graph, and once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assert_one_graph(
     Args:
         fn: the function. It is called once for each example.
         examples: a tuple of arguments each, or a single argument; give some of different sizes.
-        compiles: how often it may be compiled; 2 where torch finds out by the second example which sizes vary.
+        compiles: how often it may be compiled; 2 where torch learns from the second example which sizes vary.
         backend, dynamic: as of `torch.compile`. `backend="eager"` is fast and sees all but the guards of Inductor.
 
     Returns:
@@ -41,10 +41,10 @@ def assert_one_graph(
     r = report(fn, *examples, backend=backend, dynamic=dynamic, repeats=0)
     if r.graphs == 1 and not r.breaks and len(r.compiles) <= compiles:
         return r
-    places = [f"{b.where or 'calls'}: graph break: {shortened(b.reason, 120)}" for b in r.breaks]
+    lines = [f"{b.where or 'calls'}: graph break: {shortened(b.reason, 120)}" for b in r.breaks]
     for c in r.recompiles:
-        places.append(f"graph {c.graph}: compiled again: {c.causes[0] if c.causes else 'unknown'}")
+        lines.append(f"graph {c.graph}: compiled again: {c.causes[0] if c.causes else 'unknown'}")
     expected = f"1 graph, 0 breaks, at most {compiles} compile{'s' * (compiles != 1)} of {r.name}"
     got = f"{r.graphs} graphs, {len(r.breaks)} breaks, {len(r.compiles)} compiles"
     hint = "tdc.compile.report(fn, *examples) shows all of it"
-    raise AssertionError(message("testing.assert_one_graph", expected, got, places, hint))
+    raise AssertionError(message("testing.assert_one_graph", expected, got, lines, hint))

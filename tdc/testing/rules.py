@@ -1,4 +1,4 @@
-"""That a rule is right: `check_rule` runs it against the loop over examples, in every mode that the row promises.
+"""check_rule: a rule against the loop over examples, in every mode that its row promises.
 
 Arguments are drawn as NestedTensors; the other containers are made of them: a MaskedBatch whose padding is NaN, so that
 a leak shows, or a TensorDict of two leaves of equal rows.

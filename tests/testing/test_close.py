@@ -71,7 +71,7 @@ class TestText(TestCase):
 tdc.testing.assert_close: expected one form and close values, got 10 differences
 at i: The values for attribute 'dtype' do not match: torch.int64 != torch.float32.
 at n.p: not expected
-at n.r: other lengths in 2 of 3 rows, the first is row 0
+at n.r: other lengths in 2 of 3 examples, the first is example 0
 at o: not expected
 at q: missing
 at s: Static('a'), expected Static('b')
