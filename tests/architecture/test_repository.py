@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tdc.core.dynamo import LEFT_OUT
+
 from .checks import CHECKS, ROOMS
 from .tree import Tree
 
@@ -73,3 +75,57 @@ def test_loaded_sees_what_is_heavy():
 def test_loaded_fails_on_a_warning():
     with pytest.raises(AssertionError, match="UserWarning: noisy"):
         loaded("import warnings; warnings.warn('noisy')")
+
+
+# What `import tdc` leaves as it was.
+
+STATE = """
+import gc, os, signal, sys, threading, warnings, torch
+def state():
+    known = torch.overrides.get_overridable_functions()
+    return {
+        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), len(gc.callbacks)),
+        "warnings": list(warnings.filters),
+        "environment": dict(os.environ),
+        "hooks": (sys.excepthook, sys.displayhook, list(sys.meta_path), list(sys.path_hooks), list(sys.path)),
+        "threads": (threading.active_count(), torch.get_num_threads(), signal.getsignal(signal.SIGINT)),
+        "torch": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.initial_seed()),
+        "generator": torch.get_rng_state().tolist(),
+        "torch's names": [sorted(vars(x)) for x in (torch, torch.Tensor, torch.nn.functional, torch.nn.Module)],
+        "torch's functions": sorted(f"{m.__name__}.{f.__name__}" for m, fs in known.items() for f in fs
+                                    if hasattr(m, "__name__") and hasattr(f, "__name__")),
+    }
+before = state()
+"""
+COMPARE = """
+after = state()
+print("changed:", [name for name in before if before[name] != after[name]])
+print("functions:", [f for f in after["torch's functions"] if f not in before["torch's functions"]])
+"""
+
+
+def run(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_import_changes_nothing_but_the_functions_that_torch_hands_on():
+    left_out = {f"{module.__name__}.{op.__name__}" for module, ops in LEFT_OUT.items() for op in ops}
+    changed, functions = run(f"{STATE}\nimport tdc\n{COMPARE}").splitlines()
+    assert changed == """changed: ["torch's functions"]"""
+    added = set(re.findall(r"'([^']+)'", functions))
+    assert {name for name in added if not name.startswith("torch.masked.")} <= left_out
+
+
+def test_an_import_that_fails_half_way_changes_nothing_either():
+    broken = "sys.modules['tdc.optim'] = None\ntry: import tdc\nexcept ImportError: pass\nelse: raise SystemExit(1)"
+    changed = run(f"{STATE}\n{broken}\n{COMPARE}").splitlines()[0]
+    assert changed in ("changed: []", """changed: ["torch's functions"]""")
+
+
+def test_a_changed_state_is_seen():
+    assert "'gc'" in run(f"{STATE}\ngc.disable()\n{COMPARE}")
+    assert "'warnings'" in run(f"{STATE}\nwarnings.simplefilter('ignore')\n{COMPARE}")
+    more = "torch.overrides.get_overridable_functions()[torch].append(torch.abs_)"
+    assert "torch.abs_" in run(f"{STATE}\n{more}\n{COMPARE}")
