@@ -37,7 +37,7 @@ def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
         >>> from torch import Tensor
         >>> expect("scale", [1.0], Tensor, of=" of weights")
         Traceback (most recent call last):
-        tdc.core.errors.DtypeError: tdc.scale: expected a Tensor of weights, got list
+        tdc.DtypeError: tdc.scale: expected a Tensor of weights, got list
         hint: torch.as_tensor(x) makes one
     """
     if not isinstance(x, classes):

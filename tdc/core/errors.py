@@ -62,6 +62,14 @@ class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 
 
+for _error in (
+    TdcError, ShapeError, DtypeError, KeyPathError, IndexingError, StructureError, UnsupportedError, MethodError,
+    FormatError, ImmutableError,
+):  # fmt: skip
+    _error.__module__ = "tdc"  # a traceback shows the name that users import
+del _error
+
+
 def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
     """Public functions of namespaces by identity: Dynamo can look up a name here, but cannot read `__name__`."""
     found: dict[Callable[..., Any], str] = {}
