@@ -47,6 +47,9 @@ class Container(Frozen):
     _kind: str = ""
     _rank: int = 0
     _content: Any = None  # the tensor that holds the elements, of a container that has one
+    _picker: Any = None  # of a ragged batch: a function that indexes all batches of its structure
+    _same_structure: Any = None  # of a ragged batch: whether another one shares its structure
+    _with_structure_of: Any = None  # of a ragged batch: the same with the structure of an equal one
     __array_ufunc__ = None  # `array + x` is for `x.__radd__`; numpy would go through x element by element
 
     @classmethod
