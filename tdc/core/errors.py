@@ -74,7 +74,8 @@ def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
     """Public functions of namespaces by identity: Dynamo can look up a name here, but cannot read `__name__`."""
     found: dict[Callable[..., Any], str] = {}
     for module in modules:
-        for name, value in vars(module).items():
+        entries: dict[str, Any] = vars(module)
+        for name, value in entries.items():
             cached = hasattr(value, "cache_info")  # Dynamo (torch 2.11) takes no dict with such a key
             if callable(value) and not name.startswith("_") and not cached:
                 known = found.setdefault(value, name)

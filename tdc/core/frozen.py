@@ -68,7 +68,7 @@ def fields(cls: type) -> tuple[str, ...]:
 
 def restore(cls: type, state: dict[str, Any]) -> Any:
     """An instance with the given slots; what unpickling and `copy.deepcopy` call."""
-    self = object.__new__(cls)
+    self: Any = object.__new__(cls)
     for name, value in state.items():
         object.__setattr__(self, name, value)
     return self

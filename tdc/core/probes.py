@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from tdc.core import dynamo
 from tdc.core.dynamo import mark_dynamic, mark_only_result, mark_result, recorded_operations, trace_as
+
+untyped: Any = torch  # whose stubs leave types open
 
 
 def graphs_of(fn: Callable[..., Any], *inputs: Any) -> list[torch.fx.GraphModule]:
@@ -30,7 +32,7 @@ def graphs_of(fn: Callable[..., Any], *inputs: Any) -> list[torch.fx.GraphModule
         found.append(graph)
         return graph.forward
 
-    run = torch.compile(lambda x: fn(x), backend=backend, fullgraph=True)
+    run = untyped.compile(lambda x: fn(x), backend=backend, fullgraph=True)
     for x in inputs:
         run(x)
     return found
@@ -46,7 +48,7 @@ def marks_results() -> bool:
     """What a graph marks is marked for the next graph, a view or the tensor itself."""
 
     def compiles(mark: Callable[..., Any]) -> int:
-        first = torch.compile(lambda x: mark(x + 1, 0), backend="eager", fullgraph=True)
+        first = untyped.compile(lambda x: mark(x + 1, 0), backend="eager", fullgraph=True)
         return len(graphs_of(torch.relu, *[first(mark_dynamic(torch.ones(n), 0)) for n in (3, 4)]))
 
     return [compiles(mark) for mark in (mark_result, mark_only_result)] == [1, 1]
@@ -77,7 +79,7 @@ def holds_constants() -> bool:
     def fn(x: Tensor) -> Tensor:
         return x * decide("abc")
 
-    run = torch.compile(fn, backend="eager", fullgraph=True)
+    run = untyped.compile(fn, backend="eager", fullgraph=True)
     return [float(run(torch.ones(()))) for _ in range(2)] == [3.0, 3.0] and len(calls) == 1
 
 
@@ -165,8 +167,12 @@ def knows_lines() -> bool:
 
 def checkpoints() -> bool:
     """In a graph `torch.utils.checkpoint` is the operator that containers have a rule for."""
-    graph = graphs_of(lambda x: checkpoint(torch.sin, x, use_reentrant=False), torch.ones(2, requires_grad=True))[0]
-    return dynamo.checkpoint_operator in [node.target for node in graph.graph.nodes]
+
+    def fn(x: Tensor) -> Any:
+        return untyped.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+
+    graph = graphs_of(fn, torch.ones(2, requires_grad=True))[0].graph
+    return dynamo.checkpoint_operator in [node.target for node in graph.nodes]
 
 
 def knows_storage() -> bool:

@@ -94,7 +94,7 @@ def docstrings(tree: ast.AST) -> set[int]:
 
 
 def own_private_names(tree: Tree) -> set[str]:
-    """Private attributes that some file of tdc defines: methods, slots, fields, and what is assigned."""
+    """Private names that some file of tdc defines: functions, slots, fields, what is assigned, keys of tables."""
     found = set(DOCUMENTED)
     for module in tree.modules.values():
         for node in ast.walk(module.tree):
@@ -104,6 +104,8 @@ def own_private_names(tree: Tree) -> set[str]:
                 found.add(node.id)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr)
+            elif isinstance(node, ast.Dict):  # a table of methods
+                found |= {beginning(key) for key in node.keys if key is not None}
             elif isinstance(node, ast.Assign) and name_of(node.targets[0]) == "__slots__":
                 found |= {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
     return found
