@@ -137,6 +137,12 @@ def test_support_table_is_up_to_date():
     assert SUPPORT.read_text(encoding="utf-8") == want, "run python docs/tools/make_support.py"
 
 
+def test_architecture_page_is_up_to_date():
+    tool = ROOT / "docs" / "tools" / "make_architecture.py"
+    want = runpy.run_path(str(tool))["render"]()
+    assert (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8") == want, f"run python {tool.name}"
+
+
 # The checks themselves: what is wrong must be found.
 
 
