@@ -125,10 +125,10 @@ class TensorClass(TensorDict, metaclass=Meta):
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
         ...     name: str = "here"
-        ...     def norm(self) -> torch.Tensor:
+        ...     def radius(self) -> torch.Tensor:
         ...         return self.xy.norm(dim=-1)
         >>> p = Point(torch.ones(3, 2), batch_size=[3])
-        >>> p[:2].norm().shape, torch.stack([p, p]).name
+        >>> p[:2].radius().shape, torch.stack([p, p]).name
         (torch.Size([2]), 'here')
 
     Source:
