@@ -128,7 +128,7 @@ def missing(op: Op, kind: str) -> NoReturn:
 def as_method(op: Op, name: str) -> Op:
     """A method that runs the row of `op`, not `op` itself: torch functions take no sizes one by one, methods do."""
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Container, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)
         for a in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(a, Container) and a._rank > cls._rank:

@@ -96,11 +96,12 @@ def is_floating(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+untyped: Any = torch  # the stubs of its norms leave types open
 FLOATING: dict[Op, int] = {
     **dict.fromkeys(
         (
-            torch.mean, torch.nanmean, torch.std, torch.var, torch.std_mean, torch.var_mean, torch.norm,
-            torch.linalg.norm, torch.linalg.vector_norm, torch.softmax, torch.log_softmax, F.softmin, F.normalize,
+            torch.mean, torch.nanmean, torch.std, torch.var, torch.std_mean, torch.var_mean, untyped.norm,
+            untyped.linalg.norm, untyped.linalg.vector_norm, torch.softmax, torch.log_softmax, F.softmin, F.normalize,
             torch.quantile, torch.nanquantile, torch.logcumsumexp, F.layer_norm, F.rms_norm, F.group_norm,
             F.instance_norm, F.batch_norm, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
         ),

@@ -212,7 +212,7 @@ def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
     Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
     some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
     """
-    known: list[Op] = torch.overrides.get_overridable_functions()[module]
+    known: list[Op] = internals.overrides.get_overridable_functions()[module]
     known += [op for op in ops if op not in known]
 
 

@@ -74,8 +74,7 @@ def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
     """Public functions of namespaces by identity: Dynamo can look up a name here, but cannot read `__name__`."""
     found: dict[Callable[..., Any], str] = {}
     for module in modules:
-        entries: dict[str, Any] = vars(module)
-        for name, value in entries.items():
+        for name, value in module.__dict__.items():
             cached = hasattr(value, "cache_info")  # Dynamo (torch 2.11) takes no dict with such a key
             if callable(value) and not name.startswith("_") and not cached:
                 known = found.setdefault(value, name)
@@ -100,12 +99,12 @@ def op_name(op: str | Callable[..., Any]) -> str:
 def message(
     op: str | Callable[..., Any], expected: str, got: str, at: Mapping[str, str] | Iterable[str] = (), hint: str = ""
 ) -> str:
-    """Text of an error: one line for what was expected, one for each place, one for what to do.
+    """Text of an error: one line for what was expected, one for each wrong leaf, one for what to do.
 
     Args:
         op: name behind `tdc.`, as the user calls it, or the torch function itself.
         expected, got: what the operation needs and what it was given, without tensor values.
-        at: offending places, `{key path: description}` or ready lines.
+        at: wrong leaves or operands, `{key path: description}` or ready lines.
         hint: one action that mends the call.
 
     Example:
@@ -114,8 +113,9 @@ def message(
         at a: float32[3]
         hint: slice the second
     """
-    places = [f"{path}: {text}" for path, text in at.items()] if isinstance(at, Mapping) else list(at)
-    lines = [f"tdc.{op_name(op)}: expected {expected}, got {got}", *(f"at {place}" for place in places)]
+    given: Any = at
+    wrong: list[str] = [f"{path}: {text}" for path, text in given.items()] if isinstance(at, Mapping) else list(at)
+    lines = [f"tdc.{op_name(op)}: expected {expected}, got {got}", *(f"at {line}" for line in wrong)]
     return "\n".join([*lines, f"hint: {hint}"] if hint else lines)
 
 
@@ -153,10 +153,11 @@ def describe_index(index: Any) -> str:
         >>> describe_index((0, slice(None, -2), ..., None, torch.zeros(2)))
         '0, :-2, ..., None, Tensor float32[2]'
     """
+    given: Any = index
     if isinstance(index, tuple):
-        return ", ".join([describe_index(i) for i in index]) or "()"
+        return ", ".join([describe_index(i) for i in given]) or "()"
     if isinstance(index, slice):
-        parts = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
+        parts = (given.start, given.stop) if given.step is None else (given.start, given.stop, given.step)
         return ":".join(["" if n is None else f"{n}" if isinstance(n, (int, float)) else describe(n) for n in parts])
     if index is Ellipsis:
         return "..."

@@ -14,6 +14,8 @@ import torch
 
 from tdc.core.errors import ImmutableError, message
 
+untyped: Any = torch  # the stub of `add_safe_globals` leaves types open
+
 
 class Frozen:
     """Base of classes whose private slots are written once, where an instance is built."""
@@ -23,7 +25,7 @@ class Frozen:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        torch.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
+        untyped.serialization.add_safe_globals([cls, restore])  # torch.load(weights_only=True) and torch.export.load
         for name, value in list(vars(cls).items()):
             if isinstance(value, property):
                 setattr(cls, name, read_only(name, value))
@@ -66,7 +68,7 @@ def fields(cls: type) -> tuple[str, ...]:
     return tuple(name for name in slots if name != "__weakref__")
 
 
-def restore(cls: type, state: dict[str, Any]) -> Any:
+def restore(cls: type[Any], state: dict[str, Any]) -> Any:
     """An instance with the given slots; what unpickling and `copy.deepcopy` call."""
     self: Any = object.__new__(cls)
     for name, value in state.items():

@@ -23,7 +23,8 @@ def is_key(x: Any) -> bool:
         >>> is_key("a"), is_key(("a", ("b",))), is_key((0, "a")), is_key(())
         (True, True, False, False)
     """
-    return isinstance(x, str) or (isinstance(x, tuple) and len(x) > 0 and all([is_key(k) for k in x]))
+    keys: Any = x
+    return isinstance(x, str) or (isinstance(x, tuple) and len(keys) > 0 and all([is_key(k) for k in keys]))
 
 
 def unravel_key(key: Any) -> Any:
@@ -44,14 +45,23 @@ def unravel_key(key: Any) -> Any:
     """
     if isinstance(key, str):
         return key
+    keys: Any = key
     if isinstance(key, tuple) and key:
-        if len(key) > 1 and all([isinstance(part, str) for part in key]):
-            return key if type(key) is tuple else tuple(key)  # not a named one
-        return path_of(tuple([name for part in key for name in parts(unravel_key(part))]))
-    plain = isinstance(key, (int, float, slice)) or key is None
-    other = "an empty tuple" if isinstance(key, tuple) else describe(key)
-    got = f"{key!r} of type {type(key).__name__}" if plain else other
-    raise KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint='spell it like "a" or ("a", "b")'))
+        if len(keys) > 1 and all([isinstance(part, str) for part in keys]):
+            return tuple(keys)  # also of a named one
+        return path_of(tuple([name for part in keys for name in parts(unravel_key(part))]))
+    raise not_a_key(key)
+
+
+def not_a_key(x: Any) -> KeyPathError:
+    """The error for what is no NestedKey."""
+    got, given = describe(x), x
+    if isinstance(x, tuple):
+        got = "an empty tuple"
+    elif isinstance(x, (int, float, slice)) or x is None:
+        got = f"{given!r} of type {type(given).__name__}"
+    hint = 'spell it like "a" or ("a", "b")'
+    return KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint=hint))
 
 
 def parts(path: KeyPath) -> tuple[str, ...]:

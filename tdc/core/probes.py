@@ -11,16 +11,18 @@ what older versions of torch lack; nothing depends on them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 from torch import Tensor
+from torch.utils import checkpoint as checkpointing
 
 from tdc.core import dynamo
 from tdc.core.dynamo import mark_dynamic, mark_only_result, mark_result, recorded_operations, trace_as
 
+recompute: Any = getattr(checkpointing, "checkpoint")  # noqa: B009  # whose types are open
 untyped: Any = torch  # whose stubs leave types open
 
 
@@ -32,7 +34,10 @@ def graphs_of(fn: Callable[..., Any], *inputs: Any) -> list[torch.fx.GraphModule
         found.append(graph)
         return graph.forward
 
-    run = untyped.compile(lambda x: fn(x), backend=backend, fullgraph=True)
+    def call(x: Any) -> Any:
+        return fn(x)
+
+    run = untyped.compile(call, backend=backend, fullgraph=True)
     for x in inputs:
         run(x)
     return found
@@ -48,7 +53,10 @@ def marks_results() -> bool:
     """What a graph marks is marked for the next graph, a view or the tensor itself."""
 
     def compiles(mark: Callable[..., Any]) -> int:
-        first = untyped.compile(lambda x: mark(x + 1, 0), backend="eager", fullgraph=True)
+        def marked(x: Tensor) -> Tensor:
+            return mark(x + 1, 0)
+
+        first = untyped.compile(marked, backend="eager", fullgraph=True)
         return len(graphs_of(torch.relu, *[first(mark_dynamic(torch.ones(n), 0)) for n in (3, 4)]))
 
     return [compiles(mark) for mark in (mark_result, mark_only_result)] == [1, 1]
@@ -94,9 +102,15 @@ class Taker:
 def hands_on() -> bool:
     """Functions that torch's list left out reach a class in a graph."""
     fill: Any = torch.fill
-    calls: list[Callable[[Any], Any]] = [torch.rand_like, torch.randn_like, F.hardswish, F.hardsigmoid]
-    calls += [lambda x: fill(x, 1.0), lambda x: torch.randint_like(x, 5)]
-    return all([len(graphs_of(lambda x, call=call: call(Taker()) + x, torch.ones(2))) == 1 for call in calls])
+    calls: list[Callable[[Any], Any]] = [
+        *(torch.rand_like, torch.randn_like, F.hardswish, F.hardsigmoid),
+        *(partial(fill, value=1.0), partial(torch.randint_like, high=5)),
+    ]
+
+    def taken(call: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
+        return lambda x: call(Taker()) + x
+
+    return all([len(graphs_of(taken(call), torch.ones(2))) == 1 for call in calls])
 
 
 def sees_transforms() -> bool:
@@ -110,7 +124,11 @@ def sees_transforms() -> bool:
     fn(torch.ones(2))
     torch.vmap(fn)(torch.ones(2))
     torch.func.jvp(fn, (torch.ones(2),), (torch.ones(2),))
-    plain = graphs_of(lambda x: x + 1 if dynamo.eager() or dynamo.readable() else x - 1, torch.ones(2))[0]
+
+    def either(x: Tensor) -> Tensor:
+        return x + 1 if dynamo.eager() or dynamo.readable() else x - 1
+
+    plain = graphs_of(either, torch.ones(2))[0]
     traced = [str(n.target) for n in plain.graph.nodes if n.op == "call_function"]
     hidden = (False, True, False)
     return seen == [(True, False, True, False), (*hidden, False), (*hidden, True)] and "sub" in traced[0]
@@ -169,7 +187,7 @@ def checkpoints() -> bool:
     """In a graph `torch.utils.checkpoint` is the operator that containers have a rule for."""
 
     def fn(x: Tensor) -> Any:
-        return untyped.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+        return recompute(torch.sin, x, use_reentrant=False)
 
     graph = graphs_of(fn, torch.ones(2, requires_grad=True))[0].graph
     return dynamo.checkpoint_operator in [node.target for node in graph.nodes]

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
+import torch.utils._pytree as torch_pytree
 from optree.registry import __GLOBAL_NAMESPACE as GLOBAL_NAMESPACE
 from torch.utils._pytree import GetAttrKey as GetAttrKey
 from torch.utils._pytree import MappingKey as MappingKey
-from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_to_and_flatten  # noqa: F401  # of `in_dims`
 from torch.utils._pytree import keystr as keystr
-from torch.utils._pytree import register_pytree_node
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -33,6 +32,9 @@ from torch.utils._pytree import treespec_loads as treespec_loads
 
 from tdc.core.errors import FormatError, message
 
+untyped_optree: Any = optree
+untyped: Any = torch_pytree  # whose types are open in parts
+broadcast_to_and_flatten = untyped._broadcast_to_and_flatten  # of `in_dims`
 Flatten = Callable[[Any], "tuple[list[Any], Any]"]
 Unflatten = Callable[[Any, Any], Any]
 ENTRIES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {}  # what contexts hold, by its tag
@@ -64,7 +66,7 @@ def register(
         children, context = flatten(x)
         return children, context, tuple(names(context))
 
-    register_pytree_node(
+    untyped.register_pytree_node(
         cls,
         flatten,
         unflatten,
@@ -73,9 +75,11 @@ def register(
         to_dumpable_context=lists_of,
         from_dumpable_context=tuples_of,
     )
-    optree.register_pytree_node(
-        cls, optree_flatten, lambda context, children: unflatten(children, context), namespace=GLOBAL_NAMESPACE
-    )
+
+    def optree_unflatten(context: Any, children: Any) -> Any:
+        return unflatten(children, context)
+
+    untyped_optree.register_pytree_node(cls, optree_flatten, optree_unflatten, namespace=GLOBAL_NAMESPACE)
 
 
 def register_entry(cls: type, tag: str, to_data: Callable[[Any], Any], from_data: Callable[[Any], Any]) -> None:
@@ -88,8 +92,9 @@ def lists_of(context: Any) -> Any:
     for tag, (cls, to_data, _) in ENTRIES.items():
         if isinstance(context, cls):
             return {tag: to_data(context)}
+    entries: Any = context
     if isinstance(context, tuple):
-        return [lists_of(part) for part in context]
+        return [lists_of(part) for part in entries]
     if context is None or isinstance(context, (str, int, float)):
         return context
     got, hint = f"a static value of type {type(context).__name__}", "give it as a str or int, or exclude the key"
@@ -98,7 +103,8 @@ def lists_of(context: Any) -> Any:
 
 def tuples_of(data: Any) -> Any:
     """A context from JSON data; the inverse of `lists_of`."""
+    entries: Any = data
     if isinstance(data, dict):
-        ((tag, value),) = data.items()
+        ((tag, value),) = entries.items()
         return ENTRIES[tag][2](value)
-    return tuple([tuples_of(part) for part in data]) if isinstance(data, list) else data
+    return tuple([tuples_of(part) for part in entries]) if isinstance(data, list) else data

@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a roll of all": (
         lambda: x().roll(1),
-        "roll: expected dims to roll along, got none: elements would move from row to row\n"
+        "roll: expected dims to roll along, got none: elements would move from example to example\n"
         "hint: name them, e.g. x.roll(1, 1)",
     ),
     "sequences and images": (

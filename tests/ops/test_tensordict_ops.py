@@ -339,7 +339,7 @@ hint: torch.tensor_split(td, n, dim)""",
             """\
 ShapeError
 tdc.split: expected lengths that add up to 4, got 2
-hint: torch.tensor_split(x, indices) takes the places between parts""",
+hint: torch.tensor_split(x, indices) takes the positions between parts""",
         )
 
     def test_allclose_of_other_dtypes(self):

@@ -74,6 +74,7 @@ def varlen_attention(
         `torch.nn.attention.flex_attention`.
 
     Example:
+        >>> import torch
         >>> from tdc.ragged.pack import pack
         >>> x = pack([torch.ones(2, 1, 4), torch.ones(3, 1, 4)])
         >>> alibi = lambda score, b, h, i, j: score - (i - j).abs()
