@@ -57,7 +57,7 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
         positions = chosen(s, r, parts[r])
         source = source.unsqueeze(-1) + positions[rows].view(-1, *[1] * (source.ndim - 1), positions.shape[1])
         shape += parts[r].shape if isinstance(parts[r], Tensor) else ()
-    values = x.values.index_select(e, source.reshape(-1)).unflatten(e, shape)
+    values = x._values.index_select(e, source.reshape(-1)).unflatten(e, shape)
     more = sum([kept(parts[r]) - 1 for r in fixed if s.ragged_dims[r] < s.batch_dim])
     if t is None:
         return values.movedim(e, s.batch_dim + more)

@@ -24,6 +24,8 @@ from tdc.core.container import Container
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
 
 FULL = slice(None)
+Entry = int | slice | Tensor  # of an index, for one dim; a list or an array stands for the Tensor it becomes
+untyped: Any = torch  # whose stubs leave types open
 
 
 class Span(NamedTuple):
@@ -34,7 +36,7 @@ class Span(NamedTuple):
     step: int | None = None
 
 
-def as_rows(index: Any, count: int, device: Any) -> Any:
+def as_rows(index: Entry, count: int, device: Any) -> Entry:
     """An index of the batch in one of three forms: an int in [0, count), a slice, or a vector of rows.
 
     Args:
@@ -58,7 +60,7 @@ def as_rows(index: Any, count: int, device: Any) -> Any:
     return rows.to(torch.int64) if rows.ndim else as_rows(int(rows), count, device)
 
 
-def as_vector(index: Any, device: Any) -> Tensor | None:
+def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor | None:
     """Whole numbers or a mask as a tensor; None where it is neither."""
     if isinstance(index, (bool, Container)):
         return None
@@ -77,7 +79,7 @@ def not_rows(index: Any, count: int) -> IndexingError:
     return IndexingError(message("index", expected, describe_index(index), hint=hint))
 
 
-def full_index(index: Any, shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
+def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
     """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it.
 
     Raises:
@@ -96,7 +98,7 @@ def full_index(index: Any, shape: Any, batch_dim: int, device: Any) -> tuple[lis
     for part in given if gaps else (*given, Ellipsis):
         if part is None:
             new.append(len(parts))
-        elif part is Ellipsis:
+        elif part is ...:
             parts += [FULL] * fill
         else:
             d = len(parts)
@@ -104,7 +106,7 @@ def full_index(index: Any, shape: Any, batch_dim: int, device: Any) -> tuple[lis
     return parts, new
 
 
-def as_step(part: Any, dim: int, shape: Any, device: Any) -> Any:
+def as_step(part: Entry, dim: int, shape: Any, device: Any) -> Entry:
     """An entry of an index behind the batch dim: an int, a slice, or whole numbers of any number of dims.
 
     Raises:
@@ -162,7 +164,7 @@ def at_examples(x: Any, parts: list[Any]) -> Any:
     return flat[(*parts[:first], rows, *parts[last + 1 :])]
 
 
-def takes_all(part: Any) -> bool:
+def takes_all(part: Entry) -> bool:
     """Whether an entry takes all of its dim as it is."""
     return isinstance(part, slice) and part.start is None and part.stop is None and part.step in (None, 1)
 
@@ -209,7 +211,7 @@ def no_step() -> IndexingError:
     return IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
 
 
-def cut(x: Tensor, dim: int, part: Any) -> Tensor:
+def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
     """One entry of an index, applied to one dim of a tensor.
 
     Raises:
@@ -288,9 +290,9 @@ def longest_span(part: slice | Span, size: Any) -> Any:
     start, stop = 0 if part.start is None else part.start, part.stop
     if start < 0 and stop is not None and stop >= 0:
         return None  # a shorter row may have more of them
-    first = torch.sym_max(size + start, 0) if start < 0 else torch.sym_min(start, size)
-    last = size if stop is None else torch.sym_max(size + stop, 0) if stop < 0 else torch.sym_min(stop, size)
-    return torch.sym_max(last - first, 0)
+    first = untyped.sym_max(size + start, 0) if start < 0 else untyped.sym_min(start, size)
+    last = size if stop is None else untyped.sym_max(size + stop, 0) if stop < 0 else untyped.sym_min(stop, size)
+    return untyped.sym_max(last - first, 0)
 
 
 def enough(there: Tensor, part: Any = None, sizes: str = "x.lengths") -> None:

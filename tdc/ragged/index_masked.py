@@ -13,6 +13,7 @@ from torch import Tensor
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.index_forms import (
     FULL,
+    Entry,
     Pick,
     Span,
     around_batch,
@@ -52,7 +53,7 @@ def picker_masked(x: MaskedBatch, index: Any) -> Pick:
         return lambda y: index_masked(y, index)
     rows = as_rows(index, x.lengths.shape[0], x.device)
     if isinstance(rows, int):
-        sizes = x.lengths[rows].tolist()
+        sizes = x._lengths[rows].tolist()
         return lambda y: crop(y, y.data.select(0, rows), sizes)
     lengths = take(x, rows).lengths
     return lambda y: build_masked(take(y, rows).data, lengths, y.ragged_dims, 0)
@@ -64,13 +65,13 @@ def index_masked(x: MaskedBatch, index: Any) -> Any:
         return select_masked(x, index)
     b, shape = x.batch_dim, [-1 if d in x.ragged_dims else n for d, n in enumerate(x.shape)]
     parts, new = full_index(index, shape, b, x.device)
-    rows: Any = as_rows(parts[b], x.lengths.shape[0], x.device)
-    parts[b] = rows
+    parts[b] = as_rows(parts[b], x.lengths.shape[0], x.device)
+    rows = parts[b]
     if around_batch(parts, b, x.ragged_dims) and not new:
         return at_examples(x, parts)
     check_vectors(parts, b, x.ragged_dims)
     if isinstance(rows, int):
-        row = crop(x, x.data.select(b, rows), x.lengths[rows].tolist())
+        row = crop(x, x.data.select(b, rows), x._lengths[rows].tolist())
         return index_example(row, parts, b, new)
     y: Any = x if takes_all(rows) else take(x, rows)
     paired = isinstance(rows, Tensor)
@@ -82,7 +83,7 @@ def index_masked(x: MaskedBatch, index: Any) -> Any:
     return insert_dims(y, parts, new, insert_dim)
 
 
-def cut_masked(x: Any, dim: int, part: Any) -> Any:
+def cut_masked(x: Any, dim: int, part: Entry) -> Any:
     """One entry on one dim that is not the batch."""
     if isinstance(x, Tensor):
         return cut(x, dim, part)
@@ -92,7 +93,8 @@ def cut_masked(x: Any, dim: int, part: Any) -> Any:
         positions = part if isinstance(part, Tensor) else torch.full((1,), part, dtype=torch.int64, device=x.device)
         found = at_masked(x, dim, positions.reshape(1, -1), part)
         if isinstance(found, Tensor):
-            return found.unflatten(dim, positions.shape) if isinstance(part, Tensor) else found.squeeze(dim)
+            # torch leaves `unflatten` untyped
+            return found.unflatten(dim, positions.shape) if isinstance(part, Tensor) else found.squeeze(dim)  # pyright: ignore[reportUnknownVariableType]
         return cut_masked(
             found, dim, torch.arange(found.shape[dim]).view(part.shape) if isinstance(part, Tensor) else 0
         )

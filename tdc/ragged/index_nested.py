@@ -24,6 +24,7 @@ from tdc.core.dynamo import eager
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.crop import Each, crop_rows
 from tdc.ragged.index_forms import (
+    Entry,
     Pick,
     Span,
     around_batch,
@@ -92,9 +93,10 @@ def rows_at(s: Structure, index: Any) -> Pick:
             return rows_between(s, begin, max(begin, end))
         rows = torch.arange(begin, end if (end - begin) * step > 0 else begin, step, device=device)
     if not isinstance(rows, Tensor):
-        begin, end = s.offsets[rows : rows + 2].tolist()
-        sizes = [end - begin] if s.shapes is None else s.shapes[rows].tolist()
-        return lambda x: one_row(x, begin, end, sizes)
+        # torch's stub of `tolist` returns a bare list
+        ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return lambda x: one_row(x, ends[0], ends[1], sizes)
     try:
         starts = s.offsets[:-1][rows]
     except IndexError:
@@ -108,7 +110,7 @@ def rows_at(s: Structure, index: Any) -> Pick:
 def one_row(x: NestedTensor, begin: int, end: int, sizes: list[int]) -> Tensor:
     """A row as a view."""
     e = x.structure.packed_dim
-    row = x.values.narrow(e, begin, end - begin)
+    row = x._values.narrow(e, begin, end - begin)
     return row if len(sizes) == 1 else row.unflatten(e, sizes)
 
 
@@ -132,8 +134,8 @@ def index_dims(x: NestedTensor, index: Any) -> Any:
     parts, new = full_index(index, x.shape, s.batch_dim, x.device)
     b: int = s.batch_dim
     dims: Any = s.ragged_dims
-    rows: Any = as_rows(parts[b], s.batch_size, x.device)
-    parts[b] = rows
+    parts[b] = as_rows(parts[b], s.batch_size, x.device)
+    rows = parts[b]
     if around_batch(parts, b, dims) and not new:
         return at_examples(x, parts)
     check_vectors(parts, b, dims)
@@ -141,7 +143,8 @@ def index_dims(x: NestedTensor, index: Any) -> Any:
     y = x if paired or takes_all(rows) else index_rows(x, rows)
     if isinstance(y, Tensor):
         return index_example(y, parts, b, new)
-    z, ragged = cut_static(y, parts), parts[dims[0]]
+    z = cut_static(y, parts)
+    ragged: Entry = parts[dims[0]]
     if len(dims) > 1:
         chosen = [parts[d] for d in dims]
         if isinstance(rows, Tensor) and isinstance(ragged, Tensor):
@@ -150,7 +153,7 @@ def index_dims(x: NestedTensor, index: Any) -> Any:
             z if all([takes_all(part) for part in chosen]) else crop_rows(z, chosen), parts, new, insert_dim
         )
     if paired:
-        out = at_pairs(z, rows, ragged)
+        out = at_pairs(z, rows, parts[dims[0]])
         parts[dims[0]] = 0
         return insert_dims(out, parts, new, insert_dim)
     out = z if takes_all(ragged) else cut_ragged(z, ragged) if isinstance(ragged, slice) else at_positions(z, ragged)
@@ -186,7 +189,7 @@ def at_positions(x: NestedTensor, part: Any) -> Tensor:
     flat, lengths = positions.reshape(-1), lengths_of(s)[:, None]
     enough(((flat < lengths) & (flat >= -lengths)).all(), part)
     where = torch.where(flat < 0, s.offsets[1:, None], s.offsets[:-1, None]) + flat
-    found = x.values.index_select(e, where.reshape(-1)).unflatten(e, (s.batch_size, *positions.shape))
+    found = x._values.index_select(e, where.reshape(-1)).unflatten(e, (s.batch_size, *positions.shape))
     return found.movedim(e, s.batch_dim + (positions.ndim - 1) * (s.batch_dim > e))
 
 

@@ -75,7 +75,7 @@ class MaskedBatch(Operations):
     _rank = 1
 
     _data: Tensor
-    _lengths: Tensor
+    _lengths: Any  # a Tensor, some methods of which torch leaves untyped
     _ragged_dims: tuple[int, ...]
     _batch_dim: int
 
@@ -200,7 +200,7 @@ class MaskedBatch(Operations):
             ragged = tuple([r - (d < r) for r in self.ragged_dims])
             return tuple([build_masked(part, self.lengths, ragged, b - (d < b)) for part in self.data.unbind(d)])
         announce("loops", "unbind")
-        rows = zip(self.data.unbind(b), self.lengths.tolist(), strict=True)
+        rows = zip(self.data.unbind(b), self._lengths.tolist(), strict=True)
         return tuple([crop(self, row, sizes) for row, sizes in rows])
 
 

@@ -33,7 +33,7 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
-from tdc.ragged.segments import lengths_of, lengths_on_host, longest, sizes_of
+from tdc.ragged.segments import lengths_of, lengths_on_host, longest, on_host, sizes_of
 from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class NestedTensor(Operations):
     _instead = "x.with_values(values), torch.where(mask, new, x), or tdc.pack(rows)"
     _rank = 1
 
-    _values: Tensor
+    _values: Any  # a Tensor, some methods of which torch leaves untyped
     _structure: Structure
 
     def __init__(
@@ -224,10 +224,10 @@ class NestedTensor(Operations):
             moved = s.moved(s.packed_dim - (axis < s.packed_dim), s.batch_dim - (d < s.batch_dim))
             return tuple([build_nested(moved, part) for part in self.values.unbind(axis)])
         announce("loops", "unbind")
-        rows = self.values.split(lengths_on_host(s), s.packed_dim)
+        rows = self._values.split(lengths_on_host(s), s.packed_dim)
         if s.shapes is None:
             return tuple(rows)
-        return tuple([row.unflatten(s.packed_dim, n) for row, n in zip(rows, s.shapes.tolist(), strict=True)])
+        return tuple([row.unflatten(s.packed_dim, n) for row, n in zip(rows, on_host(s.shapes), strict=True)])
 
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         """`Tensor.to` for the values; the structure follows to the device."""

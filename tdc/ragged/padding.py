@@ -20,6 +20,8 @@ from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
 from tdc.ragged.structure import Structure, once
 
+untyped: Any = torch  # whose stubs leave types open; a function uses one of the two names, since each is a guard
+
 
 def exchange(
     x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
@@ -60,6 +62,7 @@ class Exchange(torch.autograd.Function):
     """`exchange` with its gradient."""
 
     generate_vmap_rule = True
+    apply: Any  # torch leaves it untyped
 
     @staticmethod
     def forward(
@@ -168,9 +171,9 @@ def shift_rows(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = F
     if side == "right":
         return data
     rows, longest = data.shape[:2]
-    positions = torch.arange(longest, device=data.device)
-    shift, first = longest - lengths[:, None], torch.arange(rows, device=data.device)[:, None] * longest
-    size = torch.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
+    positions = untyped.arange(longest, device=data.device)
+    shift, first = longest - lengths[:, None], untyped.arange(rows, device=data.device)[:, None] * longest
+    size = untyped.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
     there, here = first + (positions + shift) % size, first + (positions - shift) % size
     index, inverse = (here, there) if back else (there, here)
     return exchange(data.flatten(0, 1), index, None, 0.0, inverse, None)

@@ -69,7 +69,12 @@ def sizes_of(s: Structure) -> Tensor:
 @once
 def lengths_on_host(s: Structure) -> list[int]:
     """Packed elements of each example as ints: a device sync."""
-    return lengths_of(s).tolist()
+    return on_host(lengths_of(s))
+
+
+def on_host(x: Any) -> list[Any]:
+    """A tensor as numbers or nested lists of them: a device sync."""
+    return x.tolist()
 
 
 @once

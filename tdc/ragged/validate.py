@@ -9,7 +9,7 @@ from typing import Any
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import longest, sizes_of
+from tdc.ragged.segments import longest, on_host, sizes_of
 from tdc.ragged.structure import Structure
 
 
@@ -46,7 +46,7 @@ def validate(x: Any) -> Any:
 def structure_faults(s: Structure, total: int) -> list[str]:
     """What is wrong with a structure, as ready lines; reads the data on the host."""
     wrong: list[str] = []
-    offsets: list[int] = s.offsets.tolist()
+    offsets: list[int] = on_host(s.offsets)
     if offsets[0] != 0:
         wrong.append("offsets: do not begin with 0")
     down = [i for i, (a, b) in enumerate(pairwise(offsets)) if b < a]
@@ -55,11 +55,11 @@ def structure_faults(s: Structure, total: int) -> list[str]:
     if offsets[-1] != total:
         wrong.append(f"offsets: do not end at N, the {total} packed elements of values")
     if s.shapes is not None and not wrong:
-        counts = [math.prod(row) for row in s.shapes.tolist()]
+        counts = [math.prod(row) for row in on_host(s.shapes)]
         if counts != [b - a for a, b in pairwise(offsets)]:
             wrong.append("shapes: the product of a row's sizes differs from its span in offsets")
     if s.extent is not None and not wrong and s.batch_size:
-        real: list[int] = sizes_of(s).amax(0).tolist()
+        real: list[int] = on_host(sizes_of(s).amax(0))
         if any(n > bound for n, bound in zip(real, longest(s), strict=True)):
             wrong.append("max_length: smaller than the longest row")
     return wrong
@@ -68,7 +68,7 @@ def structure_faults(s: Structure, total: int) -> list[str]:
 def lengths_faults(x: MaskedBatch) -> list[str]:
     """What is wrong with lengths, as ready lines; reads them on the host."""
     wrong: list[str] = []
-    for r, sizes in zip(x.ragged_dims, x.lengths.t().tolist(), strict=True):
+    for r, sizes in zip(x.ragged_dims, on_host(x.lengths.t()), strict=True):
         bad = [i for i, n in enumerate(sizes) if not 0 <= n <= x.data.shape[r]]
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
