@@ -93,8 +93,7 @@ def cut_masked(x: Any, dim: int, part: Entry) -> Any:
         positions = part if isinstance(part, Tensor) else torch.full((1,), part, dtype=torch.int64, device=x.device)
         found = at_masked(x, dim, positions.reshape(1, -1), part)
         if isinstance(found, Tensor):
-            # torch leaves `unflatten` untyped
-            return found.unflatten(dim, positions.shape) if isinstance(part, Tensor) else found.squeeze(dim)  # pyright: ignore[reportUnknownVariableType]
+            return found.unflatten(dim, positions.shape) if isinstance(part, Tensor) else found.squeeze(dim)  # pyright: ignore[reportUnknownVariableType]  # torch's stub
         return cut_masked(
             found, dim, torch.arange(found.shape[dim]).view(part.shape) if isinstance(part, Tensor) else 0
         )

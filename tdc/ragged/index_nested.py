@@ -93,9 +93,8 @@ def rows_at(s: Structure, index: Any) -> Pick:
             return rows_between(s, begin, max(begin, end))
         rows = torch.arange(begin, end if (end - begin) * step > 0 else begin, step, device=device)
     if not isinstance(rows, Tensor):
-        # torch's stub of `tolist` returns a bare list
-        ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
+        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         return lambda x: one_row(x, ends[0], ends[1], sizes)
     try:
         starts = s.offsets[:-1][rows]
