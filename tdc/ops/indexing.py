@@ -316,8 +316,9 @@ def masked_scatter_ragged(x: Ragged, mask: Any, source: Any) -> Any:
         s = flat_examples(op, x).structure
         begin, ids, chosen = s.offsets[:-1], row_ids(s, x.values.numel()), chosen.values.flatten()
     else:
-        count, width = x.data.shape[0], x.data.shape[1:].numel()
-        rows, chosen = torch.arange(count, device=x.device), (chosen.data & x.mask).flatten()
+        flat = (chosen.data & x.mask).flatten(1)
+        (count, width), chosen = flat.shape, flat.flatten()
+        rows = torch.arange(count, device=x.device)
         begin, ids = rows * width, rows[:, None].expand(count, width).flatten()
     before = torch.cat([ids.new_zeros(1), chosen.cumsum(0)])
     rank = before[1:] - 1 - before[begin][ids]
