@@ -15,6 +15,7 @@ of padding; nothing is written to padding, and no gradient passes there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -198,8 +199,8 @@ def flat_examples(op: Op, x: Ragged) -> Any:
         hint = "x.transpose(a, b) brings the ragged dim behind the batch"
         raise UnsupportedError(message(op, "the ragged dim behind the batch", describe(x), hint=hint))
     if isinstance(x, NestedTensor):
-        return build_nested(Structure(x.offsets * x.values.shape[1:].numel()).marked(), x.values.flatten())
-    return build_masked(x.data.flatten(1), x.lengths * x.data.shape[2:].numel(), (1,), 0, True)
+        return build_nested(Structure(x.offsets * math.prod(x.values.shape[1:])).marked(), x.values.flatten())
+    return build_masked(x.data.flatten(1), x.lengths * math.prod(x.data.shape[2:]), (1,), 0, True)
 
 
 def flat_bounds(x: Any) -> tuple[Tensor, Tensor, Tensor]:
