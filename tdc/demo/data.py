@@ -28,17 +28,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Corpus",
-    "batches",
-    "length_histogram",
-    "load_docstrings",
-    "majority_accuracy",
-    "padded_occupancy",
-    "split",
-    "tokens",
-]
-
 TEST_SHARE = 5  # one text in five is a test text
 
 _SKIPPED_ROOTS = frozenset({"site-packages", "dist-packages", "idlelib"})
@@ -77,7 +66,6 @@ def load_docstrings(max_bytes: int = 512, min_per_class: int = 50, *, root: Path
         The corpus. On Python 3.11: 5,544 texts in 39 classes, median 94 bytes, in about 3 seconds.
 
     Raises:
-        ValueError: `max_bytes` or `min_per_class` is below 1.
         FileNotFoundError: no class has enough docstrings, as where Python was installed without its sources.
 
     Example:
@@ -87,11 +75,6 @@ def load_docstrings(max_bytes: int = 512, min_per_class: int = 50, *, root: Path
         >>> max(corpus.lengths)
         512
     """
-    if max_bytes < 1 or min_per_class < 1:
-        raise ValueError(
-            f"tdc.demo.load_docstrings: expected positive limits, got {max_bytes=}, {min_per_class=}\n"
-            "hint: the defaults are max_bytes=512, min_per_class=50"
-        )
     root = Path(sysconfig.get_path("stdlib")) if root is None else Path(root)
     classes_of: dict[bytes, set[str]] = defaultdict(set)
     for name, text in _docstrings(root):
@@ -133,33 +116,16 @@ def majority_accuracy(corpus: Corpus) -> float:
 
 
 def tokens(corpus: Corpus, indices: Sequence[int]) -> list[Tensor]:
-    """The texts at `indices` as token tensors, one token per byte.
-
-    Returns:
-        One tensor (L,) per index, int64, values 0..255.
-    """
+    """The texts at `indices` as token tensors: (L,) int64 each, one token per byte."""
     # bytearray: torch.frombuffer warns about memory it may not write to, and bytes are read-only
     return [torch.frombuffer(bytearray(corpus.texts[index]), dtype=torch.uint8).long() for index in indices]
 
 
 def batches(corpus: Corpus, indices: Sequence[int], batch_size: int, *, seed: int, epoch: int) -> list[tuple[int, ...]]:
-    """Shuffle `indices` into batches; the last one holds the rest, so its size may differ.
+    """Shuffle `indices` into batches, the last one of what is left.
 
-    Args:
-        corpus: what the indices point into.
-        indices: the examples to visit, each once.
-        batch_size: examples per batch.
-        seed, epoch: the order depends on both and on nothing else; torch's global generator is not touched.
-
-    Raises:
-        ValueError: `batch_size` is below 1.
-        IndexError: an index lies outside the corpus.
+    The order depends on `seed` and `epoch` and on nothing else; torch's global generator is not touched.
     """
-    if batch_size < 1:
-        raise ValueError(f"tdc.demo.batches: expected a batch size of at least 1, got {batch_size}")
-    outside = [index for index in indices if not 0 <= index < len(corpus)]
-    if outside:
-        raise IndexError(f"tdc.demo.batches: expected indices below {len(corpus)}, got {outside[:5]}")
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(indices), generator=generator).tolist()
     shuffled = [indices[position] for position in order]
@@ -167,35 +133,21 @@ def batches(corpus: Corpus, indices: Sequence[int], batch_size: int, *, seed: in
 
 
 def length_histogram(lengths: Sequence[int], bins: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Count lengths in `bins` bins of one width.
+    """Count lengths in `bins` bins of one width: the `bins + 1` ascending edges, from 0 on, and the counts.
 
-    Returns:
-        The `bins + 1` ascending edges, from 0 to at least the longest, and the `bins` counts. A length lies in
-        the bin with `lower < length <= upper`; a length of 0 lies in the first.
-
-    Raises:
-        ValueError: `bins` is below 1.
+    A length lies in the bin with `lower < length <= upper`; a length of 0 lies in the first.
 
     Example:
         >>> length_histogram([1, 2, 3, 8], bins=2)
         ((0, 4, 8), (3, 1))
     """
-    if bins < 1:
-        raise ValueError(f"tdc.demo.length_histogram: expected at least 1 bin, got {bins}")
     width = max(1, -(-max(lengths, default=0) // bins))
     counts = Counter(max(0, length - 1) // width for length in lengths)
     return tuple(width * edge for edge in range(bins + 1)), tuple(counts[position] for position in range(bins))
 
 
 def padded_occupancy(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
-    """The share of real tokens if each batch were padded to its longest member.
-
-    Args:
-        lengths: the length of every example, in tokens.
-        batches: indices into `lengths`.
-
-    Returns:
-        Real tokens / padded tokens, in (0, 1]; 1.0 when there is nothing to pad.
+    """The share of real tokens, in (0, 1], if each batch of indices were padded to its longest member.
 
     Example:
         >>> padded_occupancy([1, 3, 4], [(0, 1), (2,)])

@@ -9,7 +9,7 @@ same picture.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,6 @@ from tdc.demo.theme import DARK, LIGHT, Theme
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["draw", "have_matplotlib"]
 
 _WIDTH = 7.4  # inches; with _DPI twice the pixels the page shows
 _DPI = 220
@@ -39,20 +37,13 @@ def have_matplotlib() -> bool:
 
 
 def draw(out: Path, facts: DemoFacts) -> dict[str, tuple[str, str]]:
-    """Write the pictures that the facts allow into `out`.
-
-    Returns:
-        The file names for a light and a dark page, by picture: `lengths`, `loss`, `throughput`.
-    """
+    """Write the pictures into `out`; returns their file names for a light and a dark page, by name."""
     drawn = {}
-    for name, (ready, picture) in _PICTURES.items():
-        if not ready(facts):
-            continue
-        names = (f"{name}.png", f"{name}-dark.png")
-        for file, theme in zip(names, (LIGHT, DARK), strict=True):
+    for name, picture in (("lengths", _lengths), ("loss", _loss), ("throughput", _throughput)):
+        drawn[name] = (f"{name}.png", f"{name}-dark.png")
+        for file, theme in zip(drawn[name], (LIGHT, DARK), strict=True):
             # without the version in the metadata, the same facts give the same bytes
             picture(facts, theme).savefig(out / file, dpi=_DPI, metadata={"Software": None})
-        drawn[name] = names
     return drawn
 
 
@@ -65,7 +56,7 @@ def _lengths(facts: DemoFacts, theme: Theme) -> "Figure":
     axes.set_xlim(0, edges[-1])
     axes.set_ylim(0, max(counts) * 1.22)
     ordered = sorted(facts.lengths)
-    for label, value in (("median", statistics.median(ordered)), ("90th percentile", _ninetieth(ordered))):
+    for label, value in (("median", statistics.median(ordered)), ("90th percentile", ordered[len(ordered) * 9 // 10])):
         axes.axvline(value, color=theme.ink, linewidth=0.9, linestyle=(0, (3, 3)))
         side, shift = ("left", 5) if value < edges[-1] * 0.6 else ("right", -5)
         spot = {"xy": (value, 0.97), "xycoords": ("data", "axes fraction")}
@@ -105,20 +96,12 @@ def _throughput(facts: DemoFacts, theme: Theme) -> "Figure":
     }
     # tokens per millisecond are thousands of tokens per second
     rates = {
-        name: [row.tokens / time for row, time in zip(rows, times, strict=True) if time > 0]
-        for name, times in milliseconds.items()
+        name: [row.tokens / time for row, time in zip(rows, times, strict=True)] for name, times in milliseconds.items()
     }
     _strips(left, theme, milliseconds, "time per step (ms)")
     _strips(right, theme, rates, "thousand real tokens / s")
     right.set_yticklabels([])
     return figure
-
-
-_PICTURES: Mapping[str, tuple[Callable[[DemoFacts], bool], Callable[[DemoFacts, Theme], "Figure"]]] = {
-    "lengths": (lambda facts: bool(facts.lengths), _lengths),
-    "loss": (lambda facts: bool(facts.steps), _loss),
-    "throughput": (lambda facts: bool(facts.comparison), _throughput),
-}
 
 
 def _figure(theme: Theme, *, height: float, columns: int) -> "tuple[Figure, tuple[Axes, ...]]":
@@ -143,13 +126,11 @@ def _figure(theme: Theme, *, height: float, columns: int) -> "tuple[Figure, tupl
 
 def _strips(axes: "Axes", theme: Theme, groups: Mapping[str, Sequence[float]], label: str) -> None:
     """One row per group: every value as a dot, the quartiles as a bar, the median as a labelled mark."""
-    spreads = {name: spread(values) for name, values in groups.items() if values}
+    spreads = {name: spread(values) for name, values in groups.items()}
     # one stalled step must not squeeze all others into a corner: what lies beyond is counted in the label
-    end = 1.08 * max((min(each.high, 3 * each.third) for each in spreads.values()), default=0.0) or 1.0
+    end = 1.08 * max(min(each.high, 3 * each.third) for each in spreads.values())
     beyond = sum(value > end for values in groups.values() for value in values)
     for row, (name, values) in enumerate(groups.items()):
-        if name not in spreads:
-            continue
         colour = theme.ragged if name == "ragged" else theme.padded
         # the golden ratio spreads neighbours apart, and the same way every time
         heights = [row + 0.26 * ((index * 0.618034) % 1 - 0.5) for index in range(len(values))]
@@ -182,10 +163,6 @@ def _level(axes: "Axes", theme: Theme, value: float, text: str, colour: str, *, 
     shift = {"xytext": (4 if side == "left" else 0, 3), "textcoords": "offset points"}
     behind = {"facecolor": theme.panel, "alpha": 0.75, "linewidth": 0, "pad": 0.8}
     axes.annotate(text, **spot, **shift, ha=side, va="bottom", color=colour, fontsize=_SMALL, bbox=behind)
-
-
-def _ninetieth(ordered: Sequence[int]) -> int:
-    return ordered[min(len(ordered) - 1, len(ordered) * 9 // 10)]
 
 
 def _running_mean(values: Sequence[float], window: int) -> list[float]:

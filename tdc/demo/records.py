@@ -2,16 +2,15 @@
 
 The training job fills one `DemoFacts`; the page and the plots read it and measure nothing themselves. So a report
 can be written again from old numbers, and tested without training. Seconds, bytes and tokens are plain numbers in
-those units; what was not measured is None or empty, and the report then says so.
+those units.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tdc.compile.counts import Counts
-
-__all__ = ["ComparisonRecord", "DemoFacts", "ExportRecord", "Spread", "StepRecord", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class DemoFacts:
         comparison: warm steps, ragged and padded.
         peak_bytes_ragged, peak_bytes_padded: peak device memory of one side of the comparison.
         compiled: one row for each compiled function.
-        export: None when nothing was exported.
+        export: the exported model against the trained one.
     """
 
     versions: Mapping[str, str]
@@ -80,21 +79,19 @@ class DemoFacts:
     steps: tuple[StepRecord, ...]
     test_accuracy: float
     majority_accuracy: float
-    comparison: tuple[ComparisonRecord, ...] = ()
-    peak_bytes_ragged: int | None = None
-    peak_bytes_padded: int | None = None
-    compiled: tuple[Counts, ...] = ()
-    export: ExportRecord | None = None
+    comparison: tuple[ComparisonRecord, ...]
+    peak_bytes_ragged: int
+    peak_bytes_padded: int
+    compiled: tuple[Counts, ...]
+    export: ExportRecord
 
     @property
-    def speedup(self) -> float | None:
+    def speedup(self) -> float:
         """The median over steps of padded time / ragged time: above 1 ragged is faster."""
-        ratios = [row.seconds_padded / row.seconds_ragged for row in self.comparison if row.seconds_ragged > 0]
-        return statistics.median(ratios) if ratios else None
+        return statistics.median([row.seconds_padded / row.seconds_ragged for row in self.comparison])
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """A median with its quartiles and extremes."""
 
     low: float

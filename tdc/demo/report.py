@@ -4,10 +4,9 @@ The page needs no script, no network and no font of its own; it follows the read
 reads on a phone. Each picture stands with the table of its numbers, so that nothing is lost without the pictures.
 
 Invariants: every text from outside is escaped, except `DemoFacts.tree_html`, which the library wrote; every link is
-the name of a file written beside the page; what was not measured is shown as a dash, never as zero.
+the name of a file written beside the page.
 """
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -16,63 +15,54 @@ from pathlib import Path
 from tdc.demo import plots
 from tdc.demo.data import length_histogram
 from tdc.demo.records import DemoFacts, ExportRecord, spread
-from tdc.demo.theme import stylesheet
+from tdc.demo.theme import DARK, LIGHT
 from tdc.tensordict.nbytes import bytes_text
 
-__all__ = ["write_report"]
-
-_DASH = "\N{EN DASH}"
+_DASH, _TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _NO_PICTURES = '<p class="note">The pictures need matplotlib: <code>pip install torch-tdc[viz]</code></p>'
 
 
 def write_report(out: Path, facts: DemoFacts) -> Path:
-    """Write `index.html` and its pictures into the folder `out`, which is made if need be.
+    """Write `index.html` into the folder `out`, over an earlier one, and return its path.
 
-    Args:
-        out: the folder; files of an earlier report in it are replaced.
-        facts: what the demo measured.
-
-    Returns:
-        The path of the page. Beside it lie `loss.png`, `throughput.png` and `lengths.png`, each with a `-dark`
-        twin, unless matplotlib is missing or there is nothing to draw.
+    Where matplotlib is installed, `loss.png`, `throughput.png` and `lengths.png` are written beside it, each with a
+    `-dark` twin.
     """
-    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    drawing = plots.have_matplotlib()
-    pictures = plots.draw(out, facts) if drawing else {}
-    sections = (
-        _data(facts, pictures),
-        _training(facts, pictures),
-        _comparison(facts, pictures),
-        _compiled(facts),
-        _exported(facts),
-        _machine(facts),
-    )
-    page = _PAGE.format(
-        style=stylesheet(),
+    pictures = plots.draw(out, facts) if plots.have_matplotlib() else {}
+    parts = (_data(facts, pictures), _training(facts, pictures), _comparison(facts, pictures), _compiled(facts))
+    machine = _table("Machine and versions", ("", ""), facts.versions.items(), text=True)
+    light, dark = (" ".join([f"--{name}: {colour};" for name, colour in t._asdict().items()]) for t in (LIGHT, DARK))
+    page = beside("report.html").format(
+        style=beside("report.css").replace("LIGHT", light).replace("DARK", dark),
         examples=_count(len(facts.lengths)),
         classes=_count(len(facts.classes)),
         figures=_figures(facts),
-        hint="" if drawing else _NO_PICTURES,
-        sections="\n".join(section for section in sections if section),
+        hint="" if pictures else _NO_PICTURES,
+        sections="\n".join([*parts, _exported(facts.export), _section("Where this ran", machine)]),
     )
     path = out / "index.html"
     path.write_text(page, encoding="utf-8")
     return path
 
 
-# Sections: facts, and the names of the drawn pictures where there are any -> HTML. Nothing to show: nothing.
+def beside(name: str) -> str:
+    """A file of this folder."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+# Sections: facts, and the names of the drawn pictures where there are any -> HTML.
 
 
 def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
-    lengths = sorted(facts.lengths) or [0]
+    lengths = sorted(facts.lengths)
     edges, counts = length_histogram(lengths, 16)
     bins = [
         (f"{low + 1}{_DASH}{high}", _count(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
     classes = sorted(facts.classes.items(), key=lambda item: (-item[1], item[0]))
-    total = sum(facts.classes.values()) or 1
+    total = sum(facts.classes.values())
     by_class = [(name, _count(count), _percent(count / total)) for name, count in classes]
     real, padding = _percent(facts.occupancy), _percent(1 - facts.occupancy)
     return _section(
@@ -92,22 +82,16 @@ def _data(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
             f"The {len(classes)} classes", _table("Docstrings by class", ("Class", "Docstrings", "Share"), by_class)
         ),
         "<h3>One batch</h3>",
-        f'<div class="tree">{facts.tree_html}</div>' if facts.tree_html else "",
-        f"<pre>{escape(facts.batch_text)}</pre>" if facts.batch_text else "",
+        f'<div class="tree">{facts.tree_html}</div>',
+        f"<pre>{escape(facts.batch_text)}</pre>",
     )
 
 
 def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
-    if not facts.steps:
-        return ""
-    last = facts.steps[-1]
     stride = max(1, len(facts.steps) // 16)
-    shown = list(facts.steps[::stride])
-    if shown[-1] is not last:
-        shown.append(last)
     rows = [
         (_count(row.step), f"{row.loss:.3f}", _percent(row.accuracy), _count(row.tokens), _seconds(row.seconds))
-        for row in shown
+        for row in dict.fromkeys([*facts.steps[::stride], facts.steps[-1]])
     ]
     caption = f"Every {stride}. step and the last" if stride > 1 else "Every step"
     tokens, seconds = sum(row.tokens for row in facts.steps), sum(row.seconds for row in facts.steps)
@@ -128,8 +112,6 @@ def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
 
 def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
     rows = facts.comparison
-    if not rows:
-        return _section("Ragged and padded", "<p>Not measured in this run.</p>")
     apart = max(abs(row.loss_ragged - row.loss_padded) for row in rows)
     head = ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens")
     steps = []
@@ -161,20 +143,17 @@ def _sides(facts: DemoFacts) -> str:
     table = []
     for name, seconds, peak in sides:
         each = spread(seconds)
-        rates = [row.tokens / time for row, time in zip(facts.comparison, seconds, strict=True) if time > 0]
+        rates = [row.tokens / time for row, time in zip(facts.comparison, seconds, strict=True)]
         ends = [
             f"{_seconds(low)} {_DASH} {_seconds(high)}"
             for low, high in ((each.first, each.third), (each.low, each.high))
         ]
-        rate = _count(statistics.median(rates)) if rates else _DASH
-        table.append((name, _seconds(each.median), *ends, rate, _DASH if peak is None else bytes_text(peak)))
+        table.append((name, _seconds(each.median), *ends, _count(statistics.median(rates)), bytes_text(peak)))
     head = ("", "Median", "Middle half", "Range", "Tokens / s", "Peak memory")
     return _table("Time for one step, without compiling", head, table)
 
 
 def _compiled(facts: DemoFacts) -> str:
-    if not facts.compiled:
-        return ""
     rows = []
     for row in facts.compiled:
         counts = (row.graphs, row.breaks, row.compiles, row.kernels)
@@ -188,15 +167,12 @@ def _compiled(facts: DemoFacts) -> str:
     )
 
 
-def _exported(facts: DemoFacts) -> str:
-    export = facts.export
-    if export is None:
-        return ""
+def _exported(export: ExportRecord) -> str:
     rows = (
         ("File", export.path),
         ("Size", bytes_text(export.bytes)),
         ("Time to export", _seconds(export.seconds)),
-        ("Equal predictions", _equal(export)),
+        ("Equal predictions", f"{_count(export.equal_predictions)} / {_count(export.total)}"),
         ("Largest difference of an output", _small(export.max_abs_difference)),
     )
     return _section(
@@ -207,45 +183,27 @@ def _exported(facts: DemoFacts) -> str:
     )
 
 
-def _machine(facts: DemoFacts) -> str:
-    if not facts.versions:
-        return ""
-    return _section("Where this ran", _table("Machine and versions", ("", ""), facts.versions.items(), text=True))
-
-
 def _figures(facts: DemoFacts) -> str:
     """The row of key figures at the top."""
-    speedup = facts.speedup
-    breaks = sum(row.breaks for row in facts.compiled)
-    functions = len(facts.compiled)
+    breaks, compiles = sum(row.breaks for row in facts.compiled), sum(row.compiles for row in facts.compiled)
+    count, export = len(facts.compiled), facts.export
     figures = [
         (_percent(facts.test_accuracy), f"test accuracy; {_percent(facts.majority_accuracy)} by one answer always"),
         (_percent(facts.occupancy), "of a padded batch would be real tokens"),
+        (f"{facts.speedup:.2f}{_TIMES}", f"the speed of padding, median of {len(facts.comparison)} steps"),
         (
-            _DASH if speedup is None else f"{speedup:.2f}\N{MULTIPLICATION SIGN}",
-            "the speed of padding, "
-            + ("not measured" if speedup is None else f"median of {len(facts.comparison)} steps"),
+            _count(compiles),
+            f"{_plural(compiles, 'compilation')} for {count} {_plural(count, 'function')}, "
+            f"{_count(breaks)} graph {_plural(breaks, 'break')}",
         ),
+        (_count(export.equal_predictions), f"of {_count(export.total)} predictions equal in the exported model"),
     ]
-    if facts.compiled:
-        compiles = sum(row.compiles for row in facts.compiled)
-        figures.append(
-            (_count(compiles), f"{_plural(compiles, 'compilation')} for {functions} {_plural(functions, 'function')}, "
-             f"{_count(breaks)} graph {_plural(breaks, 'break')}")
-        )  # fmt: skip
-    export = facts.export
-    if export is not None:
-        figures.append(
-            (_count(export.equal_predictions), f"of {_count(export.total)} predictions equal in the exported model")
-        )
     return "\n".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for value, label in figures)
 
 
 def _verdict(facts: DemoFacts) -> str:
     """Says who won, whoever won."""
     speedup = facts.speedup
-    if speedup is None:
-        return ""
     if 0.98 <= speedup <= 1.02:
         return "Both take the same time, within 2%."
     if speedup > 1:
@@ -259,9 +217,7 @@ def _verdict(facts: DemoFacts) -> str:
 def _section(title: str, *parts: str) -> str:
     name = title.lower().replace(" ", "-")
     body = "\n".join(part for part in parts if part)
-    return (
-        f'<section aria-labelledby="{escape(name)}">\n<h2 id="{escape(name)}">{escape(title)}</h2>\n{body}\n</section>'
-    )
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{escape(title)}</h2>\n{body}\n</section>'
 
 
 def _picture(pictures: dict[str, tuple[str, str]], name: str, alt: str, caption: str) -> str:
@@ -309,19 +265,15 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%" if math.isfinite(share) else _DASH
+    return f"{100 * share:.1f}%"
 
 
 def _small(value: float) -> str:
     """With a power of ten: no break in the middle of the number, and zero only for exactly zero."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else str(value)
+    if value == 0:
+        return "0"
     digits, power = f"{value:.1e}".split("e")
-    return f"{digits}\N{MULTIPLICATION SIGN}10{str(int(power)).translate(_SUPERSCRIPT)}"
-
-
-def _equal(export: ExportRecord) -> str:
-    return f"{_count(export.equal_predictions)} / {_count(export.total)}"
+    return f"{digits}{_TIMES}10{str(int(power)).translate(_SUPERSCRIPT)}"
 
 
 def _seconds(value: float) -> str:
@@ -332,34 +284,3 @@ def _seconds(value: float) -> str:
         return f"{value:.1f} s"
     scaled, unit = (value * 1e3, "ms") if value >= 0.9995e-3 else (value * 1e6, "µs")
     return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
-
-
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>tdc demo: ragged and padded</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<p class="eyebrow">tdc demo</p>
-<h1>Which module wrote this docstring?</h1>
-<p class="lede">A byte-level transformer reads the {examples} docstrings of Python\u2019s standard library and names,
-out of {classes}, the module each came from. It trains on ragged batches, which hold the text and no padding.</p>
-<dl class="figures">
-{figures}
-</dl>
-{hint}
-</header>
-<main>
-{sections}
-</main>
-<footer><p>Written by <code>python -m tdc demo</code>; running it again measures again.</p></footer>
-</body>
-</html>
-"""

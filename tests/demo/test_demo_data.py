@@ -94,12 +94,6 @@ def test_no_sources_is_an_error_that_names_the_folder(tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("limits", [{"max_bytes": 0}, {"min_per_class": 0}], ids=str)
-def test_limits_are_positive(limits, tmp_path):
-    with pytest.raises(ValueError, match="expected positive limits"):
-        load_docstrings(**limits, root=tmp_path)
-
-
 def test_the_split_is_a_property_of_the_text(sources):
     few = load_docstrings(min_per_class=3, root=sources)
     many = load_docstrings(min_per_class=1, root=sources)
@@ -163,12 +157,8 @@ def test_batches_depend_on_seed_and_epoch_only(stdlib):
     assert batches(stdlib, indices, 32, seed=2, epoch=0) != first
 
 
-def test_batches_refuse_what_they_cannot_do(stdlib):
+def test_no_indices_no_batches(stdlib):
     assert batches(stdlib, (), 4, seed=0, epoch=0) == []
-    with pytest.raises(ValueError, match="batch size of at least 1"):
-        batches(stdlib, (0,), 0, seed=0, epoch=0)
-    with pytest.raises(IndexError, match="expected indices below"):
-        batches(stdlib, (0, len(stdlib)), 4, seed=0, epoch=0)
 
 
 def test_length_histogram_counts_every_length_once(stdlib):
@@ -178,8 +168,6 @@ def test_length_histogram_counts_every_length_once(stdlib):
     assert counts[-1] == sum(length > 496 for length in stdlib.lengths)
     assert length_histogram([], 2) == ((0, 1, 2), (0, 0))
     assert length_histogram([0, 1, 5], 2) == ((0, 3, 6), (2, 1))
-    with pytest.raises(ValueError, match="at least 1 bin"):
-        length_histogram([1], 0)
 
 
 def test_padded_occupancy_against_a_padded_batch(stdlib):
