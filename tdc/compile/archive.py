@@ -45,12 +45,7 @@ def seal(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def unseal(path: Path) -> dict[str, Any]:
-    """What a file says it is, once its checksum is found right.
-
-    Raises:
-        FormatError: no such file, no archive, damaged, not of this library, of a newer format, or made for another
-            version of torch and not portable.
-    """
+    """What a file says it is, once its checksum is found right; a FormatError says why it cannot be used."""
     if not path.is_file():
         raise FormatError(message(OP, "a file", f"nothing at {path.name}", hint="exported.save(path) writes one"))
     try:
@@ -62,11 +57,8 @@ def unseal(path: Path) -> dict[str, Any]:
         got = f"{path.name}, which is damaged: {type(error).__name__}"
         raise FormatError(message(OP, "a .pt2 file", got, hint="copy or save it again")) from None
     if data is None:
-        got, hint = (
-            f"{path.name}, which has no {ENTRY}",
-            "torch.export.load or torch._inductor.aoti_load_package reads it",
-        )
-        raise FormatError(message(OP, "a file that tdc wrote", got, hint=hint))
+        hint = "torch.export.load or torch._inductor.aoti_load_package reads it"
+        raise FormatError(message(OP, "a file that tdc wrote", f"{path.name}, which has no {ENTRY}", hint=hint))
     if data["format"] > FORMAT:
         got = f"format {data['format']}, written by tdc {data['tdc']}"
         raise FormatError(message(OP, f"format {FORMAT} or older", got, hint="install that version of tdc"))
@@ -78,11 +70,7 @@ def unseal(path: Path) -> dict[str, Any]:
 
 
 def check_torch(data: Mapping[str, Any]) -> None:
-    """Machine code is for one version of torch; a graph is likely to be understood by others.
-
-    Raises:
-        FormatError: an AOTInductor package of another version.
-    """
+    """Refuse machine code of another version of torch; warn of a graph, which is likely to be understood."""
     made, here = [".".join(v.split("+")[0].split(".")[:2]) for v in (data["torch"], torch.__version__)]
     if made == here:
         return
@@ -93,11 +81,7 @@ def check_torch(data: Mapping[str, Any]) -> None:
 
 
 def checksum(archive: zipfile.ZipFile) -> str:
-    """SHA-256 of names and contents of all entries but our own.
-
-    Raises:
-        zipfile.BadZipFile: an entry that does not match its own checksum.
-    """
+    """SHA-256 of names and contents of all entries but our own."""
     digest = hashlib.sha256()
     for name in sorted(archive.namelist()):
         if not name.endswith(f"/{ENTRY}"):
@@ -154,11 +138,7 @@ def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
-    """Weights are those a package takes.
-
-    Raises:
-        StructureError: they are not.
-    """
+    """Refuse weights other than the package takes; every difference is named."""
     wrong = {n: "missing" for n in forms if n not in weights}
     wrong |= {n: "unknown" for n in weights if n not in forms}
     for name, (dtype, shape) in forms.items():
@@ -166,12 +146,9 @@ def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
         if x is not None and (not isinstance(x, Tensor) or [dtype_name(x.dtype), list(x.shape)] != [dtype, shape]):
             wrong[name] = f"{describe(x)} instead of {dtype}{shape}"
     if wrong:
+        op, got = "compile.Exported.load_weights", f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
         hint = "tdc.from_module(module) of the module that was exported"
-        expected, got = (
-            "weights as the function was exported with",
-            f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}",
-        )
-        raise StructureError(message("compile.Exported.load_weights", expected, got, wrong, hint))
+        raise StructureError(message(op, "weights as the function was exported with", got, wrong, hint))
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:

@@ -150,11 +150,7 @@ def size_of(x: Any) -> int:
 
 
 def packed_leaves(x: Any) -> bool:
-    """Whether there is a packed batch to fill.
-
-    Raises:
-        UnsupportedError: nothing that can be filled.
-    """
+    """Whether there is a packed batch to fill; refuses what cannot be filled at all."""
     if is_tensordict(x) and x.ndim == 1:
         leaves = [leaf for leaf in x._leaves.values() if not isinstance(leaf, Tensor)]
         return any([packed_leaves(leaf) for leaf in leaves])
@@ -168,11 +164,7 @@ def packed_leaves(x: Any) -> bool:
 
 
 def next_size(count: int, sizes: Sizes, name: str, what: str) -> int:
-    """The smallest size that holds a count.
-
-    Raises:
-        ShapeError: none does.
-    """
+    """The smallest size that holds a count; refuses a count above the largest."""
     fitting = [size for size in sizes if size >= count]
     if not fitting:
         got = f"{what} for {name}={tuple(sizes)}"

@@ -126,11 +126,7 @@ def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
 
 
 def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
-    """Refuse ragged and padded batches where tensors are sliced or stacked step by step.
-
-    Raises:
-        UnsupportedError: the tree holds at least one; all are named.
-    """
+    """Refuse ragged and padded batches where tensors are sliced or stacked step by step."""
     is_ragged: Callable[[Any], bool] = lambda x: isinstance(x, Container) and x._kind in ("nested", "masked")  # noqa: E731
     found = pytree.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, Container))[0]
     wrong: list[str] = []

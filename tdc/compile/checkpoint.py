@@ -60,11 +60,8 @@ def checkpoint(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*args: Any) -> Tensor:
         wrong = [describe(x) for x in args if not isinstance(x, Tensor)]
         if wrong or not args:
-            got, hint = (
-                ", ".join(wrong) or "none",
-                "give x.values and x.offsets of a NestedTensor x, and make it inside",
-            )
-            raise DtypeError(message(OP, "tensors as arguments", got, hint=hint))
+            hint = "give x.values and x.offsets of a NestedTensor x, and make it inside"
+            raise DtypeError(message(OP, "tensors as arguments", ", ".join(wrong) or "none", hint=hint))
         device = args[0].device.type
         return kinds[torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None].apply(*args)
 
@@ -82,9 +79,8 @@ def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
             # Dynamo (torch 2.11-2.13) hands a context to this signature, too.
             out = fn(*[x for x in given if isinstance(x, Tensor)])
             if not isinstance(out, Tensor):
-                raise DtypeError(
-                    message(OP, "one tensor as result", describe(out), hint="return x.values of a NestedTensor x")
-                )
+                hint = "return x.values of a NestedTensor x"
+                raise DtypeError(message(OP, "one tensor as result", describe(out), hint=hint))
             return out
 
         @staticmethod

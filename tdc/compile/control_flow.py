@@ -159,21 +159,14 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
 
 
 def checked(op: str, pred: Any) -> Any:
-    """A predicate: a Python bool, or a 0-d bool tensor.
-
-    Raises:
-        DtypeError: it is no bool.
-        ShapeError: it has several elements.
-        UnsupportedError: it differs from example to example under vmap.
-    """
+    """A predicate: a Python bool, or a 0-d bool tensor that is one for all examples of a vmap."""
     hint = "x > 0, x.any() or x.bool()"
     if isinstance(pred, Tensor):
         if pred.dtype != torch.bool:
             raise DtypeError(message(op, "a bool predicate", describe(pred), hint=hint))
         if pred.numel() != 1:
-            raise ShapeError(
-                message(op, "a predicate of one element", describe(pred), hint="pred.any(), pred.all(), or torch.where")
-            )
+            hint = "pred.any(), pred.all(), or torch.where"
+            raise ShapeError(message(op, "a predicate of one element", describe(pred), hint=hint))
         if is_batched(pred):
             hint = "torch.where(pred, a, b)"
             raise UnsupportedError(message(op, "one predicate", "one for each example of a vmap", hint=hint))
@@ -184,12 +177,7 @@ def checked(op: str, pred: Any) -> Any:
 
 
 def arguments(op: str, what: str, given: Any, *fns: Any) -> tuple[Any, ...]:
-    """A tuple or list of arguments of functions, as a tuple.
-
-    Raises:
-        DtypeError: a function that is none.
-        StructureError: arguments that are something else.
-    """
+    """Arguments of functions as a tuple; refuses other kinds, and functions that are none."""
     expect_function(op, *fns)
     if not isinstance(given, (tuple, list)):
         raise StructureError(message(op, f"a tuple of {what}", describe(given), hint="(x,) is a tuple of one"))
@@ -197,11 +185,7 @@ def arguments(op: str, what: str, given: Any, *fns: Any) -> tuple[Any, ...]:
 
 
 def after_body(carry: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-    """What a body returned, held against the carry it was given.
-
-    Raises:
-        StructureError: another number of values, or another form.
-    """
+    """What a body returned, as a tuple in the form of the carry it was given."""
     if not isinstance(out, (tuple, list)) or len(out) != len(carry):
         got = f"{len(out)}" if isinstance(out, (tuple, list)) else describe(out)
         hint = "return a tuple, (x,) for one value"

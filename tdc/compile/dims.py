@@ -198,13 +198,17 @@ class Reader:
 
     def batch(self, spec: Any, sizes: Any, path: Keys, outer: Any) -> list[Any]:
         """How the batch dims vary: those of the TensorDict around come first."""
-        several = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
-        if len(several) != len(sizes) and (len(sizes) or isinstance(spec, list)):
-            self.misfits[show((*path, "batch"))] = f"{len(several)} dims for batch_size {list(sizes)}"
-            several = ["auto"] * len(sizes)
-        words = ["batch" if i == 0 else f"batch dim {i}" for i in range(len(sizes))]
-        found: list[Any] = [self.dim(s, n, w, path) for s, n, w in zip(several, sizes, words, strict=False)]
+        words = ["batch", *[f"batch dim {i}" for i in range(1, len(sizes))]]
+        found = self.several(spec, sizes, words, path, f"batch_size {list(sizes)}")
         return [*outer, *found[len(outer) :]] if outer and is_rest(spec) else found
+
+    def several(self, spec: Any, sizes: Any, words: list[str], path: Keys, of: str) -> list[Any]:
+        """How several dims vary: each as in a list, or the first as it is said and the rest if they can."""
+        each = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
+        if len(each) != len(sizes) and (len(sizes) or isinstance(spec, list)):
+            self.misfits[show((*path, words[0]))] = f"{len(each)} dims for {of}"
+            each = ["auto"] * len(sizes)
+        return [self.dim(s, n, w, path) for s, n, w in zip(each, sizes, words, strict=False)]
 
     def nested(self, x: NestedTensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         s, name = x.structure, show(path)
@@ -242,12 +246,8 @@ class Reader:
 
     def lengths(self, spec: Any, sizes: list[Any], path: Keys) -> list[Any]:
         """How the ragged dims vary."""
-        several = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
-        if len(several) != len(sizes):
-            self.misfits[show((*path, "length"))] = f"{len(several)} dims for {len(sizes)} ragged ones"
-            several = ["auto"] * len(sizes)
-        words = ["length" if i == 0 else f"length {i}" for i in range(len(sizes))]
-        return [self.dim(s, n, w, path) for s, n, w in zip(several, sizes, words, strict=True)]
+        words = ["length", *[f"length {i}" for i in range(1, len(sizes))]]
+        return self.several(spec, sizes, words, path, f"{len(sizes)} ragged ones")
 
     def tensor(self, x: Tensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         known = ("batch", *range(x.ndim)) if x.ndim else ()

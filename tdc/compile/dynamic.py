@@ -72,11 +72,7 @@ def dynamic(x: T, dims: Any = "batch", *, min: int | None = None, max: int | Non
 
 
 def entry(x: Any, key: Any) -> Any:
-    """What a container or mapping holds at a key.
-
-    Raises:
-        KeyPathError: nothing.
-    """
+    """What a container or mapping holds at a key."""
     try:
         return x[key]
     except (KeyError, TypeError, IndexError):
@@ -85,11 +81,7 @@ def entry(x: Any, key: Any) -> Any:
 
 
 def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | None) -> None:
-    """Mark a size: weakly, or strongly with bounds, which are those of the size less `shift`; none if that is None.
-
-    Raises:
-        ShapeError: the size is not within the bounds.
-    """
+    """Mark a size: weakly, or strongly with bounds, which are those of the size less `shift`; none if that is None."""
     if shift is None or (low is None and high is None):
         mark_dynamic(x, axis)
         return
@@ -104,12 +96,7 @@ def mark(x: Tensor, axis: int, shift: int | None, low: int | None, high: int | N
 
 
 def axes_of(x: Any, dim: Any) -> list[Axis]:
-    """Where a dim of a leaf is: tensors, their axes, and by how much each is longer than what the user counts.
-
-    Raises:
-        DtypeError: neither a name nor an int.
-        KeyPathError: another name.
-    """
+    """Where a dim of a leaf is: tensors, their axes, and by how much each is longer than what the user counts."""
     if not isinstance(dim, (str, int)):
         hint = "dims='batch', 'length', 1, or (1, 2)"
         raise DtypeError(message("compile.dynamic", "dims as names or ints", describe(dim), hint=hint))

@@ -87,11 +87,7 @@ def ensemble(
 
 
 def check(params: TensorDict) -> None:
-    """Params are those of several members.
-
-    Raises:
-        DtypeError, ShapeError: they are not.
-    """
+    """Refuse params that are not those of several members."""
     if not isinstance(params, TensorDict):
         hint = "tdc.ensemble(net, tdc.stack_modules([net, other]))"
         raise DtypeError(message("ensemble", "params as a TensorDict", describe(params), hint=hint))

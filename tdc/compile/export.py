@@ -221,12 +221,8 @@ class Exported:
             UnsupportedError: a package that was not saved with `weights="separate"`.
         """
         if self._separate is None:
-            expected, got, hint = (
-                "a file without weights",
-                "one with its own",
-                "exported.save(path, weights='separate')",
-            )
-            raise UnsupportedError(message("compile.Exported.load_weights", expected, got, hint=hint))
+            op, hint = "compile.Exported.load_weights", "exported.save(path, weights='separate')"
+            raise UnsupportedError(message(op, "a file without weights", "one with its own", hint=hint))
         found = read_weights(weights, self._separate)
         if self._package is not None:
             self._package.load_weights(found)

@@ -11,8 +11,7 @@ that compiles as one graph, and an ensemble is that function under `vmap`; see `
 Invariants:
   - neither the module nor the TensorDict is changed by a call, nor by one that fails: buffers are copied before the
     module may write into them (compiled, the copies of those it only reads vanish);
-  - a tied tensor, registered under two names, is the same tensor object under both;
-  - the storage of a TensorDict is known to `tree_of` and `leaves_of` alone.
+  - a tied tensor, registered under two names, is the same tensor object under both.
 """
 
 from __future__ import annotations
@@ -33,12 +32,6 @@ from tdc.tensordict.tensordict import TensorDict, make
 Tensors = dict[KeyPath, Any]
 Nodes = dict[KeyPath, int]
 EMPTY = torch.Size(())
-KINDS = {  # what a module calls its stores, by whether parameters and buffers are wanted
-    (True, True): ("_parameters", "_buffers"),
-    (True, False): ("_parameters",),
-    (False, True): ("_buffers",),
-    (False, False): (),
-}
 
 
 def from_module(
@@ -75,8 +68,9 @@ def from_module(
         raise DtypeError(message("from_module", "a module", describe(module), hint="tdc.interop.from_state_dict(dict)"))
     leaves: Tensors = {}
     nodes: Nodes = {}
-    collect(module, (), KINDS[params, buffers], remove_duplicate, {}, leaves, nodes)
-    return tree_of(leaves, nodes)
+    kinds = (*["_parameters"] * params, *["_buffers"] * buffers)
+    collect(module, (), kinds, remove_duplicate, {}, leaves, nodes)
+    return make(leaves, nodes, EMPTY)
 
 
 def functional_call(
@@ -184,19 +178,6 @@ def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers:
     return parts[0].apply(lambda *xs: torch.stack(xs), *parts[1:], batch_size=[len(parts)])
 
 
-# -- the storage of a TensorDict
-
-
-def tree_of(leaves: Tensors, nodes: Nodes) -> TensorDict:
-    """A TensorDict of batch size [] of tensors by path, and its inner nodes."""
-    return make(leaves, nodes, EMPTY)
-
-
-def leaves_of(td: TensorDict) -> Tensors:
-    """Leaves by path; not to be changed."""
-    return td._leaves
-
-
 # -- the module tree
 
 
@@ -250,7 +231,7 @@ Values = list[dict[str, Any]]  # for each store the tensors by name
 
 def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weights: bool, strict: bool) -> Values:
     """For each store the tensors that are given; buffers, also those that are not given, as copies."""
-    leaves = leaves_of(params)
+    leaves = params._leaves
     values: Values = []
     absent: list[tuple[int, str, Tensor]] = []
     tied: dict[int, Any] = {}  # by the tensor of the module, what is given for it
@@ -290,18 +271,14 @@ def from_buffers(stores: list[Store]) -> TensorDict:
     leaves: Tensors = {}
     for prefix, store, is_buffer in stores:
         leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
-    return tree_of(leaves, dict.fromkeys(all_ancestors(leaves), 0))
+    return make(leaves, dict.fromkeys(all_ancestors(leaves), 0), EMPTY)
 
 
 # -- checks
 
 
 def check(module: nn.Module, stores: list[Store], leaves: Tensors, tie_weights: bool, strict: bool) -> None:
-    """Names, shapes and ties are those of the module.
-
-    Raises:
-        KeyPathError, ShapeError, StructureError: they are not; every one is named.
-    """
+    """Refuse names, shapes and ties that are not those of the module; every one is named."""
     own = {join(s.prefix, name): x for s in stores for name, x in s.tensors.items()}
     op, kind = "functional_call", type(module).__name__
     strays = [path for path in leaves if path not in own]
@@ -350,15 +327,11 @@ def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> di
             texts = ["nothing" if m is None else describe(m) for m in (b, a)]
             found[name or "itself"] = f"{texts[0]}, in module 0 {texts[1]}"
         elif a.training != b.training:
-            found[name or "itself"] = f"{mode(b)}, in module 0 {mode(a)}"
-    here, there = leaves_of(parts[0]), leaves_of(parts[i])
+            texts = ["training" if m.training else "evaluating" for m in (b, a)]
+            found[name or "itself"] = f"{texts[0]}, in module 0 {texts[1]}"
+    here, there = parts[0]._leaves, parts[i]._leaves
     for path in [*here, *[p for p in there if p not in here]]:
         texts = [describe(x[path]) if path in x else "nothing" for x in (there, here)]
         if texts[0] != texts[1]:
             found[show(path)] = f"{texts[0]}, in module 0 {texts[1]}"
     return found
-
-
-def mode(module: nn.Module) -> str:
-    """The training mode in words."""
-    return "training" if module.training else "evaluating"

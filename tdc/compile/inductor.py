@@ -67,22 +67,14 @@ def keep_alpha(graph: torch.fx.Graph) -> None:
 
 
 def checked_settings(mode: str | None, options: dict[str, Any] | None, op: str) -> dict[str, Any]:
-    """Inductor's settings for a mode and options of `torch.compile`.
-
-    Raises:
-        UnsupportedError: no such mode.
-    """
+    """Inductor's settings for a known mode and options of `torch.compile`."""
     if mode is not None and mode not in MODES:
         raise UnsupportedError(message(op, f"a mode of {', '.join(MODES)}", repr(mode), hint="mode='max-autotune'"))
     return settings_of(mode, options)
 
 
 def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: str) -> Callable[..., Any]:
-    """A backend by its name or as it is, as a function of a graph and its inputs.
-
-    Raises:
-        UnsupportedError: no such backend, no such mode, or a mode for a backend that has none.
-    """
+    """A backend by its name or as it is, as a function of a graph and its inputs."""
     found = name if callable(name) else named_backend(name)
     if found is None:
         expected = "a function or the name of a backend of torch.compile, such as 'inductor', 'aot_eager' or 'eager'"

@@ -188,10 +188,7 @@ def wrt(op: str, y: Any, part: Part, tensors: list[Tensor]) -> Any:
 def cell(op: str, y: Any, x: Any, tensor: Tensor) -> Any:
     """The Jacobian of one leaf with respect to one leaf: of the ragged structure that one of them has."""
     if is_ragged(y) and is_ragged(x):
-        got, hint = (
-            f"{describe(y)} with respect to {describe(x)}",
-            "differentiate a sum over rows, or with respect to x.values",
-        )
+        got, hint = f"{describe(y)} with respect to {describe(x)}", "differentiate a sum over examples, or by x.values"
         raise UnsupportedError(message(op, "a ragged result or a ragged argument, not both", got, hint=hint))
     k = len(y.shape)
     if isinstance(x, NestedTensor):

@@ -60,11 +60,7 @@ class Steps:
 
 
 def axes(op: str, xs: Any, dim: int) -> list[int]:
-    """For each tensor leaf the dim of the steps; of a TensorDict it counts batch dims.
-
-    Raises:
-        ShapeError: a tensor or TensorDict without that dim.
-    """
+    """For each tensor leaf the dim of the steps; of a TensorDict it counts batch dims."""
     out: list[int] = []
     for x in pytree.tree_leaves(xs, is_leaf=lambda x: isinstance(x, Container)):
         if isinstance(x, (Container, Tensor)):
@@ -173,12 +169,7 @@ def together(op: str, ys: Sequence[Any], dim: int) -> Any:
 
 
 def pair(carry: Any, out: Any) -> tuple[Any, Any]:
-    """What a step returned: a carry like the one it was given, and a result.
-
-    Raises:
-        StructureError: no pair, or a carry of another form.
-        UnsupportedError: a ragged or padded batch as result.
-    """
+    """What a step returned: a carry of the form it was given, and a result without ragged or padded batches."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         got = f"{len(out)} values" if isinstance(out, (tuple, list)) else describe(out)
         raise StructureError(message("scan", "a pair (carry, y) from combine_fn", got, hint="return carry, None"))

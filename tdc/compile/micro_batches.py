@@ -23,11 +23,7 @@ from tdc.tensordict.tensordict import TensorDict, make
 
 
 def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
-    """Parts of a batch along its first dim, and how many examples each has.
-
-    Raises:
-        ShapeError: no first dim, or fewer examples than parts.
-    """
+    """Parts of a batch along its first dim, and how many examples each has."""
     rows = first_size(batch)
     if rows < count:
         hint = "accumulate=1, or larger batches"
@@ -46,11 +42,7 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
 
 
 def first_size(batch: Any) -> Any:
-    """How many examples a batch has, as its first leaf says.
-
-    Raises:
-        ShapeError: it has no first dim.
-    """
+    """The number of examples of a batch, as its first leaf says."""
     is_td = isinstance(batch, TensorDict)
     leaves = list(batch._leaves.values()) if is_td else pytree.tree_leaves(batch, is_leaf=is_container)
     sizes = [x.shape for x in leaves if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]

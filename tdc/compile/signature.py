@@ -59,11 +59,7 @@ class Signature:
     out_spec: Any
 
     def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arguments as flat tensors and constants, checked.
-
-        Raises:
-            StructureError: they are not what was exported; every difference is named.
-        """
+        """The arguments as flat tensors and constants; refused, with every difference, where not as exported."""
         arguments = self._bound(args, kwargs)
         leaves, spec = pytree.tree_flatten(arguments)
         if spec != self.in_spec:
@@ -141,11 +137,10 @@ class Signature:
         return self._error(found.lines or ["the arguments: another structure"])
 
     def _error(self, wrong: list[str]) -> TdcError:
-        expected, got = (
-            f"arguments as {self.name} was exported with",
-            f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}",
+        got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
+        return StructureError(
+            message("compile.Exported", f"arguments as {self.name} was exported with", got, wrong, HINT)
         )
-        return StructureError(message("compile.Exported", expected, got, wrong, HINT))
 
     def __repr__(self) -> str:
         lines = [f"{self.name}({', '.join((*self.positional, *self.keywords))})"]
@@ -166,11 +161,7 @@ class Signature:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Signature:
-        """The inverse of `to_data`.
-
-        Raises:
-            FormatError: an argument or result of a class that is not defined in this process.
-        """
+        """The inverse of `to_data`; a FormatError where this process lacks a class of the arguments or results."""
         name, positional, keywords, inputs, outputs, read = from_json(data["parts"])
         dims = {name: from_json(bounds) for name, bounds in data["dims"].items()}
         in_spec, out_spec = [spec_of(text) for text in data["specs"]]
@@ -184,11 +175,7 @@ def longest(lengths: Tensor) -> int:
 
 
 def spec_of(text: str) -> Any:
-    """A treespec from its text.
-
-    Raises:
-        FormatError: it names a class that this process does not know.
-    """
+    """A treespec from its text."""
     try:
         return pytree.treespec_loads(text)
     except NotImplementedError as error:

@@ -125,11 +125,7 @@ def input_names(program: Any) -> list[str]:
 
 
 def outputs(program: Any, names: Names) -> list[Output]:
-    """The flat results.
-
-    Raises:
-        UnsupportedError: a result that is neither a tensor nor a constant.
-    """
+    """The flat results; refuses those that are neither tensors nor constants."""
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
     found = []
     for spec in [s for s in program.graph_signature.output_specs if s.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")]:

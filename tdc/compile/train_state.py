@@ -17,11 +17,7 @@ from tdc.tensordict.tensordict import TensorDict, make
 
 
 def next_state(new: dict[str, Any], old: TensorDict) -> TensorDict:
-    """The new state from its parts, which are most often as in the old one: then its keys are at hand.
-
-    Raises:
-        StructureError: it has other keys.
-    """
+    """The new state from its parts, which are most often as in the old one: then its keys are at hand."""
     names = [name for name in top_keys([*old._leaves, *old._nodes]) if name in new]  # no static values, no empty nodes
     tables = [new[name]._leaves if isinstance(new[name], TensorDict) else {(): new[name]} for name in names]
     values = [x for table in tables for x in list(table.values())]
@@ -39,11 +35,7 @@ def are_parts(paths: Sequence[KeyPath], names: Sequence[str], tables: Sequence[S
 
 
 def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
-    """A state with its keys in the order of the old one, so that the next call finds what was compiled for this.
-
-    Raises:
-        StructureError: it has other keys.
-    """
+    """A state with its keys in the order of the old one; refuses other keys."""
     found = arrangement(list(leaves), list(old._leaves))
     if found == "other":
         wrong = [show(p) for p in {**leaves, **old._leaves} if p not in leaves or p not in old._leaves]

@@ -159,10 +159,9 @@ class TrainStep:
         elif isinstance(module, TensorDict):
             params, own = module, TensorDict({}, module.batch_size)
         else:
+            expected = "a module or a TensorDict of parameters"
             hint = "step.init(net), or step.init(tdc.from_module(net, buffers=False))"
-            raise DtypeError(
-                message(f"{OP}.init", "a module or a TensorDict of parameters", describe(module), hint=hint)
-            )
+            raise DtypeError(message(f"{OP}.init", expected, describe(module), hint=hint))
         size = params.batch_size
         params = params.apply(torch.clone)
         device = device_of(params) if params._leaves else None
@@ -324,13 +323,7 @@ class Step:
         return means, sums[1].apply(lambda x: x / total if x.is_floating_point() else x), buffers
 
     def checked_result(self, out: Any, buffers: Any) -> tuple[Tensor, tuple[Any, Any]]:
-        """What loss_fn returned, as `(loss, (buffers, aux))`.
-
-        Raises:
-            DtypeError: it is something else.
-            ShapeError: the loss is more than one number.
-            StructureError: buffers of other keys, or a metric called loss.
-        """
+        """What loss_fn returned, as `(loss, (buffers, aux))`; refuses anything else."""
         names = ["loss", *["buffers"] * (buffers is not None), *["aux"] * self.has_aux]
         parts: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
         if len(parts) != len(names):
@@ -355,11 +348,7 @@ class Step:
         return loss, (given, TensorDict(aux))
 
     def check(self, state: Any, batch: Any) -> None:
-        """A state of this step, and a batch.
-
-        Raises:
-            StructureError, DtypeError: one of them is not.
-        """
+        """Refuse what is no state of this step, or no batch."""
         names = ["params", "optimizer", *["buffers"] * self.buffers]
         if not isinstance(state, TensorDict):
             raise DtypeError(message(OP, "a state made by init", describe(state), hint="state = step.init(net)"))
@@ -377,11 +366,7 @@ def device_of(td: TensorDict) -> torch.device:
 
 
 def takes_buffers(loss_fn: Any) -> bool:
-    """Whether a loss has three arguments.
-
-    Raises:
-        DtypeError: it is no function of two or three.
-    """
+    """Whether a loss has three arguments; refuses what is no function of two or three."""
     got = describe(loss_fn)
     if callable(loss_fn):
         kinds = inspect.signature(loss_fn).parameters.values()

@@ -133,12 +133,7 @@ def with_data(x: Any, tensor: Tensor) -> Any:
 
 
 def dims_of(arg: Any, dim: Any) -> list[Any]:
-    """One dim for each leaf of an argument.
-
-    Raises:
-        ShapeError: `dim` does not have the form of the argument.
-        KeyPathError: a key that the TensorDict does not have.
-    """
+    """One dim for each leaf of an argument."""
     if isinstance(arg, TensorDict):
         return dims_in(arg, dim)
     if isinstance(arg, (list, tuple)) and isinstance(dim, (list, tuple)) and len(arg) == len(dim):
@@ -194,10 +189,10 @@ def for_torch(x: Any, dim: int | None) -> tuple[Any, Any]:
 def results_at(out: Any, out_dims: Any) -> Any:
     """Results with the mapped dim where it is wanted; it comes first."""
     several = isinstance(out, (tuple, list)) and not hasattr(out, "_fields")
+    if isinstance(out_dims, (tuple, list)) and not several and len(out_dims) == 1:
+        (out_dims,) = out_dims
     if not isinstance(out_dims, (tuple, list)):
         return pytree.tree_map(lambda x: with_mapped_dim(x, out_dims), out, is_leaf=is_container)
-    if not several and len(out_dims) == 1:
-        return pytree.tree_map(lambda x: with_mapped_dim(x, out_dims[0]), out, is_leaf=is_container)
     if not several or len(out_dims) != len(out):
         count = len(out) if several else 1
         got, hint = f"{len(out_dims)} for {count} results", "one int for all results"

@@ -24,9 +24,6 @@ def adam(
 ) -> Optimizer:
     """Adam; weight decay is a term of the gradient.
 
-    Shapes:
-        parameters, gradients and moments `(*batch_size, *features)`, step `batch_size`.
-
     Args:
         lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         betas, eps, weight_decay: as in `torch.optim.Adam`, with its defaults.
@@ -35,10 +32,7 @@ def adam(
         An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
 
     Raises:
-        StructureError: a setting out of its range; in `update`, gradients or a state of other parameters.
-
-    Compile:
-        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+        StructureError: a setting out of its range.
 
     Example:
         >>> opt = adam(lr=0.1)

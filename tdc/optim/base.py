@@ -40,7 +40,17 @@ DOUBLE = {torch.float64, torch.complex128}
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Two functions: `init(params) -> state` and `update(grads, state, params) -> (params, state)`."""
+    """Two functions: `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
+
+    Shapes:
+        parameters, gradients and moments `(*batch_size, *features)`, step `batch_size`.
+
+    Raises:
+        StructureError, DtypeError, ShapeError: in `update`, gradients or a state of other parameters.
+
+    Compile:
+        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+    """
 
     init: Callable[[TensorDict], TensorDict]
     update: Callable[[TensorDict, TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
@@ -186,11 +196,7 @@ def of_dtype(
 
 
 def check_grads(op: str, grads: TensorDict, params: TensorDict) -> None:
-    """Gradients are of parameters that are there, floating-point, and of the same shape.
-
-    Raises:
-        StructureError, DtypeError, ShapeError: they are not; every one is named.
-    """
+    """Refuse gradients of other keys, kinds or shapes than the parameters; every one is named."""
     same_size(op, params, grads)
     theirs, hint = params._leaves, "take them with tdc.grad of these parameters"
     stray = {show(p): describe(g) for p, g in grads._leaves.items() if p not in theirs}
@@ -208,11 +214,7 @@ def check_grads(op: str, grads: TensorDict, params: TensorDict) -> None:
 
 
 def check_state(op: str, state: TensorDict, params: TensorDict, keys: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """A state has the keys of this optimiser, and moments with the keys and shapes of these parameters.
-
-    Raises:
-        StructureError: it is of another optimiser, or of other parameters; every difference is named.
-    """
+    """Refuse a state of another optimiser or of other parameters; every difference is named."""
     found = state.keys()
     if set(found) != set(keys):
         got, hint = f"keys {', '.join(found) or 'none'}", "make the state with init of the same optimiser"
@@ -243,12 +245,7 @@ def differing(moments: TensorDict, params: TensorDict, prefix: str = "") -> dict
 
 
 def pair_of(op: str, betas: Any) -> tuple[float, float]:
-    """The decay rates of two means.
-
-    Raises:
-        DtypeError: not two of them.
-        StructureError: one is outside [0, 1).
-    """
+    """The decay rates of two means, each in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         got = f"{len(betas)} of them" if isinstance(betas, (tuple, list)) else describe(betas)
         raise DtypeError(message(op, "two numbers as betas", got, hint="betas=(0.9, 0.999)"))
@@ -257,12 +254,7 @@ def pair_of(op: str, betas: Any) -> tuple[float, float]:
 
 
 def check_numbers(op: str, *, below: float | None = None, **numbers: Any) -> None:
-    """Settings are at least 0, and less than `below`. Tensors and schedules are not looked at.
-
-    Raises:
-        DtypeError: one is no number.
-        StructureError: one is not; every one is named.
-    """
+    """Refuse settings below 0, or not less than `below`. Tensors and schedules are not looked at."""
     others = {
         name: describe(x) for name, x in numbers.items() if not (isinstance(x, (int, float, Tensor)) or callable(x))
     }

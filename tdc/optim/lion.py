@@ -13,9 +13,6 @@ from tdc.tensordict.tensordict import TensorDict
 def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
     """Signs of `lerp(mean, gradient, 1 - beta1)`, with decoupled weight decay; beta2 is that of the mean.
 
-    Shapes:
-        parameters, gradients and mean `(*batch_size, *features)`, step `batch_size`.
-
     Args:
         lr: a float, a tensor `batch_size`, or a schedule `step -> lr`; 3 to 10 times smaller than for AdamW.
         betas: of the step and of the mean.
@@ -25,10 +22,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
         An `Optimizer`; its state is `{"mean": …, "step": …}`.
 
     Raises:
-        StructureError: a setting out of its range; in `update`, gradients or a state of other parameters.
-
-    Compile:
-        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+        StructureError: a setting out of its range.
 
     Example:
         >>> import torch

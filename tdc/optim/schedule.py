@@ -1,7 +1,7 @@
 """Learning rates as functions of the step: tensors in, tensors out, so that no step compiles anew.
 
 A schedule gets the number of updates made before: 0 at the first. It is elementwise, so `schedule(torch.arange(n))` is
-the whole curve and each member of a stacked ensemble has a rate of its own.
+the whole curve, and each member of a stacked ensemble has a rate of its own. All compile whole, and go through vmap.
 """
 
 from __future__ import annotations
@@ -19,17 +19,8 @@ from tdc.optim.base import Schedule, check_numbers
 def constant(lr: float) -> Schedule:
     """The same rate at every step.
 
-    Shapes:
-        step `S` -> rate `S`.
-
-    Args:
-        lr: the rate.
-
     Raises:
         StructureError: a rate less than 0.
-
-    Compile:
-        fullgraph and vmap.
 
     Example:
         >>> constant(0.5)(torch.arange(3))
@@ -45,9 +36,6 @@ def constant(lr: float) -> Schedule:
 def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
     """Up from 0 to `lr` in a line over the first `warmup` steps, then down to `floor` in half a cosine.
 
-    Shapes:
-        step `S` -> rate `S`.
-
     Args:
         lr: the highest rate, at step `warmup`.
         steps: where `floor` is reached, the warm-up included; from there on the rate stays.
@@ -56,9 +44,6 @@ def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedu
 
     Raises:
         StructureError: a rate less than 0, or `steps` not above `warmup`.
-
-    Compile:
-        fullgraph, the same graph for all steps; vmap.
 
     Example:
         >>> cosine(1.0, steps=6, warmup=2)(torch.arange(8))

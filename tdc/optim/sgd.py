@@ -19,9 +19,6 @@ def sgd(
 ) -> Optimizer:
     """Steps against the gradient, or along a running sum of gradients.
 
-    Shapes:
-        parameters, gradients and momentum `(*batch_size, *features)`, step `batch_size`.
-
     Args:
         lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         momentum, dampening, weight_decay, nesterov: as in `torch.optim.SGD`. The first step is not dampened.
@@ -30,11 +27,7 @@ def sgd(
         An `Optimizer`; its state is `{"momentum": …, "step": …}`, without momentum `{"step": …}`.
 
     Raises:
-        StructureError: a setting out of its range, nesterov without momentum or with dampening; in `update`, gradients
-            or a state of other parameters.
-
-    Compile:
-        fullgraph, one graph for all steps (the step count is a tensor); vmap over stacked parameters and states.
+        StructureError: a setting out of its range, nesterov without momentum or with dampening.
 
     Example:
         >>> opt = sgd(lr=0.1, momentum=0.9)

@@ -49,11 +49,7 @@ def is_batched(x: Any) -> bool:
 
 
 def before_operator(op: str) -> None:
-    """What every operator does first where it is traced: refuse what torch cannot do, and switch donation off.
-
-    Raises:
-        UnsupportedError: under a transform of `torch.func`, which torch's operators do not take.
-    """
+    """What every operator does first where it is traced: refuse what torch cannot do, and switch donation off."""
     at_trace_time(refuse_transform, op)
     at_trace_time(switch_donation_off)
 
@@ -68,11 +64,7 @@ def refuse_transform(context: Any) -> None:
 
 
 def refuse_in_scan(op: str, ref: Any) -> None:
-    """Refuse a loop in the body of a scan where gradients are needed, and so `ref` is a tensor: torch has none.
-
-    Raises:
-        UnsupportedError: it is one.
-    """
+    """Refuse a loop in the body of a scan where gradients are needed, and so `ref` is a tensor: torch has none."""
     if ref is not None:
         at_trace_time(refuse_tracer_of_scan, op)
 
