@@ -43,13 +43,13 @@ from .ops.unbatched import unbatched as unbatched
 from .ragged.convert import from_padded as from_padded
 from .ragged.convert import from_torch as from_torch
 from .ragged.convert import nested_like as nested_like
+from .ragged.index import truncate as truncate
 from .ragged.masked import MaskedBatch as MaskedBatch
 from .ragged.nested import NestedTensor as NestedTensor
 from .ragged.pack import from_list as from_list
 from .ragged.pack import from_numpy as from_numpy
 from .ragged.pack import pack as pack
 from .ragged.segments import offsets_of as offsets_of
-from .ragged.truncate import truncate as truncate
 from .ragged.validate import validate as validate
 from .tensordict.combine import cat_keys as cat_keys
 from .tensordict.combine import merge as merge

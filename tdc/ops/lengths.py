@@ -24,8 +24,7 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.positions import axis_of, dim_of, flat_examples
 from tdc.ragged.convert import to_packed, to_padded
-from tdc.ragged.index_masked import at_each, neutral
-from tdc.ragged.index_nested import index_rows
+from tdc.ragged.index import at_each, neutral, rows_at
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, offsets_of, reduce_rows, row_ids, take_spans
@@ -157,7 +156,7 @@ def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = No
     axis = s.axis(dim, x.ndim, "repeat_interleave")
     if axis is None:
         rows = torch.arange(s.batch_size, device=x.device)
-        return index_rows(x, rows.repeat_interleave(times, output_size=output_size))
+        return rows_at(x, rows.repeat_interleave(times, output_size=output_size))(x)
     if axis != s.packed_dim:
         return x.with_values(x.values.repeat_interleave(times, axis, output_size=output_size))
     if s.ragged_ndim > 1:

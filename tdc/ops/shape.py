@@ -26,9 +26,8 @@ from tdc.core.rules import define
 from tdc.core.typing import Dims, OpName
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import along_lines, by_lines, in_order
+from tdc.ragged.index import at_each, insert_dim, neutral, rows_at, rows_between
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.index_masked import at_each, insert_dim, neutral
-from tdc.ragged.index_nested import index_rows, rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import mirrored, rolled, sizes_of
@@ -133,10 +132,7 @@ def transpose_ragged(x: Ragged, dim0: int, dim1: int) -> Ragged:
 
 def unsqueeze_ragged(x: Ragged, dim: int) -> Ragged:
     """A static dim of size 1, anywhere but between ragged dims."""
-    if isinstance(x, MaskedBatch):
-        return insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"))
-    opened, axis = x.structure.with_new_dim(dim, x.ndim, "unsqueeze")
-    return build_nested(opened, x.values.unsqueeze(axis))
+    return insert_dim(x, normal_dim(dim, x.ndim + 1, "unsqueeze"), "unsqueeze")
 
 
 def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
@@ -197,7 +193,7 @@ def into_batch_nested(x: NestedTensor, first: int, last: int) -> NestedTensor:
     if inner == 0 or copies == outer:
         return y
     order = torch.arange(copies * s.batch_size, device=x.device).view(outer, -1, s.batch_size).transpose(1, 2)
-    return index_rows(y, order.flatten())
+    return rows_at(y, order.flatten())(y)
 
 
 def into_batch_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
@@ -287,7 +283,7 @@ def repeat_ragged(x: Ragged, *sizes: Any) -> Ragged:
     if isinstance(x, MaskedBatch):
         return build_masked(data, x.lengths.repeat(copies, 1), x.ragged_dims, x.batch_dim, True)
     y = x.with_values(data)
-    return y if copies == 1 else cat_rows([y] * copies) if copies else rows_between(y.structure, 0, 0)(y)
+    return y if copies == 1 else cat_rows([y] * copies) if copies else rows_between(y, 0, 0)(y)
 
 
 def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:

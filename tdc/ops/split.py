@@ -27,12 +27,11 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch_split import chunk_lengths, part_lengths, split_with_sizes
+from tdc.ragged.index import cut_rows, rows_between
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.index_nested import rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
-from tdc.ragged.truncate import cut_rows
 
 
 def part(x: Any, dim: int, begin: Any, end: Any) -> Any:
@@ -58,7 +57,7 @@ def between(x: Any, dim: int, ends: list[Any]) -> tuple[Any, ...]:
 def rows(x: Any, begin: Any, end: Any) -> Any:
     """Neighbouring rows. Not by a `slice`, whose ends Dynamo reads on the host (torch 2.11-2.13)."""
     if isinstance(x, NestedTensor):
-        return rows_between(x.structure, begin, end)(x)
+        return rows_between(x, begin, end)(x)
     data, lengths = [t.narrow(d, begin, end - begin) for t, d in ((x.data, x.batch_dim), (x.lengths, 0))]
     return build_masked(data, lengths, x.ragged_dims, x.batch_dim)
 

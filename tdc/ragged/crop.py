@@ -14,22 +14,16 @@ Invariant: M is data, so that eager calls read it on the host and a graph has an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ragged.index_forms import Span, enough, kept, longest_span, spans
+from tdc.ragged.index_forms import Span, kept, longest_span, positions_of, spans
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides, structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
-
-
-class Each(NamedTuple):
-    """One position of each row, (B, 1)."""
-
-    positions: Tensor
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
@@ -54,7 +48,7 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
     front = sum([kept(parts[r]) for r in fixed if along and r < along[0]])
     shape: list[Any] = [source.shape[0]]
     for r in fixed:
-        positions = chosen(s, r, parts[r])
+        positions = positions_of(parts[r], sizes_of(s)[:, r, None], f"x.sizes[:, {r}]") * strides(s)[r][:, None]
         source = source.unsqueeze(-1) + positions[rows].view(-1, *[1] * (source.ndim - 1), positions.shape[1])
         shape += parts[r].shape if isinstance(parts[r], Tensor) else ()
     values = x._values.index_select(e, source.reshape(-1)).unflatten(e, shape)
@@ -81,18 +75,3 @@ def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Str
         r = along[i]
         source = source + (first[i][rows] + step[i] * position) * steps[r][rows]
     return t, rows, source
-
-
-def chosen(s: Structure, r: int, part: Any) -> Tensor:
-    """How far positions along a ragged dim, counted from either end, are from the first element of a row, (B, K).
-
-    Raises:
-        IndexingError: a row is shorter.
-    """
-    size = sizes_of(s)[:, r, None]
-    if isinstance(part, Each):
-        positions = part.positions
-    else:
-        positions = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(size, part)
-    enough(((positions < size) & (positions >= -size)).all(), part, f"x.sizes[:, {r}]")
-    return torch.where(positions < 0, positions + size, positions) * strides(s)[r][:, None]

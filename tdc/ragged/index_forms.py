@@ -302,6 +302,26 @@ def enough(there: Tensor, part: Any = None, sizes: str = "x.lengths") -> None:
     require(there, message("index", f"rows with an element {at}", "a shorter row", hint=hint), IndexingError)
 
 
+class Each(NamedTuple):
+    """One position of each row, (B, 1)."""
+
+    positions: Tensor
+
+
+def positions_of(part: Any, sizes: Tensor, name: str = "x.lengths") -> Tensor:
+    """An int, whole numbers for all rows or `Each`, as positions from the front: (B, K), where sizes are (B, 1).
+
+    Raises:
+        IndexingError: a row is shorter. Immediate on CPU, asynchronous on CUDA.
+    """
+    if isinstance(part, Each):
+        positions = part.positions
+    else:
+        positions = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(sizes, part)
+    enough(((positions < sizes) & (positions >= -sizes)).all(), part, name)
+    return torch.where(positions < 0, positions + sizes, positions)
+
+
 Pick = Callable[[Any], Any]  # of batches of one structure
 
 VECTORS = "one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim"

@@ -19,8 +19,7 @@ from torch import Tensor
 from tdc.core.dynamo import is_zero
 from tdc.core.frozen import read_only
 from tdc.ragged.convert import to_packed, to_padded, to_torch
-from tdc.ragged.index_masked import index_masked, picker_masked, same_lengths, with_lengths_of
-from tdc.ragged.index_nested import index_nested, picker_nested, same_structure, with_structure_of
+from tdc.ragged.index import index_ragged, picker, same_structure, with_structure_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest, offsets_int32
@@ -186,25 +185,19 @@ SHARED: dict[str, Any] = {
     "occupancy": property(occupancy),
     "mT": property(mT),
     "mH": property(mH),
-}
-NESTED: dict[str, Any] = {
-    "__getitem__": index_nested,
-    "_picker": picker_nested,
+    "__getitem__": index_ragged,
+    "_picker": picker,
     "_same_structure": same_structure,
     "_with_structure_of": with_structure_of,
+}
+NESTED: dict[str, Any] = {
     "to_padded": to_padded,
     "to_torch": to_torch,
     "layout": property(layout),  # a MaskedBatch has none: torch.masked would take it for a tensor of its mask
     "cu_seqlens": property(cu_seqlens),
     "max_seqlen": NestedTensor.max_length,
 }
-MASKED: dict[str, Any] = {
-    "__getitem__": index_masked,
-    "_picker": picker_masked,
-    "_same_structure": same_lengths,
-    "_with_structure_of": with_lengths_of,
-    "to_packed": to_packed,
-}
+MASKED: dict[str, Any] = {"to_packed": to_packed}
 
 for _cls, _table in ((NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED)):
     for _name, _value in _table.items():

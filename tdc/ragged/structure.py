@@ -155,6 +155,8 @@ def memo_of(s: Structure) -> dict[str, Any]:
 
 def with_axes(s: Structure, packed_dim: int, batch_dim: int) -> Structure:
     """What Dynamo traces in place of `Structure.moved`."""
+    if (packed_dim, batch_dim) == (s.packed_dim, s.batch_dim):
+        return s
     return Structure(s.offsets, s.shapes, s.extent, packed_dim, batch_dim, s.ragged_ndim)
 
 
