@@ -321,7 +321,7 @@ hint: torch.tile adds what is missing""",
             """\
 ShapeError
 tdc.vsplit: expected at least 2 batch dims, got 1
-hint: torch.tensor_split(td, n, dim)""",
+hint: torch.tensor_split(x, n, dim)""",
         )
 
     def test_parts_that_do_not_divide(self):
@@ -330,7 +330,7 @@ hint: torch.tensor_split(td, n, dim)""",
             """\
 ShapeError
 tdc.hsplit: expected a number of parts that divides 4, got 3
-hint: torch.tensor_split(td, n, dim)""",
+hint: torch.tensor_split(x, n, dim)""",
         )
 
     def test_lengths_that_do_not_add_up(self):
