@@ -6,7 +6,6 @@ Invariant: leaves that share a ragged structure share one in the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +15,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, describe, message, op_name, show_sizes
 from tdc.core.keys import show
 from tdc.core.rules import define
-from tdc.core.typing import Op
 from tdc.ops.batch import PLAIN, first_line
-from tdc.ops.batch_shape import grown_to, reshape_tensordict
 from tdc.ops.join import named_axis, same_kind
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -49,18 +46,6 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
         raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
     leaves = join_leaves(torch.cat, tds, d)
     return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
-
-
-def stacked_along(ndim: int, dim: int, op: Op, tensors: Sequence[TensorDict]) -> TensorDict:
-    """`hstack`, `vstack`, `dstack`: at least so many batch dims, joined along `dim`, or along the only one."""
-    tds = [grown_to(ndim, x) for x in same_kind(op_name(op), tensors, TensorDict)]
-    return cat_tensordict(tds, min(dim, tds[0].ndim - 1))
-
-
-def column_stack_tensordict(tensors: Sequence[TensorDict]) -> TensorDict:
-    """Batches of one dim become columns."""
-    tds = same_kind("column_stack", tensors, TensorDict)
-    return cat_tensordict([reshape_tensordict("reshape", x, -1, 1) if x.ndim < 2 else x for x in tds], 1)
 
 
 def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
@@ -111,6 +96,3 @@ def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> Shap
 
 define(torch.stack, "join", tensordict=named_axis(stack_tensordict))
 define(torch.cat, "join", tensordict=named_axis(cat_tensordict))
-define(torch.column_stack, "join", tensordict=column_stack_tensordict)
-for _op, _ndim, _dim in ((torch.hstack, 1, 1), (torch.vstack, 2, 0), (torch.dstack, 3, 2)):
-    define(_op, "join", tensordict=partial(stacked_along, _ndim, _dim, _op))

@@ -16,13 +16,12 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.rules import define
-from tdc.core.typing import Dims, Op
+from tdc.core.typing import Dims
 from tdc.ops.batch import lift
-from tdc.ops.leafwise import check_broadcast, column
 from tdc.ops.shape import full_order, ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict
 
 
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
@@ -111,36 +110,14 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
 
 
-def t_tensordict(x: TensorDict) -> TensorDict:
-    """Two batch dims swapped, fewer as they are.
-
-    Raises:
-        ShapeError: there are more.
-    """
-    if x.ndim > 2:
-        raise ShapeError(message("t", "at most 2 batch dims", f"{x.ndim}", hint="name them: td.transpose(0, 1)"))
-    return permute_tensordict(x, tuple(reversed(range(x.ndim))))
-
-
 def ravel_tensordict(x: TensorDict) -> TensorDict:
     """All batch dims as one."""
     return reshape_tensordict("reshape", x, -1)
 
 
-def movedim_tensordict(x: TensorDict, source: Dims, destination: Dims) -> TensorDict:
-    old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
-    return lift(x, lambda v: v.movedim(old, new), op="movedim")
-
-
 def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     axes = normal_dims("flip", ints(dims), x.ndim)
     return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
-
-
-def flip_dim(op: Op, dim: int, x: TensorDict) -> TensorDict:
-    """`fliplr` and `flipud`."""
-    axis = normal_dim(dim, x.ndim, op)
-    return lift(x, lambda v: v.flip(axis), size=x.batch_size, op=op)
 
 
 def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
@@ -152,11 +129,6 @@ def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
     return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size, op="roll")
 
 
-def rot90_tensordict(x: TensorDict, k: int = 1, dims: Any = (0, 1)) -> TensorDict:
-    axes = normal_dims("rot90", dims, x.ndim)
-    return lift(x, lambda v: v.rot90(k, axes), op="rot90")
-
-
 def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     """Copies along batch dims, of which there may be more in front."""
     times = ints(sizes)
@@ -164,11 +136,6 @@ def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
         hint = "torch.tile adds what is missing"
         raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))
     return lift(x, lambda v: v.repeat((*times, *[1] * (v.ndim - x.ndim))), op="repeat")
-
-
-def tile_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    times = ints(dims)
-    return repeat_tensordict(x, *[1] * (x.ndim - len(times)), *times)
 
 
 def repeat_interleave_tensordict(x: TensorDict, repeats: Any, dim: int | None = None, **kwargs: Any) -> TensorDict:
@@ -205,59 +172,14 @@ def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: f
     return lift(input, lambda v: F.pad(v, (*[0] * (2 * (v.ndim - input.ndim)), *pad), mode, value), op="pad")
 
 
-def as_other(impl: Op, op: Op, x: Any, other: Any) -> TensorDict:
-    """`expand_as`, `view_as`, `reshape_as`: the batch size of a TensorDict, or the sizes of a tensor.
-
-    A dense tensor that is expanded has batch dims, and is extended over the features of each leaf.
-
-    Raises:
-        ShapeError: it does not broadcast against the batch size.
-        UnsupportedError: `view_as` and `reshape_as` of a dense tensor.
-    """
-    if isinstance(x, TensorDict):
-        return impl(x, *other.shape)
-    if impl is not expand_tensordict:
-        raise UnsupportedError(message(op, "a TensorDict", describe(x), hint="x.reshape(td.batch_size)"))
-    check_broadcast(x, other.batch_size, op)
-    leaves = {p: wide.expand_as(v) for (p, v), wide in zip(other._leaves.items(), column(x, other, op), strict=True)}
-    return make(leaves, other._nodes, other.batch_size, other.device)
-
-
-def atleast(ndim: int, *tds: Any) -> Any:
-    """As many batch dims at least, added where torch adds them."""
-    xs = tuple(tds[0]) if len(tds) == 1 and isinstance(tds[0], (tuple, list)) else tds
-    out = tuple([grown_to(ndim, x) for x in xs])
-    return out[0] if xs is tds and len(out) == 1 else out
-
-
-def grown_to(ndim: int, x: Any) -> Any:
-    """New dims of size 1: one in front of one dim, one behind two."""
-    if not isinstance(x, TensorDict):
-        return (torch.atleast_1d, torch.atleast_2d, torch.atleast_3d)[ndim - 1](x)
-    for at in (0, 0, 2)[x.ndim : ndim]:
-        x = unsqueeze_tensordict(x, at)
-    return x
-
-
 for _op, _impl in (
     (torch.permute, permute_tensordict), (torch.transpose, transpose_tensordict),
     (torch.reshape, partial(reshape_tensordict, "reshape")), (torch.Tensor.view, partial(reshape_tensordict, "view")),
     (torch.flatten, flatten_tensordict), (torch.unflatten, unflatten_tensordict),
     (torch.unsqueeze, unsqueeze_tensordict), (torch.squeeze, squeeze_tensordict),
-    (torch.Tensor.expand, expand_tensordict), (torch.broadcast_to, expand_tensordict),
-    (torch.movedim, movedim_tensordict), (torch.t, t_tensordict), (torch.ravel, ravel_tensordict),
-    (torch.flip, flip_tensordict), (torch.fliplr, partial(flip_dim, torch.fliplr, 1)),
-    (torch.flipud, partial(flip_dim, torch.flipud, 0)), (torch.roll, roll_tensordict),
-    (torch.rot90, rot90_tensordict), (torch.Tensor.repeat, repeat_tensordict), (torch.tile, tile_tensordict),
+    (torch.Tensor.expand, expand_tensordict), (torch.ravel, ravel_tensordict), (torch.flip, flip_tensordict),
+    (torch.roll, roll_tensordict), (torch.Tensor.repeat, repeat_tensordict),
     (torch.repeat_interleave, repeat_interleave_tensordict), (F.pad, pad_tensordict),
     (torch.Tensor.unfold, unfold_tensordict),
 ):  # fmt: skip
     define(_op, "shape", tensordict=_impl)
-for _op, _impl in (
-    (torch.Tensor.expand_as, expand_tensordict),
-    (torch.Tensor.view_as, partial(reshape_tensordict, "view")),
-    (torch.Tensor.reshape_as, partial(reshape_tensordict, "reshape")),
-):
-    define(_op, "shape", tensordict=partial(as_other, _impl, _op))
-for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
-    define(_op, "shape", tensordict=partial(atleast, _ndim))

@@ -54,7 +54,10 @@ def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
     given = (dims,) if isinstance(dims, int) else dims
     if not isinstance(given, (tuple, list)) or not all([isinstance(d, int) for d in given]):
         raise ShapeError(message(op, "a dim or several, as ints", f"{dims!r}", hint="count batch dims: 0 or -1"))
-    return tuple([normal_dim(d, ndim, op) for d in given])
+    found = tuple([normal_dim(d, ndim, op) for d in given])
+    if op != "roll" and any([d in found[:i] for i, d in enumerate(found)]):
+        raise ShapeError(message(op, "each dim once", f"{dims}", hint="drop the second one"))
+    return found
 
 
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:

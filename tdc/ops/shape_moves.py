@@ -1,6 +1,6 @@
 """Shape operations that are others put together: movedim, rot90, tile, hstack, channel_shuffle and their kin.
 
-Each is one or two methods of the batch, so it does for packed and for padded rows what those do.
+Each is one or two methods of the batch, so it does for a TensorDict, for packed and for padded rows what those do.
 
 Invariant: no rule here reads values or lengths.
 """
@@ -15,20 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
+from tdc.ops.leafwise import check_broadcast, column
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
+from tdc.ops.pointwise import fits, unbroadcast
 from tdc.ops.positions import beside
 from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import data_of, with_data
-from tdc.ragged.structure import require_same
+from tdc.ragged.storage import data_of, ragged_sizes, with_data
+from tdc.tensordict.tensordict import TensorDict, make
 
 
-def movedim_ragged(x: Any, source: Any, destination: Any) -> Any:
+def movedim(x: Any, source: Any, destination: Any) -> Any:
     old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
     if len(old) != len(new):
         got = f"{len(new)} for {len(old)} dims"
@@ -39,11 +40,18 @@ def movedim_ragged(x: Any, source: Any, destination: Any) -> Any:
     return x.permute(order)
 
 
-def rot90_ragged(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
-    """A quarter turn is a reversal and a transposition."""
-    a, b = normal_dims("rot90", dims, x.ndim)
+def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
+    """A quarter turn is a reversal and a transposition.
+
+    Raises:
+        ShapeError: not two dims.
+    """
+    found = normal_dims("rot90", dims, x.ndim)
+    if len(found) != 2:
+        raise ShapeError(message("rot90", "two dims", f"{dims}", hint="x.rot90(1, (1, 2))"))
+    a, b = found
     if k % 4 == 2:
-        return x.flip((a, b))
+        return x.flip(found)
     return x if k % 4 == 0 else x.flip((b if k % 4 == 1 else a,)).transpose(a, b)
 
 
@@ -52,18 +60,19 @@ def flip_along(dim: int, x: Any) -> Any:
     return x.flip((dim,))
 
 
-def t_ragged(x: Any) -> Any:
-    """Two dims swapped.
+def t(x: Any) -> Any:
+    """Two dims swapped, fewer as they are.
 
     Raises:
         ShapeError: there are more.
     """
     if x.ndim > 2:
-        raise ShapeError(message("t", "2 dims", describe(x), hint="name them: x.transpose(1, 2)"))
-    return x.transpose(0, 1)
+        hint = "name them: x.transpose(0, 1)"
+        raise ShapeError(message("t", "2 dims at most", f"{x.ndim} of {describe(x)}", hint=hint))
+    return x.permute(tuple(reversed(range(x.ndim))))
 
 
-def tile_ragged(x: Any, *dims: Any) -> Any:
+def tile(x: Any, *dims: Any) -> Any:
     times = ints(dims)
     return x.repeat(*[1] * (x.ndim - len(times)), *times)
 
@@ -71,33 +80,50 @@ def tile_ragged(x: Any, *dims: Any) -> Any:
 def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
     """`expand_as`, `view_as`, `reshape_as`: the sizes of another batch or tensor.
 
+    A dense tensor that is expanded broadcasts against the batch; of a TensorDict it has batch dims, and is extended
+    over the features of each leaf.
+
     Raises:
         StructureError: a batch of other lengths.
         UnsupportedError: `view_as` and `reshape_as` of a dense tensor, which no sizes make ragged.
     """
-    if isinstance(x, Tensor):
-        if method != "expand":
-            hint = "tdc.nested_like(x, batch)" if isinstance(other, NestedTensor) else "batch.with_data(x)"
-            raise UnsupportedError(message(op, "a batch to be as another", describe(x), hint=hint))
-        return dense_as_batch(x, other)
-    if type(x) is type(other):
-        padded_operand(x, other, op) if isinstance(x, MaskedBatch) else require_same(x.structure, other.structure, op)
-    return getattr(x, method)(*other.shape)
+    if isinstance(x, Tensor) and method != "expand":
+        hint = "x.reshape(td.batch_size), batch.with_data(x), or tdc.nested_like(x, batch)"
+        raise UnsupportedError(message(op, "a batch to be as another", describe(x), hint=hint))
+    if isinstance(x, Tensor) and isinstance(other, TensorDict):
+        check_broadcast(x, other.batch_size, op)
+        wide = zip(other._leaves.items(), column(x, other, op), strict=True)
+        return make({p: w.expand_as(v) for (p, v), w in wide}, other._nodes, other.batch_size, other.device)
+    if isinstance(x, TensorDict) or isinstance(other, Tensor):
+        return getattr(x, method)(*other.shape)
+    if method == "expand":
+        return expanded(op, x, other)
+    if type(x) is not type(other) or ragged_sizes(x).shape != ragged_sizes(other).shape:
+        got, hint = f"{describe(x)} and {describe(other)}", "convert one of them, or name the sizes"
+        raise StructureError(message(op, "batches of one kind with as many ragged dims", got, hint=hint))
+    text = message(op, "batches of one ragged structure", "rows of different lengths", hint="x.reshape(sizes)")
+    require((ragged_sizes(x) == ragged_sizes(other)).all(), text, StructureError)
+    return getattr(x, method)(*[-1 if d in other.ragged_dims else n for d, n in enumerate(other.shape)])
 
 
-def dense_as_batch(x: Tensor, like: Any) -> Any:
-    """A dense tensor that broadcasts against a batch, as one of its structure."""
-    op, packs = torch.Tensor.expand_as, isinstance(like, NestedTensor)
-    data = like.values if packs else like.data
+def expanded(op: Op, x: Any, like: Any) -> Any:
+    """A dense tensor or a batch that broadcasts against another batch, as one of its structure."""
+    data = data_of(like)
     if not fits(x.shape, like.shape):
         raise unbroadcast(x, like, op)
-    wide = torch.broadcast_tensors(packed_operand(x, like, op) if packs else x, data)[0]
+    wide = torch.broadcast_tensors(beside(op, x, like), data)[0]
     if wide.shape != data.shape:
         raise unbroadcast(x, like, op)
-    return like.with_values(wide) if packs else like.with_data(torch.where(like.mask, wide, 0))
+    return spread(x, like, wide)
 
 
-def broadcast_to_ragged(x: Any, *size: Any) -> Any:
+def spread(x: Any, like: Any, wide: Tensor) -> Any:
+    """An operand as wide as a batch: no gradient of padding passes to one that was spread over it."""
+    own = not isinstance(like, MaskedBatch) or (isinstance(x, MaskedBatch) and x.ragged_dims == like.ragged_dims)
+    return with_data(like, wide if own else wide.masked_fill(~like.mask, 0))
+
+
+def broadcast_to(x: Any, *size: Any) -> Any:
     return x.expand(*ints(size))
 
 
@@ -107,22 +133,31 @@ def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:
     xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     like = widest_of(op, *xs)
     wide = list(op(*[beside(op, x, like) for x in xs], data_of(like)))[:-1]
-    if isinstance(like, MaskedBatch):  # no gradient of padding passes to an operand that was spread
-        own = [isinstance(x, MaskedBatch) and x.ragged_dims == like.ragged_dims for x in xs]
-        wide = [v if same else torch.where(like.mask, v, 0) for v, same in zip(wide, own, strict=True)]
-    return tuple([with_data(like, v) for v in wide])
+    return tuple([spread(x, like, v) for x, v in zip(xs, wide, strict=True)])
 
 
-def atleast(ndim: int, *tensors: Any) -> Any:
-    """A batch has two dims at least, of which a view comes back; the third is behind them, where torch puts it."""
-    xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
-    out = tuple([x.unsqueeze(-1) if x.ndim < ndim else x.expand(*[-1] * x.ndim) for x in xs])
-    return out[0] if xs is tensors and len(out) == 1 else out
+def atleast(ndim: int, *xs: Any) -> Any:
+    """As many dims at least, added where torch adds them: one in front of one dim, one behind two."""
+    several = len(xs) == 1 and isinstance(xs[0], (tuple, list))
+    out = []
+    for x in xs[0] if several else xs:
+        if x.ndim >= ndim:
+            x = x.expand([-1] * x.ndim)  # a view, as torch gives
+        for at in (0, 0, 2)[x.ndim : ndim]:
+            x = x.unsqueeze(at)
+        out.append(x)
+    return tuple(out) if several or len(out) > 1 else out[0]
 
 
-def stacked_along(dim: int, tensors: Any) -> Any:
-    """`vstack`, `hstack`, `dstack`: joined along dim 0, 1 or 2."""
-    return torch.cat([x.unsqueeze(-1) if x.ndim <= dim else x for x in tensors], dim)
+def stacked_along(ndim: int, dim: int, tensors: Any) -> Any:
+    """`hstack`, `vstack`, `dstack`: at least so many dims, joined along `dim`, or along the only one."""
+    xs = [atleast(ndim, x) for x in tensors]
+    return torch.cat(xs, min(dim, xs[0].ndim - 1))
+
+
+def column_stack(tensors: Any) -> Any:
+    """Batches of one dim become columns."""
+    return torch.cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in tensors], 1)
 
 
 def channel_shuffle_ragged(input: Any, groups: int) -> Any:
@@ -135,19 +170,19 @@ def channel_shuffle_ragged(input: Any, groups: int) -> Any:
 
 
 for _op, _impl in (
-    (torch.movedim, movedim_ragged), (torch.rot90, rot90_ragged), (torch.flipud, partial(flip_along, 0)),
-    (torch.fliplr, partial(flip_along, 1)), (torch.t, t_ragged), (torch.tile, tile_ragged),
-    (torch.broadcast_to, broadcast_to_ragged), (torch.broadcast_tensors, broadcast_ragged),
-    (torch.vstack, partial(stacked_along, 0)), (torch.hstack, partial(stacked_along, 1)),
-    (torch.column_stack, partial(stacked_along, 1)), (torch.dstack, partial(stacked_along, 2)),
-    (F.channel_shuffle, channel_shuffle_ragged),
+    (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, partial(flip_along, 0)),
+    (torch.fliplr, partial(flip_along, 1)), (torch.t, t), (torch.tile, tile), (torch.broadcast_to, broadcast_to),
+    (torch.hstack, partial(stacked_along, 1, 1)), (torch.vstack, partial(stacked_along, 2, 0)),
+    (torch.dstack, partial(stacked_along, 3, 2)), (torch.column_stack, column_stack),
+    (torch.atleast_1d, partial(atleast, 1)), (torch.atleast_2d, partial(atleast, 2)),
+    (torch.atleast_3d, partial(atleast, 3)),
+    (torch.Tensor.expand_as, partial(as_other, "expand", torch.Tensor.expand_as)),
+    (torch.Tensor.view_as, partial(as_other, "view", torch.Tensor.view_as)),
+    (torch.Tensor.reshape_as, partial(as_other, "reshape", torch.Tensor.reshape_as)),
 ):  # fmt: skip
-    define(_op, "shape", ragged=_impl)
-for _name, _op in (("expand", "expand_as"), ("reshape", "view_as"), ("reshape", "reshape_as")):
-    _method = getattr(torch.Tensor, _op)
-    define(_method, "shape", ragged=partial(as_other, _name, _method))
-for _ndim, _op in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), 1):
-    define(_op, "shape", ragged=partial(atleast, _ndim))
+    define(_op, "shape", ragged=_impl, tensordict=_impl)
+define(torch.broadcast_tensors, "shape", ragged=broadcast_ragged)
+define(F.channel_shuffle, "shape", ragged=channel_shuffle_ragged)
 for _op, _reason, _hint in (
     (torch.ravel, "one dim without rows", "x.flatten(1, -1) of static dims, x.values.flatten() of packed elements"),
     (torch.meshgrid, "a grid of two dims for each row, both ragged", "torch.stack of x[:, :, None] and y[:, None]"),
