@@ -346,9 +346,4 @@ def node_text(entry: Any) -> str:
     return f"{name} with {extra_of(entry)} more batch dims" if extra_of(entry) else name
 
 
-MAKERS = {
-    "Tensor": zero_tensor,
-    "NestedTensor": zero_nested,
-    "MaskedBatch": zero_masked,
-    "ObjectArray": no_objects,
-}
+MAKERS = {"Tensor": zero_tensor, "NestedTensor": zero_nested, "MaskedBatch": zero_masked, "ObjectArray": no_objects}

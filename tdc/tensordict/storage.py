@@ -21,15 +21,7 @@ from torch import Tensor
 
 from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic, trace_as
-from tdc.core.errors import (
-    DtypeError,
-    KeyPathError,
-    ShapeError,
-    StructureError,
-    describe,
-    message,
-    show_sizes,
-)
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.keys import parts, show, unravel_key
 from tdc.core.typing import MISSING, KeyPath, OpName
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrapped

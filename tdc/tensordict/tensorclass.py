@@ -24,16 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Protocol,
-    Self,
-    TypeVar,
-    dataclass_transform,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, dataclass_transform, overload
 
 import torch
 from torch import Tensor
@@ -313,10 +304,7 @@ def constructor(cls: Any) -> Any:
         are = " and ".join([f"isinstance({n}, _Tensor)" for n in tensors])
         one = " and ".join([f"(_shape := {n}.shape) and _shape[0] == _first" for n in tensors])
         many = " and ".join([f"{n}.shape[:_n] == _size" for n in tensors])
-        lines += [
-            "_n = len(_size)",
-            "_first = _size[0] if _n == 1 else 0",
-        ]  # one dim is usual, and twice as quick
+        lines += ["_n = len(_size)", "_first = _size[0] if _n == 1 else 0"]  # one dim is usual, and twice as quick
         lines += [f"if device is None and {are} and (not _n or ({one} if _n == 1 else {many})):"]
         lines += [f"    self._leaves = {{{', '.join([f'{n!r}: {n}' for n in tensors])}}}"]
         lines += ["    self._nodes, self._size, self._device = _NODES, _size, None"]

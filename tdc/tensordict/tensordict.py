@@ -38,15 +38,7 @@ from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrapped
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
 from tdc.tensordict.paths import ordered
-from tdc.tensordict.storage import (
-    Leaves,
-    absorb,
-    as_size,
-    check_leaves,
-    common,
-    mark_examples,
-    shape_of,
-)
+from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, common, mark_examples, shape_of
 
 if TYPE_CHECKING:
     from tdc.tensordict.operations import TensorDictOperations as Operations
