@@ -36,7 +36,7 @@ from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
 from tdc.tensordict.storage import is_tensordict
-from tdc.tensordict.tensordict import make
+from tdc.tensordict.tensordict import build_td
 
 T = TypeVar("T")
 Sizes = Sequence[int]
@@ -177,7 +177,7 @@ def fill(x: Any, count: int, totals: Sizes, lengths: Sizes | None) -> Any:
     """A batch of `count` rows."""
     if is_tensordict(x):
         leaves = {path: fill(leaf, count, totals, lengths) for path, leaf in x._leaves.items()}
-        return make(leaves, x._nodes, torch.Size([count]), x._device)
+        return build_td(leaves, x._nodes, torch.Size([count]), x._device)
     if isinstance(x, NestedTensor):
         return fill_nested(x, count, totals, lengths)
     return fill_masked(x, count, lengths) if isinstance(x, MaskedBatch) else mark_static(repeated(x, count))

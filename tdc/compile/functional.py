@@ -27,7 +27,7 @@ from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.paths import all_ancestors, join
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 Tensors = dict[KeyPath, Any]
 Nodes = dict[KeyPath, int]
@@ -70,7 +70,7 @@ def from_module(
     nodes: Nodes = {}
     kinds = (*["_parameters"] * params, *["_buffers"] * buffers)
     collect(module, (), kinds, remove_duplicate, {}, leaves, nodes)
-    return make(leaves, nodes, EMPTY)
+    return build_td(leaves, nodes, EMPTY)
 
 
 def functional_call(
@@ -271,7 +271,7 @@ def from_buffers(stores: list[Store]) -> TensorDict:
     leaves: Tensors = {}
     for prefix, store, is_buffer in stores:
         leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
-    return make(leaves, dict.fromkeys(all_ancestors(leaves), 0), EMPTY)
+    return build_td(leaves, dict.fromkeys(all_ancestors(leaves), 0), EMPTY)
 
 
 # -- checks

@@ -27,7 +27,7 @@ from tdc.core.typing import KeyPath
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.paths import ordered
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ class Part:
 
 def with_leaves(td: TensorDict, values: list[Any]) -> TensorDict:
     """A TensorDict with other leaves, in its order."""
-    return make({p: x for p, x in zip(list(td._leaves), values, strict=True)}, td._nodes, td._size, td._device)
+    return build_td({p: x for p, x in zip(list(td._leaves), values, strict=True)}, td._nodes, td._size, td._device)
 
 
 @constant

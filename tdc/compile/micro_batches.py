@@ -19,7 +19,7 @@ from tdc.core import pytree
 from tdc.core.dtypes import widened
 from tdc.core.errors import ShapeError, describe, message
 from tdc.interop.pytrees import from_pytree, to_pytree
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
@@ -31,7 +31,7 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
     td: Any = batch
     spec = None
     if isinstance(batch, TensorDict):  # with the size that its leaves have, which a compiled graph knows to vary
-        td = make(batch._leaves, batch._nodes, torch.Size([rows, *batch._size[1:]]), batch._device)
+        td = build_td(batch._leaves, batch._nodes, torch.Size([rows, *batch._size[1:]]), batch._device)
     else:
         td, spec = from_pytree(batch, [rows])
     ends = [i * rows // count for i in range(count + 1)]  # arithmetic alone, so that all sizes are one graph

@@ -22,7 +22,7 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.storage import is_tensordict
-from tdc.tensordict.tensordict import make
+from tdc.tensordict.tensordict import build_td
 
 
 class Mismatch:
@@ -190,7 +190,7 @@ def same_layout(want: Any, got: Any) -> Any:
         )
     if is_tensordict(want):
         leaves = {p: same_layout(want._leaves.get(p), x) for p, x in got._leaves.items()}
-        return make(leaves, got._nodes, got._size, want._device)
+        return build_td(leaves, got._nodes, got._size, want._device)
     if isinstance(want, dict):
         if want.keys() != got.keys():
             return got

@@ -13,7 +13,7 @@ from tdc.core.errors import StructureError, message
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.paths import arrangement, join, top_keys
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def next_state(new: dict[str, Any], old: TensorDict) -> TensorDict:
@@ -23,7 +23,7 @@ def next_state(new: dict[str, Any], old: TensorDict) -> TensorDict:
     values = [x for table in tables for x in list(table.values())]
     if are_parts(list(old._leaves), names, [list(table) for table in tables]):
         found = {p: x for p, x in zip(list(old._leaves), values, strict=True)}
-        return make(found, old._nodes, old._size, old._device)
+        return build_td(found, old._nodes, old._size, old._device)
     paths = [join(name, p) for name, table in zip(names, tables, strict=True) for p in table]
     return in_order(dict(zip(paths, values, strict=True)), old)
 
@@ -44,4 +44,4 @@ def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
         raise StructureError(message("compile.train_step", "a new state of the same keys", got, wrong, hint))
     if found == "order":
         leaves = {p: leaves[p] for p in old._leaves}
-    return make(leaves, old._nodes, old._size, old._device)
+    return build_td(leaves, old._nodes, old._size, old._device)

@@ -62,10 +62,7 @@ class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 
 
-for _error in (
-    TdcError, ShapeError, DtypeError, KeyPathError, IndexingError, StructureError, UnsupportedError, MethodError,
-    FormatError, ImmutableError,
-):  # fmt: skip
+for _error in (TdcError, *TdcError.__subclasses__(), MethodError):
     _error.__module__ = "tdc"  # a traceback shows the name that users import
 del _error
 

@@ -25,7 +25,7 @@ from tdc.tensordict.leaf import PROTOCOLS
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.storage import is_tensordict, same_keys, same_size
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def collate(
@@ -122,7 +122,7 @@ def with_dtypes(tds: list[TensorDict], samples: list[Any]) -> list[TensorDict]:
     out = []
     for td, gone in zip(tds, empty, strict=True):
         leaves = {**td._leaves, **{p: td._leaves[p].to(known[p]) for p in gone if p in known}}
-        out.append(make(leaves, td._nodes, td.batch_size, td.device))
+        out.append(build_td(leaves, td._nodes, td.batch_size, td.device))
     return out
 
 

@@ -36,7 +36,7 @@ from tdc.tensordict.mapping import existing_path
 from tdc.tensordict.nodes import Nodes, statics, without_extra
 from tdc.tensordict.paths import depth, within
 from tdc.tensordict.storage import Leaves, check_leaves, is_tensordict, mark_examples, same_keys, together
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 Convert = Callable[[KeyPath, NestedTensor], Any]
 
@@ -161,7 +161,7 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         sizes = [batch_of(leaf)[: x.ndim + batch_dims] for leaf in x._leaves.values()]
         size = torch.Size(sizes[0] if sizes else x.batch_size)
         check_leaves("data.unpad_sequence", x._leaves, x._nodes, size, "give fewer batch_dims")
-        out.append(make(x._leaves, x._nodes, size, x.device))
+        out.append(build_td(x._leaves, x._nodes, size, x.device))
     return out
 
 
@@ -258,7 +258,7 @@ def as_batch(op: OpName, leaves: Leaves, nodes: Nodes, size: tuple[int, ...], de
     batch_size = torch.Size(size)
     check_leaves(op, leaves, nodes, batch_size, "ragged dims lie behind the batch dims")
     mark_examples(leaves)
-    return make(leaves, nodes, batch_size, device)
+    return build_td(leaves, nodes, batch_size, device)
 
 
 def stack_leaves(

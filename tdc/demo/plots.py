@@ -89,15 +89,9 @@ def _loss(facts: DemoFacts, theme: Theme) -> "Figure":
 
 def _throughput(facts: DemoFacts, theme: Theme) -> "Figure":
     figure, (left, right) = _figure(theme, height=2.5, columns=2)
-    rows = facts.comparison
-    milliseconds = {
-        "ragged": [1000 * row.seconds_ragged for row in rows],
-        "padded": [1000 * row.seconds_padded for row in rows],
-    }
-    # tokens per millisecond are thousands of tokens per second
-    rates = {
-        name: [row.tokens / time for row, time in zip(rows, times, strict=True)] for name, times in milliseconds.items()
-    }
+    sides = dict(zip(("ragged", "padded"), zip(*facts.comparison, strict=True), strict=True))
+    milliseconds = {name: [1000 * step.seconds for step in steps] for name, steps in sides.items()}
+    rates = {name: [step.tokens / step.seconds / 1000 for step in steps] for name, steps in sides.items()}
     _strips(left, theme, milliseconds, "time per step (ms)")
     _strips(right, theme, rates, "thousand real tokens / s")
     right.set_yticklabels([])

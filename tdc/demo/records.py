@@ -24,19 +24,11 @@ class StepRecord:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonRecord:
-    """One step of the same model on the same batch, ragged and padded; `tokens` counts the real ones.
+class Pair(NamedTuple):
+    """One step of the same model on the same batch, ragged and padded; the time of a warm step, without compiling."""
 
-    Warm steps only: the time to compile belongs to the `Counts`.
-    """
-
-    step: int
-    loss_ragged: float
-    loss_padded: float
-    seconds_ragged: float
-    seconds_padded: float
-    tokens: int
+    ragged: StepRecord
+    padded: StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +71,21 @@ class DemoFacts:
     steps: tuple[StepRecord, ...]
     test_accuracy: float
     majority_accuracy: float
-    comparison: tuple[ComparisonRecord, ...]
+    comparison: tuple[Pair, ...]
     peak_bytes_ragged: int
     peak_bytes_padded: int
     compiled: tuple[Counts, ...]
     export: ExportRecord
 
     @property
+    def apart(self) -> float:
+        """The largest difference of a loss between the two runs."""
+        return max(abs(pair.ragged.loss - pair.padded.loss) for pair in self.comparison)
+
+    @property
     def speedup(self) -> float:
         """The median over steps of padded time / ragged time: above 1 ragged is faster."""
-        return statistics.median([row.seconds_padded / row.seconds_ragged for row in self.comparison])
+        return statistics.median([pair.padded.seconds / pair.ragged.seconds for pair in self.comparison])
 
 
 class Spread(NamedTuple):

@@ -112,16 +112,15 @@ def _training(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
 
 def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
     rows = facts.comparison
-    apart = max(abs(row.loss_ragged - row.loss_padded) for row in rows)
     head = ("Step", "Loss, ragged", "Loss, padded", "Time, ragged", "Time, padded", "Tokens")
     steps = []
-    for row in rows:
-        losses, times = (row.loss_ragged, row.loss_padded), (row.seconds_ragged, row.seconds_padded)
-        steps.append((_count(row.step), *[f"{x:.5f}" for x in losses], *map(_seconds, times), _count(row.tokens)))
+    for pair in rows:
+        losses, times = [f"{x.loss:.5f}" for x in pair], [_seconds(x.seconds) for x in pair]
+        steps.append((_count(pair.ragged.step), *losses, *times, _count(pair.ragged.tokens)))
     return _section(
         "Ragged and padded",
         f"<p>The same model, the same weights, the same {_count(len(rows))} batches, once ragged and once padded. "
-        f"{_verdict(facts)} The two losses are never more than {_small(apart)} apart.</p>",
+        f"{_verdict(facts)} The two losses are never more than {_small(facts.apart)} apart.</p>",
         _picture(
             pictures,
             "throughput",
@@ -136,19 +135,13 @@ def _comparison(facts: DemoFacts, pictures: dict[str, tuple[str, str]]) -> str:
 
 def _sides(facts: DemoFacts) -> str:
     """Ragged and padded as the two rows of one table."""
-    sides = (
-        ("Ragged", [row.seconds_ragged for row in facts.comparison], facts.peak_bytes_ragged),
-        ("Padded", [row.seconds_padded for row in facts.comparison], facts.peak_bytes_padded),
-    )
     table = []
-    for name, seconds, peak in sides:
-        each = spread(seconds)
-        rates = [row.tokens / time for row, time in zip(facts.comparison, seconds, strict=True)]
-        ends = [
-            f"{_seconds(low)} {_DASH} {_seconds(high)}"
-            for low, high in ((each.first, each.third), (each.low, each.high))
-        ]
-        table.append((name, _seconds(each.median), *ends, _count(statistics.median(rates)), bytes_text(peak)))
+    peaks = (facts.peak_bytes_ragged, facts.peak_bytes_padded)
+    for name, steps, peak in zip(("Ragged", "Padded"), zip(*facts.comparison, strict=True), peaks, strict=True):
+        each = spread([step.seconds for step in steps])
+        ends = [f"{_seconds(a)} {_DASH} {_seconds(b)}" for a, b in ((each.first, each.third), (each.low, each.high))]
+        rate = statistics.median([step.tokens / step.seconds for step in steps])
+        table.append((name, _seconds(each.median), *ends, _count(rate), bytes_text(peak)))
     head = ("", "Median", "Middle half", "Range", "Tokens / s", "Peak memory")
     return _table("Time for one step, without compiling", head, table)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tdc.compile.counts import peak_bytes
+from tdc.compile.counts import Counts, peak_bytes
 from tdc.compile.dynamic import dynamic
 from tdc.compile.functional import functional_call
 from tdc.compile.train_step import TrainStep, train_step
@@ -29,11 +29,12 @@ BATCH = 32
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a training run leaves behind: its last state, a record for each step, and peak bytes of one step."""
+    """What a training run leaves: its last state, a record for each step, peak bytes of one, and what compiling did."""
 
     state: TensorDict
     steps: tuple[StepRecord, ...]
     peak: int
+    counts: Counts
 
 
 def step_of(model: nn.Module, optimizer: Optimizer) -> TrainStep:
@@ -67,7 +68,6 @@ def train(
 ) -> Run:  # fmt: skip
     """Take one step for each batch of the plan; measure the last one's memory."""
     records: list[StepRecord] = []
-    batch = None
     for indices, batch in zip(plan, loader(corpus, plan, build, device), strict=True):
         begin = time.perf_counter()
         state, metrics = step(state, batch)
@@ -75,8 +75,9 @@ def train(
         count = sum(len(corpus.texts[i]) for i in indices)
         records.append(StepRecord(len(records) + 1, loss, accuracy, count, time.perf_counter() - begin))
         show(records[-1])
-    peak = 0 if batch is None else peak_bytes(step, state, batch)
-    return Run(state, tuple(records), peak)
+    counts = step.counts
+    (last,) = loader(corpus, plan[-1:], build, device)
+    return Run(state, tuple(records), peak_bytes(step, state, last), counts)
 
 
 def predict(model: Callable[[TensorDict], Tensor], corpus: Corpus, indices: tuple[int, ...], build: Build) -> Tensor:

@@ -5,7 +5,7 @@
     from_state_dict({"fc.weight": w})           td   {"fc": {"weight": w}}
 
 Invariants:
-  - tensors pass as they are, nothing is copied;
+  - tensors pass as they are, nothing is copied; all functions are traceable;
   - what is no array is kept as a Static value, so that the way back gives the same Python object.
 """
 
@@ -92,9 +92,6 @@ def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
         StructureError: paths that are missing in `td`, or that the spec does not know; all are named.
         DtypeError: something else than the spec that `from_pytree` returned.
 
-    Compile:
-        Traceable.
-
     Example:
         >>> import torch
         >>> td, spec = from_pytree((torch.zeros(2), torch.ones(2)), [2])
@@ -124,9 +121,6 @@ def from_state_dict(state_dict: Mapping[str, Any], batch_size: Any = ()) -> Tens
     Raises:
         KeyPathError: one key would be a leaf and an inner node.
 
-    Compile:
-        Traceable.
-
     Example:
         >>> import torch
         >>> td = from_state_dict(torch.nn.Sequential(torch.nn.Linear(2, 3)).state_dict())
@@ -146,9 +140,6 @@ def to_state_dict(td: TensorDict) -> dict[str, Any]:
 
     Raises:
         KeyPathError: two paths join to one key.
-
-    Compile:
-        Traceable.
 
     Example:
         >>> import torch

@@ -8,7 +8,7 @@ A field that is an array becomes a leaf, a nested record or mapping an inner nod
 value, as in a tensorclass; so the way back gives an equal record.
 
 Invariants:
-  - tensors pass as they are, nothing is copied;
+  - tensors pass as they are, nothing is copied; functions are traceable where their docstrings say nothing else;
   - batch sizes are given, or asked for by `batch_dims=`; none is ever guessed in silence.
 """
 
@@ -128,9 +128,6 @@ def to_dataclass(td: TensorDict, cls: type[T]) -> T:
     Raises:
         DtypeError: `cls` is no dataclass.
         KeyPathError: keys that are no fields, or fields without a default and without a key; all are named.
-
-    Compile:
-        Traceable.
 
     Example:
         >>> from dataclasses import dataclass

@@ -5,6 +5,7 @@
     check(td, spec)                `td` itself, or an error that names every difference
 
 Invariants:
+  - all functions are traceable;
   - a Spec is frozen and hashable and holds no tensors; equal TensorDicts have equal specs, in whatever order of keys;
   - sizes that vary from batch to batch are None in the batch size and -1 among features, on ragged dims only.
 """
@@ -23,12 +24,12 @@ from tdc.core.keys import show, unravel_key
 from tdc.core.typing import KeyPath, OpName
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.tensordict.leaf import Leaf, unwrap, wrapped
+from tdc.tensordict.leaf import Leaf, unwrap, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import join, within
 from tdc.tensordict.storage import Leaves, is_tensordict, mark_examples, put_leaf, put_node
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 Size = tuple["int | None", ...]
 
@@ -148,9 +149,6 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
         ShapeError: a batch size that the spec leaves open.
         UnsupportedError: leaves of registered classes, of which there are no zeros; all are named.
 
-    Compile:
-        Traceable.
-
     Example:
         >>> td = zeros({"x": ((4,), torch.float32), "id": ((), torch.int64)}, [3])
         >>> td["x"].shape, td["id"]
@@ -171,7 +169,7 @@ def zeros(schema: TensorDict | Spec | Mapping[Any, Any], batch_size: Any = None,
         leaves[path] = MAKERS[entry.kind](entry, (*size, *entry.shape), entry.device if target is None else target)
     if size:
         mark_examples(leaves)
-    return make(leaves, dict(form._nodes), torch.Size(size), target)  # type: ignore[arg-type]  # no None is left
+    return build_td(leaves, dict(form._nodes), torch.Size(size), target)  # type: ignore[arg-type]  # no None is left
 
 
 def check(td: TensorDict, schema: TensorDict | Spec | Mapping[Any, Any]) -> TensorDict:
@@ -309,7 +307,7 @@ def ragged_in(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def no_objects(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> Leaf:
     """An ObjectArray of None."""
-    return wrapped(ObjectArray([None] * torch.Size(shape).numel(), shape))
+    return wrap_leaf(ObjectArray([None] * torch.Size(shape).numel(), shape))
 
 
 def differences(td: TensorDict, form: Spec) -> list[str]:

@@ -24,7 +24,7 @@ from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe
 from tdc.core.keys import missing_key, parts, show, unravel_key
 from tdc.core.typing import KeyPath, NestedKey
 from tdc.tensordict.paths import join, within
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 class TensorDictParams(nn.Module):
@@ -88,7 +88,7 @@ class TensorDictParams(nn.Module):
         """The TensorDict as it is now: its leaves are the Parameters and buffers themselves."""
         found: dict[KeyPath, Any] = {}
         gather(self, (), found)
-        return make({path: found[path] for path in self._paths}, self._nodes, self._size)
+        return build_td({path: found[path] for path in self._paths}, self._nodes, self._size)
 
     def forward(self) -> TensorDict:
         """`td`; so that a wrapper around the module, such as DistributedDataParallel, sees the call."""

@@ -39,7 +39,7 @@ from tdc.core.rules import MODES, Rule, add_rule
 from tdc.core.typing import Op
 from tdc.tensordict.indexing import reshared
 from tdc.tensordict.storage import together
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 NEEDED: Any = object()
 
@@ -76,10 +76,10 @@ def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any =
         raise refused(op, x, fn, others, error) from error
     if not isinstance(first, tuple):
         out = out if all_tensors(out) else reshared(x._leaves, out)
-        return make(out, x._nodes, size_of(first, rank) if size is None else torch.Size(size), x.device)
+        return build_td(out, x._nodes, size_of(first, rank) if size is None else torch.Size(size), x.device)
     columns = [{p: r[i] for p, r in out.items()} for i in range(len(first))]
     columns = [c if all_tensors(c) else reshared(x._leaves, c) for c in columns]
-    parts = [make(c, x._nodes, size_of(part, rank), x.device) for c, part in zip(columns, first, strict=True)]
+    parts = [build_td(c, x._nodes, size_of(part, rank), x.device) for c, part in zip(columns, first, strict=True)]
     return tuple(parts) if type(first) is tuple else type(first)(parts)
 
 

@@ -21,7 +21,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.tensordict.indexing import twin_of
 from tdc.tensordict.storage import Leaves, same_size, together
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
@@ -31,7 +31,7 @@ def stack_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
     same_size("stack", *tds)
     leaves = join_leaves(torch.stack, tds, d)
     size = first.batch_size
-    return make(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
+    return build_td(leaves, first._nodes, torch.Size([*size[:d], len(tds), *size[d:]]), first.device)
 
 
 def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
@@ -45,7 +45,7 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
         expected = f"batch sizes like {list(sizes[0])} but for dim {d}"
         raise ShapeError(message("cat", expected, f"{len(wrong)} others", wrong, "index them"))
     leaves = join_leaves(torch.cat, tds, d)
-    return make(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
+    return build_td(leaves, first._nodes, torch.Size([*before, sum([z[d] for z in sizes]), *after]), first.device)
 
 
 def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:

@@ -26,7 +26,7 @@ from tdc.core.typing import Op
 from tdc.ops.batch import explained, failing
 from tdc.tensordict.nodes import any_extra
 from tdc.tensordict.storage import check_extra, columns_of, same_size
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 FOREACH: dict[Op, Op] = {
     getattr(torch, name): foreach(name)
@@ -49,13 +49,13 @@ def unary_tensordict(op: Op) -> Op:
         leaves = x._leaves
         if not args and not kwargs and eager() and at_all is not None and at_once(leaves.values()):
             done = at_all(list(leaves.values()))
-            return make(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
+            return build_td(dict(zip(leaves, done, strict=True)), x._nodes, x._size, x._device)
         try:
             if args or kwargs:
                 out = {p: op(v, *args, **kwargs) for p, v in leaves.items()}
             else:  # most are called so, and the other call takes half as long again to trace
                 out = {p: op(v) for p, v in leaves.items()}
-            return make(out, x._nodes, x._size, x._device)
+            return build_td(out, x._nodes, x._size, x._device)
         except RuntimeError as error:
             raise refused(op, lambda v: op(v, *args, **kwargs), x, [x], error) from None
 
@@ -114,7 +114,7 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     leaves = {p: x for p, x in zip(paths, done, strict=True)}  # a call of dict takes 2 ms to trace
     if len(tds) > 1 and any_extra(like._nodes):
         check_extra(op, leaves, like._nodes, k)
-    return make(leaves, like._nodes, like._size, like._device)
+    return build_td(leaves, like._nodes, like._size, like._device)
 
 
 def aligned(columns: list[list[Any]], own: list[bool], k: int) -> list[list[Any]]:

@@ -41,7 +41,7 @@ from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import require_same
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def class_dim(x: NestedTensor | MaskedBatch) -> int:
@@ -105,7 +105,7 @@ def loss_tensordict(op: Op, input: TensorDict, target: Any, *args: Any, **kwargs
 
 def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
     """Inner nodes of leaves without dims have no batch dims of their own."""
-    return make(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
+    return build_td(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
 
 
 def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:

@@ -26,7 +26,7 @@ from tdc.ops.positions import beside
 from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.storage import data_of, ragged_sizes, with_data
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def movedim(x: Any, source: Any, destination: Any) -> Any:
@@ -93,7 +93,7 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
     if isinstance(x, Tensor) and isinstance(other, TensorDict):
         check_broadcast(x, other.batch_size, op)
         wide = zip(other._leaves.items(), column(x, other, op), strict=True)
-        return make({p: w.expand_as(v) for (p, v), w in wide}, other._nodes, other.batch_size, other.device)
+        return build_td({p: w.expand_as(v) for (p, v), w in wide}, other._nodes, other.batch_size, other.device)
     if isinstance(x, TensorDict) or isinstance(other, Tensor):
         return getattr(x, method)(*other.shape)
     if method == "expand":

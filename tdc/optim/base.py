@@ -31,7 +31,7 @@ from tdc.core.typing import KeyPath
 from tdc.optim.foreach import Column, Scalar
 from tdc.tensordict.paths import gathered, prefixed, replaced
 from tdc.tensordict.storage import same_size
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 Rate: TypeAlias = "float | Tensor | Schedule"
@@ -148,8 +148,8 @@ def updated(
     after = {**state._leaves, "step": step}
     for name, column in zip(names, found[1:], strict=True):
         after = replaced(after, paths, column, name)
-    new_params = make(replaced(params._leaves, paths, found[0]), params._nodes, params._size, params._device)
-    return new_params, make(after, state._nodes, state._size, state._device)
+    new_params = build_td(replaced(params._leaves, paths, found[0]), params._nodes, params._size, params._device)
+    return new_params, build_td(after, state._nodes, state._size, state._device)
 
 
 def columns_of(grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...]) -> list[Column]:

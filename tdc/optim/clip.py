@@ -8,7 +8,7 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.optim.base import DOUBLE, Transform, check_numbers, grouped, trainable, wide
 from tdc.optim.foreach import times
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 def global_norm(td: TensorDict) -> Tensor:
@@ -80,6 +80,6 @@ def clip_by_global_norm(max_norm: float) -> Transform:
         for dtype, positions in grouped([leaves[p].dtype for p in paths]):
             wider = [leaves[paths[i]].to(wide(dtype)) for i in positions]
             leaves |= {paths[i]: x.to(dtype) for i, x in zip(positions, times(wider, scale), strict=True)}
-        return make(leaves, grads._nodes, grads._size, grads._device), state
+        return build_td(leaves, grads._nodes, grads._size, grads._device), state
 
     return Transform(lambda params: TensorDict({}, params.batch_size), update)

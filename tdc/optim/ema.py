@@ -10,7 +10,7 @@ import torch
 
 from tdc.core.errors import StructureError, message
 from tdc.optim.base import check_numbers, differing, trainable, wide
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def ema(decay: float) -> Average:
 
     def update(mean: TensorDict, params: TensorDict) -> TensorDict:
         old = {p: x for p, x in mean._leaves.items() if trainable(x)}
-        wrong = differing(make(old, {}, mean._size), params)
+        wrong = differing(build_td(old, {}, mean._size), params)
         if wrong:
             got, hint = f"{len(wrong)} leaves that differ", "make the mean with init(params) of these parameters"
             raise StructureError(message(op, "a mean of these params", got, wrong, hint))
@@ -67,6 +67,6 @@ def ema(decay: float) -> Average:
             path: torch.lerp(old[path], x.to(old[path].dtype), 1 - decay) if path in old else x
             for path, x in params._leaves.items()
         }
-        return make(leaves, params._nodes, params._size, params._device)
+        return build_td(leaves, params._nodes, params._size, params._device)
 
     return Average(init, update)

@@ -34,36 +34,6 @@ def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguo
     return data_of(x).is_contiguous(memory_format=memory_format)
 
 
-def element_size(x: Ragged) -> int:
-    """Bytes of one element."""
-    return data_of(x).element_size()
-
-
-def itemsize(x: Ragged) -> int:
-    """Bytes of one element."""
-    return data_of(x).itemsize
-
-
-def nbytes(x: Ragged) -> int:
-    """Bytes of the elements; `tdc.nbytes` counts the structure, too."""
-    return data_of(x).nbytes
-
-
-def nelement(x: Ragged) -> int:
-    """Number of elements in memory, as `x.numel()`."""
-    return data_of(x).numel()
-
-
-def get_device(x: Ragged) -> int:
-    """Number of the CUDA device, -1 on CPU."""
-    return data_of(x).get_device()
-
-
-def is_cpu(x: Ragged) -> bool:
-    """Whether the batch is in the memory of the host."""
-    return data_of(x).is_cpu
-
-
 def layout(x: NestedTensor) -> torch.layout:
     """Layout of the values."""
     return x.values.layout
@@ -72,6 +42,25 @@ def layout(x: NestedTensor) -> torch.layout:
 def is_nested(x: Ragged) -> bool:
     """False: this is no `torch.nested` tensor; see `to_torch`."""
     return False
+
+
+def of_data(name: str, result: str, what: str, called: bool = False) -> Any:
+    """A method or property of tensors, of the values of a NestedTensor and of the data of a MaskedBatch."""
+
+    def method(x: Ragged) -> Any:
+        return getattr(data_of(x), name)()
+
+    def get(x: Ragged) -> Any:
+        return getattr(data_of(x), name)
+
+    fn = method if called else get
+    fn.__name__, fn.__doc__, fn.__annotations__["return"] = name, what, result
+    return fn if called else property(fn)
+
+
+def nbytes(x: Ragged) -> int:
+    """Bytes of the elements; `tdc.nbytes` counts the structure, too."""
+    return data_of(x).numel() * data_of(x).element_size()  # a graph has no `nbytes` of sizes that vary
 
 
 def dim(x: Ragged) -> int:
@@ -89,26 +78,6 @@ def grad(x: Ragged) -> Any:
     """Gradient of the elements, as a batch of the same lengths."""
     found = data_of(x).grad
     return None if found is None else with_data(x, found)
-
-
-def is_leaf(x: Ragged) -> bool:
-    """Whether the elements are a leaf of autograd."""
-    return data_of(x).is_leaf
-
-
-def grad_fn(x: Ragged) -> Any:
-    """The node of autograd that made the elements."""
-    return data_of(x).grad_fn
-
-
-def retain_grad(x: Ragged) -> None:
-    """Keep the gradient of a batch that is no leaf, for `x.grad`."""
-    data_of(x).retain_grad()
-
-
-def is_pinned(x: Ragged) -> bool:
-    """Whether the elements are in page-locked memory."""
-    return data_of(x).is_pinned()
 
 
 def pin_memory(x: Any) -> Any:
@@ -163,25 +132,28 @@ def mH(x: Any) -> Any:  # torch's name
     return x.transpose(-2, -1).conj()
 
 
+OF_DATA = {
+    "element_size": of_data("element_size", "int", "Bytes of one element.", called=True),
+    "nelement": of_data("numel", "int", "Number of elements in memory, as `x.numel()`.", called=True),
+    "get_device": of_data("get_device", "int", "Number of the CUDA device, -1 on CPU.", called=True),
+    "retain_grad": of_data("retain_grad", "None", "Keep the gradient of a batch that is no leaf.", called=True),
+    "is_pinned": of_data("is_pinned", "bool", "Whether the elements are in page-locked memory.", called=True),
+    "itemsize": of_data("itemsize", "int", "Bytes of one element."),
+    "is_cpu": of_data("is_cpu", "bool", "Whether the batch is in the memory of the host."),
+    "is_leaf": of_data("is_leaf", "bool", "Whether the elements are a leaf of autograd."),
+    "grad_fn": of_data("grad_fn", "Any", "The node of autograd that made the elements."),
+}
 SHARED: dict[str, Any] = {
+    **OF_DATA,
+    "nbytes": property(nbytes),
     "__iter__": iterate,
     "is_contiguous": is_contiguous,
-    "element_size": element_size,
-    "nelement": nelement,
-    "get_device": get_device,
     "dim": dim,
     "tolist": tolist,
     "requires_grad_": requires_grad_,
-    "retain_grad": retain_grad,
-    "is_pinned": is_pinned,
     "pin_memory": pin_memory,
-    "itemsize": property(itemsize),
-    "nbytes": property(nbytes),
     "is_nested": property(is_nested),
-    "is_cpu": property(is_cpu),
-    "is_leaf": property(is_leaf),
     "grad": property(grad),
-    "grad_fn": property(grad_fn),
     "occupancy": property(occupancy),
     "mT": property(mT),
     "mH": property(mH),

@@ -34,9 +34,9 @@ def applied(
     others: tuple[Any, ...],
     batch_size: Any,
     device: Any,
-    with_path: bool,
     is_leaf: IsLeaf,
     default: Any,
+    with_path: bool,
 ) -> Applied:
     """What `make` takes for the result of `td.apply` or, `with_path`, of `td.apply_with_path`.
 

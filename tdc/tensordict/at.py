@@ -29,7 +29,7 @@ from tdc.core.typing import KeyPath, OpName
 from tdc.tensordict.indexing import Numbers, entries_of
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.paths import join
-from tdc.tensordict.tensordict import TensorDict, index, make, normal_index
+from tdc.tensordict.tensordict import TensorDict, build_td, index, normal_index
 
 
 class At(Frozen):
@@ -125,7 +125,7 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
             examples = torch.cat([examples, examples.new_zeros(1, *features)])
         done = put(examples, flat.to(leaf.device), wide)
         leaves[path] = (done[:total] if mode == "drop" else done).view(leaf.shape)
-    return make(leaves, td._nodes, size, td.device)
+    return build_td(leaves, td._nodes, size, td.device)
 
 
 def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, Any]:
@@ -189,7 +189,7 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
     size, total = td._size, math.prod(td._size)
     positions = torch.arange(total, device=td.device).view(size)
     if mode is None:
-        return index(make({"position": positions}, {}, size, td.device), idx)["position"]
+        return index(build_td({"position": positions}, {}, size, td.device), idx)["position"]
     if mode not in ("drop", "clip"):
         raise DtypeError(message(op, "mode 'drop', 'clip' or None", f"{mode!r}", hint="None raises, as torch does"))
     given = normal_index(td, idx)
@@ -205,7 +205,7 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
         parts.append(part)
         d += not free
     positions = F.pad(positions, pad, value=total)
-    return index(make({"position": positions}, {}, positions.shape, td.device), tuple(parts))["position"]
+    return index(build_td({"position": positions}, {}, positions.shape, td.device), tuple(parts))["position"]
 
 
 def limited(i: Any, n: Any, mode: str) -> Any:

@@ -6,7 +6,7 @@
     ravel(td)                      all leaves as one tensor, and the way back
 
 Invariants:
-  - leaves that are not joined are passed on as they are;
+  - leaves that are not joined are passed on as they are; all functions are traceable;
   - `merge(*partition(td, keys))` has the entries of `td`, and `unravel(ravel(td)) == td`.
 """
 
@@ -29,7 +29,7 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import existing_path
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.storage import is_tensordict, same_size
-from tdc.tensordict.tensordict import TensorDict, make
+from tdc.tensordict.tensordict import TensorDict, build_td
 
 Layout = tuple[tuple[KeyPath, tuple[int, ...], torch.dtype], ...]
 
@@ -46,9 +46,6 @@ def merge(*tds: TensorDict, on_conflict: str | Callable[[Any, Any], Any] = "erro
         KeyPathError: keys that several have; all are named. With a function only a leaf that meets an inner node.
         ShapeError: different batch sizes.
         DtypeError: something else than TensorDicts, or another `on_conflict`.
-
-    Compile:
-        Traceable.
 
     Example:
         >>> a, b = TensorDict({"x": torch.ones(2)}, [2]), TensorDict({"y": torch.ones(2)}, [2])
@@ -79,9 +76,6 @@ def cat_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: int
         KeyPathError: a key that is not there, or no leaf.
         ShapeError: leaves that differ in another dim, or a batch dim.
 
-    Compile:
-        Traceable.
-
     Example:
         >>> td = TensorDict({"pos": torch.zeros(3, 2), "vel": torch.ones(3, 1)}, [3])
         >>> cat_keys(td, ["pos", "vel"], "state")["state"][0]
@@ -104,9 +98,6 @@ def stack_keys(td: TensorDict, keys: Iterable[NestedKey], out: NestedKey, dim: i
         KeyPathError: a key that is not there, or no leaf.
         ShapeError: leaves of different shapes, or a dim among the batch dims.
 
-    Compile:
-        Traceable.
-
     Example:
         >>> td = TensorDict({"x": torch.zeros(3), "y": torch.ones(3)}, [3])
         >>> stack_keys(td, ["x", "y"], "xy")["xy"].shape
@@ -127,9 +118,6 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
 
     Raises:
         KeyPathError: a key that is not there, or something that is no key, list or function.
-
-    Compile:
-        Traceable.
 
     Example:
         >>> td = TensorDict({"x": torch.ones(2), "id": torch.arange(2)}, [2])
@@ -328,4 +316,4 @@ def unravel(
     for (path, shape, dtype), part in zip(layout, parts, strict=True):
         leaf = part.reshape((*size, *shape))
         leaves[path] = leaf.to(dtype) if cast else leaf
-    return make(leaves, nodes, torch.Size(size if rest is None else rest), device)
+    return build_td(leaves, nodes, torch.Size(size if rest is None else rest), device)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from types import UnionType
-from typing import Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -174,20 +174,10 @@ CONSTRUCTOR = (
 )
 
 
-class Declared(NamedTuple):
-    """One field as it was declared; MISSING where there is no default or factory."""
-
-    name: str
-    note: Any
-    default: Any
-    factory: Any
-    kw_only: bool
-
-
-def as_dataclass(cls: Any, fields: Iterable[Declared]) -> None:
-    """Give a class what the functions of `dataclasses` read: a record of each field."""
+def as_dataclass(cls: Any, fields: Iterable[Field], notes: Mapping[str, Any]) -> None:
+    """Give a class what the functions of `dataclasses` read: a record of each field, with its annotation."""
     given = list(fields)
-    columns: list[Any] = [(f.name, f.note, dataclasses.field(kw_only=f.kw_only)) for f in given]
+    columns: list[Any] = [(f.name, notes.get(f.name, Any), dataclasses.field(kw_only=f.kw_only)) for f in given]
     made: Any = dataclasses.make_dataclass(
         cls.__name__, [*columns, *CONSTRUCTOR], init=False, repr=False, eq=False, match_args=False
     )

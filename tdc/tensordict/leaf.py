@@ -134,10 +134,10 @@ class Leaf(Container):
         return getattr(self._value, "dtype", None)
 
     def __getitem__(self, index: Any) -> Leaf:
-        return wrapped(self._protocol.ops["getitem"](self._value, index))
+        return wrap_leaf(self._protocol.ops["getitem"](self._value, index))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return wrapped, (self._value,)
+        return wrap_leaf, (self._value,)
 
     def __getattr__(self, name: str) -> Any:
         """Methods of tensors, which operations on a TensorDict call on its leaves."""
@@ -161,7 +161,7 @@ class Leaf(Container):
             hint = f"tdc.interop.register_leaf({self._label}, ..., ops={{{name!r}: fn}}), or td.exclude(key) first"
             got = f"{name!r}, which has none"
             raise UnsupportedError(message(name, f"an operation registered for {self._label}", got, hint=hint))
-        return wrapped(fn(*unwrapped(args), **{k: unwrapped(v) for k, v in kwargs.items()}))
+        return wrap_leaf(fn(*unwrapped(args), **{k: unwrapped(v) for k, v in kwargs.items()}))
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
@@ -181,13 +181,13 @@ def unwrapped(x: Any) -> Any:
     return [unwrapped(v) for v in members] if isinstance(x, (list, tuple)) else unwrap(x)
 
 
-def wrapped(x: Any) -> Any:
+def wrap_leaf(x: Any) -> Any:
     """A registered object, or those in a tuple or list, as leaves; anything else as it is."""
     members: Any = x
     if isinstance(x, (list, tuple)):
-        return tuple([wrapped(v) for v in members])
+        return tuple([wrap_leaf(v) for v in members])
     protocol = PROTOCOLS.get(members.__class__)
     return members if protocol is None else Leaf(members, protocol)
 
 
-torch.serialization.add_safe_globals([wrapped])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name it
+torch.serialization.add_safe_globals([wrap_leaf])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name it

@@ -24,7 +24,7 @@ from tdc.core.dynamo import mark_dynamic, trace_as
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.keys import parts, show, unravel_key
 from tdc.core.typing import MISSING, KeyPath, OpName
-from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrapped
+from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
 from tdc.tensordict.object_array import ObjectArray
 from tdc.tensordict.paths import ancestors, below, join, ordered, prefixed, subtable, top_keys
@@ -204,9 +204,9 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Any:
     """A leaf: tensors and containers as they are, numpy arrays, numbers and lists of them as tensors."""
     if not isinstance(value, (Tensor, Container)):
         if type(value) in PROTOCOLS:
-            return wrapped(value) if device is None else wrapped(value).to(device)
+            return wrap_leaf(value) if device is None else wrap_leaf(value).to(device)
         if getattr(getattr(value, "dtype", None), "kind", "") in ("O", "U", "S"):  # a numpy array of objects or strings
-            return wrapped(ObjectArray(value))
+            return wrap_leaf(ObjectArray(value))
         if isinstance(value, (str, bytes)) or value is None:
             raise not_a_leaf(value, path)
         try:

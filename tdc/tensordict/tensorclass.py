@@ -35,7 +35,6 @@ from tdc.core.frozen import read_only
 from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING, NestedKey
 from tdc.tensordict.fields import (
-    Declared,
     Field,
     annotations_in,
     as_dataclass,
@@ -52,10 +51,10 @@ from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import TYPES, Nodes, Static, Typed, name_of
 from tdc.tensordict.storage import Leaves, absorb, as_leaf, as_size, check_leaves, is_tensordict, mark_examples
-from tdc.tensordict.tensordict import TensorDict, flatten, make, unflatten
+from tdc.tensordict.tensordict import TensorDict, build_td, flatten, unflatten
 
 T = TypeVar("T")
-torch.serialization.add_safe_globals([make, Typed])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name them
+torch.serialization.add_safe_globals([build_td, Typed])  # pyright: ignore[reportUnknownMemberType]  # torch's stub; pickles name them
 FREE = {  # fields may hide these: nothing calls them
     "keys", "values", "items", "filter", "shape", "ndim", "dim", "size", "batch_dims", "depth", "dtype", "is_cpu",
     "is_cuda", "is_meta",
@@ -192,7 +191,7 @@ class TensorClass(TensorDict, metaclass=Meta):
     __replace__ = replace
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make, (self._leaves, self._nodes, self._size, self._device)
+        return build_td, (self._leaves, self._nodes, self._size, self._device)
 
     def _fill(self) -> None:
         """Write the slots that fields are read from."""
@@ -270,7 +269,7 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[s
         cls.__init__ = constructor(cls)
     if "__match_args__" not in vars(cls):
         cls.__match_args__ = tuple([n for n, f in fields.items() if not f.kw_only])
-    as_dataclass(cls, [Declared(n, notes.get(n, Any), f.default, f.factory, f.kw_only) for n, f in fields.items()])
+    as_dataclass(cls, fields.values(), notes)
     TYPES[name_of(cls)] = cls
     register(cls, flatten, unflatten, lambda context: context[0], name_of(cls), MappingKey)
 
@@ -374,7 +373,7 @@ def with_fields(x: TensorClass, entries: dict[Any, Any]) -> Any:
     entries = {k: as_node(x._fields[k], as_entry(x, k, v), x._size) for k, v in entries.items()}
     inner = [k for k, v in entries.items() if is_inner_value(v)]
     out = Keyed.update(x.exclude(*inner) if inner else x, entries)
-    return make(out._leaves, {**out._nodes, **x._typed}, out._size, out._device) if inner else out
+    return build_td(out._leaves, {**out._nodes, **x._typed}, out._size, out._device) if inner else out
 
 
 def as_entry(x: TensorClass, key: Any, value: Any) -> Any:

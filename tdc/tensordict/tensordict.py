@@ -34,7 +34,7 @@ from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
 from tdc.tensordict.indexing import at, indexed, misfit, normal_index
-from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrapped
+from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
 from tdc.tensordict.paths import ordered
@@ -216,7 +216,7 @@ class TensorDict(Operations):
             >>> td.apply(lambda x, y: x + y, td)["a"], td.apply(torch.sum, batch_size=[])["a"]
             (tensor([2., 2.]), tensor(2.))
         """
-        return make(*applied(self, fn, others, batch_size, device, False, is_leaf, default))
+        return build_td(*applied(self, fn, others, batch_size, device, is_leaf, default, False))
 
     def apply_with_path(
         self,
@@ -234,7 +234,7 @@ class TensorDict(Operations):
             >>> td.apply_with_path(lambda key, x: x * len(key))["b", "c"]
             tensor([2., 2.])
         """
-        return make(*applied(self, fn, others, batch_size, device, True, is_leaf, default))
+        return build_td(*applied(self, fn, others, batch_size, device, is_leaf, default, True))
 
     def to(self, *args: Any, where: Callable[[Any], bool] | None = None, **kwargs: Any) -> TensorDict:
         """`Tensor.to` for every leaf; a TensorDict or tensor as argument gives its device.
@@ -255,12 +255,14 @@ class TensorDict(Operations):
         leaves = {p: v.to(*args, **kwargs) if p in chosen else v for p, v in self._leaves.items()}
         all_moved = len(chosen) == len(leaves)
         device = self._device if not devices else torch.device(devices[0]) if all_moved else None
-        return make(leaves, self._nodes, self._size, device)
+        return build_td(leaves, self._nodes, self._size, device)
 
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> TensorDict:
         if nodes and () in nodes:
-            return make(leaves, nodes, self._size if size is None else size, self._device)
-        td = object.__new__(TensorDict)  # as `make`, without the call: this is all that a write costs beside its dict
+            return build_td(leaves, nodes, self._size if size is None else size, self._device)
+        td = object.__new__(
+            TensorDict
+        )  # as `build_td`, without the call: this is all that a write costs beside its dict
         td._leaves = leaves
         td._nodes = nodes
         td._size = self._size if size is None else size
@@ -269,7 +271,7 @@ class TensorDict(Operations):
 
     def empty(self) -> TensorDict:
         """Without keys: batch size and device stay."""
-        return make({}, {}, self._size, self._device)
+        return build_td({}, {}, self._size, self._device)
 
     def with_batch_size(self, batch_size: Any) -> TensorDict:
         """The same leaves with another batch size, which every one of them begins with.
@@ -285,11 +287,13 @@ class TensorDict(Operations):
         lost = len(self._size) - len(size)  # a node with batch dims of its own keeps all of them
         nodes = {p: with_extra(n, max(extra_of(n) + lost, 0) if extra_of(n) else 0) for p, n in self._nodes.items()}
         check_leaves("with_batch_size", self._leaves, nodes, size)
-        return make(self._leaves, nodes, size, self._device)
+        return build_td(self._leaves, nodes, size, self._device)
 
     def with_device(self, device: Any) -> TensorDict:
         """With leaves on `device` from here on; None lets them stay anywhere."""
-        return make(self._leaves, self._nodes, self._size, None) if device is None else self.to(torch.device(device))
+        return (
+            build_td(self._leaves, self._nodes, self._size, None) if device is None else self.to(torch.device(device))
+        )
 
     def mutate(self) -> Builder:
         """A builder, for a loop that sets many keys: `m[key] = value`, `del m[key]`, then `m.finish()`."""
@@ -316,7 +320,7 @@ class TensorDict(Operations):
     def to_numpy(self) -> dict[str, Any]:
         """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are."""
         found = {p: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for p, x in self._leaves.items()}
-        return make(found, self._nodes, Unsized(), None).to_dict()
+        return build_td(found, self._nodes, Unsized(), None).to_dict()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         spelling = f"td = td.set({key!r}, value)" if is_key(key) else "td = td.at[index].set(value)"
@@ -329,7 +333,7 @@ class TensorDict(Operations):
         raise ImmutableError(message("TensorDict", "no deletion, TensorDicts are immutable", got, hint=spelling))
 
 
-def make(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> Any:
+def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> Any:
     """A TensorDict of checked parts, which it owns from here on: what operations return.
 
     Where the root is a tensorclass, the result is an instance of it.
@@ -382,12 +386,12 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     for path, leaf in leaves.items():
         new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break
-    return make(leaves, td._nodes, new, td._device)
+    return build_td(leaves, td._nodes, new, td._device)
 
 
 def index_size(td: TensorDict, idx: Any) -> torch.Size:
     """The batch size of `td[idx]`, without its leaves."""
-    return index(make({}, {}, td._size), idx)._size
+    return index(build_td({}, {}, td._size), idx)._size
 
 
 def flatten(td: Any) -> tuple[list[Any], Any]:
@@ -416,7 +420,7 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
     for i, (leaf, rank) in enumerate(zip(children, ranks, strict=True)):
         shape = leaf.shape if isinstance(leaf, Tensor) else shape_of(leaf)
         if shape is None and type(leaf) in PROTOCOLS:
-            leaf = leaves[paths[i]] = wrapped(leaf)
+            leaf = leaves[paths[i]] = wrap_leaf(leaf)
             shape = leaf.shape
         if shape is None:
             size = Unsized(context)
@@ -424,7 +428,7 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
         own = shape[: max(len(shape) - rank, 0)]
         if own != size:
             size = own if type(size) is Unsized else common(size, own)
-    return make(leaves, dict(nodes), size, None if device is None else torch.device(device))
+    return build_td(leaves, dict(nodes), size, None if device is None else torch.device(device))
 
 
 register(TensorDict, flatten, unflatten, lambda context: context[0], entry=MappingKey)

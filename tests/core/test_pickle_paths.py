@@ -43,9 +43,9 @@ def test_pickles_name_these():
     inner = tdc.TensorDict({"a": packed, "b": {"c": torch.ones(2)}, "s": tdc.Static("s")}, [2])
     assert names_in(inner) == nested | td | {"tdc.tensordict.nodes:Static"}
     objects = tdc.TensorDict({"o": tdc.ObjectArray(["a", "b"])}, [2])
-    assert names_in(objects) == td | {"tdc.tensordict.leaf:wrapped", "tdc.tensordict.object_array:ObjectArray"}
+    assert names_in(objects) == td | {"tdc.tensordict.leaf:wrap_leaf", "tdc.tensordict.object_array:ObjectArray"}
     assert names_in(Point(torch.ones(2), batch_size=[2])) == {
-        "tdc.tensordict.tensordict:make",
+        "tdc.tensordict.tensordict:build_td",
         "tdc.tensordict.nodes:Typed",
     }
     for x in (packed, inner, objects, Point(torch.ones(2), batch_size=[2])):
@@ -74,9 +74,9 @@ def test_what_files_name_can_be_loaded_safely():
         "tdc.ragged.structure:Structure",
         "tdc.ragged.masked:MaskedBatch",
         "tdc.tensordict.tensordict:TensorDict",
-        "tdc.tensordict.tensordict:make",
+        "tdc.tensordict.tensordict:build_td",
         "tdc.tensordict.nodes:Static",
         "tdc.tensordict.nodes:Typed",
-        "tdc.tensordict.leaf:wrapped",
+        "tdc.tensordict.leaf:wrap_leaf",
     ):
         assert pkgutil.resolve_name(path) in safe

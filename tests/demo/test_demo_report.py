@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tdc.compile import Counts
-from tdc.demo.records import ComparisonRecord, DemoFacts, ExportRecord, StepRecord, spread
+from tdc.demo.records import DemoFacts, ExportRecord, Pair, StepRecord, spread
 from tdc.demo.report import write_report
 from tdc.demo.theme import DARK, LIGHT
 
@@ -58,7 +58,10 @@ def facts() -> DemoFacts:
         test_accuracy=0.5731,
         majority_accuracy=0.1404,
         comparison=tuple(
-            ComparisonRecord(step, 1.5, 1.5 + 2.5e-6, 0.040 + 1e-4 * step, 2 * (0.040 + 1e-4 * step), 8000)
+            Pair(
+                StepRecord(step, 1.5, 0.5, 8000, 0.040 + 1e-4 * step),
+                StepRecord(step, 1.5 + 2.5e-6, 0.5, 8000, 2 * (0.040 + 1e-4 * step)),
+            )
             for step in range(1, 12)
         ),
         peak_bytes_ragged=3 * 2**20,
@@ -146,7 +149,9 @@ def test_with_matplotlib_no_hint(report):
 
 
 def test_a_loss_is_printed_like_a_win(tmp_path):
-    slow = tuple(replace(row, seconds_ragged=row.seconds_padded * 1.25) for row in facts().comparison)
+    slow = tuple(
+        Pair(replace(pair.ragged, seconds=pair.padded.seconds * 1.25), pair.padded) for pair in facts().comparison
+    )
     slower = replace(facts(), comparison=slow)
     text = Page(write_report(tmp_path, slower).read_text(encoding="utf-8")).text
     assert f"0.80{TIMES}" in text

@@ -269,6 +269,7 @@ def test_what_kernels_and_tensors_have():
         for name in ("nbytes", "is_leaf"):
             with pytest.raises(ImmutableError, match="no change in place"):
                 setattr(batch, name, 1)
+    assert torch.compile(lambda x: x.nbytes, backend="eager", fullgraph=True)(x) == x.nbytes
     y = (x.requires_grad_() * 2).tanh()
     y.retain_grad()
     y.sum().backward()
