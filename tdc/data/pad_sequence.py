@@ -177,12 +177,7 @@ def one_length(td: TensorDict, examples: Sequence[TensorDict]) -> bool:
 
 
 def checked(op: OpName, examples: Any) -> list[Any]:
-    """Examples as a list.
-
-    Raises:
-        StructureError: there are none.
-        DtypeError: something else than a list of them, or among them; all are named.
-    """
+    """Examples as a list."""
     if isinstance(examples, (Container, Mapping, Tensor, str)) or not isinstance(examples, Iterable):
         hint = f"tdc.{op}([td0, td1])"
         raise DtypeError(message(op, "a list of TensorDicts", describe(examples), hint=hint))
@@ -207,12 +202,7 @@ def examples_of(op: OpName, tds: Any, strict: bool = True) -> list[TensorDict]:
 
 
 def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
-    """What padding holds, for each leaf that it is given for; the entry of a leaf goes before that of a node above.
-
-    Raises:
-        DtypeError: values that are no numbers; all are named.
-        KeyPathError: a key that is not there.
-    """
+    """What padding holds, for each leaf that it is given for; the entry of a leaf goes before that of a node above."""
     if not isinstance(value, Mapping):
         check_fills("data.pad_sequence", {"value": value})
         return dict.fromkeys(td._leaves, value)
@@ -223,11 +213,7 @@ def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
 
 
 def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
-    """What padding holds are numbers.
-
-    Raises:
-        DtypeError: they are not; all are named.
-    """
+    """What padding holds are numbers."""
     wrong = {name: describe(v) for name, v in values.items() if not isinstance(v, (Number, Tensor))}
     if wrong:
         hint = "value=0.0, or value={'key': -1}"
@@ -264,11 +250,7 @@ def as_batch(op: OpName, leaves: Leaves, nodes: Nodes, size: tuple[int, ...], de
 def stack_leaves(
     op: OpName, tds: list[TensorDict], ragged: Mapping[KeyPath, Dims], convert: Convert, hint: str
 ) -> Leaves:
-    """Each leaf of all examples as one: packed and converted where its path is in `ragged`, stacked where not.
-
-    Raises:
-        DtypeError, ShapeError: leaves that do not go together; every key is named.
-    """
+    """Each leaf of all examples as one: packed and converted where its path is in `ragged`, stacked where not."""
     leaves: Leaves = {}
     kinds: dict[str, str] = {}
     shapes: dict[str, str] = {}

@@ -233,11 +233,7 @@ def field_values(x: Any) -> list[Any]:
 
 
 def record(op: OpName, td: TensorDict, cls: Any) -> Any:
-    """An instance of a class of records, of the entries of `td`.
-
-    Raises:
-        KeyPathError: fields and keys that do not match; all are named.
-    """
+    """An instance of a class of records, of the entries of `td`."""
     rows, keys = plan(cls), Keyed.keys(td)
     names = [name for name, _, _ in rows]
     wrong = [f"{k}: no field" for k in keys if k not in names]
@@ -285,11 +281,7 @@ def form_of(note: Any) -> Any:
 
 
 def fields_class(names: tuple[str, ...]) -> Any:
-    """The class of named tuples with these fields; one class for the same names, so that their pytrees match.
-
-    Raises:
-        KeyPathError: a name that Python does not allow; all are named.
-    """
+    """The class of named tuples with these fields; one class for the same names, so that their pytrees match."""
     renamed = namedtuple("Fields", names, rename=True)._fields
     wrong = [n for n, r in zip(names, renamed, strict=True) if n != r]
     if wrong:
@@ -309,11 +301,7 @@ def own_size(obj: Any) -> Any:
 
 
 def shared_size(td: TensorDict, dims: int) -> torch.Size:
-    """The first `dims` sizes, which all leaves share.
-
-    Raises:
-        ShapeError: they do not, there are fewer, or there is no leaf to read them from.
-    """
+    """The first `dims` sizes, which all leaves share."""
     op, leaves = "as_tensordict", td._leaves
     sizes = {p: batch_of(x)[:dims] for p, x in leaves.items()}
     full = [z for z in sizes.values() if len(z) == dims]

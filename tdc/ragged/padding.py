@@ -161,11 +161,7 @@ def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:
 
 
 def shift_rows(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = False) -> Tensor:
-    """Rows `(B, L, ...)` with padding on a side, moved to the front; `back` moves rows from the front to their side.
-
-    Raises:
-        ShapeError: an unknown side.
-    """
+    """Rows `(B, L, ...)` with padding on a side, moved to the front; `back` moves rows from the front to their side."""
     if side not in ("left", "right"):
         raise ShapeError(message(op, "side='left' or side='right'", repr(side), hint="the side of the padding"))
     if side == "right":

@@ -38,12 +38,7 @@ def applied(
     default: Any,
     with_path: bool,
 ) -> Applied:
-    """What `make` takes for the result of `td.apply` or, `with_path`, of `td.apply_with_path`.
-
-    Raises:
-        DtypeError: others that are no TensorDicts.
-        ShapeError, StructureError, KeyPathError: as `TensorDict.apply`.
-    """
+    """What `build_td` takes for the result of `td.apply` or, `with_path`, of `td.apply_with_path`."""
     odd = [describe(x) for x in others if not isinstance(x, Keyed)]
     if odd:
         hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"
@@ -79,11 +74,7 @@ def on_leaves(td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_pat
 def on_entries(
     td: Any, fn: Callable[..., Any], others: tuple[Any, ...], with_path: bool, is_leaf: IsLeaf, default: Any
 ) -> Leaves:
-    """What a function gives for the leaves and for the inner nodes that count as leaves.
-
-    Raises:
-        KeyPathError: another TensorDict lacks a key, and there is no default.
-    """
+    """What a function gives for the leaves and for the inner nodes that count as leaves."""
     found = list(td._leaves) if is_leaf is None else matching_keys(td, True, False, is_leaf, False)
     paths = [p for p in found if p in td._leaves or counts_as_leaf(td, p, is_leaf)]
     values = {p: [td.get(p), *[entry_at(x, p, default) for x in others]] for p in paths}

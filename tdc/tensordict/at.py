@@ -129,11 +129,7 @@ def write(at: At, op: str, value: Any, mode: str | None, put: Callable[[Tensor, 
 
 
 def values_at(value: Any, td: TensorDict, op: str) -> dict[KeyPath, Any]:
-    """What to write into which leaf: the entries of a TensorDict or mapping, or one value for all leaves.
-
-    Raises:
-        KeyPathError: an entry without a leaf.
-    """
+    """What to write into which leaf: the entries of a TensorDict or mapping, or one value for all leaves."""
     if not isinstance(value, (TensorDict, Mapping)):
         return dict.fromkeys(td._leaves, value)
     given = leaves_of(value)
@@ -154,11 +150,7 @@ def leaves_of(source: Any) -> dict[KeyPath, Any]:
 
 
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:
-    """A value in the dtype of its leaf; `set` converts as torch does, arithmetic does not drop fractions.
-
-    Raises:
-        DtypeError: it cannot become a tensor, or is of a kind of number that the leaf cannot hold.
-    """
+    """A value in the dtype of its leaf; `set` converts as torch does, arithmetic does not drop fractions."""
     try:
         v = torch.as_tensor(value, device=leaf.device)
     except (TypeError, ValueError, RuntimeError):
@@ -181,11 +173,7 @@ def reduced(x: Tensor, i: Tensor, v: Tensor, reduce: str) -> Tensor:
 
 
 def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tensor:
-    """The flat position of each example at an index; the number of examples for an index that is dropped.
-
-    Raises:
-        DtypeError: another mode.
-    """
+    """The flat position of each example at an index; the number of examples for an index that is dropped."""
     size, total = td._size, math.prod(td._size)
     positions = torch.arange(total, device=td.device).view(size)
     if mode is None:

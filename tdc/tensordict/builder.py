@@ -101,11 +101,7 @@ class Builder:
 
 
 def unfinished(m: Builder) -> Keyed:
-    """The TensorDict that a builder was made of.
-
-    Raises:
-        ImmutableError: the builder is finished.
-    """
+    """The TensorDict that a builder was made of."""
     if m._td is None:
         hint = "td.mutate() gives a new one"
         raise ImmutableError(message("mutate", "a builder that is not finished", "one that is", hint=hint))

@@ -193,11 +193,7 @@ def ravel(
 
 
 def check_tensordicts(op: OpName, tds: Sequence[Any]) -> None:
-    """Check that there is at least one operand, and that all are TensorDicts.
-
-    Raises:
-        DtypeError: there is none, or some are not; all are named.
-    """
+    """Check that there is at least one operand, and that all are TensorDicts."""
     wrong = {f"operand {i}": type(td).__name__ for i, td in enumerate(tds) if not is_tensordict(td)}
     if wrong or not tds:
         got = f"{len(wrong)} others" if wrong else "none"
@@ -241,11 +237,7 @@ def described_at(td: TensorDict, path: KeyPath) -> str:
 
 
 def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], list[Any]]:
-    """Paths and leaves at some keys, as they are stored.
-
-    Raises:
-        KeyPathError: no key at all, keys that are not there, or that are no leaves; the latter are all named.
-    """
+    """Paths and leaves at some keys, as they are stored."""
     check_tensordicts(op, [td])
     given: Any = keys
     if isinstance(keys, str) or not isinstance(keys, Iterable):
@@ -259,11 +251,7 @@ def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], 
 
 
 def feature_dim(op: OpName, td: TensorDict, dim: int, ndim: int, hint: str) -> int:
-    """A dim of leaves, behind the batch dims, as a non-negative number.
-
-    Raises:
-        ShapeError: it is a batch dim, or none of theirs.
-    """
+    """A dim of leaves, behind the batch dims, as a non-negative number."""
     if is_key(dim):
         got, spelled = f"{dim!r}", f"keys in one list: tdc.{op}(td, ['a', 'b'], 'out', dim=-1)"
         raise DtypeError(message(op, "an int as dim", got, hint=spelled))
@@ -278,11 +266,7 @@ def feature_dim(op: OpName, td: TensorDict, dim: int, ndim: int, hint: str) -> i
 
 
 def check_alike(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | None) -> None:
-    """Check that leaves have the same kind and, but for one dim, the same shape.
-
-    Raises:
-        ShapeError: they do not; all that differ from the first are named.
-    """
+    """Check that leaves have the same kind and, but for one dim, the same shape."""
     shapes = [tuple([n for d, n in enumerate(x.shape) if d != but]) for x in leaves]
     kinds = [type(x) if isinstance(x, Container) else Tensor for x in leaves]
     wrong = [i for i in range(len(leaves)) if kinds[i] is not kinds[0] or shapes[i] != shapes[0]]

@@ -124,11 +124,7 @@ def kind_of_class(note: Any) -> str:
 
 
 def stored_as(f: Field, value: Any) -> Any:
-    """A value as its field stores it: a Static value where the kind of the field, or else of the value, says so.
-
-    Raises:
-        DtypeError: an inner node for a tensor field or the reverse, or an unhashable object for a static one.
-    """
+    """A value as its field stores it: a Static value where the kind of the field, or else of the value, says so."""
     if value is None and f.kind in ("tensor", "node") and not f.optional:
         at, hint = {f.name: "NoneType"}, "annotate it as Tensor | None"
         raise DtypeError(message("tensorclass", "a value for a field that is not optional", "None", at, hint))
@@ -148,11 +144,7 @@ def stored_as(f: Field, value: Any) -> Any:
 
 
 def as_node(f: Field, value: Any, size: Any) -> Any:
-    """An inner node as its field stores it: an instance of the class that the annotation names.
-
-    Raises:
-        KeyPathError: keys that are no fields of that class, or fields without a key; all are named.
-    """
+    """An inner node as its field stores it: an instance of the class that the annotation names."""
     if f.cls is None or isinstance(value, f.cls) or not is_inner_value(value):
         return value
     return f.cls.from_tensordict(value, batch_size=size)
@@ -195,11 +187,7 @@ def is_mark(note: Any) -> bool:
 
 
 def check_stored(name: str, notes: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Check that every field is stored and is an argument of the constructor.
-
-    Raises:
-        StructureError: some are not; all are named.
-    """
+    """Check that every field is stored and is an argument of the constructor."""
     wrong = [f"{n}: InitVar" for n, note in notes.items() if is_init_var(note)]
     wrong += [f"{n}: init=False" for n, x in defaults.items() if isinstance(x, dataclasses.Field) and not x.init]
     if wrong:

@@ -84,11 +84,7 @@ def at(x: Tensor, idx: Any) -> Tensor:
 
 
 def normal_index(td: Any, idx: Any) -> Any:
-    """An index as every leaf takes it: it reaches batch dims only.
-
-    Raises:
-        IndexingError: it is no index, or has too many dims.
-    """
+    """An index as every leaf takes it: it reaches batch dims only."""
     found: Any = idx
     if type(idx) is list:
         try:
@@ -162,9 +158,6 @@ def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
     """An index that cannot reach feature dims: an Ellipsis stands for batch dims only.
 
     A mask becomes the positions it selects, so that they are searched once and not leaf by leaf.
-
-    Raises:
-        IndexingError: more indices than batch dims, or a mask of another shape than the batch dims it stands for.
     """
     used, k = sum([consumed(i) for i in idx]), len(size)
     if used > k:

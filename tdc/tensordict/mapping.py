@@ -356,11 +356,7 @@ def class_at(td: Keyed, path: KeyPath) -> Any:
 
 
 def existing_path(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
-    """The path of a key that is there.
-
-    Raises:
-        KeyPathError: it is not; the nearest keys are named.
-    """
+    """The path of a key that is there."""
     path = key if type(key) is str else unravel_key(key)
     if path not in td._leaves and path not in td._nodes:
         raise missing_key(op, path, [*td._leaves, *td._nodes])
@@ -397,11 +393,7 @@ def renamed(path: KeyPath, moves: dict[KeyPath, KeyPath]) -> KeyPath:
 
 
 def relocated(td: Keyed, op: OpName, new_path: Callable[[KeyPath], KeyPath]) -> TensorDict:
-    """The same leaves and nodes at other paths.
-
-    Raises:
-        KeyPathError: two leaves, or a leaf and a node, come to one path; all are named.
-    """
+    """The same leaves and nodes at other paths."""
     fixed = statics(td._nodes)
     old = [*td._leaves, *fixed]
     new = [new_path(path) for path in old]

@@ -121,11 +121,7 @@ def param_count(td: Any) -> int:
 
 
 def leaves_of(op: str, x: Any) -> list[Any]:
-    """Leaves of a TensorDict or another pytree, where a ragged batch is one leaf.
-
-    Raises:
-        DtypeError: nothing that has leaves.
-    """
+    """Leaves of a TensorDict or another pytree, where a ragged batch is one leaf."""
     if is_tensordict(x):
         return list(x._leaves.values())
     leaves = pytree.tree_leaves(x, is_leaf=lambda v: isinstance(v, Container))

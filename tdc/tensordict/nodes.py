@@ -73,11 +73,7 @@ class Static(Frozen):
 
 
 def check_static(op: str, value: Any, at: Mapping[str, str] | Iterable[str] = ()) -> None:
-    """Check that a static value is hashable and holds no tensors, whose hash does not depend on their content.
-
-    Raises:
-        DtypeError: it is not, or it does.
-    """
+    """Check that a static value is hashable and holds no tensors, whose hash does not depend on their content."""
     if value is None or isinstance(value, (str, int, float)):
         return
     got, hint = type(value).__name__, "a tuple for a list, ObjectArray for one object per example"
@@ -145,11 +141,7 @@ def static_from(data: Any) -> Static:
 
 
 def typed_from(data: Any) -> Typed:
-    """The entry of a tensorclass from the JSON data of a context.
-
-    Raises:
-        FormatError: the class is not defined in this process.
-    """
+    """The entry of a tensorclass from the JSON data of a context."""
     name, extra = data
     if name not in TYPES:
         hint = f"import {name.rpartition('.')[0]} first"

@@ -41,11 +41,7 @@ def remove(leaves: Leaves, nodes: Nodes, path: KeyPath) -> None:
 
 
 def put_node(leaves: Leaves, nodes: Nodes, path: KeyPath, entry: Any = 0) -> None:
-    """Make a path and all its proper prefixes inner nodes, or put a static value at the path.
-
-    Raises:
-        KeyPathError: a prefix is a leaf or a static value.
-    """
+    """Make a path and all its proper prefixes inner nodes, or put a static value at the path."""
     put_ancestors(leaves, nodes, path)
     if type(entry) is Static:
         remove(leaves, nodes, path)
@@ -181,11 +177,7 @@ def absorb_tensordict(
 
 
 def put_new(leaves: Leaves, nodes: Nodes, path: KeyPath, value: Any) -> None:
-    """Put a leaf or a static value where nothing is yet.
-
-    Raises:
-        KeyPathError: the path is taken.
-    """
+    """Put a leaf or a static value where nothing is yet."""
     if path in leaves or path in nodes:
         raise taken(path)
     if type(value) is Static:
@@ -226,11 +218,7 @@ def not_a_leaf(value: Any, path: KeyPath) -> DtypeError:
 
 
 def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hint: str = "") -> None:
-    """Check that every leaf begins with the batch size, and with that of its inner nodes.
-
-    Raises:
-        ShapeError: at least one leaf does not; all are named.
-    """
+    """Check that every leaf begins with the batch size, and with that of its inner nodes."""
     k = len(size)
     if k:
         misfits = [p for p, x in leaves.items() if x.shape[:k] != size]
@@ -245,11 +233,7 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
 
 
 def same_keys(op: OpName, first: Any, *others: Any) -> None:
-    """Check that TensorDicts have the same keys of leaves and the same static values.
-
-    Raises:
-        StructureError: they do not; every difference is named.
-    """
+    """Check that TensorDicts have the same keys of leaves and the same static values."""
     for i, other in enumerate(others, 1):
         if other._leaves.keys() != first._leaves.keys():
             here, there = set(first._leaves), set(other._leaves)
@@ -264,11 +248,7 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
 
 
 def check_statics(op: OpName, first: Any, other: Any) -> None:
-    """Check that two TensorDicts have the same static values.
-
-    Raises:
-        StructureError: they do not; all that differ are named.
-    """
+    """Check that two TensorDicts have the same static values."""
     here, there = statics(first._nodes), statics(other._nodes)
     wrong = [show(p) for p in {**here, **there} if here.get(p) != there.get(p)] if here or there else []
     if wrong:
@@ -277,11 +257,7 @@ def check_statics(op: OpName, first: Any, other: Any) -> None:
 
 
 def same_size(op: OpName, first: Any, *others: Any) -> None:
-    """Check that TensorDicts have the same batch size.
-
-    Raises:
-        ShapeError: they do not.
-    """
+    """Check that TensorDicts have the same batch size."""
     for other in others:
         if other.batch_size != first.batch_size:
             got = f"{show_sizes(first.batch_size)} and {show_sizes(other.batch_size)}"
@@ -337,11 +313,7 @@ def mark_examples(leaves: Leaves) -> None:
 
 
 def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
-    """Check that the leaves of a node with extra batch dims agree in these, too.
-
-    Raises:
-        ShapeError: they do not; all that differ from the first are named.
-    """
+    """Check that the leaves of a node with extra batch dims agree in these, too."""
     for node, entry in nodes.items():
         extra = extra_of(entry)
         own = below(leaves, node) if extra else {}
@@ -391,11 +363,7 @@ def common(a: Any, b: Any) -> Any:
 
 
 def as_size(size: Any) -> torch.Size:
-    """A batch size given as a sequence or as one int.
-
-    Raises:
-        DtypeError: anything else.
-    """
+    """A batch size given as a sequence or as one int."""
     try:
         return torch.Size(size if type(size) is not int else (size,))
     except TypeError:

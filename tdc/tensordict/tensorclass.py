@@ -322,11 +322,7 @@ def constructor(cls: Any) -> Any:
 
 
 def check_order(name: str, fields: list[Field]) -> None:
-    """Positional fields without a default come before those with one, as in a dataclass.
-
-    Raises:
-        StructureError: they do not; all are named.
-    """
+    """Positional fields without a default come before those with one, as in a dataclass."""
     late = [f.name for i, f in enumerate(fields) if f.required and not all([g.required for g in fields[:i]])]
     if late:
         got = f"{', '.join(late)} behind one with a default"
