@@ -94,7 +94,9 @@ def findings() -> Iterator[Finding]:
     yield find_cxx()
     yield find_headers()
     yield find_devices()
-    yield find_threads()
+    within, between = torch.get_num_threads(), torch.get_num_interop_threads()
+    text = f"{within} within an operation, {between} between them, {os.cpu_count()} cores"
+    yield Finding("threads", True, text)
     for extra in EXTRAS:
         yield find_extra(extra)
     for name, holds in (*CORE_PROBES, *COMPILE_PROBES):
@@ -145,12 +147,6 @@ def find_devices() -> Finding:
     if torch.backends.mps.is_available():
         names.append("mps")
     return Finding("devices", True, ", ".join(names))
-
-
-def find_threads() -> Finding:
-    """How many threads torch runs on, and how many cores there are."""
-    within, between = torch.get_num_threads(), torch.get_num_interop_threads()
-    return Finding("threads", True, f"{within} within an operation, {between} between them, {os.cpu_count()} cores")
 
 
 def find_extra(extra: str) -> Finding:

@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.operators import while_loop_operator
-from tdc.compile._torch.tracing import before_operator, is_batched, refuse_in_scan, trace_outside
+from tdc.compile._torch.tracing import before_operator, is_batched, loop_operator, refuse_in_scan, trace_outside
 from tdc.compile.carries import agree, moving, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, ends_if_ran, needs_grad, traced
 from tdc.core.arguments import expect_function
@@ -154,7 +153,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
         return tuple([copied(out[position]) for position in positions])
 
     start = tuple([anchored(tensors[position], ref) for position in positions])
-    end = while_loop_operator(lambda *flat: checked("while_loop", cond_fn(*carry_of(flat))), body, start)
+    end = loop_operator("while_loop")(lambda *flat: checked("while_loop", cond_fn(*carry_of(flat))), body, start)
     return carry_of(end if ref is None else ends_if_ran(first, end, [tensors[i] for i in positions]))
 
 

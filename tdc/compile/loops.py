@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.operators import associative_scan_operator, map_operator, scan_operator
-from tdc.compile._torch.tracing import before_operator, refuse_in_scan, trace_outside
+from tdc.compile._torch.tracing import before_operator, loop_operator, refuse_in_scan, trace_outside
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, needs_grad, traced
 from tdc.core import pytree
@@ -147,7 +146,7 @@ def scan_in_graph(combine_fn: Fn, init: Any, steps: Steps, tensors: list[Tensor]
 
     start = [anchored(x, ref) for x in code.encode([tensors[i] for i in positions])]
     start += [] if positions else [torch.zeros(())]  # torch wants a carry
-    end, ys = scan_operator(step, start, steps.tensors, steps.reverse)
+    end, ys = loop_operator("scan")(step, start, steps.tensors, dim=0, reverse=steps.reverse)
     return carry_of(end[: len(positions)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
 
 
@@ -189,10 +188,7 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, c
         combine_mode: "generic" for any function on any device; "pointwise" for pointwise functions on CUDA.
 
     Raises:
-        DtypeError: a leaf that is no tensor.
-        ShapeError: no steps, different numbers of them, or a dim that is not there.
-        StructureError: `combine_fn` changes the form; both are shown.
-        UnsupportedError: "pointwise" elsewhere than on CUDA; a ragged or padded batch.
+        As `scan`, and UnsupportedError for "pointwise" elsewhere than on CUDA.
 
     Compile:
         fullgraph, O(log T) rounds; "generic" is differentiable.
@@ -226,7 +222,7 @@ def associative_scan(combine_fn: Fn, xs: Any, dim: int, reverse: bool = False, c
     def combine(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
         return [copied(x) for x in tensors_of(combine_fn(steps.form.join(a), steps.form.join(b)))]
 
-    out = associative_scan_operator(combine, steps.tensors, reverse, combine_mode)
+    out = loop_operator(op)(combine, steps.tensors, 0, reverse=reverse, combine_mode=combine_mode)
     return stacked(out, steps.form, steps.dim)
 
 
@@ -276,4 +272,4 @@ def scan_map(f: Fn, xs: Any, *args: Any) -> Any:
     def step(slices: list[Tensor]) -> list[Tensor]:
         return code.encode(tensors_of(f(steps.form.join(slices), *args)))
 
-    return stacked(code.decode(map_operator(step, steps.tensors), 1), form, 0)
+    return stacked(code.decode(loop_operator("map")(step, steps.tensors), 1), form, 0)

@@ -28,6 +28,7 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import missing_key, unravel_key
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import axis_of, with_static
 from tdc.tensordict.paths import ancestors, ordered
 from tdc.tensordict.tensordict import TensorDict
 
@@ -175,13 +176,7 @@ def for_torch(x: Any, dim: int | None) -> tuple[Any, Any]:
         kind = "ragged" if d in ragged else "the batch of ragged rows"
         got, hint = f"dim {dim} of {describe(x)}, which is {kind}", "rows differ in size: loop over x.unbind()"
         raise ShapeError(message("vmap", "a static dim", got, hint=hint))
-    lower = x._batch_dim - (d < x._batch_dim)
-    if isinstance(x, NestedTensor):
-        s: Any = x.structure
-        axis = s.axis(d, x.ndim, "vmap")
-        moved = build_nested(s.moved(s.packed_dim - (axis < s.packed_dim), lower), x.values.movedim(axis, -1))
-    else:
-        moved = build_masked(x.data.movedim(d, -1), x.lengths, tuple([r - (d < r) for r in ragged]), lower)
+    moved = with_static(x, data_of(x).movedim(axis_of("vmap", x, d), -1), d, -1)
     leaves, spec = pytree.tree_flatten(moved)
     return moved, pytree.tree_unflatten([-1, *[None] * (len(leaves) - 1)], spec)
 

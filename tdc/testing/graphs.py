@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tdc.compile.inductor import backend as inductor
-from tdc.compile.report.build import Report, report
+from tdc.compile.report.build import report
+from tdc.compile.report.record import Report
 from tdc.core.errors import message
 from tdc.tensordict.display import shortened
 

@@ -1,8 +1,7 @@
 """What this room asks of torch's private parts, one file for each part; no other file of it names them.
 
     dynamo       backends by name, counts, marks of sizes; modules of torch, loaded late
-    tracing      the graph that Dynamo is tracing, and transforms around a call
-    operators    loops as one operation of a graph
+    tracing      the graph that Dynamo is tracing, its loops, and transforms around a call
     inductor     the compiler, its settings and counters
     aoti         packages of machine code
     symbolic     sizes that are symbols

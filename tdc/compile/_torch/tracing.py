@@ -37,6 +37,11 @@ def translator(context: Any) -> Any:
     return context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
 
 
+def loop_operator(name: str) -> Callable[..., Any]:
+    """torch's "while_loop", "scan", "associative_scan" or "map", on tuples of tensors; `torch.cond` alone is public."""
+    return getattr(internals._higher_order_ops, name)
+
+
 def innermost_transform() -> str | None:
     """The name of the transform of `torch.func` around the call, such as "grad"; None where there is none."""
     interpreter = internals._C._functorch.peek_interpreter_stack()

@@ -28,8 +28,7 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.compile.report.kernels import kernels_of
 from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
-from tdc.compile.report.record import Compile, Record
-from tdc.compile.report.view import report_html, report_text
+from tdc.compile.report.record import Compile, Report
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, StructureError, describe, message
 
@@ -38,37 +37,6 @@ LIMIT = Break(
     "torch compiles a function only so often: some calls ran without compiling",
     hint="mend what the recompiles name, or raise torch._dynamo.config.recompile_limit",
 )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Report(Record):
-    """What compiling a function over some examples did. `str` is a table, `html()` a page, `save(path)` writes it.
-
-    Attributes:
-        name, backend: of the function and of what compiled it.
-        examples: how many there were.
-        breaks: each line where the function was cut, once.
-        compiles: all compiles, in order.
-        call_us, raw_us: microseconds of a warm call, and of the compiled graphs alone on flat tensors; medians.
-        peak_bytes: most bytes alive during a warm call beyond what was alive before; of the largest example.
-    """
-
-    def __str__(self) -> str:
-        return report_text(self)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return report_html(self)
-
-    def html(self) -> str:
-        """A page of its own, without scripts; tables with headings, long lists open by mouse or keyboard."""
-        return report_html(self, page=True)
-
-    def save(self, path: Any) -> None:
-        """Write the page to a file."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.html())
 
 
 def report(

@@ -1,11 +1,16 @@
-"""What a compile report holds: numbers, and the compiles, breaks and kernels that they count."""
+"""What a compile report holds: numbers, and the compiles, breaks and kernels that they count; and what it shows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tdc.compile.report.kernels import Kernel
 from tdc.compile.report.reasons import Break
+from tdc.compile.report.view import Section, report_html, report_text
+from tdc.tensordict.nbytes import bytes_text
+
+UNTOLD = "not told by this backend"  # what only Inductor tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,18 @@ class Compile:
     bytes_moved: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What compiling a function over some examples did; see `Report`."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Report:
+    """What compiling a function over some examples did. `str` is a table, `html()` a page, `save(path)` writes it.
+
+    Attributes:
+        name, backend: of the function and of what compiled it.
+        examples: how many there were.
+        breaks: each line where the function was cut, once.
+        compiles: all compiles, in order.
+        call_us, raw_us: microseconds of a warm call, and of the compiled graphs alone on flat tensors; medians.
+        peak_bytes: most bytes alive during a warm call beyond what was alive before; of the largest example.
+    """
 
     name: str
     backend: str
@@ -85,3 +99,69 @@ class Record:
     def overhead_us(self) -> float | None:
         """Microseconds of a warm call beyond the compiled graphs: guards, taking containers apart, building results."""
         return None if self.call_us is None or self.raw_us is None else self.call_us - self.raw_us
+
+    def __str__(self) -> str:
+        return report_text(title(self), figures(self), sections(self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return report_html(title(self), figures(self), sections(self))
+
+    def html(self) -> str:
+        """A page of its own, without scripts; tables with headings, long lists open by mouse or keyboard."""
+        return report_html(title(self), figures(self), sections(self), page=True)
+
+    def save(self, path: Any) -> None:
+        """Write the page to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.html())
+
+
+def sections(r: Report) -> list[Section]:
+    """All that a report has, sections with nothing in them left out."""
+    compiles = []
+    for n, c in enumerate(r.compiles):
+        cause = "; ".join(c.causes) or ("unknown" if c in r.recompiles else "first")
+        counts = (n + 1, c.graph, c.ops, len(c.guards), sum([k.generated for k in c.kernels]))
+        compiles.append((*[f"{count}" for count in counts], f"{c.seconds:.1f}", cause))
+    head = ("kernel", "language", "stage", "calls", "fused operations", "lines")
+    found = [
+        Section("graph breaks", ("reason", "where", "hint"), [(b.reason, b.where, b.hint) for b in r.breaks]),
+        Section("compiles", ("compile", "graph", "ops", "guards", "kernels", "seconds", "cause"), compiles),
+        Section("generated kernels", head, [row_of(k) for k in r.kernels]),
+        Section("library calls", ("function", *head[1:4], "operations", "lines"), [row_of(k) for k in r.externs]),
+        Section("guards of a call", ("condition",), [(guard,) for guard in r.guards], folded=True),
+    ]
+    return [section for section in found if section.rows]
+
+
+def row_of(k: Kernel) -> tuple[str, ...]:
+    """A kernel as the texts of its columns."""
+    return k.name, k.language, k.stage, f"{k.calls}", ", ".join(k.ops), "\n".join(k.where)
+
+
+def figures(r: Report) -> list[tuple[str, str]]:
+    """The numbers of a report, each with its name."""
+    told = r.bytes_moved is not None or not r.compiles
+    found = [
+        ("graphs", f"{r.graphs}"),
+        ("graph breaks", f"{len(r.breaks)}"),
+        ("compiles", f"{len(r.compiles)}"),
+        ("recompiles", f"{len(r.recompiles)}"),
+        ("guards", f"{len(r.guards)}"),
+        ("generated kernels", f"{len(r.kernels)}" if r.kernels or told else UNTOLD),
+        ("library calls", f"{len(r.externs)}" if r.externs or told else UNTOLD),
+        ("bytes moved", UNTOLD if r.bytes_moved is None else f"about {bytes_text(r.bytes_moved)}"),
+    ]
+    if r.peak_bytes is not None:
+        found.append(("peak memory", bytes_text(r.peak_bytes)))
+    if r.call_us is not None and r.raw_us is not None:
+        parts = f"{r.call_us:.1f} µs, the graphs alone {r.raw_us:.1f} µs"
+        found.append(("warm call", f"{parts}: overhead {r.overhead_us:.1f} µs"))
+    return found
+
+
+def title(r: Report) -> str:
+    """One line: function, backend, examples."""
+    return f"{r.name}: {r.examples} example{'s' * (r.examples != 1)}, backend {r.backend}"

@@ -10,10 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tdc.compile.report.kernels import Kernel
-from tdc.compile.report.record import Record
 from tdc.tensordict.display import shortened
-from tdc.tensordict.nbytes import bytes_text
 
 SHOWN = 8  # guards in the text
 WIDE = 60  # characters of a kernel's name
@@ -47,65 +44,14 @@ class Section:
     folded: bool = False
 
 
-def sections(r: Record) -> list[Section]:
-    """All that a report has, sections with nothing in them left out."""
-    compiles = []
-    for n, c in enumerate(r.compiles):
-        cause = "; ".join(c.causes) or ("unknown" if c in r.recompiles else "first")
-        counts = (n + 1, c.graph, c.ops, len(c.guards), sum([k.generated for k in c.kernels]))
-        compiles.append((*[f"{count}" for count in counts], f"{c.seconds:.1f}", cause))
-    head = ("kernel", "language", "stage", "calls", "fused operations", "lines")
-    found = [
-        Section("graph breaks", ("reason", "where", "hint"), [(b.reason, b.where, b.hint) for b in r.breaks]),
-        Section("compiles", ("compile", "graph", "ops", "guards", "kernels", "seconds", "cause"), compiles),
-        Section("generated kernels", head, [row_of(k) for k in r.kernels]),
-        Section("library calls", ("function", *head[1:4], "operations", "lines"), [row_of(k) for k in r.externs]),
-        Section("guards of a call", ("condition",), [(guard,) for guard in r.guards], folded=True),
-    ]
-    return [section for section in found if section.rows]
+Figures = Sequence[tuple[str, str]]  # numbers, each with its name
 
 
-def row_of(k: Kernel) -> tuple[str, ...]:
-    """A kernel as the texts of its columns."""
-    return k.name, k.language, k.stage, f"{k.calls}", ", ".join(k.ops), "\n".join(k.where)
-
-
-def figures(r: Record) -> list[tuple[str, str]]:
-    """The numbers of a report, each with its name."""
-    found = [
-        ("graphs", f"{r.graphs}"),
-        ("graph breaks", f"{len(r.breaks)}"),
-        ("compiles", f"{len(r.compiles)}"),
-        ("recompiles", f"{len(r.recompiles)}"),
-        ("guards", f"{len(r.guards)}"),
-        ("generated kernels", told(r, len(r.kernels))),
-        ("library calls", told(r, len(r.externs))),
-        ("bytes moved", "not told by this backend" if r.bytes_moved is None else f"about {bytes_text(r.bytes_moved)}"),
-    ]
-    if r.peak_bytes is not None:
-        found.append(("peak memory", bytes_text(r.peak_bytes)))
-    if r.call_us is not None and r.raw_us is not None:
-        parts = f"{r.call_us:.1f} µs, the graphs alone {r.raw_us:.1f} µs"
-        found.append(("warm call", f"{parts}: overhead {r.call_us - r.raw_us:.1f} µs"))
-    return found
-
-
-def told(r: Record, count: int) -> str:
-    """A count of what only Inductor tells."""
-    known = r.bytes_moved is not None or count or not r.compiles
-    return f"{count}" if known else "not told by this backend"
-
-
-def title(r: Record) -> str:
-    """One line: function, backend, examples."""
-    return f"{r.name}: {r.examples} example{'s' * (r.examples != 1)}, backend {r.backend}"
-
-
-def report_text(r: Record) -> str:
+def report_text(title: str, figures: Figures, sections: Sequence[Section]) -> str:
     """A report as text: tables where columns are short, else one block for each row."""
-    names = max([len(name) for name, _ in figures(r)])
-    lines = [title(r), *[f"  {name.ljust(names)}  {value}" for name, value in figures(r)]]
-    for section in sections(r):
+    names = max([len(name) for name, _ in figures])
+    lines = [title, *[f"  {name.ljust(names)}  {value}" for name, value in figures]]
+    for section in sections:
         rows = section.rows[:SHOWN] if section.folded else section.rows
         shown = BLOCKS.get(section.title, aligned)(section.head, rows)
         lines += ["", section.title, *[f"  {line}" for line in shown]]
@@ -143,17 +89,17 @@ def aligned(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]
 BLOCKS = {"graph breaks": break_lines, "generated kernels": kernel_lines, "library calls": kernel_lines}
 
 
-def report_html(r: Record, page: bool = False) -> str:
+def report_html(title: str, figures: Figures, sections: Sequence[Section], page: bool = False) -> str:
     """A report as HTML: a fragment for a notebook, or a page of its own."""
     level = "h1" if page else "strong"
-    parts = [f"<{level}>{escape(title(r))}</{level}>", table_html("figures", (), figures(r))]
-    for section in sections(r):
+    parts = [f"<{level}>{escape(title)}</{level}>", table_html("figures", (), figures)]
+    for section in sections:
         table = table_html(section.title, section.head, section.rows)
         if section.folded:
             table = f"<details><summary>{escape(section.title)} ({len(section.rows)})</summary>{table}</details>"
         parts.append(table)
     body = f'<div class="tdc-report"><style>{STYLE}</style>\n' + "\n".join(parts) + "\n</div>"
-    return PAGE.format(title=escape(title(r)), body=body) if page else body
+    return PAGE.format(title=escape(title), body=body) if page else body
 
 
 def table_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
