@@ -17,7 +17,7 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +95,14 @@ def checksum(archive: zipfile.ZipFile) -> str:
 # -- weights in a file of their own
 
 
-def weights_file(path: Path) -> Path:
-    """The file of the weights of a package that is without them."""
-    return path.with_name(f"{path.stem}.weights.pt")
-
-
-def save_weights(path: Path, weights: Mapping[str, Tensor], fixed: Collection[str]) -> dict[str, Any]:
-    """Write weights by name, and say what they are. `fixed` are constants of the function, which stay."""
+def save_weights(package: Path, program: Any) -> dict[str, Any]:
+    """Write the tensors of a program by name beside its package, and say what they are; its constants stay."""
+    path = package.with_name(f"{package.stem}.weights.pt")
+    weights = {n: x for n, x in {**program.state_dict, **program.constants}.items() if isinstance(x, Tensor)}
     torch.save({n: x.detach() for n, x in weights.items()}, path)
     forms = {n: [dtype_name(x.dtype), list(x.shape)] for n, x in weights.items()}
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {"file": path.name, "sha256": digest, "forms": forms, "fixed": [n for n in forms if n in fixed]}
+    return {"file": path.name, "sha256": digest, "forms": forms, "fixed": [n for n in forms if n in program.constants]}
 
 
 def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:

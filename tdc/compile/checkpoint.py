@@ -89,7 +89,8 @@ def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            zero = zero_after(grads[0])
+            first = grads[0][(slice(0, 1),) * grads[0].ndim].sum()
+            zero = (first != first) * 0  # the number 0, known when the gradient is, whatever its values
             saved = [x + zero.to(x.dtype) if x.is_floating_point() else x for x in ctx.saved_tensors]
 
             def of_floats(*floats: Tensor) -> Tensor:
@@ -102,9 +103,3 @@ def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
             return tuple([next(found) if x.is_floating_point() else None for x in saved])
 
     return Recomputed
-
-
-def zero_after(grad: Tensor) -> Tensor:
-    """The number 0, known when the gradient is, whatever its values."""
-    first = grad[(slice(0, 1),) * grad.ndim].sum()
-    return (first != first) * 0

@@ -273,7 +273,7 @@ class Reader:
         if is_hint(spec):
             spec = (spec.min, spec.max)
         elif isinstance(spec, Dim):
-            spec = (spec.__name__, spec.min, bound_of(spec.max))
+            spec = (spec.__name__, spec.min, spec.max if isinstance(spec.max, int) else None)  # infinity is a symbol
         parts: Any = (spec,) if isinstance(spec, str) else spec
         if not is_declaration(parts):
             self.misfits[where] = f"{spec!r}"
@@ -308,11 +308,6 @@ def is_declaration(parts: Any) -> bool:
 
 def has_bounds(v: Vary) -> bool:
     return v.low > 0 or v.high is not None
-
-
-def bound_of(x: Any) -> int | None:
-    """The upper bound of a torch Dim, which writes infinity as a symbol."""
-    return x if isinstance(x, int) else None
 
 
 def shifted(size: Any, plus: int) -> Any:

@@ -28,7 +28,7 @@ from torch.export import Dim, ShapesCollection
 
 from tdc.compile._torch.aoti import Package, save_package, save_without_weights
 from tdc.compile._torch.symbolic import any_size
-from tdc.compile.archive import read_weights, save_weights, seal, unseal, weights_file
+from tdc.compile.archive import read_weights, save_weights, seal, unseal
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
 from tdc.compile.flat import Size
 from tdc.compile.signature import Signature
@@ -202,7 +202,7 @@ class Exported:
             save_without_weights(program, path)
         else:
             torch.export.save(program, str(path))
-        forms = save_weights(weights_file(path), state_of(program), program.constants) if separate else None
+        forms = save_weights(path, program) if separate else None
         seal(path, {"kind": format, "signature": self._signature.to_data(), "weights": forms})
         return path
 
@@ -256,7 +256,9 @@ def load(path: str | os.PathLike[str], *, weights: Any = None) -> Exported:
     if data["kind"] == "aoti":
         exported = Exported(signature, package=Package(path), separate=separate)
     else:
-        exported = Exported(signature, load_program(path), separate=separate)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11 reads weights from bytes
+            exported = Exported(signature, torch.export.load(str(path)), separate=separate)
     return exported if separate is None and weights is None else exported.load_weights(weights)
 
 
@@ -323,15 +325,3 @@ def signature_of(
     read = [(i, names.names[e.longest.key]) for i, e in enumerate(entries) if e.longest is not None]
     parts = tuple(inputs), tuple(outputs(program, names)), dims, tuple(read)
     return Signature(name, tuple(arguments[0]), tuple(arguments[1]), *parts, in_spec, program.call_spec.out_spec)
-
-
-def state_of(program: Any) -> dict[str, Tensor]:
-    """Parameters, buffers and constants by name."""
-    return {n: x for n, x in {**program.state_dict, **program.constants}.items() if isinstance(x, Tensor)}
-
-
-def load_program(path: Path) -> Any:
-    """The graph of a file."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11 reads weights from bytes
-        return torch.export.load(str(path))

@@ -72,12 +72,7 @@ class Output(NamedTuple):
 
 
 def range_text(low: int, high: int | None) -> str:
-    """A range as messages show it.
-
-    Example:
-        >>> range_text(0, None), range_text(1, 8)
-        ('0 or more', '1 to 8')
-    """
+    """A range as messages show it: "0 or more", "1 to 8"."""
     return f"{low} or more" if high is None else f"{low} to {high}"
 
 

@@ -130,7 +130,8 @@ def jacobian(
             for i, part, tensors in zip(chosen, parts, values, strict=True):
                 full[i] = part.filled(tensors, part.others)
             out = fn(*full, **kwargs)
-            found = [data_of(x) for x in results(out[0] if has_aux else out) if differentiable(x)]
+            leaves = pytree.tree_leaves(out[0] if has_aux else out, is_leaf=is_ragged)
+            found = [data_of(x) for x in leaves if differentiable(x)]
             if not found:
                 got, hint = describe(out), "return floating-point tensors; has_aux=True for (result, anything else)"
                 raise DtypeError(message(op, "a result with floating-point tensors", got, hint=hint))
@@ -147,11 +148,6 @@ def jacobian(
         return (jac, aux) if has_aux else jac
 
     return call
-
-
-def results(out: Any) -> list[Any]:
-    """Leaves of a result; a ragged batch is one leaf."""
-    return pytree.tree_leaves(out, is_leaf=is_ragged)
 
 
 Rows = Iterator[list[list[Tensor]]]  # for each leaf of the result, for each argument, the Jacobian of each tensor

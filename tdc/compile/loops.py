@@ -70,13 +70,11 @@ def axes(op: str, xs: Any, dim: int) -> list[int]:
 
 def stacked(ys: Sequence[Any], form: Form, dim: int) -> Any:
     """Results with their steps at `dim`; the form of one step makes a batch of them, since it holds no sizes."""
-    tree = form.join(ys)
-    return pytree.tree_map(lambda y: with_steps_at(y, dim), tree, is_leaf=lambda y: isinstance(y, Container))
 
+    def moved(y: Any) -> Any:
+        return y.movedim(0, dim) if dim and isinstance(y, (Tensor, Container)) and dim < y.ndim else y
 
-def with_steps_at(y: Any, dim: int) -> Any:
-    """One stacked result with its steps at `dim`, where it has so many dims."""
-    return y.movedim(0, dim) if dim and isinstance(y, (Tensor, Container)) and dim < y.ndim else y
+    return pytree.tree_map(moved, form.join(ys), is_leaf=lambda y: isinstance(y, Container))
 
 
 def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> tuple[Any, Any]:

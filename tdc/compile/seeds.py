@@ -11,18 +11,14 @@ from torch import Tensor
 GAMMA, BITS = 0x1E3779B97F4A7C15, 0x3FFFFFFFFFFFFFFF  # kept to 62 bits, so that int64 never overflows
 
 
-def first_key(seed: int) -> int:
-    """The state that a seed begins with."""
-    return mixed(seed & BITS)
-
-
 def advanced(keys: Tensor) -> Tensor:
     """The next state, one for each member."""
     return (keys + GAMMA) & BITS
 
 
 def mixed(key: int) -> int:
-    """The number that a state stands for."""
+    """The number that a state stands for; that of a seed is where its states begin."""
+    key &= BITS
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
     return (key ^ (key >> 31)) & BITS

@@ -28,7 +28,8 @@ class Names:
 
     def __init__(self, program: Any, entries: Sequence[Entry]) -> None:
         values = {n.name: n.meta.get("val") for n in program.graph.nodes}
-        self.values: list[Any] = [values.get(name) for name in input_names(program)]
+        specs = program.graph_signature.input_specs
+        self.values: list[Any] = [values.get(s.arg.name) for s in specs if s.kind.name == "USER_INPUT"]
         self.ranges = program.range_constraints
         self.names: dict[str, str] = {}  # of a key of Vary
         self.known: dict[tuple[int, Any], tuple[str, int]] = {}  # (factor, symbol) -> its name and plus
@@ -113,16 +114,6 @@ class Names:
         where_all = old.where if where in old.where else (*old.where, where)
         self.bounds[name] = Bounds(max(old.low, low), top, max(old.step, step), where_all)
 
-    def text(self, size: Any) -> str:
-        """A size of an output in terms of the names; `?` where it depends on data."""
-        return size_text(size, self.known)
-
-
-def input_names(program: Any) -> list[str]:
-    """Placeholders of the flat arguments, in order."""
-    specs = program.graph_signature.input_specs
-    return [s.arg.name for s in specs if s.kind.name == "USER_INPUT"]
-
 
 def outputs(program: Any, names: Names) -> list[Output]:
     """The flat results; refuses those that are neither tensors nor constants."""
@@ -136,5 +127,5 @@ def outputs(program: Any, names: Names) -> list[Output]:
         if not isinstance(value, Tensor):
             got, hint = type(value).__name__, "return a tensor: torch.tensor(x.shape[0])"
             raise UnsupportedError(message("compile.export", "results that are tensors or constants", got, hint=hint))
-        found.append(Output(value.dtype, tuple([names.text(n) for n in value.shape])))
+        found.append(Output(value.dtype, tuple([size_text(n, names.known) for n in value.shape])))
     return found

@@ -39,7 +39,7 @@ from tdc.compile.counts import Counts, counted
 from tdc.compile.gradients import value_and_grad
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.micro_batches import split, weighted
-from tdc.compile.seeds import advanced, first_key, seeded
+from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_state import in_order, next_state
 from tdc.compile.vectorize import vmap
 from tdc.core.dtypes import widened
@@ -170,7 +170,7 @@ class TrainStep:
         if self._step.buffers:
             entries["buffers"] = (own if buffers is None else buffers).apply(torch.clone)
         if seed is not None:
-            entries["rng"] = torch.full(size, first_key(seed), dtype=torch.int64)
+            entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
         return TensorDict(entries, size)
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:

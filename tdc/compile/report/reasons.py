@@ -128,11 +128,6 @@ def guard_of(text: str) -> str:
     return head
 
 
-def is_library(file: str) -> bool:
-    """Whether a file is part of torch or of this library."""
-    return file.startswith(LIBRARIES)
-
-
 def location(file: str, line: str, function: str) -> str:
     """A line of a file, from the working directory where it is below it."""
     short = os.path.relpath(file)
@@ -142,7 +137,7 @@ def location(file: str, line: str, function: str) -> str:
 def user_line(stack: str) -> str:
     """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are."""
     frames = FRAME.findall(stack)
-    own = [frame for frame in frames if not is_library(frame[0])]
+    own = [frame for frame in frames if not frame[0].startswith(LIBRARIES)]
     return location(*(own or frames)[-1]) if frames else ""
 
 
