@@ -21,10 +21,12 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
+from tdc.ragged.index import insert_dim
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import local_positions, offsets_of, row_ids, strides, take_spans
-from tdc.ragged.structure import Structure, extent_of, require_same
+from tdc.ragged.storage import axis_of, data_of, require_alike, with_data
+from tdc.ragged.structure import Structure, extent_of
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
@@ -40,25 +42,64 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
     return list(xs)
 
 
-# -- NestedTensor
-
-
-def cat_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
-    like = next((x for x in tensors if isinstance(x, NestedTensor)), None)
-    xs = same_kind("cat", [x if like is None else as_rows(x, like) for x in tensors], NestedTensor)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Along the batch examples follow examples; along the ragged dim or a static one each goes on in its partner."""
+    like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
+    packs = isinstance(like, NestedTensor)
+    xs = same_kind("cat", [as_rows(x, like) for x in tensors] if packs else tensors, type(like))
     first = xs[0]
-    s = first.structure
-    axis = s.axis(dim, first.ndim, "cat")
-    check_layouts("cat", xs, axis)
-    if axis is None:
-        return cat_rows(xs)
-    if axis == s.packed_dim:
-        check_counts(xs)
-        d = normal_dim(dim, first.ndim, "cat")
-        return cat_ragged(xs) if s.ragged_ndim == 1 else cat_lines(xs, s.ragged_dims.index(d))
+    d = normal_dim(dim, first.ndim, "cat")
+    check_layouts("cat", xs, d)
+    if d == first._batch_dim:
+        return cat_rows(xs) if packs else cat_padded(xs)
+    if d not in first.ragged_dims:
+        for x in xs[1:]:
+            require_alike("cat", first, x)
+        data = [data_of(x) for x in xs] if packs else rectangles(xs)
+        return with_data(first, torch.cat(data, axis_of("cat", first, d)))
+    if not packs:
+        hint = "to_packed() first, which can"
+        raise UnsupportedError(message("cat", "a batch or static dim", f"ragged dim {d}", hint=hint))
+    return cat_ragged(xs) if len(first.ragged_dims) == 1 else cat_lines(xs, first.ragged_dims.index(d))
+
+
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """A new static dim, which all rows share; so the operands have one structure."""
+    like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
+    xs, d = same_kind("stack", tensors, type(like)), normal_dim(dim, like.ndim + 1, "stack")
+    opened = insert_dim(xs[0], d, "stack")
+    check_layouts("stack", xs)
     for x in xs[1:]:
-        require_same(s, x.structure, "cat")
-    return first.with_values(torch.cat([x.values for x in xs], axis))
+        require_alike("stack", xs[0], x, "torch.cat(xs) puts rows after rows, of other lengths as well")
+    data = rectangles(xs) if isinstance(like, MaskedBatch) else [x.values for x in xs]
+    return with_data(opened, torch.stack(data, axis_of("stack", opened, d)))
+
+
+def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
+    """Ragged batches to be joined have their axes at the same positions, and sizes that are equal but for one dim.
+
+    Raises:
+        StructureError, ShapeError: they do not; every operand is named.
+    """
+    first = xs[0]
+    layouts = [(x.ragged_dims, x._batch_dim, x.ndim) for x in xs]
+    if any([z != layouts[0] for z in layouts]):
+        wrong = {f"operand {i}": f"{describe(x)}, batch at dim {x._batch_dim}" for i, x in enumerate(xs)}
+        hint = "x.transpose(a, b) or x.unsqueeze(d) where dims lie elsewhere"
+        raise StructureError(message(op, "operands of one layout", "several", wrong, hint))
+    skip = (but, first._batch_dim, *first.ragged_dims)
+    sizes = [[n for d, n in enumerate(x.shape) if d not in skip] for x in xs]
+    if any([z != sizes[0] for z in sizes]):
+        wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs)}
+        where = " but for the dim they are joined along" if but not in (None, *skip[1:]) else ""
+        raise ShapeError(message(op, f"equal static sizes{where}", "others", wrong, "index or expand them"))
+    counts = [x.batch_size[0] for x in xs]
+    if but != first._batch_dim and any([n != counts[0] for n in counts]):
+        hint = f"torch.cat along the batch, dim {first._batch_dim}, puts rows behind rows"
+        raise StructureError(message(op, "as many rows in each", f"batch sizes {counts}", hint=hint))
+
+
+# -- NestedTensor
 
 
 def as_rows(x: Any, like: NestedTensor) -> Any:
@@ -75,25 +116,6 @@ def as_rows(x: Any, like: NestedTensor) -> Any:
     return build_nested(rows, x.movedim(ragged, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
 
 
-def check_layouts(op: str, xs: list[NestedTensor], but: int | None = None) -> None:
-    """Ragged batches to be joined have their axes at the same positions and equal static sizes, but for one axis.
-
-    Raises:
-        StructureError, ShapeError: they do not; every operand is named.
-    """
-    layouts = [(s.packed_dim, s.batch_dim, s.ragged_ndim, x.values.ndim) for x in xs for s in (x.structure,)]
-    skip = (layouts[0][0], but)
-    sizes = [[n for a, n in enumerate(x.values.shape) if a not in skip] for x in xs]
-    if any([z != layouts[0] for z in layouts]):
-        wrong = {f"operand {i}": f"{describe(x)}, batch at dim {x.structure.batch_dim}" for i, x in enumerate(xs)}
-        hint = "x.transpose(a, b) or x.unsqueeze(d) where dims lie elsewhere"
-        raise StructureError(message(op, "operands of one layout", "several", wrong, hint))
-    if any([z != sizes[0] for z in sizes]):
-        wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs)}
-        where = "" if but is None or but == layouts[0][0] else " but for the dim they are joined along"
-        raise ShapeError(message(op, f"equal static sizes{where}", "others", wrong, "index or expand them"))
-
-
 def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
     """Batches one after another."""
     s = xs[0].structure
@@ -108,18 +130,6 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
         extent = extent_of(tuple([max(z) for z in sizes]), s.offsets.device)
     joined = Structure(torch.cat(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
     return build_nested(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
-
-
-def check_counts(xs: list[NestedTensor]) -> None:
-    """Operands that are joined row by row have as many rows.
-
-    Raises:
-        StructureError: they have not.
-    """
-    counts = [x.structure.batch_size for x in xs]
-    if any([n != counts[0] for n in counts]):
-        hint = f"along the batch, dim {xs[0].structure.batch_dim}, rows follow rows"
-        raise StructureError(message("cat", "as many rows in each", f"batch sizes {counts}", hint=hint))
 
 
 def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
@@ -172,56 +182,32 @@ def joined_extent(xs: list[NestedTensor], r: int) -> Tensor | None:
     return extent_of(tuple(top[:-1]), extents[0].device)
 
 
-def stack_nested(tensors: Sequence[NestedTensor], dim: int = 0) -> NestedTensor:
-    """A new static dim, which all rows share; so the operands have one structure."""
-    xs = same_kind("stack", tensors, NestedTensor)
-    s = xs[0].structure
-    opened, axis = s.with_new_dim(dim, xs[0].ndim, "stack")
-    check_layouts("stack", xs)
-    for x in xs[1:]:
-        require_same(s, x.structure, "stack", "torch.cat(xs) puts rows after rows, of other lengths as well")
-    return build_nested(opened, torch.stack([x.values for x in xs], axis))
-
-
 # -- MaskedBatch
 
 
-def cat_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
-    xs = same_kind("cat", tensors, MaskedBatch)
+def cat_padded(xs: list[MaskedBatch]) -> MaskedBatch:
+    """Batches one after another, in a rectangle for the longest."""
     first = xs[0]
-    d = normal_dim(dim, first.ndim, "cat")
-    if d in first.ragged_dims:
-        raise UnsupportedError(
-            message("cat", "a batch or static dim", f"ragged dim {d}", hint="to_packed() first, which can")
-        )
-    if d != first.batch_dim:
-        for x in xs[1:]:
-            require_same_lengths(first, x, "cat")
-        return first.with_data(torch.cat([x.data for x in xs], d))
     top = [max([x.data.shape[r] for x in xs]) for r in first.ragged_dims]
-    data = torch.cat([grown(x, top) for x in xs], d)
+    data = torch.cat([grown(x, top) for x in xs], first.batch_dim)
     return build_masked(data, torch.cat([x.lengths for x in xs]), first.ragged_dims, first.batch_dim, True)
 
 
+def rectangles(xs: list[MaskedBatch]) -> list[Tensor]:
+    """The data of batches of the same lengths, in rectangles of one size."""
+    first, dims = xs[0].data, xs[0].ragged_dims
+    if all([x.data.shape[r] == first.shape[r] for x in xs for r in dims]):
+        return [x.data for x in xs]
+    top = [first.shape[r] for r in dims]
+    return [grown(x, top) for x in xs]
+
+
 def grown(x: MaskedBatch, sizes: list[int]) -> torch.Tensor:
-    """The data with its ragged dims padded to `sizes`."""
+    """The data with its ragged dims padded to `sizes`, or cut to them."""
     pad = [0] * (2 * x.ndim)
     for r, size in zip(x.ragged_dims, sizes, strict=True):
         pad[2 * (x.ndim - 1 - r) + 1] = size - x.data.shape[r]
     return F.pad(x.data, pad)
-
-
-def stack_masked(tensors: Sequence[MaskedBatch], dim: int = 0) -> MaskedBatch:
-    xs = same_kind("stack", tensors, MaskedBatch)
-    first, d = xs[0], normal_dim(dim, xs[0].ndim + 1, "stack")
-    if first.ragged_dims[0] < d <= first.ragged_dims[-1]:
-        hint = "ragged dims stay side by side"
-        raise ShapeError(message("stack", "a new dim in front of the ragged dims or behind", f"dim {d}", hint=hint))
-    for x in xs[1:]:
-        require_same_lengths(first, x, "stack")
-    ragged = tuple([r + (d <= r) for r in first.ragged_dims])
-    batch_dim = first.batch_dim + (d <= first.batch_dim)
-    return build_masked(torch.stack([x.data for x in xs], d), first.lengths, ragged, batch_dim)
 
 
 def named_axis(impl: Op) -> Op:
@@ -233,5 +219,5 @@ def named_axis(impl: Op) -> Op:
     return run
 
 
-define(torch.stack, "join", nested=named_axis(stack_nested), masked=named_axis(stack_masked))
-define(torch.cat, "join", nested=named_axis(cat_nested), masked=named_axis(cat_masked))
+define(torch.stack, "join", ragged=named_axis(stack))
+define(torch.cat, "join", ragged=named_axis(cat))

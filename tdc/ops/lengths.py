@@ -22,12 +22,13 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.positions import axis_of, dim_of, flat_examples
+from tdc.ops.positions import dim_of, flat_examples
 from tdc.ragged.convert import to_packed, to_padded
 from tdc.ragged.index import at_each, neutral, rows_at
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, offsets_of, reduce_rows, row_ids, take_spans
+from tdc.ragged.segments import lengths_of, reduce_rows, row_ids, structure_of_sizes, take_spans
+from tdc.ragged.storage import axis_of, data_of, ragged_sizes, with_data
 from tdc.ragged.structure import Structure, extent_of, require_same
 
 MODES = ("constant", "reflect", "replicate", "circular")
@@ -74,17 +75,20 @@ def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
     require((lengths >= max(need, -front - behind, -front, -behind)).all(), text, ShapeError)
 
 
-def pad_nested(input: NestedTensor, pad: Any, mode: str = "constant", value: float | None = None) -> NestedTensor:
-    """Static dims grow or shrink, and every row along the ragged dim. Several ragged dims go through a rectangle."""
-    x, s, found = input, input.structure, amounts(input, pad, mode)
-    if s.ragged_ndim > 1 and any([d in s.ragged_dims for d, _, _ in found]):
-        return to_packed(pad_masked(to_padded(x), pad, mode, value))
-    for d, front, behind in found:
-        axis: Any = s.axis(d, x.ndim, "pad")
-        if axis == s.packed_dim:
+def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+    """Static dims grow or shrink, and every row along a ragged one; several ragged dims go through a rectangle."""
+    x, found = input, amounts(input, pad, mode)
+    packs = isinstance(x, NestedTensor)
+    if packs and len(x.ragged_dims) > 1 and any([d in x.ragged_dims for d, _, _ in found]):
+        return to_packed(pad_rectangle(to_padded(x), found, mode, value))
+    for entry in found:
+        d, front, behind = entry
+        if d not in x.ragged_dims:
+            x = with_data(x, pad_axis(data_of(x), axis_of("pad", x, d), front, behind, mode, value))
+        elif packs:
             x = pad_rows(x, front, behind, mode, value)
         else:
-            x = x.with_values(pad_axis(x.values, axis, front, behind, mode, value))
+            x = pad_rectangle(x, [entry], mode, value)
     return x
 
 
@@ -120,18 +124,15 @@ def pad_rows(x: NestedTensor, front: int, behind: int, mode: str, value: float |
     return build_nested(t, wide.index_select(e, where))
 
 
-def pad_masked(input: MaskedBatch, pad: Any, mode: str = "constant", value: float | None = None) -> MaskedBatch:
-    """The same of a rectangle, with any number of ragged dims."""
-    x = input
-    for d, front, behind in amounts(input, pad, mode):
-        if d not in x.ragged_dims:
-            x = x.with_data(pad_axis(x.data, d, front, behind, mode, value))
-            continue
+def pad_rectangle(x: Any, found: list[tuple[int, int, int]], mode: str, value: float | None) -> MaskedBatch:
+    """Ragged dims of a padded batch."""
+    for d, front, behind in found:
         column = x.ragged_dims.index(d)
         check_lengths(x.lengths[:, column], front, behind, mode)
         sizes = [n + (front + behind) * (r == column) for r, n in enumerate(x.lengths.unbind(1))]
         if mode == "constant":
-            data = pad_axis(torch.where(x.mask, x.data, value or 0), d, front, behind, mode, value)
+            fill = torch.full((), value or 0, dtype=x.dtype, device=x.device)
+            data = pad_axis(torch.where(x.mask, x.data, fill), d, front, behind, mode, value)
         else:
             positions = torch.arange(-front, x.data.shape[d] + behind, device=x.device)
             data = at_each(x, d, source(positions, x.lengths[:, column, None], mode))
@@ -147,57 +148,38 @@ def repeats_of(repeats: Any) -> Any:
     return int(repeats) if isinstance(repeats, Tensor) and repeats.numel() == 1 and repeats.ndim < 2 else repeats
 
 
-def repeat_interleave_nested(x: NestedTensor, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
     """Rows, positions of static dims, or the elements of each row several times. Without a dim rows are flattened."""
-    times = repeats_of(repeats)
+    op, times = torch.repeat_interleave, repeats_of(repeats)
     if dim is None:
-        x, dim = flat_examples(torch.repeat_interleave, x), 1
-    s = x.structure
-    axis = s.axis(dim, x.ndim, "repeat_interleave")
-    if axis is None:
-        rows = torch.arange(s.batch_size, device=x.device)
-        return rows_at(x, rows.repeat_interleave(times, output_size=output_size))(x)
-    if axis != s.packed_dim:
-        return x.with_values(x.values.repeat_interleave(times, axis, output_size=output_size))
-    if s.ragged_ndim > 1:
-        got, hint = f"dim {dim}, one of {s.ragged_ndim}", "F.interpolate scales images; or loop over x.unbind()"
-        raise UnsupportedError(message("repeat_interleave", "the only ragged dim", got, hint=hint))
-    if isinstance(times, Tensor):
-        hint = "an int, or a NestedTensor (B, -1) with a number of times for each element"
-        raise StructureError(
-            message("repeat_interleave", "one ragged dim and numbers for it", describe(repeats), hint=hint)
-        )
-    if isinstance(times, NestedTensor):
-        if times.values.ndim != 1:
-            raise StructureError(
-                message("repeat_interleave", "numbers (B, -1)", describe(times), hint="one for each element")
-            )
-        require_same(s.moved(0, 0), times.structure, "repeat_interleave")
-        counts = reduce_rows(times.values, times.structure, "sum", 0)
-        t = Structure(offsets_of(counts), None, None, s.packed_dim, s.batch_dim, 1).marked()
-        return build_nested(t, x.values.repeat_interleave(times.values, axis, output_size=output_size))
-    extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
-    t = Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked()
-    return build_nested(t, x.values.repeat_interleave(times, axis))
-
-
-def repeat_interleave_masked(x: MaskedBatch, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
-    times = repeats_of(repeats)
-    if dim is None:
-        x, dim = flat_examples(torch.repeat_interleave, x), 1
-    d = normal_dim(dim, x.ndim, "repeat_interleave")
-    data = lambda: x.data.repeat_interleave(times, d, output_size=output_size)  # noqa: E731
-    if d == x.batch_dim:
-        return build_masked(data(), x.lengths.repeat_interleave(times, 0), x.ragged_dims, d, True)
+        x, dim = flat_examples(op, x), 1
+    d = normal_dim(dim, x.ndim, op)
+    if d == x._batch_dim:
+        rows = torch.arange(x.batch_size[0], device=x.device).repeat_interleave(times, output_size=output_size)
+        return rows_at(x, rows)(x)
+    axis, packs = axis_of(op, x, d), isinstance(x, NestedTensor)
     if d not in x.ragged_dims:
-        return x.with_data(data())
+        return with_data(x, data_of(x).repeat_interleave(times, axis, output_size=output_size))
+    if packs and len(x.ragged_dims) > 1:
+        got, hint = f"dim {dim}, one of {len(x.ragged_dims)}", "F.interpolate scales images; or loop over x.unbind()"
+        raise UnsupportedError(message(op, "the only ragged dim", got, hint=hint))
+    if packs and isinstance(times, NestedTensor):
+        if times.values.ndim != 1:
+            raise StructureError(message(op, "numbers (B, -1)", describe(times), hint="one for each element"))
+        require_same(x.structure.moved(0, 0), times.structure, op)
+        counts = reduce_rows(times.values, times.structure, "sum", 0)
+        t = structure_of_sizes(counts[:, None], None, axis, x._batch_dim)
+        return build_nested(t, x.values.repeat_interleave(times.values, axis, output_size=output_size))
     if not isinstance(times, int):
-        hint = "to_packed() first, which can"
-        raise UnsupportedError(
-            message("repeat_interleave", "one number for a ragged dim", describe(repeats), hint=hint)
-        )
-    sizes = [n * times if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
-    return build_masked(data(), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
+        hint = "an int, or of a NestedTensor a batch (B, -1) with a number of times for each element"
+        raise StructureError(message(op, "one number of times for a ragged dim", describe(repeats), hint=hint))
+    data = data_of(x).repeat_interleave(times, axis)
+    if not packs:
+        sizes = [n * times if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
+        return build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
+    s = x.structure
+    extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
+    return build_nested(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), data)
 
 
 # -- windows, pixels
@@ -212,23 +194,22 @@ def windows(lengths: Tensor, size: int, step: int) -> Tensor:
     return (lengths - size) // step + 1
 
 
-def unfold_nested(x: NestedTensor, dimension: int, size: int, step: int) -> NestedTensor:
+def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
     """Windows along a static dim or within each row; the position in the window is the last dim."""
-    s, axis = x.structure, axis_of(torch.Tensor.unfold, x, dim_of(torch.Tensor.unfold, x, dimension))
-    if axis != s.packed_dim:
-        return build_nested(s, x.values.unfold(axis, size, step))
-    offsets, begins = take_spans(s.offsets[:-1], windows(lengths_of(s), size, step), step)
+    op = torch.Tensor.unfold
+    d = dim_of(op, x, dimension)
+    axis = axis_of(op, x, d)
+    if d not in x.ragged_dims:
+        return with_data(x, data_of(x).unfold(axis, size, step))
+    old = zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True)
+    counts = [windows(n, size, step) if r == d else n for r, n in old]
+    if isinstance(x, MaskedBatch):
+        data = x.data.unfold(d, size, step)
+        return neutral(build_masked(data, torch.stack(counts, 1), x.ragged_dims, x.batch_dim, True))
+    offsets, begins = take_spans(x.offsets[:-1], counts[0], step)
     where = begins[:, None] + torch.arange(size, device=x.device)
     values = x.values.index_select(axis, where.flatten()).unflatten(axis, where.shape).movedim(axis + 1, -1)
-    return build_nested(Structure(offsets, None, None, axis, s.batch_dim, 1).marked(), values)
-
-
-def unfold_masked(x: MaskedBatch, dimension: int, size: int, step: int) -> MaskedBatch:
-    d = dim_of(torch.Tensor.unfold, x, dimension)
-    if d not in x.ragged_dims:
-        return x.with_data(x.data.unfold(d, size, step))
-    sizes = [windows(n, size, step) if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
-    return neutral(build_masked(x.data.unfold(d, size, step), torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
+    return build_nested(Structure(offsets, None, None, axis, x._batch_dim, 1).marked(), values)
 
 
 def pixels_masked(op: Op, input: MaskedBatch, factor: int) -> MaskedBatch:
@@ -258,8 +239,8 @@ def pixels_nested(op: Op, input: NestedTensor, factor: int) -> NestedTensor:
     return to_packed(pixels_masked(op, to_padded(input), factor), total=total)
 
 
-define(F.pad, "shape", nested=pad_nested, masked=pad_masked)
-define(torch.repeat_interleave, "shape", nested=repeat_interleave_nested, masked=repeat_interleave_masked)
-define(torch.Tensor.unfold, "shape", nested=unfold_nested, masked=unfold_masked)
+define(F.pad, "shape", ragged=pad)
+define(torch.repeat_interleave, "shape", ragged=repeat_interleave)
+define(torch.Tensor.unfold, "shape", ragged=unfold)
 for _op in (F.pixel_shuffle, F.pixel_unshuffle):
     define(_op, "shape", nested=partial(pixels_nested, _op), masked=partial(pixels_masked, _op))

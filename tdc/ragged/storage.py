@@ -61,13 +61,13 @@ def sizes_along(x: Ragged, dim: int) -> Tensor:
     return ragged_sizes(x)[:, x.ragged_dims.index(dim)]
 
 
-def require_alike(op: OpName, x: Any, y: Any) -> None:
+def require_alike(op: OpName, x: Any, y: Any, hint: str = "") -> None:
     """Two batches of one container have examples of the same sizes.
 
     Raises:
         StructureError: they have not. Immediate on CPU, asynchronous on CUDA.
     """
     if isinstance(x, NestedTensor):
-        require_same(x.structure, y.structure, op)
+        require_same(x.structure, y.structure, op, hint)
     else:
         require_same_lengths(x, y, op)
