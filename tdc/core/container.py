@@ -36,6 +36,7 @@ from tdc.core.rules import (
     UNARY_OPERATORS,
     name_of,
 )
+from tdc.core.signatures import bind
 from tdc.core.slow_paths import BLOCKS, watched
 from tdc.core.typing import Op
 
@@ -54,8 +55,11 @@ class Container(Frozen):
 
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        impl = getattr(ROWS, row_of(func, cls, types))
-        return impl(*args, **kwargs) if kwargs else impl(*args)
+        row = row_of(func, cls, types)
+        if not kwargs:
+            return getattr(ROWS, row)(*args)
+        args, kwargs = bind(row, func, args, kwargs)
+        return getattr(ROWS, row)(*args, **kwargs)
 
     if TYPE_CHECKING:  # what every container has of its own; operations are in the stubs beside the containers
 
@@ -133,8 +137,13 @@ def as_method(op: Op, name: str) -> Op:
         for a in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(a, Container) and a._rank > cls._rank:
                 cls = type(a)
-        return getattr(ROWS, row_of(op, cls))(self, *args, **kwargs)
+        row = row_of(op, cls)
+        if not kwargs:
+            return getattr(ROWS, row)(self, *args)
+        args, kwargs = bind(row, spelled, (self, *args), kwargs)
+        return getattr(ROWS, row)(*args, **kwargs)
 
+    spelled: Op = getattr(torch.Tensor, name, op)
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"`torch.Tensor.{name}` of this batch."
     return method

@@ -13,6 +13,7 @@ before an operation runs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -63,6 +64,7 @@ def floating(op: Op, impl: Op) -> Op:
         return impl
     count = FLOATING[op]
 
+    @wraps(impl)
     def run(*args: Any, **kwargs: Any) -> Any:
         own = args[0].dtype if args else None  # None of a TensorDict whose leaves differ, too
         if own is None or not own.is_floating_point:

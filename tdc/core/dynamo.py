@@ -238,6 +238,16 @@ def own_name(op: Any) -> str:
     return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
 
 
+def schemas(name: str) -> list[tuple[tuple[str, bool], ...]]:
+    """The parameters of an operation of torch, in each of its forms: their names, and whether by position, too."""
+    forms = internals._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return [
+        tuple([("input" if a.name == "self" else a.name, not a.kwarg_only) for a in form.arguments])
+        for form in forms
+        if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
+    ]
+
+
 # -- kernels and storage
 
 assert_async: Op = internals.ops.aten._assert_async.msg

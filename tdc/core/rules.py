@@ -96,7 +96,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
     method: Any = None if foreign else getattr(torch.Tensor, rule.name, None)
     IMPLS[row] = rule.impl
     if rule.op in SELF_SECOND:
-        IMPLS[row + "_method"] = self_second(rule.impl, SELF_SECOND[rule.op])
+        IMPLS[row + "_method"] = self_second(rule.impl)
         table.setdefault(method, row + "_method")
     operator = TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
@@ -133,13 +133,11 @@ def swapped(impl: Op) -> Op:
     return reflected
 
 
-def self_second(impl: Op, first: str) -> Op:
-    """An implementation as the method calls it, whose object is the second argument behind one named `first`."""
+def self_second(impl: Op) -> Op:
+    """An implementation as the method calls it, whose object is the second argument."""
 
-    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if first in kwargs:
-            args = (kwargs.pop(first), *args)
-        return impl(*args[:1], x, *args[1:], **kwargs)
+    def method(x: Any, first: Any, *others: Any) -> Any:
+        return impl(first, x, *others)
 
     return method
 
@@ -180,7 +178,7 @@ OPERATORS: dict[str, Op] = {
     "xor": torch.bitwise_xor, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge":
     torch.ge, "lshift": torch.bitwise_left_shift, "rshift": torch.bitwise_right_shift,
 }  # fmt: skip
-SELF_SECOND: dict[Op, str] = {torch.where: "condition", torch.polygamma: "n"}  # methods of what comes behind it
+SELF_SECOND = (torch.where, torch.polygamma)  # methods of their second argument
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 UNARY_OPERATORS: dict[str, Op] = {
     "neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not,

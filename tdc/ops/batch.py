@@ -190,13 +190,9 @@ def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Arguments by name, as given; those that torch's Python functions pass on without being asked are dropped.
 
     Raises:
-        UnsupportedError: `out=`, or more arguments than the operation has.
+        UnsupportedError: more arguments than the operation has.
     """
-    given = {k: v for k, v in kwargs.items() if k not in UNASKED and not (k == "out" and v is None)}
-    if "axis" in given:
-        given["dim"] = given.pop("axis")
-    if "out" in given:
-        raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
+    given = {k: v for k, v in kwargs.items() if k not in UNASKED}
     if len(args) > len(how.names):
         got = f"{len(args)} of them"
         raise UnsupportedError(message(op, f"the arguments {', '.join(how.names)}", got, hint="leave the others out"))
