@@ -54,7 +54,7 @@ def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bo
     Source:
         `torch.func.grad`.
     """
-    both = value_and_grad(fn, argnums, has_aux)
+    both = both_of("grad", fn, argnums, has_aux)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
@@ -79,11 +79,16 @@ def value_and_grad(
     Source:
         `torch.func.grad_and_value`; the order of results is that of `jax.value_and_grad`.
     """
-    expect_function("grad", fn)
+    return both_of("value_and_grad", fn, argnums, has_aux)
+
+
+def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
+    """`value_and_grad`, as part of another operation."""
+    expect_function(op, fn)
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        taken = [Part(args[i], "grad", sort=False) for i in chosen]
+        taken = [Part(args[i], op, sort=False) for i in chosen]
 
         def inner(values: list[list[Tensor]], rest: list[list[Any]], full: list[Any], named: dict[str, Any]) -> Any:
             full = list(full)

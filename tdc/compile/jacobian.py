@@ -108,7 +108,8 @@ def hessian(fn: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     Source:
         `torch.func.hessian`.
     """
-    return jacfwd(jacrev(fn, argnums), argnums)
+    inner = jacobian("hessian", partial(torch.func.jacrev, has_aux=True), fn, argnums, False)
+    return jacobian("hessian", partial(torch.func.jacfwd, has_aux=True), inner, argnums, False)
 
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.keys import missing_key, unravel_key
+from tdc.core.keys import as_path, missing_key
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import axis_of, with_static
@@ -157,7 +157,7 @@ def dims_in(td: TensorDict, dim: Any) -> list[Any]:
     if isinstance(dim, TensorDict):  # its dims are tensors
         named: dict[Any, Any] = {p: int(d) for p, d in dim._leaves.items()}
     elif isinstance(dim, Mapping):
-        named = {unravel_key(key): d for key, d in dim.items()}
+        named = {as_path(key, "vmap"): d for key, d in dim.items()}
     else:
         return [dim if dim is None else normal_dim(dim, td.ndim, "vmap")] * len(paths)
     for path in named:

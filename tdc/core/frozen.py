@@ -21,6 +21,7 @@ class Frozen:
     """Base of classes whose private slots are written once, where an instance is built."""
 
     __slots__ = ()
+    _title = ""  # what messages call the class, where `tdc` does not have it by its name
     _instead = "build a changed copy: a method that returns a new object, or the constructor"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -59,7 +60,7 @@ def read_only(name: str, prop: property) -> property:
 def immutable(x: Frozen, got: str) -> ImmutableError:
     """The error for an attempt to change `x` in place; its class says what to do instead."""
     expected = "no change in place, instances are immutable"
-    return ImmutableError(message(type(x).__name__, expected, got, hint=x._instead))
+    return ImmutableError(message(x._title or type(x).__name__, expected, got, hint=x._instead))
 
 
 def fields(cls: type) -> tuple[str, ...]:

@@ -43,17 +43,22 @@ def unravel_key(key: Any) -> Any:
         >>> unravel_key("a"), unravel_key(("a",)), unravel_key((("a", "b"), ("c",)))
         ('a', 'a', ('a', 'b', 'c'))
     """
+    return as_path(key, "unravel_key")
+
+
+def as_path(key: Any, op: OpName) -> Any:
+    """`unravel_key`, as part of another operation."""
     if isinstance(key, str):
         return key
     keys: Any = key
     if isinstance(key, tuple) and key:
         if len(keys) > 1 and all([isinstance(part, str) for part in keys]):
             return tuple(keys)  # also of a named one
-        return path_of(tuple([name for part in keys for name in parts(unravel_key(part))]))
-    raise not_a_key(key)
+        return path_of(tuple([name for part in keys for name in parts(as_path(part, op))]))
+    raise not_a_key(key, op)
 
 
-def not_a_key(x: Any) -> KeyPathError:
+def not_a_key(x: Any, op: OpName) -> KeyPathError:
     """The error for what is no NestedKey."""
     got, given = describe(x), x
     if isinstance(x, tuple):
@@ -61,7 +66,7 @@ def not_a_key(x: Any) -> KeyPathError:
     elif isinstance(x, (int, float, slice)) or x is None:
         got = f"{given!r} of type {type(given).__name__}"
     hint = 'spell it like "a" or ("a", "b")'
-    return KeyPathError(message("key", "a str or a non-empty tuple of str", got, hint=hint))
+    return KeyPathError(message(op, "a str or a non-empty tuple of str", got, hint=hint))
 
 
 def parts(path: KeyPath) -> tuple[str, ...]:

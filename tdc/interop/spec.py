@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
 from tdc.core.frozen import Frozen
-from tdc.core.keys import show, unravel_key
+from tdc.core.keys import as_path, show
 from tdc.core.typing import KeyPath, OpName
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -68,6 +68,7 @@ class Spec(Frozen):
     """
 
     __slots__ = ("_batch_size", "_leaves", "_nodes")
+    _title = "interop.Spec"
     _instead = "spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)"
     _batch_size: Size
     _leaves: dict[KeyPath, LeafSpec]
@@ -227,7 +228,7 @@ def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
     if not isinstance(td, Mapping):
         hint = "{'x': ((4,), torch.float32)}, or a TensorDict"
         raise DtypeError(message(op, "a TensorDict, a Spec or a schema", type(td).__name__, hint=hint))
-    read_schema(td, (), leaves, nodes, wrong)
+    read_schema(op, td, (), leaves, nodes, wrong)
     if wrong:
         hint = "{'x': ((4,), torch.float32)} for a leaf of 4 features, () for none"
         got = f"{len(wrong)} others"
@@ -252,15 +253,16 @@ def leaf_spec(leaf: Any, ndim: int) -> LeafSpec:
 
 
 def read_schema(
-    source: Mapping[Any, Any], prefix: KeyPath, leaves: dict[KeyPath, LeafSpec], nodes: Nodes, wrong: dict[str, str]
-) -> None:
+    op: OpName, source: Mapping[Any, Any], prefix: KeyPath, leaves: dict[KeyPath, LeafSpec], nodes: Nodes,
+    wrong: dict[str, str],
+) -> None:  # fmt: skip
     """Entries of a schema; those that are no pair of shape and dtype go to `wrong`."""
     if prefix != ():
         put_node(leaves, nodes, prefix)
     for key, value in source.items():
-        path = join(prefix, unravel_key(key))
+        path = join(prefix, as_path(key, op))
         if isinstance(value, Mapping):
-            read_schema(value, path, leaves, nodes, wrong)
+            read_schema(op, value, path, leaves, nodes, wrong)
         elif isinstance(value, Static):
             put_node(leaves, nodes, path, value)
         elif is_pair(value):

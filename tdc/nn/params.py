@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message
-from tdc.core.keys import missing_key, parts, show, unravel_key
+from tdc.core.keys import as_path, missing_key, parts, show
 from tdc.core.typing import KeyPath, NestedKey
 from tdc.tensordict.paths import join, within
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -64,7 +64,7 @@ class TensorDictParams(nn.Module):
             raise DtypeError(message("nn.TensorDictParams", "a TensorDict", describe(td), hint=hint))
         leaves = td._leaves
         check(leaves)
-        kept = [unravel_key(key) for key in ([buffers] if isinstance(buffers, str) else buffers)]
+        kept = [as_path(key, "nn.TensorDictParams") for key in ([buffers] if isinstance(buffers, str) else buffers)]
         for path in kept:
             if path not in td:
                 raise missing_key("nn.TensorDictParams", path, leaves)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.frozen import Frozen
-from tdc.core.keys import missing_key, show, unravel_key
+from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
 from tdc.tensordict.indexing import Numbers, entries_of
 from tdc.tensordict.leaf import Leaf
@@ -50,6 +50,7 @@ class At(Frozen):
     """
 
     __slots__ = ("_index", "_td")
+    _title = "at"
     _instead = "td = td.at[index].set(value)"
     _td: TensorDict
     _index: Any
@@ -146,7 +147,7 @@ def leaves_of(source: Any) -> dict[KeyPath, Any]:
         return source._leaves
     if not isinstance(source, Mapping):
         return {(): source}
-    return {join(unravel_key(key), path): v for key, inner in entries.items() for path, v in leaves_of(inner).items()}
+    return {join(as_path(key, "at"), path): v for key, inner in entries.items() for path, v in leaves_of(inner).items()}
 
 
 def as_value(value: Any, leaf: Tensor, path: KeyPath, op: str) -> Tensor:

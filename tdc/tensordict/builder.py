@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from tdc.core.errors import ImmutableError, message
-from tdc.core.keys import missing_key, unravel_key
+from tdc.core.keys import as_path, missing_key
 from tdc.core.typing import NestedKey
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import Keyed
@@ -57,7 +57,7 @@ class Builder:
         self._nodes = dict(td._nodes)
 
     def __setitem__(self, key: NestedKey, value: Any) -> None:
-        td, path = unfinished(self), unravel_key(key)
+        td, path = unfinished(self), as_path(key, "mutate")
         new_leaves: Leaves = {}
         new_nodes: Nodes = {}
         absorb(new_leaves, new_nodes, (), {path: td._entry(key, value)}, len(td._size), td._device)
@@ -65,7 +65,7 @@ class Builder:
         put_all(self._leaves, self._nodes, new_leaves, new_nodes)
 
     def __getitem__(self, key: NestedKey) -> Any:
-        td, path = unfinished(self), unravel_key(key)
+        td, path = unfinished(self), as_path(key, "mutate")
         if path in self._leaves:
             return unwrap(self._leaves[path])
         entry = self._nodes.get(path)
@@ -77,13 +77,13 @@ class Builder:
 
     def __delitem__(self, key: NestedKey) -> None:
         unfinished(self)
-        path = unravel_key(key)
+        path = as_path(key, "mutate")
         if path not in self._leaves and path not in self._nodes:
             raise missing_key("mutate", path, [*self._leaves, *self._nodes])
         remove(self._leaves, self._nodes, path)
 
     def __contains__(self, key: NestedKey) -> bool:
-        path = unravel_key(key)
+        path = as_path(key, "mutate")
         return path in self._leaves or path in self._nodes
 
     def update(self, other: Mapping[Any, Any]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tdc.core.container import Container
 from tdc.core.dynamo import constant
 from tdc.core.errors import KeyPathError, message
-from tdc.core.keys import missing_key, parts, show, unravel_key
+from tdc.core.keys import as_path, missing_key, parts, show
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import Leaf, unwrap
 from tdc.tensordict.nodes import Nodes, Static, any_extra, is_inner, statics
@@ -62,7 +62,7 @@ class Keyed(Container):
 
     def get(self, key: NestedKey, default: Any = MISSING) -> Any:
         """The leaf or inner node at `key`; where nothing is there `default`, or a KeyPathError without one."""
-        path = key if type(key) is str else unravel_key(key)
+        path = key if type(key) is str else as_path(key, "get")
         leaf = self._leaves.get(path)
         if leaf is not None:
             return leaf if type(leaf) is not Leaf else leaf._value
@@ -85,7 +85,7 @@ class Keyed(Container):
         return self._with(leaves, nodes, node_size(leaves, self._size, extra))
 
     def __contains__(self, key: NestedKey) -> bool:
-        path = unravel_key(key)
+        path = as_path(key, "in")
         return path in self._leaves or path in self._nodes
 
     def keys(
@@ -164,7 +164,7 @@ class Keyed(Container):
             leaves = leaves.copy()
             leaves[path] = value
             return self._with(leaves, self._nodes)
-        path = unravel_key(key)
+        path = as_path(key, "set")
         return with_entries(self, "set", {path: value}, replacing=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
@@ -227,7 +227,7 @@ class Keyed(Container):
         leaves: Leaves = {}
         nodes: Nodes = {(): self._nodes[()]} if () in self._nodes else {}
         for key in keys:
-            path: KeyPath = key if type(key) is str else unravel_key(key)
+            path: KeyPath = key if type(key) is str else as_path(key, "select")
             leaf = self._leaves.get(path)
             if leaf is not None:
                 leaves[path] = leaf
@@ -247,7 +247,7 @@ class Keyed(Container):
         """Everything but the leaves and inner nodes at `keys`."""
         leaves, nodes = self._leaves.copy(), self._nodes
         for key in keys:
-            path = key if type(key) is str else unravel_key(key)
+            path = key if type(key) is str else as_path(key, "exclude")
             if path in leaves:
                 del leaves[path]
             elif path in nodes:
@@ -292,7 +292,7 @@ class Keyed(Container):
             >>> td.rename_keys({"obs": ("state", "obs")}).keys(include_nested=True)
             ('state', ('state', 'obs'), 'act')
         """
-        moves = {unravel_key(old): unravel_key(new) for old, new in names.items()}
+        moves = {as_path(old, "rename_keys"): as_path(new, "rename_keys") for old, new in names.items()}
         if strict:
             moves = {existing_path(self, "rename_keys", old): new for old, new in moves.items()}
         return relocated(self, "rename_keys", lambda path: renamed(path, moves))
@@ -357,7 +357,7 @@ def class_at(td: Keyed, path: KeyPath) -> Any:
 
 def existing_path(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
     """The path of a key that is there."""
-    path = key if type(key) is str else unravel_key(key)
+    path = key if type(key) is str else as_path(key, op)
     if path not in td._leaves and path not in td._nodes:
         raise missing_key(op, path, [*td._leaves, *td._nodes])
     return path

@@ -22,7 +22,7 @@ from torch import Tensor
 from tdc.core.container import Container
 from tdc.core.dynamo import mark_dynamic, trace_as
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
-from tdc.core.keys import parts, show, unravel_key
+from tdc.core.keys import as_path, parts, show
 from tdc.core.typing import MISSING, KeyPath, OpName
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, any_extra, extra_of, statics, with_extra
@@ -139,7 +139,7 @@ def absorb(leaves: Leaves, nodes: Nodes, prefix: KeyPath, source: Any, ndim: int
     head = parts(prefix)
     for key, value in entries.items():
         plain = type(key) is str
-        path = (head + (key,) if head else key) if plain else join(prefix, unravel_key(key))  # noqa: RUF005  # in half the time
+        path = (head + (key,) if head else key) if plain else join(prefix, as_path(key, "TensorDict"))  # noqa: RUF005  # in half the time
         if plain and type(value) is Tensor and device is None:  # the usual case, in one step
             if path in leaves or path in nodes:
                 raise taken(path)

@@ -97,7 +97,7 @@ hint: the TensorDict has no keys yet""",
             lambda: TensorDict({1: T(1)}),
             """\
 KeyPathError
-tdc.key: expected a str or a non-empty tuple of str, got 1 of type int
+tdc.TensorDict: expected a str or a non-empty tuple of str, got 1 of type int
 hint: spell it like "a" or ("a", "b")""",
         )
 
@@ -106,7 +106,7 @@ hint: spell it like "a" or ("a", "b")""",
             lambda: tree().set((), T(1)),
             """\
 KeyPathError
-tdc.key: expected a str or a non-empty tuple of str, got an empty tuple
+tdc.set: expected a str or a non-empty tuple of str, got an empty tuple
 hint: spell it like "a" or ("a", "b")""",
         )
 
@@ -339,7 +339,7 @@ hint: x.with_values(values), torch.where(mask, new, x), or tdc.pack(rows)""",
             lambda: tree().at.__setitem__(0, 1),
             """\
 ImmutableError
-tdc.At: expected no change in place, instances are immutable, got `x[...] = value`
+tdc.at: expected no change in place, instances are immutable, got `x[...] = value`
 hint: td = td.at[index].set(value)""",
         )
 

@@ -68,7 +68,7 @@ hint: torch: The size of tensor a (2) must match the size of tensor b (3) at non
     def test_a_tensor_as_a_key(self):
         self.says(lambda: T([1.0, 2.0]) in tree(), """\
 KeyPathError
-tdc.key: expected a str or a non-empty tuple of str, got Tensor float32[2]
+tdc.in: expected a str or a non-empty tuple of str, got Tensor float32[2]
 hint: spell it like "a" or ("a", "b")""")  # fmt: skip
 
     def test_a_write_into_objects(self):
@@ -92,3 +92,27 @@ def test_an_error_of_torch_of_no_leaf_passes_as_it_is():
 
     with pytest.raises(RuntimeError, match=r"^mine$"):
         tree().apply(broken)
+
+
+@pytest.mark.parametrize("op", ["grad", "value_and_grad", "jacrev", "jacfwd", "hessian"])
+def test_derivatives_name_the_function_that_was_called(op):
+    with pytest.raises(tdc.DtypeError, match=rf"^tdc\.{op}: expected a function"):
+        getattr(lib, op)(3)
+    with pytest.raises(tdc.DtypeError, match=rf"^tdc\.{op}: expected an argument with floating-point"):
+        getattr(lib, op)(lambda x: x.sum())(torch.ones(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        ("unravel_key", lambda: tdc.unravel_key(lib.nn)),
+        ("get", lambda: tree().get(3)),
+        ("set", lambda: tree().set(("a", 3), T(1))),
+        ("exclude", lambda: tree().exclude(3)),
+        ("mutate", lambda: tree().mutate().update({3: T(1)})),
+        ("interop.spec", lambda: tdc.interop.spec({3: ((), torch.float32)})),
+    ],
+)
+def test_wrong_keys_name_what_was_called(op, call):
+    with pytest.raises(tdc.KeyPathError, match=rf"^tdc\.{op}: expected a str or a non-empty tuple"):
+        call()

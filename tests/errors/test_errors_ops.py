@@ -95,7 +95,7 @@ hint: torch: Halving dimension must be even, but dimension 0 is size 3""",
             lambda: tree().select(0, 9),
             """\
 KeyPathError
-tdc.key: expected a str or a non-empty tuple of str, got 0 of type int
+tdc.select: expected a str or a non-empty tuple of str, got 0 of type int
 hint: spell it like "a" or ("a", "b")""",
         )
 

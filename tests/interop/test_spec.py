@@ -267,7 +267,7 @@ hint: None stands for any size, e.g. [None, 4]""",
             lambda: setattr(tdc.interop.spec(TensorDict()), "batch_size", (3,)),
             """\
 ImmutableError
-tdc.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
+tdc.interop.Spec: expected no change in place, instances are immutable, got `x.batch_size = tuple`
 hint: spec.with_batch_size(size), spec.with_device(device), or tdc.interop.spec(td)""",
         )
 
