@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 import tdc
@@ -23,15 +25,21 @@ class Unlike(Exception):
     """Results that cannot be put beside each other; the text says why."""
 
 
+class NoDerivative(Exception):
+    """torch does not differentiate the loop over examples."""
+
+
 def is_batch(x: Any) -> bool:
     """Whether a leaf of a result is a ragged batch."""
-    return isinstance(x, (tdc.NestedTensor, tdc.MaskedBatch))
+    return isinstance(x, (tdc.NestedTensor, tdc.MaskedBatch, tdc.TensorDict))
 
 
 def parts(x: Any, count: int) -> list[Any]:
     """What each example has of one leaf of a result; `count` is 1 where all examples have one result together."""
     if count == 1:
         return [x]
+    if isinstance(x, tdc.TensorDict):
+        return list(x.values(True, True))
     if is_batch(x):
         return list(x.unbind())
     if isinstance(x, Tensor) and x.ndim and x.shape[0] == count:
@@ -75,7 +83,7 @@ def differ(a: Any, b: Any) -> str:
     return ""
 
 
-def values(found: list[tuple[str, Any, Any]]) -> str:
+def values(found: list[tuple[str, Any, Any]], leaves: list[Tensor]) -> str:
     """The first difference of values."""
     return next((f"{where}: {text}" for where, a, b in found if (text := differ(a, b))), "")
 
@@ -89,18 +97,44 @@ def gradients(found: list[tuple[str, Any, Any]], leaves: list[Tensor], order: in
         return "no gradient"
     generator = torch.Generator().manual_seed(7)
     cotangents = [torch.randn(b.shape, dtype=b.dtype, generator=generator) for _, b in smooth]
-    sides = []
-    for side in (0, 1):
-        outputs = [pair[side] for pair in smooth]
-        grads: Any = torch.autograd.grad(outputs, leaves, cotangents, create_graph=order > 1, materialize_grads=True)
-        if order > 1:
-            generator.manual_seed(8)
-            keep = [g for g in grads if g.requires_grad]
-            again = [torch.randn(g.shape, dtype=g.dtype, generator=generator) for g in grads]
-            again = [c for c, g in zip(again, grads, strict=True) if g.requires_grad]
-            zeros = [torch.zeros_like(x) for x in leaves]
-            grads = torch.autograd.grad(keep, leaves, again, materialize_grads=True) if keep else zeros
-        sides.append(grads)
-    return next(
-        (f"gradient {i}: {text}" for i, (a, b) in enumerate(zip(*sides, strict=True)) if (text := differ(a, b))), ""
-    )
+    try:
+        theirs = derivatives([b for _, b in smooth], leaves, cotangents, order)
+    except (RuntimeError, NotImplementedError) as error:
+        raise NoDerivative(str(error)) from None
+    ours = derivatives([a for a, _ in smooth], leaves, cotangents, order)
+    known = [(torch.where(b.isnan(), b, a), b) for a, b in zip(ours, theirs, strict=True)]  # NaN tells nothing
+    return next((f"gradient {i}: {text}" for i, pair in enumerate(known) if (text := differ(*pair))), "")
+
+
+def derivatives(outputs: list[Tensor], leaves: list[Tensor], cotangents: list[Tensor], order: int) -> list[Tensor]:
+    """Gradients of the leaves along cotangents, or the gradients of those along random ones."""
+    grads = torch.autograd.grad(outputs, leaves, cotangents, create_graph=order > 1, materialize_grads=True)
+    if order == 1:
+        return list(grads)
+    generator = torch.Generator().manual_seed(8)
+    again = [torch.randn(g.shape, dtype=g.dtype, generator=generator) for g in grads]
+    kept = [(g, c) for g, c in zip(grads, again, strict=True) if g.requires_grad]
+    if not kept:
+        return [torch.zeros_like(x) for x in leaves]
+    return list(torch.autograd.grad([g for g, _ in kept], leaves, [c for _, c in kept], materialize_grads=True))
+
+
+def tangents(found: list[tuple[str, Any, Any]], leaves: list[Tensor]) -> str:
+    """The first difference of values and of derivatives along the directions of the inputs."""
+    smooth = [(where, a, b) for where, a, b in found if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    moved = [(f"{where}, tangent", tangent(a), tangent(b)) for where, a, b in smooth]
+    return values(found, leaves) or values(moved, leaves)
+
+
+def tangent(x: Tensor) -> Tensor:
+    """The derivative of a value; zeros where it has none."""
+    found = forward_ad.unpack_dual(x).tangent
+    return torch.zeros_like(x) if found is None else found
+
+
+CHECKS: dict[str, Callable[[list[tuple[str, Any, Any]], list[Tensor]], str]] = {
+    "values": values,
+    "grad": partial(gradients, order=1),
+    "second": partial(gradients, order=2),
+    "forward": tangents,
+}

@@ -56,7 +56,7 @@ IMPLICIT = (  # the dims that they mean are those of the batch
 )  # fmt: skip
 
 CHANNELS = re.compile(  # dim 0 of these samples is a batch already, dim 1 the channels
-    "conv|pool|interpolate|upsample|instance_norm|group_norm|local_response_norm|grid_sample|functional.unfold"
+    "conv|pool|interpolate|upsample|batch_norm|instance_norm|group_norm|local_response_norm|grid_sample|functional.unfold"
 )
 Schemas = tuple[tuple[tuple[str, str, bool], ...], ...]
 
@@ -133,9 +133,10 @@ def of_batches(
         return [column[0]] * len(column), column[0]
     own = [c.narrow(0, 0, 1) for c in column]
     cut = [cropped(c, form, rank, size, n) for c, n in zip(own, lengths, strict=True)]
-    if any(c is None for c in cut):
+    found = [c for c in cut if c is not None]
+    if len(found) < len(cut):
         return own, torch.cat(own)
-    return cut, join([c[0] for c in cut if c is not None], form.ragged - 1, kind, fill, {})
+    return found, join([c[0] for c in found], form.ragged - 1, kind, fill, {})
 
 
 def all_names(op: Any) -> tuple[str, ...]:
@@ -174,11 +175,15 @@ def parameters(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return ()
 
 
-def forms(op: Any, sample: Any) -> Iterator[Form]:
+def forms(op: Any, sample: Any, kind: str) -> Iterator[Form]:
     """The forms that are tried on a sample."""
     x = sample.input
     x = x[0] if isinstance(x, (list, tuple)) and x else x
     if not isinstance(x, Tensor) or x.ndim == 0 or x.is_sparse or x.layout != torch.strided:
+        return
+    if kind == "tensordict":
+        yield Form(x.ndim, "stacked")
+        yield Form(x.ndim, "shared")
         return
     if CHANNELS.search(op.name):
         for d in range(2, x.ndim):
@@ -219,6 +224,8 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
         raise NotMapped("means dims of the batch")
     known = parameters(op, (draws[0].input, *draws[0].args), draws[0].kwargs)
     names = names_of(known, draws[0])
+    if "batch_norm" in op.name and (draws[0].kwargs.get("training") or True in draws[0].args):
+        raise NotMapped("counts statistics of the whole batch: see the samples of modules")
     if any(f[1] != spec for f in flat) or any(len(f) != len(leaves[0]) for f in leaves):
         raise NotMapped("draws differ in their arguments")
     first = next(t for t in leaves[0] if isinstance(t, Tensor))
@@ -273,8 +280,9 @@ def names_of(known: tuple[str, ...], sample: Any) -> list[str]:
     tree = ((sample.input, *sample.args), sample.kwargs)
     found = []
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
-        position = getattr(path[1], "idx", None)
-        found.append(path[1].key if position is None else known[position] if position < len(known) else "")
+        key: Any = path[1]
+        position = getattr(key, "idx", None)
+        found.append(key.key if position is None else known[position] if position < len(known) else "")
     return found
 
 
@@ -339,3 +347,33 @@ def behind(dim: Any) -> Any:
     if isinstance(dim, (list, tuple)):
         return type(dim)([behind(d) for d in dim])
     return dim + 1 if isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 else dim
+
+
+def map_leaves(op: Any, draws: list[Any], form: Form) -> Mapped:
+    """A sample, drawn three times, as leaves of a TensorDict whose batch dims are all dims of the sample.
+
+    Raises:
+        NotMapped: it is none in this form.
+    """
+    flat = [pytree.tree_flatten(((d.input, *d.args), d.kwargs)) for d in draws]
+    leaves, spec = [f[0] for f in flat], flat[0][1]
+    known = parameters(op, (draws[0].input, *draws[0].args), draws[0].kwargs)
+    names = names_of(known, draws[0])
+    if any(f[1] != spec for f in flat):
+        raise NotMapped("draws differ in their arguments")
+    first = next(t for t in leaves[0] if isinstance(t, Tensor))
+    examples: list[list[Any]] = [[] for _ in draws]
+    batch: list[Any] = []
+    for name, *column in zip(names, *leaves, strict=True):
+        t = column[0]
+        whole = isinstance(t, Tensor) and t.shape == first.shape and name not in PARAMETERS
+        if any(type(c) is not type(t) or (isinstance(t, Tensor) and c.shape != t.shape) for c in column):
+            raise NotMapped("draws differ in their shapes")
+        own = column if t is first or (whole and form.others == "stacked") else [t] * len(draws)
+        a, b, c = own
+        batch.append(tdc.TensorDict({"a": a, "b": b, "c": {"d": c}}, batch_size=t.shape) if own is column else t)
+        for e, part in zip(examples, own, strict=True):
+            e.append(part)
+    calls = [pytree.tree_unflatten(e, spec) for e in examples]
+    args, kwargs = pytree.tree_unflatten(batch, spec)
+    return Mapped([(tuple(a), dict(k)) for a, k in calls], tuple(args), dict(kwargs), known, all_names(op))

@@ -1,14 +1,17 @@
 """Every sample of torch's op_db, as batches of three examples, against the loop over examples.
 
-    python tests/opinfo/sweep.py                          counts, eagerly
+    python tests/opinfo/sweep.py                          counts of values, eagerly
     python tests/opinfo/sweep.py --ops '^sum$|amax' -v    some operations, with the text of each failure
+    python tests/opinfo/sweep.py --all                    every pass of `PASSES`, as a table
 
-A call passes, is refused in our words, raises something else, or differs; or it is not mapped, with the reason.
+A call passes, is refused in our words, raises something else, or differs; or it is not mapped, with the reason. Of
+what torch refuses ("errors") a call is refused in our words or in torch's, raises something else, or is accepted.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import re
@@ -16,22 +19,24 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from opinfo import compare
-from opinfo.mapping import Form, Mapped, NotMapped, forms, map_sample
+from opinfo.calls import MODES, SPELLINGS, call, spelled
+from opinfo.mapping import Form, Mapped, NotMapped, forms, map_leaves, map_sample
 
 import tdc
-from tdc.core.rules import DISPATCH
+from tdc.core.rules import DISPATCH, KINDS
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool,
@@ -44,9 +49,20 @@ POOLED = (  # without a dim these ask for all elements
     "unique_consecutive", "dist",
     "allclose", "equal", "histc", "bincount",
 )  # fmt: skip
-LEVELS = ("values", "grad", "second")
-SPELLINGS = ("sample", "by name", "all by name")  # of the arguments; the last one names the first, too
+LEVELS = ("values", "grad", "second", "forward", "errors")
+PASSES: dict[str, dict[str, Any]] = {  # the whole of it
+    "values": {},
+    "padding 0": {"fill": 0, "kinds": ["masked"], "limit": 8},
+    "padding -1": {"fill": -1, "kinds": ["masked"], "limit": 8},
+    "padding max": {"fill": "max", "kinds": ["masked"], "limit": 8},
+    **{name: {"spelling": name, "dtypes": (torch.float32,), "limit": 10} for name in SPELLINGS[1:]},
+    **{level: {"level": level, "dtypes": (torch.float64, torch.complex64), "limit": 10} for level in LEVELS[1:4]},
+    "errors": {"level": "errors", "dtypes": (torch.float32,)},
+    "aot_eager": {"mode": "aot_eager", "dtypes": (torch.float32,), "limit": 3},
+    "inductor": {"mode": "inductor", "dtypes": (torch.float32,), "limit": 1},
+}
 BY_VECTOR = re.compile("triplet|multilabel|multi_margin|cosine_embedding|cross_entropy|nll_loss")
+BAD = ("raw", "differs", "accepted")
 RANDOM = re.compile("dropout|rrelu|bernoulli|multinomial|normal|rand|uniform|exponential|geometric|cauchy|empty|gumbel")
 
 
@@ -98,15 +114,17 @@ def leaves_of(column: list[Any]) -> list[Tensor]:
     return [x.requires_grad_() for x in found if x.is_floating_point() or x.is_complex()]
 
 
-def outcome(op: Any, column: list[Any], form: Form, kind: str, level: str, spelling: str) -> tuple[str, str]:
+def outcome(op: Any, column: list[Any], form: Form, kind: str, given: argparse.Namespace) -> tuple[str, str]:
     """What becomes of one sample in one form, and the text."""
-    order = LEVELS.index(level)
-    leaves = leaves_of(column) if order else []
+    leaves = leaves_of(column) if given.level in ("grad", "second") else []
     try:
-        mapped = spelled(op, map_sample(op, column, form, kind, "nan"), spelling)
+        mapped = (map_leaves if kind == "tensordict" else partial(map_sample, kind=kind, fill=given.fill))(
+            op, column, form
+        )
+        fn, mapped = spelled(op, mapped, given.spelling)
         want = (
             pool(op, mapped, form.ragged)
-            if pooled(op, mapped)
+            if pooled(op, mapped) and kind != "tensordict"
             else [op.op(*args, **kwargs) for args, kwargs in mapped.examples]
         )
     except NotMapped as reason:
@@ -116,33 +134,47 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, level: str, spell
     if form.others == "batched":
         want = [pytree.tree_map(lambda x: x[0] if isinstance(x, Tensor) else x, w) for w in want]
     try:
-        got = op.op(*mapped.args, **mapped.kwargs)
+        got = call(fn, mapped, given.mode, given.spelling)
     except tdc.TdcError as error:
         return "refused", first_line(error)
+    except AssertionError as error:
+        return "differs", first_line(error)
     except Exception as error:
-        return "raw", f"{type(error).__name__}: {first_line(error)}"
+        refused = re.search(r"tdc\.[\w.]+: expected .*", str(error)) if given.mode != "eager" else None
+        return ("refused", refused.group()) if refused else ("raw", f"{type(error).__name__}: {first_line(error)}")
     try:
-        found = list(compare.pairs(op.name, got, want))
-        text = compare.gradients(found, leaves, order) if order else compare.values(found)
+        text = compare.CHECKS[given.level](list(compare.pairs(op.name, got, want)), leaves)
+    except compare.NoDerivative as reason:
+        return "unmapped", first_line(reason)
     except Exception as error:
         return "differs", f"{type(error).__name__}: {first_line(error)}"
     return ("differs", text) if text else ("pass", "")
 
 
-def spelled(op: Any, mapped: Mapped, spelling: str) -> Mapped:
-    """The call of the batch with other arguments by name.
-
-    Raises:
-        NotMapped: torch does not tell the names, or the spelling is the sample's own.
-    """
-    if spelling == "sample":
-        return mapped
-    names, count = mapped.bound, len(mapped.args)
-    first = 0 if spelling == "all by name" else 1
-    if len(names) < count or count == first:
-        raise NotMapped("no other spelling")
-    named = dict(zip(names[first:count], mapped.args[first:], strict=True))
-    return replace(mapped, args=mapped.args[:first], kwargs={**named, **mapped.kwargs})
+def refusal(op: Any, error: Any, form: Form, kind: str, given: argparse.Namespace) -> tuple[str, str]:
+    """What becomes of a call that torch refuses, and the text."""
+    column = [copy.deepcopy(error.sample_input) for _ in range(3)]
+    try:
+        mapped = (map_leaves if kind == "tensordict" else partial(map_sample, kind=kind, fill=given.fill))(
+            op, column, form
+        )
+    except Exception as reason:
+        return "unmapped", first_line(reason)
+    kinds: list[type[Exception]] = []
+    for args, kwargs in mapped.examples:
+        try:
+            op.op(*args, **kwargs)
+            return "unmapped", "torch takes an example"
+        except Exception as theirs:
+            kinds.append(type(theirs))
+    try:
+        op.op(*mapped.args, **mapped.kwargs)
+    except tdc.TdcError as ours:
+        return "refused", first_line(ours)
+    except Exception as raised:
+        own = isinstance(raised, (*kinds, RuntimeError)) and not isinstance(raised, AttributeError)
+        return "pass" if own else "raw", f"{type(raised).__name__}: {first_line(raised)}"
+    return "accepted", str(error.error_regex)
 
 
 def first_line(error: Exception) -> str:
@@ -153,26 +185,71 @@ def named(op: Any) -> str:
     return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
 
 
-def sweep(given: argparse.Namespace) -> dict[str, Any]:
-    """The outcome of every call that is asked for, counted and listed."""
-    found: dict[str, Counter[str]] = {kind: Counter() for kind in given.kinds}
-    calls: list[tuple[str, ...]] = []
-    for op in op_db:
-        if not re.search(given.ops, named(op)) or RANDOM.search(op.name):
+def calls_of(op: Any, given: argparse.Namespace) -> Iterator[tuple[str, str, str, str, str, str]]:
+    """The outcome of every call of an operation: its kind, dtype, sample, form, outcome, and the text."""
+    for dtype in given.dtypes:
+        if dtype not in op.supported_dtypes("cpu") or not smooth(op, given.level, dtype):
             continue
-        for dtype in given.dtypes:
-            smooth = op.supports_autograd and (given.level != "second" or op.supports_gradgrad)
-            if dtype not in op.supported_dtypes("cpu") or (given.level != "values" and not smooth):
-                continue
-            for n, column in enumerate(draws(op, dtype, given.limit)):
-                for form, kind in itertools.product(forms(op, column[0]), given.kinds):
-                    if op.op in DISPATCH[kind]:
-                        result, text = outcome(op, column, form, kind, given.level, given.spelling)
-                        found[kind][result] += 1
-                        calls.append((kind, named(op), str(dtype)[6:], str(n), str(form), result, text))
-                        if given.v and result in ("raw", "differs"):
-                            print(*calls[-1], sep=" | ", flush=True)
-    return {"counts": {k: dict(c) for k, c in found.items()}, "calls": calls}
+        if given.level == "errors":
+            samples = (
+                [[e] for e in itertools.islice(op.error_inputs("cpu"), given.limit)] if op.error_inputs_func else []
+            )
+        else:
+            samples = list(draws(op, dtype, given.limit))
+        for n, column in enumerate(samples):
+            sample = column[0].sample_input if given.level == "errors" else column[0]
+            for kind in given.kinds:
+                for form in forms(op, sample, kind) if op.op in DISPATCH[kind] else ():
+                    if given.level == "errors":
+                        result, text = refusal(op, column[0], form, kind, given)
+                    elif given.level == "forward":
+                        with forward_ad.dual_level():
+                            duals = [d.transform(as_dual) for d in column]
+                            result, text = outcome(op, duals, form, kind, given)
+                    else:
+                        result, text = outcome(op, column, form, kind, given)
+                    yield kind, str(dtype)[6:], str(n), str(form), result, text
+
+
+def smooth(op: Any, level: str, dtype: torch.dtype) -> bool:
+    """Whether torch has the derivatives that a level asks for."""
+    if level in ("values", "errors"):
+        return True
+    known = {"grad": op.supports_autograd, "second": op.supports_gradgrad, "forward": op.supports_forward_ad}[level]
+    return known and op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+
+
+def as_dual(x: Any) -> Any:
+    """A tensor with a tangent."""
+    if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
+        return x
+    generator = torch.Generator().manual_seed(x.numel())
+    return forward_ad.make_dual(x.detach(), torch.randn(x.shape, dtype=x.dtype, generator=generator))
+
+
+def sweep(given: argparse.Namespace) -> tuple[dict[str, Counter[str]], list[tuple[str, ...]]]:
+    """The outcomes of all calls that are asked for, counted for each kind and listed."""
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in given.kinds}
+    calls: list[tuple[str, ...]] = []
+    for op in op_db[given.part :: given.parts]:
+        if re.search(given.ops, named(op)) and not RANDOM.search(op.name):
+            for kind, *where, result, text in calls_of(op, given):
+                counts[kind][result] += 1
+                calls.append((kind, named(op), *where, result, text))
+                if given.v and result in BAD:
+                    print(*calls[-1], sep=" | ", flush=True)
+    return counts, calls
+
+
+def sweep_all(given: argparse.Namespace) -> None:
+    """Every pass, as a table."""
+    print("| pass | kind | pass | refused | raw | differs | accepted | not mapped |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, how in PASSES.items():
+        counts, _ = sweep(argparse.Namespace(**{**vars(given), **how}))
+        for kind, c in counts.items():
+            numbers = [c[k] for k in ("pass", "refused", "raw", "differs", "accepted", "unmapped")]
+            print(f"| {name} | {kind} | " + " | ".join(f"{n:,}" for n in numbers) + " |", flush=True)
 
 
 def dtypes_of(names: str) -> list[torch.dtype]:
@@ -185,19 +262,27 @@ def main() -> None:
     parser.add_argument("--ops", default="", help="a pattern of names")
     parser.add_argument("--dtypes", type=dtypes_of, default=DTYPES, help="names, with commas between them")
     parser.add_argument("--limit", type=int, default=30, help="samples of each operation and dtype")
-    parser.add_argument("--kinds", type=lambda names: names.split(","), default=["nested", "masked"])
+    parser.add_argument("--kinds", type=lambda names: names.split(","), default=list(KINDS))
     parser.add_argument("--level", choices=LEVELS, default="values")
     parser.add_argument("--spelling", choices=SPELLINGS, default="sample")
+    parser.add_argument("--mode", choices=MODES, default="eager")
+    parser.add_argument("--fill", default="nan", help="padding: nan (the worst of a dtype), max, or a number")
+    parser.add_argument("--part", type=int, default=0, help="of --parts, which takes every so manieth operation")
+    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="every pass")
     parser.add_argument("-v", action="store_true", help="print what differs and what raises errors that are not ours")
     parser.add_argument("--json", help="where to write every outcome")
     given = parser.parse_args()
+    given.fill = given.fill if given.fill in ("nan", "max") else int(given.fill)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    result = sweep(given)
-    for kind, counts in result["counts"].items():
-        print(kind, counts)
+    if given.all:
+        return sweep_all(given)
+    counts, calls = sweep(given)
+    for kind, of_kind in counts.items():
+        print(kind, dict(of_kind))
     if given.json:
-        Path(given.json).write_text(json.dumps(result), encoding="utf-8")
+        Path(given.json).write_text(json.dumps(calls), encoding="utf-8")
 
 
 if __name__ == "__main__":
