@@ -23,44 +23,46 @@ from tdc.core.dtypes import rounded_once, sum_dtype, widened
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
+from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ops.reduction import check_dims, composed, count, filled, reduce_composed
+from tdc.ops.reduction import count, filled, reduce_ragged, reduction, sum_of
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, data_of, with_data
 
 
-def count_nonzero_ragged(x: Any, dim: Any = None) -> Ragged | Tensor:
-    check_dims(torch.count_nonzero, x, dim)
-    return x.ne(0).sum(dim)
+def count_nonzero_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    return sum_of(x.ne(0), dims, keepdim)
 
 
-def nansum_ragged(x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Ragged | Tensor:
-    check_dims(torch.nansum, x, dim)
-    return x.masked_fill(x.isnan(), 0).sum(dim, keepdim, **kwargs)
+def count_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return values.ne(0).sum(dim, keepdim)
 
 
-def nanmean_ragged(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Ragged | Tensor:
+def nansum_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: Any = None) -> Tensor:
+    x = x if dtype is None else x.to(dtype)
+    return sum_of(with_data(x, torch.nansum(data_of(x).unsqueeze(-1), -1)), dims, keepdim)
+
+
+def nanmean_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: Any = None) -> Tensor:
     """Where all elements are NaN, or none is there, 0 / 0 is NaN."""
-    check_dims(torch.nanmean, x, dim)
-    if by_lines(torch.nanmean, x, dim):
-        return over_lines(torch.nanmean, partial(nanmean_ragged, dtype=dtype), x, dim, keepdim)
-
-    def mean(x: Any) -> Ragged | Tensor:
-        total, real = nansum_ragged(x, dim, keepdim), x.isnan().logical_not().sum(dim, keepdim)
-        return total / real.to(total.dtype)
-
-    return rounded_once(mean, x, dtype)
+    real = sum_of(x.isnan().logical_not(), dims, keepdim)
+    return rounded_once(lambda x: nansum_of(x, dims, keepdim) / real, x, dtype)
 
 
-def logsumexp_ragged(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    x = x if x.dtype.is_floating_point else x.to(torch.get_default_dtype())
-    return rounded_once(partial(logsumexp_of, dims=dims, keepdim=keepdim), x)
+def nanmean_values(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return rounded_once(lambda values: torch.nanmean(values, dim, keepdim), values, dtype)
 
 
 def logsumexp_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    exact = x.dtype.is_floating_point or x.dtype.is_complex
+    run = partial(log_of_sum, dims=dims, keepdim=keepdim)
+    return rounded_once(run, x if exact else x.to(torch.get_default_dtype()))
+
+
+def log_of_sum(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Of what lies below the largest element, so that nothing overflows; -inf where there is nothing."""
     x = filled(x, -math.inf)
-    top = x.detach().amax(dims, True)
+    top = (torch.real(x) if x.dtype.is_complex else x).detach().amax(dims, True)
     top = top.masked_fill(top.isinf(), 0)
     total = torch.sub(x, top).exp().sum(dims, keepdim)
     none = total == 0
@@ -68,12 +70,22 @@ def logsumexp_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     return (total.masked_fill(none, 1).log() + top).masked_fill(none, -math.inf)
 
 
+def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return torch.logsumexp(values, tuple(range(values.ndim)) if dim is None else dim, keepdim)
+
+
 def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False) -> Tensor:
-    """The variance or its root, in two passes."""
+    """The variance or its root, in two passes.
+
+    It is divided by no less than 0, but its derivative by what is left of the number, as in torch.
+    """
     dtype, wide = x.dtype, widened(x)
     number = count(x, dims, True).to(sum_dtype(dtype))
     apart = filled(torch.sub(wide, wide.sum(dims, True) / number), 0)
-    out = apart.abs().square().sum(dims, True) / (number - correction).clamp(min=0)
+    square = torch.real(apart.mul(apart.conj())) if dtype.is_complex else apart.square()
+    total, left = square.sum(dims, True), number - correction
+    bound = left.clamp(min=0).masked_fill(number == 0, 0)
+    out = total / left + (total.detach() / bound).masked_fill(bound > 0, 0)
     if root:  # whose derivative at 0 is 0 here, as in torch
         none = out == 0
         out = out.masked_fill(none, 1).sqrt().masked_fill(none, 0)
@@ -92,7 +104,7 @@ def moment_ragged(
         raise ShapeError(message(op, "unbiased or correction", "both", hint="correction=1 is unbiased=True"))
     correction = float(unbiased is not False) if correction is None else correction
     rule = partial(spread_of, root=op is torch.std)
-    return reduce_composed(op, rule, x, dim, keepdim, correction=correction)
+    return reduce_ragged(op, rule, op, x, dim, keepdim, correction=correction)
 
 
 def with_mean_ragged(
@@ -101,9 +113,8 @@ def with_mean_ragged(
     """`std_mean` and `var_mean`: what `op` gives, and the mean."""
     if by_lines(op, x, dim):  # so that both share their lengths
         return over_lines(op, partial(with_mean_ragged, op, unbiased=unbiased, **kwargs), x, dim, keepdim)
-    return moment_ragged(op, x, dim, unbiased, keepdim, **kwargs), x.mean(
-        None if isinstance(dim, bool) else dim, keepdim
-    )
+    mean = x.mean(None if isinstance(dim, bool) else dim, keepdim)
+    return moment_ragged(op, x, dim, unbiased, keepdim, **kwargs), mean
 
 
 def histc_nested(input: NestedTensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -111,14 +122,18 @@ def histc_nested(input: NestedTensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.histc(input.values, *args, **kwargs)
 
 
-composed(torch.count_nonzero, "moments", count_nonzero_ragged, "dim", identity=0)
-composed(torch.nansum, "moments", nansum_ragged, identity=0)
-composed(torch.nanmean, "moments", nanmean_ragged)
-composed(torch.logsumexp, "moments", partial(reduce_composed, torch.logsumexp, logsumexp_ragged), identity=-math.inf)
-for _op in (torch.std, torch.var):
-    composed(_op, "moments", partial(moment_ragged, _op), "dim unbiased keepdim")
-for _op, _moment in ((torch.std_mean, torch.std), (torch.var_mean, torch.var)):
-    composed(_op, "moments", partial(with_mean_ragged, _moment), "dim unbiased keepdim")
+reduction(
+    torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, names="dim", identity=0
+)  # fmt: skip
+reduction(torch.nansum, nansum_of, family="moments", identity=0)
+reduction(torch.nanmean, nanmean_of, family="moments", dense=nanmean_values)
+reduction(torch.logsumexp, logsumexp_of, family="moments", dense=log_values, identity=-math.inf)
+for _op, _impl in (
+    (torch.std, partial(moment_ragged, torch.std)), (torch.var, partial(moment_ragged, torch.var)),
+    (torch.std_mean, partial(with_mean_ragged, torch.std)), (torch.var_mean, partial(with_mean_ragged, torch.var)),
+):  # fmt: skip
+    define(_op, "moments", ragged=_impl)
+    along(_op, "dim unbiased keepdim", "moments", several=True)
 define(torch.histc, "moments", nested=histc_nested)
 unsupported(
     torch.histc, ["masked"], "bins, into which padding would be counted", family="moments",

@@ -16,9 +16,8 @@ Invariants: without a ragged dim a result is a dense tensor, with one the same c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,50 +29,29 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ops.rectangle import rectangle
+from tdc.ragged.masked import build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, reduce_rows
 from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure
 
-Rows = Callable[[Tensor, Structure], Tensor]
 
-
-def reduction(op: Op, rows: Rows, *, identity: float, masked: Op | None = None, source: str = "") -> None:
+def reduction(
+    op: Op, rule: Op, *, family: str = "reduction", dense: Op | None = None, names: str = "dim keepdim",
+    several: bool = True, identity: float | None = None,
+) -> None:  # fmt: skip
     """Rows for a reduction, for all three containers.
 
     Args:
-        rows: reduces the packed axis example by example, `(N, *D), structure -> (B, *D)`.
-        identity: fills padding; infinities become the extreme of an integer dtype.
-        masked: `(x, dims, keepdim) -> Tensor` where filling padding with the identity is not enough.
+        rule: `(x, dims, keepdim, **kwargs) -> Tensor` of a ragged batch, dims with ragged ones or the batch among them.
+        dense: what runs on tensors, `(values, dim=dims, keepdim=..., **kwargs)`, where it is not `op`.
+        names: the arguments of `op`, as a TensorDict takes them.
+        several: whether a TensorDict takes several dims.
+        identity: what changes nothing; infinities become the extreme of an integer dtype.
     """
-    by_fill = partial(masked_by_fill, op, identity)
-    nested, padded = partial(reduce_nested, op, rows), partial(reduce_masked, op, masked or by_fill)
-    define(op, "reduction", nested=nested, masked=padded, identity=identity, source=source)
-    along(op, "dim keepdim", "reduction", several=op is not torch.prod, identity=identity)
-
-
-class Plan(NamedTuple):
-    """What the dims of a reduction are for a NestedTensor.
-
-    Attributes:
-        dims: logical dims, counted from the front.
-        static: the axes of `values` among them that are not the packed one.
-        ragged: whether all ragged dims are among them.
-        batch: whether the batch is.
-        some: whether some of several ragged dims are, so that lines give results.
-    """
-
-    dims: tuple[int, ...]
-    static: tuple[int, ...]
-    ragged: bool
-    batch: bool
-    some: bool
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether each example gives a result of its own, so that the result is dense."""
-        return self.ragged and not self.batch
+    define(op, family, ragged=partial(reduce_ragged, op, rule, dense or op), identity=identity)
+    along(op, names, family, several=several, identity=identity)
 
 
 def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
@@ -89,71 +67,60 @@ def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
     return dims
 
 
-def check_dims(op: Op, x: Any, dim: Any) -> None:
-    """What an operation that is made of other reductions refuses itself, so that errors name it."""
-    plan(op, x, dim) if isinstance(x, NestedTensor) else reduced_dims(op, dim, x.ndim)
-
-
-def plan(op: Op, x: NestedTensor, dim: Any) -> Plan:
-    """The dims of a reduction of a NestedTensor.
+def reduce_ragged(
+    op: Op, rule: Op, dense: Op, x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Ragged | Tensor:
+    """A reduction by `rule` where lengths or padding matter, by `dense` on packed values or static dims where not.
 
     Raises:
-        ShapeError: a dim out of range, or the batch without the ragged dims.
+        ShapeError: a dim out of range, or the batch of a NestedTensor without its ragged dims.
     """
-    s = x.structure
+    packed = isinstance(x, NestedTensor)
+    if packed and dim is None and not keepdim:
+        return dense(x.values, **kwargs)
     dims = reduced_dims(op, dim, x.ndim)
-    ragged, batch = all([d in dims for d in s.ragged_dims]), s.batch_dim in dims
-    if batch and not ragged:
+    batch, ragged = x._batch_dim in dims, all([d in dims for d in x.ragged_dims])
+    if packed and batch and not ragged:
         got = f"dim {dim} of {describe(x)}"
-        hint = f"rows differ in length: reduce dim {(s.batch_dim, *s.ragged_dims)}, or x.to_padded() first"
+        hint = f"rows differ in length: reduce dim {(x._batch_dim, *x.ragged_dims)}, or x.to_padded() first"
         raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
-    axes = [s.axis(d, x.ndim, op) for d in dims if d not in s.ragged_dims]
-    return Plan(dims, tuple([a for a in axes if a is not None]), ragged, batch, by_lines(op, x, dims))
+    if by_lines(op, x, dims):
+        return over_lines(op, partial(reduce_ragged, op, rule, dense, **kwargs), x, dims, keepdim)
+    if packed and (batch or not ragged):
+        return reduce_values(op, dense, x, dims, ragged, keepdim, **kwargs)
+    if batch or ragged:
+        return rule(x, dims, keepdim, **kwargs)
+    out = dense(x.data, dim=dims, keepdim=keepdim, **kwargs)
+    if keepdim:
+        return x.with_data(out)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    return build_masked(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
 
 
-def reduce_nested(
-    op: Op, rows: Rows, x: NestedTensor, dim: Any = None, keepdim: bool = False, **kwargs: Any
+def reduce_values(
+    op: Op, dense: Op, x: NestedTensor, dims: tuple[int, ...], whole: bool, keepdim: bool, **kwargs: Any
 ) -> Ragged | Tensor:
-    """Static dims first (they are the short ones), then the packed axis, example by example or whole."""
-    if dim is None and not keepdim:
-        return op(x.values, **kwargs)
-    p = plan(op, x, dim)
-    if p.some:
-        return over_lines(op, partial(reduce_nested, op, rows, **kwargs), x, p.dims, keepdim)
-    if op in (torch.sum, torch.mean) and not p.by_rows:
-        return reduce_values(op, x, p, keepdim, **kwargs)
-    run = partial(reduce_steps, op, rows, p, keepdim)
-    return rounded_once(run, x, **kwargs) if op in SUMS else run(x)
-
-
-def reduce_steps(op: Op, rows: Rows, p: Plan, keepdim: bool, x: NestedTensor) -> Ragged | Tensor:
-    """One dim after another."""
-    s, values = x.structure, x.values
-    for axis in p.static:
-        values = op(values, axis, True)
-    if not p.ragged:
-        return build_nested(s, values) if keepdim else drop_static(values, s, p.static)
-    if p.batch:
-        return settle(op(values, s.packed_dim, True).movedim(s.packed_dim, 0), s, p.dims, keepdim)
-    return settle(rows(values.movedim(s.packed_dim, 0), s), s, p.dims, keepdim)
-
-
-def reduce_values(op: Op, x: NestedTensor, p: Plan, keepdim: bool, **kwargs: Any) -> Ragged | Tensor:
     """A reduction of the packed values that needs no lengths: over static dims, or over everything of the batch."""
+    s, static = x.structure, static_axes(op, x, dims)
+    out = dense(x.values, dim=(s.packed_dim, *static) if whole else static, keepdim=True, **kwargs)
+    if whole:
+        return settle(out.movedim(s.packed_dim, 0), s, dims, keepdim)
+    return build_nested(s, out) if keepdim else drop_static(out, s, static)
+
+
+def static_axes(op: Op, x: NestedTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of packed values among some dims, without the packed one."""
     s = x.structure
-    if not p.ragged:
-        out = op(x.values, p.static, keepdim=True, **kwargs)
-        return build_nested(s, out) if keepdim else drop_static(out, s, p.static)
-    out = op(x.values, (s.packed_dim, *p.static), keepdim=True, **kwargs)
-    return settle(out.movedim(s.packed_dim, 0), s, p.dims, keepdim)
+    axes = [s.axis(d, x.ndim, op) for d in dims if d not in s.ragged_dims]
+    return tuple([a for a in axes if a is not None])
 
 
-def drop_static(values: Tensor, s: Structure, static: Sequence[int]) -> NestedTensor:
+def drop_static(values: Tensor, s: Structure, static: tuple[int, ...]) -> NestedTensor:
     """Squeeze reduced static axes out of packed values."""
     before = sum([a < s.packed_dim for a in static])
     logical = [a if a < s.packed_dim else a + s.ragged_ndim - 1 for a in static]
     lower = sum([k + (k >= s.batch_dim) < s.batch_dim for k in logical])
-    return build_nested(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(tuple(static)))
+    return build_nested(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(static))
 
 
 def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> Tensor:
@@ -162,60 +129,6 @@ def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> T
         out = out.unsqueeze(s.packed_dim + 1)
     out = out.movedim(0, s.batch_dim)
     return out if keepdim else out.squeeze(dims)
-
-
-def reduce_masked(
-    op: Op, rule: Op, x: MaskedBatch, dim: Any = None, keepdim: bool = False, **kwargs: Any
-) -> Ragged | Tensor:
-    """A result that has all its ragged dims stays a MaskedBatch; one without them, or the batch, is dense."""
-    dims = reduced_dims(op, dim, x.ndim)
-    if by_lines(op, x, dims):
-        return over_lines(op, partial(reduce_masked, op, rule, **kwargs), x, dims, keepdim)
-    run = partial(rule, dims=dims, keepdim=keepdim)
-    out = rounded_once(run, x, **kwargs) if op in SUMS else run(x, **kwargs)
-    if x.batch_dim in dims or x.ragged_dims[0] in dims:
-        return out
-    if keepdim:
-        return x.with_data(out)
-    kept = [d for d in range(x.ndim) if d not in dims]
-    return build_masked(out, x.lengths, tuple([kept.index(d) for d in x.ragged_dims]), kept.index(x.batch_dim))
-
-
-def composed(op: Op, family: str, impl: Op, names: str = "dim keepdim", identity: float | None = None) -> None:
-    """Rows for a reduction that is made of others: the same function for both ragged containers.
-
-    Args:
-        names: the arguments of `op`, as a TensorDict takes them.
-    """
-    define(op, family, ragged=impl, identity=identity)
-    along(op, names, family, several=True)
-
-
-def reduce_composed(
-    op: Op, rule: Op, x: Any, dim: Any = None, keepdim: bool = False, *, dense: Op | None = None, **kwargs: Any
-) -> Ragged | Tensor:
-    """A reduction by `rule(x, dims, keepdim, **kwargs)` where lengths or padding matter, by torch itself where not.
-
-    Args:
-        dense: what runs on tensors, `(values, axes, keepdim=..., **kwargs)`, where it is not `op`.
-    """
-    run = dense or op
-    if isinstance(x, NestedTensor):
-        p = plan(op, x, dim)
-        if p.some:
-            return over_lines(op, partial(reduce_composed, op, rule, dense=dense, **kwargs), x, p.dims, keepdim)
-        return rule(x, p.dims, keepdim, **kwargs) if p.by_rows else reduce_values(run, x, p, keepdim, **kwargs)
-    dims = reduced_dims(op, dim, x.ndim)
-    if by_lines(op, x, dims):
-        return over_lines(op, partial(reduce_composed, op, rule, dense=dense, **kwargs), x, dims, keepdim)
-    if x.batch_dim in dims or x.ragged_dims[0] in dims:
-        return rule(x, dims, keepdim, **kwargs)
-    return reduce_masked(op, partial(reduce_data, run), x, dims, keepdim, **kwargs)
-
-
-def reduce_data(op: Op, x: MaskedBatch, dims: tuple[int, ...], keepdim: bool, **kwargs: Any) -> Tensor:
-    """Static dims of a rectangle, whose padding stays padding."""
-    return op(x.data, dims, keepdim=keepdim, **kwargs)
 
 
 def filled(x: Any, value: float) -> Any:
@@ -232,61 +145,68 @@ def count(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     return settle((lengths_of(s) * each).view(-1, *[1] * (x.values.ndim - 1)), s, dims, keepdim)
 
 
-def masked_by_fill(
-    op: Op, identity: float, x: MaskedBatch, dims: tuple[int, ...], keepdim: bool, **kwargs: Any
-) -> Tensor:
-    """Fill padding with the identity and reduce the rectangle, one dim after another where torch takes only one."""
-    out = x.filled(finite(identity, x.dtype))
-    for d in sorted(dims, reverse=True):
-        out = op(out, d, keepdim, **kwargs)
-    return out
-
-
-def masked_mean(x: MaskedBatch, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """Sum of real elements by their number."""
-    return x.filled(0).sum(dims, keepdim) / x.mask.expand(x.data.shape).sum(dims, keepdim)
-
-
 def finite(identity: float, dtype: torch.dtype) -> float:
-    """The identity in a dtype: the extreme integer where there is no infinity."""
-    if dtype == torch.bool or not math.isinf(identity) or dtype.is_floating_point:
-        return bool(identity) if dtype == torch.bool else identity
+    """The identity in a dtype: the extreme integer or truth value where there is no infinity."""
+    if dtype == torch.bool:
+        return identity > 0
+    if not math.isinf(identity) or dtype.is_floating_point or dtype.is_complex:
+        return identity
     return torch.iinfo(dtype).max if identity > 0 else torch.iinfo(dtype).min
 
 
-def sum_rows(values: Tensor, s: Structure) -> Tensor:
-    wide = values if values.is_floating_point() or values.is_complex() else values.to(torch.int64)
-    return reduce_rows(wide, s, "sum", 0)
+def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], keepdim: bool, **kwargs: Any) -> Tensor:
+    """Fill padding with the identity and reduce the rectangle; or the packed axis, example by example.
+
+    Args:
+        how: of `reduce_rows`.
+    """
+    if not isinstance(x, NestedTensor):
+        return op(x.filled(finite(identity, x.dtype)), dims, keepdim=keepdim, **kwargs)
+    s, static = x.structure, static_axes(op, x, dims)
+    values = op(x.values, static, keepdim=True) if static else x.values  # these are the short ones
+    values = values.movedim(s.packed_dim, 0)
+    if op in (torch.any, torch.all):
+        rows = reduce_rows((values != 0).to(torch.uint8), s, how, identity)
+        rows = rows if values.dtype == torch.uint8 else rows.bool()
+    elif op is torch.sum:
+        exact = values.is_floating_point() or values.is_complex()
+        rows = reduce_rows(values if exact else values.to(torch.int64), s, how, 0)
+    else:
+        rows = reduce_rows(values, s, how, finite(identity, values.dtype))
+    return settle(rows, s, dims, keepdim)
 
 
-def mean_rows(values: Tensor, s: Structure) -> Tensor:
-    counts = lengths_of(s).view(-1, *[1] * (values.ndim - 1))
-    return reduce_rows(values, s, "sum", 0) / counts.to(values.dtype)
+def sum_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
+    return rounded_once(partial(reduced, torch.sum, "sum", 0, dims=dims, keepdim=keepdim), x, dtype)
 
 
-def prod_rows(values: Tensor, s: Structure) -> Tensor:
-    wide = values if values.is_floating_point() else values.to(torch.int64)
-    return reduce_rows(wide, s, "prod", 1)
+def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
+    run = lambda x: sum_of(x, dims, keepdim) / count(x, dims, keepdim)  # noqa: E731
+    return rounded_once(run, x, dtype)
 
 
-def extreme_rows(reduce: str, sign: float, values: Tensor, s: Structure) -> Tensor:
-    return reduce_rows(values, s, reduce, finite(sign * math.inf, values.dtype))
+def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Of a rectangle: `scatter_reduce` has no forward mode, and no products of complex numbers."""
+    return prod_dims(rectangle(x, 1), dims, keepdim, dtype=dtype)
 
 
-def any_rows(values: Tensor, s: Structure) -> Tensor:
-    return reduce_rows((values != 0).to(torch.uint8), s, "amax", 0).bool()
+def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """One dim after another, as torch's function takes only one."""
+    if dim is None:
+        return torch.prod(values, dtype=dtype)
+
+    def run(values: Tensor) -> Tensor:
+        for d in sorted(dim, reverse=True):
+            values = torch.prod(values, d, keepdim)
+        return values
+
+    return rounded_once(run, values, dtype)
 
 
-def all_rows(values: Tensor, s: Structure) -> Tensor:
-    return reduce_rows((values != 0).to(torch.uint8), s, "amin", 1).bool()
-
-
-SUMS = (torch.sum, torch.mean, torch.prod)  # what half precision is too short for
-
-reduction(torch.sum, sum_rows, identity=0)
-reduction(torch.mean, mean_rows, identity=0, masked=masked_mean)
-reduction(torch.prod, prod_rows, identity=1)
-reduction(torch.amax, partial(extreme_rows, "amax", -1), identity=-math.inf)
-reduction(torch.amin, partial(extreme_rows, "amin", 1), identity=math.inf)
-reduction(torch.any, any_rows, identity=0)
-reduction(torch.all, all_rows, identity=1)
+reduction(torch.sum, sum_of, identity=0)
+reduction(torch.mean, mean_of, identity=0)
+reduction(torch.prod, prod_of, dense=prod_dims, several=False, identity=1)
+for _op, _how, _identity in (
+    (torch.amax, "amax", -math.inf), (torch.amin, "amin", math.inf), (torch.any, "amax", 0), (torch.all, "amin", 1),
+):  # fmt: skip
+    reduction(_op, partial(reduced, _op, _how, _identity), identity=_identity)

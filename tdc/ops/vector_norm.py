@@ -9,7 +9,6 @@ as in torch.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from tdc.core.errors import UnsupportedError, message
 from tdc.core.rules import MODES, define
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import along_lines, by_lines
-from tdc.ops.reduction import composed, filled, reduce_composed, reduced_dims
+from tdc.ops.reduction import filled, reduce_ragged, reduced_dims
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
@@ -30,13 +29,8 @@ def vector_norm_ragged(
     x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, op: Any = None
 ) -> Ragged | Tensor:
     """`op` is the operation that errors name."""
-    rule = partial(norm_of, ord=ord, dtype=dtype)
-    dense = partial(dense_norm, ord=ord, dtype=dtype)
-    return reduce_composed(op or torch.linalg.vector_norm, rule, x, dim, keepdim, dense=dense)
-
-
-def dense_norm(values: Tensor, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any) -> Tensor:
-    return torch.linalg.vector_norm(values, ord, dims, keepdim, dtype=dtype)
+    dense = torch.linalg.vector_norm
+    return reduce_ragged(op or dense, norm_of, dense, x, dim, keepdim, ord=ord, dtype=dtype)
 
 
 def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any = None) -> Tensor:
@@ -134,8 +128,10 @@ def word(bits: Tensor) -> Tensor:
 
 
 MAPPED = MODES if maps_views_of_bits() else ("eager", "compile", "grad", "export")
-composed(torch.linalg.vector_norm, "vector_norm", vector_norm_ragged, "ord dim keepdim", identity=0)
-composed(torch.norm, "vector_norm", norm_ragged, "p dim keepdim dtype", identity=0)
+define(torch.linalg.vector_norm, "vector_norm", ragged=vector_norm_ragged, identity=0)
+along(torch.linalg.vector_norm, "ord dim keepdim", "vector_norm", several=True)
+define(torch.norm, "vector_norm", ragged=norm_ragged, identity=0)
+along(torch.norm, "p dim keepdim dtype", "vector_norm", several=True)
 define(torch.linalg.norm, "vector_norm", ragged=linalg_norm_ragged, identity=0)
 define(torch.dist, "vector_norm", ragged=dist_ragged)
 define(F.normalize, "vector_norm", ragged=normalize_ragged, source="torch.nn.functional.normalize")
