@@ -16,8 +16,10 @@ from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import define
 from tdc.core.typing import Op
+from tdc.ops.reduction import filled
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import data_of, ragged_sizes
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
@@ -27,28 +29,36 @@ EAGER = ("eager", "grad")
 
 
 def agree(op: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether two operands are of one kind, laid out alike, and `op` holds for them.
+    """Whether two operands are of one kind, laid out alike, and `op` holds for them; padding does not count.
+
+    `allclose` takes a dense tensor beside a ragged batch, which broadcasts.
 
     Raises:
         DtypeError: dtypes that `allclose` does not compare.
         UnsupportedError: their values cannot be read, under vmap or export; a registered leaf without such a function.
     """
-    if type(a) is not type(b) and not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return False
-    if isinstance(a, TensorDict):
-        return agree_tensordict(op, a, b, *args, **kwargs)
-    if isinstance(a, NestedTensor):
-        return agree_nested(op, a, b, *args, **kwargs)
-    if isinstance(a, MaskedBatch):
-        return agree_masked(op, a, b, *args, **kwargs)
-    if a.shape != b.shape:
+    if isinstance(a, TensorDict) and isinstance(b, TensorDict):
+        same = same_keys(a, b) and statics(a._nodes) == statics(b._nodes)
+        return same and all([agree(op, x, b._leaves[p], *args, **kwargs) for p, x in a._leaves.items()])
+    ragged = len([x for x in (a, b) if isinstance(x, (NestedTensor, MaskedBatch))])
+    if ragged == 2:
+        same = type(a) is type(b) and laid_alike(op, a, b)
+        return same and agree(op, *[data_of(filled(x, 0)) for x in (a, b)], *args, **kwargs)
+    tensors = len([x for x in (a, b) if isinstance(x, Tensor)])
+    broadcast = op is torch.allclose and ragged == tensors == 1
+    if not broadcast and ((type(a) is not type(b) and tensors < 2) or a.shape != b.shape):
         return False
     if isinstance(unwrap(a), ObjectArray):
         return isinstance(unwrap(b), ObjectArray) and bool((unwrap(a) == unwrap(b)).all())
     if a.dtype != b.dtype and op is torch.allclose:
         got = f"{describe(a)} and {describe(b)}"
         raise DtypeError(message(op, "leaves of one dtype", got, hint="convert one of them with .to(dtype)"))
-    return read(op, op, a, b, *args, **kwargs)
+    return read(op, close if broadcast else op, a, b, *args, **kwargs)
+
+
+def close(a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
+    """What `allclose` is made of, for operands that broadcast."""
+    return bool(torch.isclose(a, b, *args, **kwargs).all())
 
 
 def read(op: Op, run: Op, a: Any, b: Any, *args: Any, **kwargs: Any) -> bool:
@@ -80,44 +90,24 @@ def unread(op: Op) -> UnsupportedError:
 trace_as(answer, no_answer)
 
 
-def agree_tensordict(op: Op, a: TensorDict, b: Any, *args: Any, **kwargs: Any) -> bool:
-    if a.batch_size != b.batch_size or a._leaves.keys() != b._leaves.keys() or statics(a._nodes) != statics(b._nodes):
+def same_keys(a: TensorDict, b: TensorDict) -> bool:
+    return a.batch_size == b.batch_size and a._leaves.keys() == b._leaves.keys()
+
+
+def laid_alike(op: Op, a: Any, b: Any) -> bool:
+    """Whether two ragged batches of one container have the same ragged dims, and examples of the same sizes."""
+    if (a.ragged_dims, a._batch_dim) != (b.ragged_dims, b._batch_dim):
         return False
-    return all([agree(op, x, b._leaves[p], *args, **kwargs) for p, x in a._leaves.items()])
+    return a._same_structure(b) or read(op, torch.equal, ragged_sizes(a), ragged_sizes(b))
 
 
-def agree_nested(op: Op, a: NestedTensor, b: Any, *args: Any, **kwargs: Any) -> bool:
-    s, t = a.structure, b.structure
-    if (s.packed_dim, s.batch_dim, s.ragged_ndim) != (t.packed_dim, t.batch_dim, t.ragged_ndim):
+def is_same_size(a: Any, b: Any) -> bool:
+    """The same sizes and lengths; of TensorDicts the same keys, and leaves of the same sizes."""
+    if type(a) is not type(b) and not (isinstance(a, TensorDict) and isinstance(b, TensorDict)):
         return False
-    same = s is t or read(op, torch.equal, a.sizes, b.sizes)
-    return same and agree(op, a.values, b.values, *args, **kwargs)
-
-
-def agree_masked(op: Op, a: MaskedBatch, b: Any, *args: Any, **kwargs: Any) -> bool:
-    """Padding does not count, the size of the rectangle does."""
-    if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim):
-        return False
-    same = read(op, torch.equal, a.lengths, b.lengths)
-    return same and agree(op, a.filled(0), b.filled(0), *args, **kwargs)
-
-
-def is_same_size_tensordict(a: Any, b: Any) -> bool:
-    """The same keys, and leaves of the same sizes."""
-    if not isinstance(a, TensorDict) or not isinstance(b, TensorDict) or a.batch_size != b.batch_size:
-        return False
-    if a._leaves.keys() != b._leaves.keys():
-        return False
-    return all([x.shape == b._leaves[p].shape for p, x in a._leaves.items()])
-
-
-def is_same_size_ragged(a: Any, b: Any) -> bool:
-    """The same sizes and lengths."""
-    if type(a) is not type(b) or a.shape != b.shape or a.ragged_dims != b.ragged_dims or a._batch_dim != b._batch_dim:
-        return False
-    if isinstance(a, MaskedBatch):
-        return a.lengths is b.lengths or read(torch.is_same_size, torch.equal, a.lengths, b.lengths)
-    return a.structure is b.structure or read(torch.is_same_size, torch.equal, a.sizes, b.sizes)
+    if isinstance(a, TensorDict):
+        return same_keys(a, b) and all([x.shape == b._leaves[p].shape for p, x in a._leaves.items()])
+    return a.shape == b.shape and laid_alike(torch.is_same_size, a, b)
 
 
 def numel(x: Any) -> int:
@@ -139,5 +129,5 @@ for _op in (torch.is_floating_point, torch.is_complex, torch.is_signed):
 for _op in (torch.equal, torch.allclose):
     define(_op, "comparison", ragged=partial(agree, _op), tensordict=partial(agree, _op), modes=EAGER)
 define(torch.numel, "comparison", ragged=numel, tensordict=numel, modes=TOLD)
-define(torch.is_same_size, "comparison", masked=is_same_size_ragged, tensordict=is_same_size_tensordict, modes=TOLD)
-define(torch.is_same_size, "comparison", nested=is_same_size_ragged, modes=("eager", "compile", "grad"))
+define(torch.is_same_size, "comparison", masked=is_same_size, tensordict=is_same_size, modes=TOLD)
+define(torch.is_same_size, "comparison", nested=is_same_size, modes=("eager", "compile", "grad"))
