@@ -1,6 +1,6 @@
-"""`torch.masked.sum` and the like of packed rows in a graph. Eagerly torch's own Python runs on them as it is.
+"""`torch.masked.sum` and the like of ragged batches in a graph. Eagerly torch's own Python runs on packed ones.
 
-There `mean`, `var` and `std` want a mask: without one torch makes a rectangle of the shape.
+There `mean`, `var` and `std` want a ragged mask: torch counts a mask of the shape, padding and all.
 
     masked.sum(x, dim, mask=m) = sum(where(m, x, 0), dim)        others with the element that changes nothing there
 
@@ -22,7 +22,6 @@ from tdc.core.dynamo import hand_on
 from tdc.core.rules import Rule, add_rule
 from tdc.core.typing import Op
 from tdc.ops.reduction import finite
-from tdc.ragged.nested import NestedTensor
 
 MASKED: Any = torch.masked
 FILLS: dict[Op, float] = {
@@ -43,56 +42,49 @@ def all_of(x: Any, dim: Any) -> Any:
     return tuple(range(x.ndim)) if dim is None or dim == () else dim
 
 
-def reduced(
-    op: Op, input: NestedTensor, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+def reduced(op: Op, input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
     x = covered(input, mask, FILLS[op], dtype)
     if op in (torch.argmax, torch.argmin):
         return op(x, dim, keepdim).to(x.dtype)  # as torch.masked has it
-    if op is not torch.prod:
-        return op(x, all_of(x, dim), keepdim)
-    dims = all_of(x, dim)
-    for d in sorted([d % x.ndim for d in ((dims,) if isinstance(dims, int) else dims)], reverse=True):
-        x = x.prod(d, keepdim)
-    return x
+    return op(x, all_of(x, dim), keepdim)
 
 
-def along(op: Op, input: NestedTensor, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def along(op: Op, input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     return op(covered(input, mask, FILLS[op], dtype), dim)
 
 
 def norm(
-    input: NestedTensor, ord: float = 2.0, dim: Any = None, *, keepdim: bool = False, dtype: Any = None,
-    mask: Any = None,
-) -> Any:  # fmt: skip
+    input: Any, ord: float = 2.0, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
+) -> Any:
     x = covered(input, mask, math.inf if ord == -math.inf else 0, dtype)
     return torch.linalg.vector_norm(x, ord, all_of(x, dim), keepdim)
 
 
-def normalize(
-    input: NestedTensor, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None
-) -> Any:
+def normalize(input: Any, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None) -> Any:
     length = norm(input, ord, dim, keepdim=True, dtype=dtype, mask=mask)
     return covered(input, mask, 0, dtype) / length.clamp(min=eps)
 
 
-def mean(input: NestedTensor, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+def median(input: Any, dim: int = -1, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+    own = input.dtype if dtype is None else dtype
+    x = input if input.dtype.is_floating_point else input.float()
+    out = torch.nanmedian(covered(x, mask, math.nan), dim, keepdim).values
+    return out if input.dtype.is_floating_point else out.to(own)
+
+
+def mean(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
     x = covered(input, mask, 0, dtype)
-    if mask is None:
-        return torch.mean(x, all_of(x, dim), keepdim)
     return torch.sum(x, all_of(x, dim), keepdim) / real(x, mask, dim, keepdim)
 
 
 def var(
-    input: NestedTensor, dim: Any = None, unbiased: bool | None = None, *, correction: float | None = None,
+    input: Any, dim: Any = None, unbiased: bool | None = None, *, correction: float | None = None,
     keepdim: bool = False, dtype: Any = None, mask: Any = None,
 ) -> Any:  # fmt: skip
     x = covered(input, mask, 0, dtype)
     less = correction if correction is not None else 1 if unbiased is None else int(unbiased)
-    if mask is None:
-        return torch.var(x, all_of(x, dim), correction=less, keepdim=keepdim)
     apart = covered(torch.sub(x, mean(x, dim, keepdim=True, mask=mask)), mask, 0)
-    total = apart.abs().square().sum(all_of(x, dim), keepdim)
+    total = (apart * apart.conj()).sum(all_of(x, dim), keepdim)
     return total / (real(x, mask, dim, keepdim) - less).clamp(min=0)
 
 
@@ -103,14 +95,16 @@ def std(*args: Any, **kwargs: Any) -> Any:
 
 def real(x: Any, mask: Any, dim: Any, keepdim: bool) -> Any:
     """How many elements the mask leaves."""
-    return torch.where(mask, torch.ones_like(x.detach().abs()), 0).sum(all_of(x, dim), keepdim)
+    return covered(torch.ones_like(x, dtype=torch.int64), mask, 0).sum(all_of(x, dim), keepdim)
 
 
 RULES: dict[Op, Op] = {
-    MASKED.mean: mean, MASKED.var: var, MASKED.std: std, MASKED.norm: norm, MASKED.normalize: normalize,
+    MASKED.mean: mean, MASKED.median: median, MASKED.var: var, MASKED.std: std, MASKED.norm: norm,
+    MASKED.normalize: normalize,
     **{getattr(MASKED, op.__name__): partial(reduced, op) for op in list(FILLS)[:7]},
     **{getattr(MASKED, op.__name__): partial(along, op) for op in list(FILLS)[7:]},
 }  # fmt: skip
 hand_on(MASKED, tuple(RULES))
 for _op, _impl in RULES.items():
-    add_rule(Rule(_op, "nested", "torch_masked", _impl, _op), rows=[], foreign=True)
+    for _kind in ("nested", "masked"):
+        add_rule(Rule(_op, _kind, "torch_masked", _impl, _op), rows=[], foreign=True)

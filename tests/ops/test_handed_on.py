@@ -28,9 +28,10 @@ def dense(x: Any) -> torch.Tensor:
     return x.values if isinstance(x, tdc.NestedTensor) else x
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_masked_functions_of_ragged_rows(name: str, dim: int):
+def test_masked_functions_of_ragged_rows(name: str, dim: int, padded: bool):
     warnings.filterwarnings("ignore", ".*degrees of freedom")
     torch.manual_seed(0)
     fn, rows = getattr(torch.masked, name), [torch.randn(n, 4) for n in (2, 3)]
@@ -38,9 +39,11 @@ def test_masked_functions_of_ragged_rows(name: str, dim: int):
     masks = [torch.rand(n, 4) > 0.3 for n in (2, 3)]
     full = [torch.ones_like(row, dtype=torch.bool) for row in rows]
     for given, kwargs in ((full, {}), (masks, {"mask": tdc.pack(masks)})):
+        if padded:
+            x, kwargs = tdc.pack(rows).to_padded(fill=math.nan), {k: m.to_padded() for k, m in kwargs.items()}
         out = compiled(lambda x, kw: fn(x, *lead, dim, **kw))(x, kwargs)
         want = [fn(row, *lead, dim - 1, mask=m) for row, m in zip(rows, given, strict=True)]
-        got = out.unbind(0) if isinstance(out, (tdc.NestedTensor, torch.Tensor)) else out
+        got = out.unbind(0) if isinstance(out, (tdc.NestedTensor, tdc.MaskedBatch, torch.Tensor)) else out
         for a, b, m in zip(got, want, given, strict=True):
             a, b = (t.masked_fill(~m, 0) if t.shape == m.shape else t for t in (a, b))
             torch.testing.assert_close(a, b, equal_nan=True)
