@@ -157,6 +157,12 @@ def named_result(op: Op, *results: Any) -> tuple[Any, ...]:
     return getattr(torch.return_types, op_name(op))(results)
 
 
+def picked(op: Op, segments: Segments, position: Tensor, none: float, keepdim: bool) -> tuple[Any, ...]:
+    """Values and indices at a position of each segment, as torch returns them; `none` where it is negative."""
+    found = at(segments, position, none)
+    return named_result(op, segments.back(found, keepdim), segments.back(position, keepdim))
+
+
 def check_one_dim(op: Op, dim: Any) -> None:
     """
     Raises:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc.core.container import Container
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.along_dim import Segments, at, named_result, reduce_along, segments_of
+from tdc.ops.along_dim import Segments, named_result, picked, reduce_along, segments_of
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
@@ -78,8 +78,7 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
 def extreme_of_segments(op: Op, x: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     segments = segments_of(op, x, dim)
     position = extreme_position(segments, IDENTITY[op])
-    found = at(segments, position, finite(IDENTITY[op], x.dtype))
-    return named_result(op, segments.back(found, keepdim), segments.back(position, keepdim))
+    return picked(op, segments, position, finite(IDENTITY[op], x.dtype), keepdim)
 
 
 def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:

@@ -22,20 +22,9 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.along_dim import (
-    Segments,
-    along_static,
-    at,
-    is_static,
-    named_result,
-    order_of,
-    position_at,
-    reduce_along,
-    segments_of,
-)
+from tdc.ops.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
 from tdc.ops.batch import along
 from tdc.ops.extremes import extreme_position, values_of
-from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, ragged_sizes
 
@@ -92,17 +81,15 @@ def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
     require((lengths >= k).all(), text, ShapeError)
 
 
-def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Ragged | Tensor | tuple[Any, ...]:
+def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
     """Values and indices at a rank of each segment; values alone without a dim, as torch has it."""
     if dim is None and isinstance(x, NestedTensor):
         return op(x.values)
     segments = segments_of(op, x, dim)
     order = order_of(segments)
     position = position_at(segments, order, rank(segments, order))
-    values = segments.back(at(segments, position, nothing(segments.values)), keepdim)
-    if dim is None:
-        return values
-    return named_result(op, values, segments.back(position, keepdim))
+    out = picked(op, segments, position, nothing(segments.values), keepdim)
+    return out[0] if dim is None else out
 
 
 def nothing(values: Tensor) -> float:
@@ -156,11 +143,10 @@ def quantile_ragged(
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values, q, interpolation=interpolation)
         return out.view(*out.shape, *[1] * x.ndim) if keepdim else out
-    if dim is not None and is_static(op, x, dim):
-        return static_quantile(op, x, q, dim, keepdim, interpolation)
     qs = torch.as_tensor(q, dtype=x.dtype, device=x.device)
-    run = partial(each_quantile, op, qs.reshape(-1), interpolation)
-    found = over_lines(op, run, x, dim, keepdim) if by_lines(op, x, dim) else run(x, dim, keepdim)
+    each = qs.reshape(-1)
+    dense = lambda values, axis: op(values, each, axis, True, interpolation=interpolation).unbind(0)  # noqa: E731
+    found = reduce_along(op, partial(each_quantile, op, each, interpolation), x, dim, keepdim, dense)
     return torch.stack(found) if qs.ndim else found[0]
 
 
@@ -170,21 +156,6 @@ def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim
     order, (every, real) = order_of(segments), counts(segments)
     last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
     return tuple([segments.back(quantile_of(segments, order, last, q, how), keepdim) for q in qs.unbind()])
-
-
-def static_quantile(op: Op, x: Any, q: Any, dim: int, keepdim: bool, how: str) -> Ragged:
-    """Several quantiles come as a dim in front of all others."""
-    run = partial(dense_quantile, op, q, how)
-    if not isinstance(q, Tensor) or not q.ndim:
-        return along_static(op, x, dim, run, keepdim)
-    return along_static(op, x.unsqueeze(0), dim if dim < 0 else dim + 1, run, keepdim)
-
-
-def dense_quantile(op: Op, q: Any, how: str, values: Tensor, axis: int) -> Tensor:
-    """With several quantiles they are put at the first dim, which has size 1."""
-    if not isinstance(q, Tensor) or not q.ndim:
-        return op(values, q, axis, True, interpolation=how)
-    return op(values.squeeze(0), q, axis - 1, True, interpolation=how)
 
 
 for _op in (torch.quantile, torch.nanquantile):

@@ -34,7 +34,7 @@ from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
 from tdc.ragged.segments import longest, spread
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, data_of, with_data
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -80,9 +80,8 @@ def frexp(x: Any) -> Any:
     """Mantissa and exponent: two batches, in torch's named tuple."""
     if isinstance(x, TensorDict):
         return lift(x, torch.frexp, op="frexp")
-    put = x.with_values if isinstance(x, NestedTensor) else x.with_data
-    out: Any = torch.frexp(x.values if isinstance(x, NestedTensor) else x.data)
-    return type(out)([put(part) for part in out])
+    out: Any = torch.frexp(data_of(x))
+    return type(out)([with_data(x, part) for part in out])
 
 
 def nary_nested(op: Op) -> Op:
@@ -295,7 +294,7 @@ UNARY: tuple[Op, ...] = (
 )  # fmt: skip
 ACTIVATIONS: tuple[Op, ...] = (
     torch.relu, F.relu, F.gelu, F.silu, F.leaky_relu, F.elu, F.softplus, F.hardtanh, F.logsigmoid, F.relu6, F.mish,
-    F.selu, F.celu, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, F.threshold,
+    F.selu, F.celu, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, F.threshold, F.hardswish, F.hardsigmoid,
 )  # fmt: skip
 SPECIALS: tuple[Op, ...] = (
     SPECIAL.entr, SPECIAL.erfcx, SPECIAL.i0e, SPECIAL.i1, SPECIAL.i1e, SPECIAL.ndtr, SPECIAL.ndtri, SPECIAL.log_ndtr,
@@ -332,8 +331,6 @@ unary(torch.bucketize, run=bucketize)
 define(torch.frexp, "pointwise", ragged=frexp, tensordict=frexp)
 unary(F.rrelu, run=rrelu)
 unary(torch.sgn, run=sgn)
-for _op in (F.hardswish, F.hardsigmoid):
-    unary(_op)
 for _op in NARY:
     nary(_op)
 nary(torch.where, where)

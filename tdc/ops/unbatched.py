@@ -116,9 +116,8 @@ def joined(results: list[Any], dims: Any, padded: bool, at: str) -> Any:
         chosen = dims if isinstance(dims, list) else [dims] * len(first)
         if len(chosen) != len(first):
             got = f"{len(chosen)} for {len(first)}"
-            raise StructureError(
-                message(OP, "one entry of ragged_dims for each result", got, hint="() for equal sizes")
-            )
+            expected = "one entry of ragged_dims for each result"
+            raise StructureError(message(OP, expected, got, hint="() for equal sizes"))
         parts = [joined([r[k] for r in results], d, padded, f"{at} {k}") for k, d in enumerate(chosen)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return joined_tensors(results, dims, padded, at)
@@ -126,15 +125,13 @@ def joined(results: list[Any], dims: Any, padded: bool, at: str) -> Any:
 
 def joined_tensors(results: list[Any], dims: Dims, padded: bool, at: str) -> Any:
     """Tensors or numbers as one batch."""
-    wrong = {
-        f"{at} of example {i}": describe(r) for i, r in enumerate(results) if not isinstance(r, (Tensor, *NUMBERS))
-    }
+    wrong = others(results, [isinstance(r, (Tensor, *NUMBERS)) for r in results], at)
     if wrong:
         hint = "return tensors, numbers, TensorDicts, or a tuple, list or dict of them"
         raise DtypeError(message(OP, "results that are tensors", f"{len(wrong)} that are none", wrong, hint))
     tensors = [torch.as_tensor(r) for r in results]
     if dims == ():
-        unlike = {f"{at} of example {i}": describe(t) for i, t in enumerate(tensors) if t.shape != tensors[0].shape}
+        unlike = others(tensors, [t.shape == tensors[0].shape for t in tensors], at)
         if unlike:
             expected, hint = f"results of one shape, {describe(tensors[0])}", "name the dims that differ, ragged_dims=1"
             raise ShapeError(message(OP, expected, f"{len(unlike)} others", unlike, hint))
@@ -153,12 +150,15 @@ def keys_of(x: Any) -> list[Any]:
 
 def same(results: list[Any], alike: list[bool], at: str) -> None:
     """All results have the form of the first."""
-    wrong = {
-        f"{at} of example {i}": describe(r) for i, (r, ok) in enumerate(zip(results, alike, strict=True)) if not ok
-    }
+    wrong = others(results, alike, at)
     if wrong:
         expected, hint = f"results of one form, {describe(results[0])}", "return the same keys, or as many, each time"
         raise StructureError(message(OP, expected, f"{len(wrong)} others", wrong, hint))
+
+
+def others(results: list[Any], alike: list[bool], at: str) -> dict[str, str]:
+    """The results that are not like the first, for a message."""
+    return {f"{at} of example {i}": describe(r) for i, r in enumerate(results) if not alike[i]}
 
 
 NUMBERS = (bool, int, float, complex)
