@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.errors import UnsupportedError
 from tdc.core.typing import Op
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -265,6 +266,52 @@ def foreach(name: str) -> Op:
 def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
     return op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+
+
+def refuse_derivative(op: Any, text: str) -> None:
+    """Let autograd go through an operation up to the derivative of its results, which raises an error of this text:
+    as it is traced under `torch.func`, as it runs where a graph may only prepare for it."""
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        outs = below_autograd(op, keys, *args)
+        flat = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
+        learns = [t for t in flat if t.requires_grad] if torch.is_grad_enabled() else []
+        if not learns:
+            return outs
+        if under_transform():
+            return type(outs)(internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns[0])[:-1])
+        return type(outs)(Refusal.apply(text, len(outs), *outs, *learns))
+
+    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+class Refusal(torch.autograd.Function):
+    """Results that have no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, text: str, count: int, *tensors: Tensor) -> Any:
+        ctx.text, ctx.count = text, count
+        ctx.save_for_backward(*tensors[count:])
+        return tuple([t.view_as(t) for t in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        found = torch.ops.tdc.refused(ctx.text, grads, ctx.saved_tensors)
+        return None, None, *(None,) * ctx.count, *found
+
+
+def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> Any:
+    """
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(text)
+
+
+LIBRARY = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
+LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
+LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
+torch.library.register_fake("tdc::refused", lambda text, grads, inputs: [torch.empty_like(t) for t in inputs])
 
 
 def storage_id(x: Tensor) -> int:

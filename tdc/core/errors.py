@@ -159,3 +159,9 @@ def describe_index(index: Any) -> str:
     if index is Ellipsis:
         return "..."
     return f"{index}" if index is None or isinstance(index, (int, float)) else describe(index)
+
+
+def no_second(op: str) -> str:
+    """The text for a derivative of a derivative in a graph, where an operation of the library has none."""
+    got = "a second one in a graph"
+    return message(op, "one derivative", got, hint="call it eagerly, or compile the parts between derivatives")

@@ -9,7 +9,7 @@ the steps and specialise the graph on the longest row.
 
     on CPU                                    the cells of `rnn_cell`, which keep their gates for the backward
     elsewhere, projections, autocast          torch's kernels for packed sequences; a graph's backward runs them again
-    a gradient of a gradient, without graph   the same, by autograd
+    a gradient of a gradient                  torch's cells, step by step; refused in a graph
 
     P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
 
@@ -23,18 +23,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vjp
 
-from tdc.core.dynamo import eager, readable, trace_as, under_transform
-from tdc.core.errors import StructureError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.dynamo import eager, readable, refuse_derivative, trace_as, under_transform
+from tdc.core.errors import StructureError, describe, message, no_second
+from tdc.core.rules import define
+from tdc.core.typing import Op
 from tdc.ops import rnn_steps
-from tdc.ops.rnn_steps import order_of
-from tdc.ragged.masked import MaskedBatch
+from tdc.ops.rnn_steps import order_of, turned
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
 
 KERNELS: dict[str, Any] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,
+}  # fmt: skip
+CELLS: dict[str, Any] = {
+    "gru": torch.gru_cell, "rnn_tanh": torch.rnn_tanh_cell, "rnn_relu": torch.rnn_relu_cell,
 }  # fmt: skip
 GIVEN = (
     "Tensor values, Tensor starts, Tensor lengths, Tensor[] states, Tensor[] weights, "
@@ -66,6 +70,44 @@ def run_rows(
     return [values_out, *[s.index_copy(1, rows, t) for s, t in zip(states, last, strict=True)]]
 
 
+def run_steps(
+    values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str, bias: bool,
+    layers: int, bidirectional: bool,
+) -> list[Tensor]:  # fmt: skip
+    """`run_rows`, cell by cell: differentiable as often as one likes, also under `torch.func`."""
+    order, directions, ends = order_of(starts, lengths), 1 + bidirectional, list[list[Tensor]]()
+    positions, rows, alive = order.positions, order.rows, order.alive.tolist()
+    if len(rows) == 0:
+        return run_rows(values, starts, lengths, states, weights, mode, bias, layers, bidirectional)
+    own, x = len(weights) // (layers * directions), values.index_select(0, positions)
+    for i in range(layers):
+        outs = []
+        for d in range(directions):
+            k, steps = i * directions + d, []
+            given = weights[k * own : (k + 1) * own]
+            held = [s[k].index_select(0, rows) for s in states]
+            for n, part in zip(alive, turned(x, order, d).split(alive), strict=True):
+                old = [h[:n] for h in held]
+                new = lstm_cell(part, *old, given, bias) if mode == "lstm" else [CELLS[mode](part, old[0], *given)]
+                held = [torch.cat([a, h[n:]]) for a, h in zip(new, held, strict=True)]
+                steps.append(new[0])
+            outs.append(turned(torch.cat(steps), order, d))
+            ends.append([s[k].index_copy(0, rows, h) for s, h in zip(states, held, strict=True)])
+        x = torch.cat(outs, 1)
+    out = x.new_zeros(values.shape[0], x.shape[1]).index_copy(0, positions, x)
+    return [out, *[torch.stack(parts) for parts in zip(*ends, strict=True)]]
+
+
+def lstm_cell(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], bias: bool) -> list[Tensor]:
+    """One step; torch's cell knows no projections."""
+    w, u, *rest = weights
+    first, second, *projection = rest if bias else [None, None, *rest]
+    i, f, g, o = (F.linear(x, w, first) + F.linear(h, u, second)).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return [h @ projection[0].t() if projection else h, c]
+
+
 @torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")
 def forward_rows(
     keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any
@@ -89,21 +131,11 @@ def backward_rows(
         with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
             return rnn_steps.backward(grads, kept, wants_values, values, starts, lengths, states, weights, *args)
     with torch.enable_grad():
-        tensors = [t.detach().requires_grad_() for t in (values, *states, *weights)]
-        found = gradients(False, tensors, grads, starts, lengths, len(states), args)
+        leaves = [t.detach().requires_grad_() for t in (values, *states, *weights)]
+        split = 1 + len(states)
+        outs = run_rows(leaves[0], starts, lengths, leaves[1:split], leaves[split:], *args)
+        found = torch.autograd.grad(outs, leaves, grads, allow_unused=True, materialize_grads=True)
     return [g.contiguous() for g in found]
-
-
-def gradients(
-    again: bool, tensors: list[Tensor], grads: list[Tensor], starts: Tensor, lengths: Tensor, count: int, args: Any
-) -> list[Tensor]:
-    """Of values, `count` states and weights by autograd, which runs the forward again; differentiable if asked."""
-    leaves = [t.view_as(t) if t.requires_grad else t for t in tensors]  # views: one tensor may be there twice
-    outs = run_rows(leaves[0], starts, lengths, leaves[1 : 1 + count], leaves[1 + count :], *args)
-    wanted = [t for t in leaves if t.requires_grad]
-    found = iter(torch.autograd.grad(outs, wanted, grads, allow_unused=True, create_graph=again))
-    each = [next(found) if t.requires_grad else None for t in leaves]
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, each, strict=True)]
 
 
 @torch.library.register_fake("tdc::rnn")
@@ -162,17 +194,64 @@ class Recur(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        starts, lengths, *saved = ctx.saved_tensors
-        tensors, kept = saved[: ctx.count], saved[ctx.count :]
-        (_, count, *given), (values, *rest) = ctx.options, tensors
-        states, weights = rest[:count], rest[count:]
-        width = states[0].shape[-1] * (1 + given[-1])
-        shapes = [(values.shape[0], width), *[s.shape for s in states]]
+        starts, lengths, *tensors = ctx.saved_tensors
+        (_, count, *given), values, states = ctx.options, tensors[0], tensors[1 : 1 + ctx.options[1]]
+        shapes = [(values.shape[0], states[0].shape[-1] * (1 + given[-1])), *[s.shape for s in states]]
         known = [values.new_zeros(n) if g is None else g for n, g in zip(shapes, grads[: 1 + count], strict=True)]
-        if eager() and torch.is_grad_enabled():
-            return None, None, None, *gradients(True, tensors, known, starts, lengths, count, given)
-        wants = ctx.needs_input_grad[3]
-        return None, None, None, *rnn_backward_op(known, kept, wants, values, starts, lengths, states, weights, *given)
+        options = 1 + count, ctx.count, ctx.needs_input_grad[3], given
+        return None, None, None, *gradients(starts, lengths, options, *known, *tensors)
+
+
+class RecurBackward(torch.autograd.Function):
+    """The gradients of `Recur` as a differentiable function; their own derivatives run the forward again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+        return run_backward(starts, lengths, options, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        starts, lengths, ctx.options, *tensors = inputs
+        ctx.save_for_backward(starts, lengths, *tensors[: sum(ctx.options[:2])])
+        ctx.unused = len(tensors) - sum(ctx.options[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        starts, lengths, *tensors = ctx.saved_tensors
+        states, _, _, given = ctx.options
+
+        def run(values: Tensor, *rest: Tensor) -> list[Tensor]:
+            return run_steps(values, starts, lengths, list(rest[: states - 1]), list(rest[states - 1 :]), *given)
+
+        def first(*both: Tensor) -> Any:
+            return vjp(run, *both[states:])[1](list(both[:states]))
+
+        return None, None, None, *vjp(first, *tensors)[1](grads), *(None,) * ctx.unused
+
+
+def run_backward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+    """Gradients of values, states and weights, of gradients of results, of these and of what the forward kept."""
+    states, count, wants, given = options
+    grads, (values, *rest), kept = tensors[:states], tensors[states : states + count], tensors[states + count :]
+    operands = values, starts, lengths, rest[: states - 1], rest[states - 1 :]
+    return tuple(rnn_backward_op(list(grads), list(kept), wants, *operands, *given))
+
+
+def gradients(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+    """`run_backward` with a derivative."""
+    return RecurBackward.apply(starts, lengths, options, *tensors)
+
+
+def gradients_traced(*args: Any) -> Any:
+    """What Dynamo traces in place of `gradients`: their derivative is refused, which takes a grad mode that is on."""
+    with torch.enable_grad():
+        return run_backward(*args)
+
+
+trace_as(gradients, gradients_traced)
+refuse_derivative(rnn_backward_op, no_second("rnn"))
 
 
 def learns(tensors: list[Tensor]) -> bool:
@@ -215,49 +294,40 @@ def run_layers(
     return values, *[torch.cat(parts) for parts in zip(*last, strict=True)]
 
 
-def check_input(x: Any, mode: str, ragged: tuple[int, ...], batch_dim: int, batch_first: bool) -> None:
+def check_input(x: Any, mode: str, batch_first: bool) -> None:
     """Rows of steps of features.
 
     Raises:
         StructureError: another layout.
     """
-    if x.ndim != 3 or (ragged, batch_dim) != (((1,), 0) if batch_first else ((0,), 1)):
+    if x.ndim != 3 or (x.ragged_dims, x._batch_dim) != (((1,), 0) if batch_first else ((0,), 1)):
         expected = f"(B, -1, D) and batch_first=True, or (-1, B, D) without, for a {type(x).__name__}"
         got = f"{describe(x)} and batch_first={batch_first}"
         hint = "build the module with batch_first=True"
         raise StructureError(message(mode, expected, got, hint=hint))
 
 
-def recurrent(mode: str) -> None:
-    """The rows of one kind of recurrent network."""
-    op = KERNELS[mode]
+def recurrent(mode: str) -> Op:
+    """The rule of one kind of recurrent network."""
 
-    def nested(
-        input: NestedTensor, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    def rule(
+        input: Any, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
         bidirectional: bool, batch_first: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
-        s = input.structure
-        check_input(input, mode, s.ragged_dims, s.batch_dim, batch_first)
+        check_input(input, mode, batch_first)
         given = (hx, params, mode, has_biases, num_layers, dropout, train, bidirectional)
-        out, *last = run_layers(input.values, s.offsets[:-1], lengths_of(s), *given)
-        return input.with_values(out), *last
-
-    def masked(
-        input: MaskedBatch, hx: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
-        bidirectional: bool, batch_first: bool,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        check_input(input, mode, input.ragged_dims, input.batch_dim, batch_first)
+        if isinstance(input, NestedTensor):
+            s = input.structure
+            out, *last = run_layers(input.values, s.offsets[:-1], lengths_of(s), *given)
+            return input.with_values(out), *last
         data = input.data.movedim(input.batch_dim, 0)
         rows, longest = data.shape[:2]
         starts = torch.arange(rows, device=data.device) * longest
-        given = (hx, params, mode, has_biases, num_layers, dropout, train, bidirectional)
         out, *last = run_layers(data.flatten(0, 1), starts, input.lengths[:, 0], *given)
         return input.with_data(out.unflatten(0, (rows, longest)).movedim(0, input.batch_dim)), *last
 
-    source = "torch.nn." + {"lstm": "LSTM", "gru": "GRU"}.get(mode, "RNN")
-    for kind, impl in (("nested", nested), ("masked", masked)):
-        add_rule(Rule(op, kind, "rnn", impl, op, source=source))
+    return rule
 
 
-for _mode in KERNELS:
-    recurrent(_mode)
+for _mode, _source in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn_tanh", "RNN"), ("rnn_relu", "RNN")):
+    define(KERNELS[_mode], "rnn", ragged=recurrent(_mode), source=f"torch.nn.{_source}")

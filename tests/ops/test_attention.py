@@ -303,3 +303,35 @@ def test_autocast_in_a_graph_and_its_gradients():
         torch.testing.assert_close(
             out.values.float(), F.scaled_dot_product_attention(x, x, x).values, atol=0.05, rtol=0.05
         )
+
+
+def test_values_have_the_lengths_of_keys():
+    """Also where the totals are equal."""
+    q, k, v = batch(2, 3, 2), batch(2, 3, 2), batch(2, 2, 3)
+    for run in (lambda t: t, lambda t: t.to_padded()):
+        with pytest.raises(tdc.StructureError):
+            sdpa(run(q), run(k), run(v))
+        x, y = (run(tdc.pack([torch.randn(n, SIZE) for n in lengths])) for lengths in ((3, 2), (2, 3)))
+        with pytest.raises(tdc.StructureError):
+            mha()(x, x, y, need_weights=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mask_of_too_few_examples(kind: str):
+    """A mask is for one example or for all."""
+    x = batch(2, 3, 2, 1) if kind == "nested" else batch(2, 3, 2, 1).to_padded()
+    with pytest.raises(tdc.ShapeError, match="a mask for 1 or 3 examples"):
+        sdpa(x, x, x, attn_mask=torch.zeros(2, 1, 3, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_have_the_dropout_of_the_result(kind: str):
+    """As torch has it: what is returned is what the values were weighted with."""
+    x: Any = tdc.pack([torch.randn(n, SIZE) for n in (3, 2)])
+    x, module = (x if kind == "nested" else x.to_padded()), mha(dropout=0.5)
+    out, weights = module(x, x, x, average_attn_weights=False)
+    values = F.linear(x, module.in_proj_weight[2 * SIZE :], module.in_proj_bias[2 * SIZE :])
+    for o, w, v in zip(out.unbind(), weights.unbind(), values.unbind(), strict=True):
+        heads = (w @ v.unflatten(1, (2, -1)).transpose(0, 1)).transpose(0, 1).flatten(1)
+        assert is_close(o, F.linear(heads, module.out_proj.weight, module.out_proj.bias))
+    assert any((w == 0).any() for w in weights.unbind())

@@ -384,7 +384,7 @@ def test_flash_on_tensors_without_data(dtype: torch.dtype, groups: int):
     with FakeTensorMode(), torch.no_grad():
         q = torch.empty(4, 10, 16, dtype=dtype, device="cuda").transpose(0, 1)
         k, v = torch.empty(12, 2, groups, 16, dtype=dtype, device="cuda").unbind(1)
-        rows: Any = (*[torch.empty(3, dtype=torch.int64, device="cuda") for _ in range(2)], 7, 9, False, 0.25)
+        rows: Any = (*[torch.empty(3, dtype=torch.int32, device="cuda") for _ in range(2)], 7, 9, False, 0.25)
         promised, (out, lse) = (
             torch.ops.tdc.varlen_attention.flash(q, k, v, *rows),
             flash.forward_rows(q, k, v, *rows),

@@ -2,8 +2,8 @@
 
     q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
 
-The kernel wants offsets in int32 and a bound of the lengths; it reads the lengths themselves on the device, so there is
-no sync. Groups of H / G heads share keys.
+Offsets are int32. The kernel wants a bound of the lengths, which it reads on the device, so there is no sync. Groups of
+H / G heads share keys.
 
 Invariants: exact for every length, zero included; the same bits for every bound that is large enough.
 """
@@ -41,7 +41,7 @@ def forward_rows(
     """q (N, H, D), k, v (M, G, D), offsets (B+1,), bounds of lengths -> out (N, H, D), logsumexp (N, H)."""
     if q.shape[0] == 0 or k.shape[0] == 0:
         return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=torch.float32)
-    starts = bounds(q_offsets, k_offsets)
+    starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts = [loadable(t) for t in (q, k, v)]
     out, lse, *_ = flash_forward(*parts, *starts, max_q, max_k, 0.0, causal, False, scale=scale)
     return contiguous(out), contiguous(lse.t())
@@ -55,19 +55,12 @@ def backward_rows(
     if q.shape[0] == 0 or k.shape[0] == 0:
         zeros = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
         return zeros[0], zeros[1], zeros[2]
-    starts = bounds(q_offsets, k_offsets)
+    starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts = [loadable(t) for t in (grad, q, k, v, out)]
     state = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)  # of the dropout there is none of
-    dq, dk, dv = flash_backward(
-        *parts, contiguous(lse.t()), *starts, max_q, max_k, 0.0, causal, *state, scale=scale
-    )  # fmt: skip
+    options = max_q, max_k, 0.0, causal, *state
+    dq, dk, dv = flash_backward(*parts, contiguous(lse.t()), *starts, *options, scale=scale)
     return contiguous(dq), contiguous(dk), contiguous(dv)
-
-
-def bounds(q_offsets: Tensor, k_offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Offsets of queries and of keys as the kernel takes them."""
-    q = q_offsets.to(torch.int32)
-    return q, q if k_offsets is None else k_offsets.to(torch.int32)
 
 
 def loadable(t: Tensor) -> Tensor:

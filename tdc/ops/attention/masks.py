@@ -17,6 +17,7 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import sizes_of
+from tdc.ragged.storage import ragged_sizes
 from tdc.ragged.structure import Structure
 
 
@@ -27,41 +28,49 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
 
 
-def squared(mask: NestedTensor, q_rows: Structure, k_rows: Structure) -> NestedTensor:
-    """A ragged mask as (B, H or 1, -1, -1), with the sizes of queries and keys.
+def squared(mask: Any, q_sizes: Tensor, k_sizes: Tensor) -> Any:
+    """A ragged mask as (B, H or 1, -1, -1), with the sizes of queries and keys, (B, 1) each.
 
     Raises:
         StructureError: other ragged dims or sizes.
     """
-    s, hint = mask.structure, "one number for each pair: (B, -1, -1) or (B, H, -1, -1), sizes of queries, then of keys"
-    if s.batch_dim or mask.ndim not in (3, 4) or s.ragged_dims != (mask.ndim - 2, mask.ndim - 1):
+    hint = "one number for each pair: (B, -1, -1) or (B, H, -1, -1), sizes of queries, then of keys"
+    if mask._batch_dim or mask.ndim not in (3, 4) or mask.ragged_dims != (mask.ndim - 2, mask.ndim - 1):
         raise StructureError(message("attention", "a mask with two ragged dims", describe(mask), hint=hint))
     text = message("attention", "a mask of the sizes of queries and keys", "other sizes", hint=hint)
-    if s.batch_size != q_rows.batch_size:
+    if len(mask) != q_sizes.shape[0]:
         raise StructureError(text)
-    require((mask.sizes == torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)).all(), text)
+    require((ragged_sizes(mask) == torch.cat([q_sizes, k_sizes], 1)).all(), text, StructureError)
     return mask if mask.ndim == 4 else mask.unsqueeze(1)
 
 
-def as_dense(
-    mask: Tensor | NestedTensor | None, q_rows: Structure, k_rows: Structure, sizes: tuple[int, ...]
-) -> Tensor | None:
-    """A mask for rectangles of the given sizes."""
-    return squared(mask, q_rows, k_rows).to_padded(length=sizes).data if isinstance(mask, NestedTensor) else mask
+def as_dense(mask: Any, q_sizes: Tensor, k_sizes: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """A mask of any form for rectangles of a shape (B, H, L, M), as (B or 1, H or 1, L, M).
 
-
-def operand(
-    mask: Tensor | NestedTensor | None, q: Tensor, q_rows: Structure, k_rows: Structure
-) -> tuple[Tensor | None, Tensor | None]:
-    """A mask as the operator takes it: added to scores, with as many heads as q; and offsets of a packed one."""
+    Raises:
+        ShapeError: a dense one for another number of examples or heads.
+    """
+    if isinstance(mask, MaskedBatch):
+        mask = squared(mask, q_sizes, k_sizes).filled(0)
+    elif isinstance(mask, NestedTensor):
+        mask = squared(mask, q_sizes, k_sizes).to_padded(length=tuple(shape[2:])).data
     if mask is None:
-        return None, None
+        return None
+    have = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    if any([h != 1 and h != n for h, n in zip(have[:-2], shape, strict=False)]):
+        expected, got = f"a mask for 1 or {shape[0]} examples and 1 or {shape[1]} heads", describe(mask)
+        raise ShapeError(message("attention", expected, got, hint="(Lq, Lk), or (B, 1, Lq, Lk) for each example"))
+    return mask.view(have)
+
+
+def operand(mask: Any, q: Tensor, q_rows: Structure, k_rows: Structure) -> tuple[Tensor | None, Tensor | None]:
+    """A mask as the operator takes it: added to scores, with as many heads as q; and offsets of a packed one."""
+    sizes = sizes_of(q_rows), sizes_of(k_rows)
     if isinstance(mask, NestedTensor):
-        packed = additive(squared(mask, q_rows, k_rows).values, q.dtype).transpose(0, 1)
+        packed = additive(squared(mask, *sizes).values, q.dtype).transpose(0, 1)
         return packed.expand(-1, q.shape[1]), mask.offsets
-    mask = additive(mask, q.dtype)
-    mask = mask.view(*[1] * (4 - mask.ndim), *mask.shape)
-    return mask.expand(-1, q.shape[1], -1, -1), None
+    dense = as_dense(mask, *sizes, (q_rows.batch_size, q.shape[1], 0, 0))
+    return None if dense is None else additive(dense, q.dtype).expand(-1, q.shape[1], -1, -1), None
 
 
 def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
@@ -74,14 +83,6 @@ def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
         expected = "a mask (..., Lq, Lk) of at least the longest rows"
         got = f"(..., {have[0]}, {have[1]}) for {need[0]} queries and {need[1]} keys"
         raise ShapeError(message("attention", expected, got, hint="build it for x.max_length"))
-
-
-def padded_mask(mask: Any) -> Any:
-    """A mask for rectangles, (B, H or 1, L, M) where it is a MaskedBatch."""
-    if not isinstance(mask, MaskedBatch):
-        return mask
-    data = mask.filled(0)
-    return data if data.ndim == 4 else data.unsqueeze(1)
 
 
 def causal_mask(sizes: tuple[int, ...], device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """Multi-head attention: the function behind `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` and their stacks.
 
-    packed (NestedTensor)    projections of real positions only, then `varlen_attention`
+    packed (NestedTensor)    projections of real positions only, then `varlen_attention`, or rectangles for weights
     padded (MaskedBatch)     the same on rectangles
 
 Attention weights, where asked for, come in the query's container: (B, Lq, Lk) or (B, H, Lq, Lk) with two ragged dims.
@@ -15,7 +15,6 @@ to nothing gets 0.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +23,15 @@ from torch import Tensor
 
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
-from tdc.ops.attention.masks import additive, as_dense, causal_mask, padded_mask
-from tdc.ops.attention.padded import How, attend_padded, weights_of
-from tdc.ops.attention.scaled_dot_product import varlen_attention
+from tdc.ops.attention.masks import as_dense, causal_mask
+from tdc.ops.attention.padded import How, attend_padded, attention_weights
+from tdc.ops.attention.scaled_dot_product import require_paired, varlen_attention
+from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pad_rows, valid_mask
-from tdc.ragged.segments import longest, row_ids, sizes_of
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import longest
+from tdc.ragged.storage import ragged_sizes
 
 NAME = "multi_head_attention_forward"
 
@@ -77,19 +77,20 @@ class Given(NamedTuple):
         return found
 
 
-def refuse(cls: type, tensors: tuple[Any, ...], a: Given) -> None:
+def refuse(parts: tuple[Any, ...], a: Given) -> None:
     """Check the operands, and refuse arguments that have no meaning here.
 
     Raises:
-        StructureError: query, key and value of different containers, or with more dims.
+        StructureError: query, key and value of different containers, with more dims, or of lengths that do not match.
         UnsupportedError: an argument that says which positions are real, or replaces keys.
     """
-    if any([not isinstance(x, cls) for x in tensors]):
-        got = ", ".join([describe(x) for x in tensors])
-        raise StructureError(
-            message(NAME, f"query, key and value that are all {cls.__name__}", got, hint="convert all three")
-        )
-    wide = {f"operand {i}": describe(x) for i, x in enumerate(tensors) if x.ndim != 3}
+    cls = type(parts[0])
+    if any([type(x) is not cls for x in parts]):
+        got = ", ".join([describe(x) for x in parts])
+        cls = next(type(x) for x in parts if isinstance(x, (NestedTensor, MaskedBatch)))
+        expected = f"query, key and value that are all {cls.__name__}"
+        raise StructureError(message(NAME, expected, got, hint="convert all three"))
+    wide = {f"operand {i}": describe(x) for i, x in enumerate(parts) if x.ndim != 3}
     if wide:
         hint = "x.flatten(0, 1) makes static dims beside the batch part of it"
         raise StructureError(message(NAME, "(B, -1, D) or (-1, B, D)", f"{len(wide)} others", wide, hint))
@@ -97,6 +98,7 @@ def refuse(cls: type, tensors: tuple[Any, ...], a: Given) -> None:
     if wrong:
         hint = "lengths are known, leave key_padding_mask out"
         raise UnsupportedError(message(NAME, "self- or cross-attention of whole rows", ", ".join(wrong), hint=hint))
+    require_paired(NAME, *parts)
 
 
 def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]:
@@ -114,54 +116,54 @@ def project(query: Tensor, key: Tensor, value: Tensor, a: Given) -> list[Tensor]
     return [F.linear(x, w, b).unflatten(-1, (a.num_heads, -1)) for x, w, b in parts]  # type: ignore[arg-type]  # set
 
 
-def mha_nested(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[NestedTensor, Any]:
-    """(B, -1, E) in either order of the first two dims -> the same, and weights or None."""
-    a = Given(*args, **kwargs)
-    refuse(NestedTensor, (query, key, value), a)
-    same, first = query is key and key is value, query.values
-    q, k, v = project(first, first if same else key.values, first if same else value.values, a)
-    rows, k_rows, causal, mask = query.structure, key.structure, a.is_causal, mask_of(a)
-    extras = a.extras()
-    if extras and (causal or isinstance(mask, NestedTensor)):
-        sizes = (*longest(rows), *longest(k_rows))
-        mask = causal_mask(sizes, q.device) if causal else as_dense(mask, rows, k_rows, sizes)
-        causal = False
-    for more in extras:
-        mask = None if mask is None else mask_behind(mask, sizes_of(k_rows))  # type: ignore[arg-type]  # dense
-        k, v, k_rows = append_packed((k, v), more, k_rows)
-    out = varlen_attention(q, k, v, rows, k_rows, causal=causal, dropout=a.dropout, mask=mask)
-    out = query.with_values(F.linear(out.flatten(1), a.out_proj_weight, a.out_proj_bias))
-    if not a.need_weights:
-        return out, None
-    q_BLHD, k_BMHD = pad_rows(q, rows, longest(rows)), pad_rows(k, k_rows, longest(k_rows))
-    mask = as_dense(mask, rows, k_rows, (q_BLHD.shape[1], k_BMHD.shape[1]))
-    sizes = torch.cat([sizes_of(rows), sizes_of(k_rows)], 1)
-    weights = attention_weights(q_BLHD, k_BMHD, sizes, mask, causal, a.average_attn_weights)
-    return out, weights.to_packed()
+def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """(B, -1, E) in either order of the first two dims -> the same, and weights or None.
 
-
-def mha_masked(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[MaskedBatch, Any]:
-    """(L, B, E), as `nn.MultiheadAttention` hands it on -> the same, and weights or None."""
+    Rectangles where weights are asked for, since they are what the result is made of, or keys are added.
+    """
     a = Given(*args, **kwargs)
-    refuse(MaskedBatch, (query, key, value), a)
-    first = query.filled(0).movedim(query.batch_dim, 0)
+    refuse((query, key, value), a)
+    first, packed, extras, mask = features(query), isinstance(query, NestedTensor), a.extras(), mask_of(a)
     same = query is key and key is value
-    others = (first, first) if same else tuple([x.filled(0).movedim(x.batch_dim, 0) for x in (key, value)])
-    q, k, v = project(first, others[0], others[1], a)
-    causal, mask, k_sizes, extras = a.is_causal, padded_mask(mask_of(a)), key.lengths, a.extras()
-    if extras and causal:
-        mask, causal = causal_mask((q.shape[1], k.shape[1]), q.device), False
+    q, k, v = project(first, first if same else features(key), first if same else features(value), a)
+    if packed and not extras and not a.need_weights:
+        rows = query.structure, key.structure
+        out = varlen_attention(q, k, v, *rows, causal=a.is_causal, dropout=a.dropout, mask=mask)
+        return query.with_values(F.linear(out.flatten(1), a.out_proj_weight, a.out_proj_bias)), None
+    if packed:
+        q, k, v = [pad_rows(t, x.structure, longest(x.structure)) for t, x in ((q, query), (k, key), (v, key))]
+    q, k, v = [t.transpose(1, 2) for t in (q, k, v)]
+    q_sizes, k_sizes, causal = ragged_sizes(query), ragged_sizes(key), a.is_causal
+    if extras:
+        shape = (*q.shape[:3], k.shape[2])
+        mask = causal_mask(shape[2:], q.device) if causal else mask
+        mask, causal = as_dense(mask, q_sizes, k_sizes, shape), False
     for more in extras:
         mask = None if mask is None else mask_behind(mask, k_sizes)
-        k, v, k_sizes = append_padded((k, v), more, k_sizes)
-    how = How(causal, 1 / math.sqrt(q.shape[-1]), a.dropout, mask)
-    out = attend_padded(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), k_sizes, how)
-    out = F.linear(out.transpose(1, 2).flatten(2), a.out_proj_weight, a.out_proj_bias).movedim(0, query.batch_dim)
-    out = query.with_data(out.masked_fill(~query.mask, 0))
-    if not a.need_weights:
-        return out, None
-    sizes = torch.cat([query.lengths, k_sizes], 1)
-    return out, attention_weights(q, k, sizes, mask, causal, a.average_attn_weights)
+        k, v, k_sizes = append((k, v), more, k_sizes)
+    sizes, how, weights = (q_sizes, k_sizes), How(causal, None, a.dropout, mask), None
+    if a.need_weights:
+        found = attention_weights(q, k, sizes, how)
+        out = found @ v
+        weights = weights_batch(found.mean(1) if a.average_attn_weights else found, torch.cat(sizes, 1), packed)
+    else:
+        out = attend_padded(q, k, v, sizes, how)
+    out = out.transpose(1, 2).flatten(2)
+    out = pack_rows(out, query.structure, first.shape[0]) if packed else out
+    out = F.linear(out, a.out_proj_weight, a.out_proj_bias)
+    return (query.with_values(out) if packed else cut_padding(query, out.movedim(0, query.batch_dim))), weights
+
+
+def features(x: Any) -> Tensor:
+    """Packed values (N, E), or a rectangle (B, L, E)."""
+    return x.values if isinstance(x, NestedTensor) else x.filled(0).movedim(x.batch_dim, 0)
+
+
+def weights_batch(weights: Tensor, sizes: Tensor, packed: bool) -> Any:
+    """Weights (B, L, M) or (B, H, L, M) as a batch with two ragged dims."""
+    ragged = weights.ndim - 2, weights.ndim - 1
+    out = cut_padding(MaskedBatch(weights, sizes, ragged_dims=ragged), weights)
+    return out.to_packed() if packed else out
 
 
 def mask_of(a: Given) -> Any:
@@ -180,47 +182,11 @@ def mask_behind(mask: Tensor, k_sizes: Tensor) -> Tensor:
     return torch.where((positions < k_sizes)[:, None, None], wide, wide.new_full((), free))
 
 
-def append_packed(
-    parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], rows: Structure
-) -> tuple[Tensor, Tensor, Structure]:
-    """Keys and values (M, H, D) with one more (H, D) at the end of each row."""
-    total, count = parts[0].shape[0], rows.batch_size
-    steps = torch.arange(count + 1, device=rows.offsets.device)
-    extent = None if rows.extent is None else extent_of((rows.extent.shape[0] + 1,), rows.offsets.device)
-    new = Structure(rows.offsets + steps, None, extent).marked()
-    ids = row_ids(new, total + count)
-    positions = torch.arange(total + count, device=ids.device)
-    index = torch.where(positions == new.offsets[ids + 1] - 1, total + ids, positions - ids)
-    k, v = (torch.cat([t, m.expand(count, *m.shape)]).index_select(0, index) for t, m in zip(parts, more, strict=True))
-    return k, v, new
-
-
-def append_padded(
-    parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], sizes: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values (B, M, H, D) with one more (H, D) behind each row's own."""
-    here = (torch.arange(parts[0].shape[1] + 1, device=sizes.device) == sizes)[..., None, None]
-    k, v = (torch.where(here, m, F.pad(t, (0, 0, 0, 0, 0, 1))) for t, m in zip(parts, more, strict=True))
+def append(parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values (B, H, M, D) with one more (H, D) behind each row's own."""
+    here = (torch.arange(parts[0].shape[2] + 1, device=sizes.device) == sizes)[:, None, :, None]
+    k, v = (torch.where(here, m[:, None], F.pad(t, (0, 0, 0, 1))) for t, m in zip(parts, more, strict=True))
     return k, v, sizes + 1
 
 
-def attention_weights(
-    q_BLHD: Tensor, k_BMHD: Tensor, sizes: Tensor, mask: Tensor | None, causal: bool, average: bool
-) -> MaskedBatch:
-    """The weight of each key for each query, with two ragged dims; queries without keys give 0."""
-    scores = torch.einsum("blhd,bmhd->bhlm", q_BLHD, k_BMHD) / math.sqrt(q_BLHD.shape[-1])
-    size, keys = scores.shape[2:]
-    allowed = valid_mask(sizes[:, 1:], (keys,))[:, None, None, :]
-    allowed = allowed & causal_mask((size, keys), scores.device) if causal else allowed
-    if mask is not None:
-        scores = scores + additive(mask[..., :size, :keys], scores.dtype)
-    scores = scores.masked_fill(~allowed, -math.inf)
-    weights = weights_of(scores).mean(1) if average else weights_of(scores)
-    out = MaskedBatch(weights, sizes, ragged_dims=(weights.ndim - 2, weights.ndim - 1))
-    return out.with_data(out.filled(0))
-
-
-define(
-    F.multi_head_attention_forward, "attention", nested=mha_nested, masked=mha_masked,
-    source="torch.nn.MultiheadAttention",
-)  # fmt: skip
+define(F.multi_head_attention_forward, "attention", ragged=mha, source="torch.nn.MultiheadAttention")

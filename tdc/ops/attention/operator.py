@@ -15,11 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import below_autograd
-from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.core.dynamo import LIBRARY, below_autograd, refuse_derivative, trace_as
+from tdc.core.errors import StructureError, UnsupportedError, message, no_second
 from tdc.ops.attention import cpu, flash
+from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
+from tdc.ragged.padding import pad_rows
+from tdc.ragged.segments import longest, sizes_of
+from tdc.ragged.structure import Structure
 
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
 MASKED = f"{ROWS}, Tensor? mask, Tensor? mask_offsets"
@@ -63,13 +68,8 @@ for _op in (varlen_rows_backward, flash_rows_backward):
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Under vmap members become heads, (K, N, H, D) -> (N, K·H, D), those of a mask as well; they share offsets."""
-    if any(
-        [
-            d is not None and not a.is_floating_point()
-            for a, d in zip(args, in_dims, strict=True)
-            if isinstance(a, Tensor)
-        ]
-    ):
+    tensors = [(a, d) for a, d in zip(args, in_dims, strict=True) if isinstance(a, Tensor)]
+    if any([d is not None and not a.is_floating_point() for a, d in tensors]):
         hint = "map over values only: in_dims with None for offsets"
         raise StructureError(message("vmap", "one ragged structure for all members", "mapped offsets", hint=hint))
     members = info.batch_size
@@ -110,13 +110,75 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        out, lse, q, k, v, *rows = ctx.saved_tensors
-        first = grads[0], q, k, v, out, lse
-        if ctx.max_q is not None:
-            parts = flash_rows_backward(*first, *rows[:2], ctx.max_q, ctx.max_k, ctx.causal, ctx.scale)
-        else:
-            parts = varlen_rows_backward(*first, *rows, ctx.causal, ctx.scale)
-        return *parts, *(None,) * 8
+        given = grads[0], *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale
+        return *gradients(*given), *(None,) * 8
+
+
+def backward_rows(
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor,
+    k_offsets: Tensor | None, mask: Tensor | None, mask_offsets: Tensor | None, max_q: int | None, max_k: int | None,
+    causal: bool, scale: float,
+) -> Any:  # fmt: skip
+    """Gradients of q, k and v."""
+    first = grad, q, k, v, out, lse, q_offsets, k_offsets
+    if max_q is not None:
+        return flash_rows_backward(*first, max_q, max_k, causal, scale)
+    return varlen_rows_backward(*first, mask, mask_offsets, causal, scale)
+
+
+class AttendBackward(torch.autograd.Function):
+    """The gradients of `Attend` as a differentiable function; their own derivatives go through rectangles."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return backward_rows(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad, _, _, *tensors, _, _, ctx.causal, ctx.scale = inputs
+        ctx.save_for_backward(grad, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        *operands, q_offsets, k_offsets, mask, mask_offsets = ctx.saved_tensors
+        q_rows = Structure(q_offsets.long())
+        k_rows = q_rows if k_offsets is None else Structure(k_offsets.long())
+        if mask_offsets is not None:
+            sizes = torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)
+            shape = *longest(q_rows), *longest(k_rows)
+            mask = pad_rows(mask, Structure(mask_offsets, sizes, ragged_ndim=2), shape).movedim(3, 1)
+        how = How(ctx.causal, ctx.scale, 0.0, mask, plain_scores)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
+            return attend_rectangle(q, k, v, q_rows, k_rows, how)
+
+        def first(grad: Tensor, *tensors: Tensor) -> Any:
+            return vjp(attend, *tensors)[1](grad)
+
+        grad, q, k, v = vjp(first, *operands)[1](grads)
+        return grad, None, None, q, k, v, *(None,) * 8
+
+
+def gradients(*args: Any) -> Any:
+    """`backward_rows` with a derivative."""
+    return AttendBackward.apply(*args)
+
+
+def gradients_traced(*args: Any) -> Any:
+    """What Dynamo traces in place of `gradients`: their derivative is refused, which takes a grad mode that is on."""
+    with torch.enable_grad():
+        return backward_rows(*args)
+
+
+trace_as(gradients, gradients_traced)
+
+
+def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
+    """Scores as they are: what makes attention on rectangles differentiable more than once."""
+    return score
 
 
 def without_derivative(op: Any, keys: Any, *args: Any) -> Any:
@@ -132,6 +194,7 @@ def without_derivative(op: Any, keys: Any, *args: Any) -> Any:
     return below_autograd(op, keys, *args)
 
 
-LIBRARY = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 for _op in (varlen_rows, masked_rows, flash_rows):
     LIBRARY.impl(_op, partial(without_derivative, _op), "Autograd", with_keyset=True)
+for _op in (varlen_rows_backward, flash_rows_backward):
+    refuse_derivative(_op, no_second("attention"))

@@ -22,10 +22,10 @@ from tdc.ragged.structure import Structure
 
 
 class How(NamedTuple):
-    """What attention does besides attending."""
+    """What attention does besides attending; `scale` is `1 / sqrt(D)` by default."""
 
     causal: bool
-    scale: float
+    scale: float | None = None
     dropout: float = 0.0
     mask: Any = None
     score_mod: ScoreMod | None = None
@@ -36,36 +36,50 @@ def attend_rectangle(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows:
     q_BHLD, k_BHMD, v_BHMD = (
         pad_rows(t, rows, longest(rows)).transpose(1, 2) for t, rows in ((q, q_rows), (k, k_rows), (v, k_rows))
     )
-    dense = as_dense(how.mask, q_rows, k_rows, (q_BHLD.shape[2], k_BHMD.shape[2]))
-    out = attend_padded(q_BHLD, k_BHMD, v_BHMD, sizes_of(k_rows), how._replace(mask=dense))
+    out = attend_padded(q_BHLD, k_BHMD, v_BHMD, (sizes_of(q_rows), sizes_of(k_rows)), how)
     return pack_rows(out.transpose(1, 2), q_rows, q.shape[0])
 
 
-def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, k_sizes: Tensor, how: How) -> Tensor:
-    """Attention on rectangles whose padding is finite -> (B, H, L, E); padded queries give anything finite."""
-    size, keys = q_BHLD.shape[2], k_BHMD.shape[2]
-    allowed = valid_mask(k_sizes, (keys,))[:, None, None, :]
+def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
+    """Attention on rectangles whose padding is finite, queries and keys of sizes (B, 1) -> (B, H, L, E).
+
+    Padded queries give anything finite.
+    """
+    if how.score_mod is not None:
+        weights = attention_weights(q_BHLD, k_BHMD, sizes, how)
+        return weights.to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
+    mask = score_mask(q_BHLD, k_BHMD, sizes, how)
+    dead = ~(mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
+    mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
+    out = F.scaled_dot_product_attention(q_BHLD, k_BHMD, v_BHMD, mask, how.dropout, scale=how.scale)
+    return out.masked_fill(dead, 0)
+
+
+def score_mask(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
+    """What each query may attend to: bool, or added to the scores where there is a mask."""
+    shape = (*q_BHLD.shape[:3], k_BHMD.shape[2])
+    allowed = valid_mask(sizes[1], shape[3:])[:, None, None, :]
     if how.causal:
-        allowed = allowed & causal_mask((size, keys), q_BHLD.device)
-    mask = allowed
-    if how.mask is not None:
-        check_mask(tuple(how.mask.shape[-2:]), (size, keys))
-        mask = additive(how.mask[..., :size, :keys], q_BHLD.dtype).masked_fill(~allowed, -math.inf)
-    if how.score_mod is None:
-        dead = ~allowed.any(-1, keepdim=True)
-        mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
-        out = F.scaled_dot_product_attention(
-            q_BHLD, k_BHMD, v_BHMD, attn_mask=mask, dropout_p=how.dropout, scale=how.scale
-        )
-        return out.masked_fill(dead, 0)
-    positions = [torch.arange(n, device=q_BHLD.device) for n in (*q_BHLD.shape[:3], keys)]
-    grid = [p.view([-1 if i == d else 1 for i in range(4)]) for d, p in enumerate(positions)]
-    scores = how.score_mod(q_BHLD @ k_BHMD.transpose(2, 3) * how.scale, *grid)
-    scores = scores.masked_fill(~allowed, -math.inf) if how.mask is None else scores + mask
-    return F.dropout(weights_of(scores), how.dropout).to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
+        allowed = allowed & causal_mask(shape[2:], q_BHLD.device)
+    mask = as_dense(how.mask, *sizes, shape)
+    if mask is None:
+        return allowed
+    check_mask(tuple(mask.shape[2:]), shape[2:])
+    return additive(mask[..., : shape[2], : shape[3]], q_BHLD.dtype).masked_fill(~allowed, -math.inf)
 
 
-def weights_of(scores: Tensor) -> Tensor:
-    """Attention weights of scores, -inf where nothing is attended to; 0 of queries without keys."""
+def attention_weights(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
+    """The weight of each key for each query (B, H, L, M), after dropout; 0 for queries without keys."""
+    scores = q_BHLD @ k_BHMD.transpose(2, 3) * (1 / math.sqrt(q_BHLD.shape[-1]) if how.scale is None else how.scale)
+    if how.score_mod is not None:
+        at = [torch.arange(n, device=scores.device) for n in scores.shape]
+        scores = how.score_mod(scores, *[p.view([-1 if i == d else 1 for i in range(4)]) for d, p in enumerate(at)])
+    mask = score_mask(q_BHLD, k_BHMD, sizes, how)
+    scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     dead = (scores == -math.inf).all(-1, keepdim=True)
-    return scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
+    return F.dropout(scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0), how.dropout)
+
+
+def shared_heads(t: Tensor, heads: int) -> Tensor:
+    """Keys (M, G, D) or (B, G, M, D) for as many heads as there are of queries; neighbouring heads share."""
+    return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], 1)

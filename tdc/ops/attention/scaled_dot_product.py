@@ -28,14 +28,17 @@ from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import eager, is_zero, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define
+from tdc.core.typing import OpName
 from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
-from tdc.ops.attention.masks import operand, padded_mask
+from tdc.ops.attention.masks import operand
 from tdc.ops.attention.operator import Attend
-from tdc.ops.attention.padded import How, attend_padded, attend_rectangle
-from tdc.ragged.masked import MaskedBatch
+from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, shared_heads
+from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import offsets_int32
+from tdc.ragged.storage import require_alike
 from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
@@ -88,18 +91,18 @@ def varlen_attention(
         )
     q, k, v = as_autocast(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    for t in (k, v):
-        check_heads(q.shape[1], t.shape[1])
+    check_heads(q.shape[1], k.shape[1], v.shape[1])
     how = How(causal, scale, dropout, mask, score_mod)
     chosen = backend(call_of(q, k, v, q_rows, k_rows, how))
     if chosen == "flex":
         return flex_rows(q, k, v, q_rows, k_rows, causal, scale, score_mod)
     if chosen == "flash":
-        limits = bound(q_rows, q.shape[0]), bound(k_rows, k.shape[0])
-        return attend_rows(q, k, v, q_rows, k_rows, (None, None, *limits, causal, scale))
+        bounds = longest_bound(q_rows, q.shape[0]), longest_bound(k_rows, k.shape[0])
+        return attend_rows(q, k, v, offsets_int32(q_rows), offsets_int32(k_rows), None, None, *bounds, causal, scale)
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
     if chosen == "rows":
-        return attend_rows(q, k, v, q_rows, k_rows, (*operand(mask, q, q_rows, k_rows), None, None, causal, scale))
+        masks = operand(mask, q, q_rows, k_rows)
+        return attend_rows(q, k, v, q_rows.offsets, k_rows.offsets, *masks, None, None, causal, scale)
     return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
 
@@ -118,88 +121,82 @@ def fuses(q: Tensor, k: Tensor) -> bool:
     return not (eager() or under_transform() or is_zero(q.shape[0]) or is_zero(k.shape[0]))
 
 
-def bound(rows: Structure, total: int) -> int:
+def longest_bound(rows: Structure, total: int) -> int:
     """The longest length where the structure carries it, else the packed total, which no length exceeds."""
     return total if rows.extent is None or rows.shapes is not None else rows.extent.shape[0]
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, rest: tuple[Any, ...]) -> Tensor:
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, *rest: Any) -> Tensor:
     """The operator on packed rows (N, H, D)."""
     # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
     k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
-    k_offsets = None if k_rows.offsets is q_rows.offsets else k_rows.offsets
-    return Attend.apply(q, k, v, q_rows.offsets, k_offsets, *rest)[0]
+    return Attend.apply(q, k, v, q_offsets, None if k_offsets is q_offsets else k_offsets, *rest)[0]
 
 
-def check_heads(heads: int, groups: int) -> None:
+def check_heads(heads: int, *groups: int) -> None:
     """Heads of queries are a multiple of those of keys.
 
     Raises:
         ShapeError: they are not.
     """
-    if heads % groups:
-        got = f"{heads} and {groups}"
-        raise ShapeError(message("attention", "heads of queries, a multiple of those of keys", got, hint="check dim 1"))
+    for n in groups:
+        if heads % n:
+            got, hint = f"{heads} and {n}", "check dim 1"
+            raise ShapeError(message("attention", "heads of queries, a multiple of those of keys", got, hint=hint))
 
 
-def shared_heads(t: Tensor, heads: int) -> Tensor:
-    """Keys (M, G, D) for as many heads as there are of queries; neighbouring heads share.
-
-    Raises:
-        ShapeError: heads is no multiple of G.
-    """
-    check_heads(heads, t.shape[1])
-    return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], 1)
-
-
-def check_operands(parts: tuple[Any, ...], cls: type, mask: Any, causal: bool, gqa: bool) -> None:
-    """Three batches of heads, and at most one of a mask and causal.
+def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool) -> None:
+    """Three batches of heads, keys and values of the same lengths, and at most one of a mask and causal.
 
     Raises:
-        StructureError: other layouts.
+        StructureError: other layouts or lengths.
         ShapeError: both masks, or fewer heads of keys without `enable_gqa`.
     """
-    if any([not isinstance(x, cls) or x.ndim != 4 or x.ragged_dims != (2,) for x in parts]):
-        got = ", ".join([describe(x) for x in parts])
+    query, key, value = parts
+    cls = type(query)
+    if any([type(x) is not cls or x.ndim != 4 or x._batch_dim or x.ragged_dims != (2,) for x in parts]):
+        got, hint = ", ".join([describe(x) for x in parts]), "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
         expected = "NestedTensors (B, H, -1, D)" if cls is NestedTensor else "MaskedBatches (B, H, L, D), ragged dim 2"
-        hint = "NestedTensor(values of (H, N, D), offsets, ragged_dim=2)"
         raise StructureError(message(NAME, expected, got, hint=hint))
+    require_paired(NAME, query, key, value)
     if mask is not None and causal:
         hint = "leave one out, or mask & torch.ones(L, L, dtype=torch.bool).tril()"
         raise ShapeError(message(NAME, "one of attn_mask and is_causal=True", "both", hint=hint))
     heads = [x.size(1) for x in parts]
     if not gqa and len(set(heads)) > 1:
         raise ShapeError(message(NAME, "as many heads of keys as of queries", str(heads), hint="enable_gqa=True"))
+    check_heads(*heads)
 
 
-def sdpa_nested(
-    query: NestedTensor, key: NestedTensor, value: NestedTensor, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> NestedTensor:  # fmt: skip
+def require_paired(op: OpName, query: Any, key: Any, value: Any) -> None:
+    """As many examples of queries as of keys, and as long values as keys.
+
+    Raises:
+        StructureError: others.
+    """
+    count, keys = query.shape[query._batch_dim], key.shape[key._batch_dim]
+    if count != keys:
+        got, hint = f"{count} and {keys}", "pair the batches example by example"
+        raise StructureError(message(op, "as many examples of queries as of keys", got, hint=hint))
+    if value is not key:
+        require_alike(op, key, value)
+
+
+def sdpa(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
     """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D)."""
-    parts = (query, key, value)
-    check_operands(parts, NestedTensor, attn_mask, is_causal, enable_gqa)
-    q, k, v = (x.values.transpose(0, 1) for x in parts)
-    rows, how = (query.structure, key.structure), {"causal": is_causal, "scale": scale, "dropout": dropout_p}
-    out = varlen_attention(q, k, v, *rows, mask=attn_mask, **how)
-    return query.with_values(out.transpose(0, 1))
-
-
-def sdpa_masked(
-    query: MaskedBatch, key: MaskedBatch, value: MaskedBatch, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> MaskedBatch:  # fmt: skip
-    """(B, H, L, D) with ragged dim 2; keys outside the lengths are left out."""
-    parts = (query, key, value)
-    check_operands(parts, MaskedBatch, attn_mask, is_causal, enable_gqa)
-    q, k, v = (x.filled(0) for x in parts)
+    check_operands((query, key, value), attn_mask, is_causal, enable_gqa)
+    if isinstance(query, NestedTensor):
+        q, k, v = (x.values.transpose(0, 1) for x in (query, key, value))
+        rows, options = (query.structure, key.structure), {"causal": is_causal, "scale": scale, "dropout": dropout_p}
+        return query.with_values(varlen_attention(q, k, v, *rows, mask=attn_mask, **options).transpose(0, 1))
+    q, k, v = (x.filled(0) for x in (query, key, value))
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    out = attend_padded(q, k, v, key.lengths, How(is_causal, scale, dropout_p, padded_mask(attn_mask)))
-    return query.with_data(out.masked_fill(~query.mask, 0))
+    how = How(is_causal, scale, dropout_p, attn_mask)
+    return cut_padding(query, attend_padded(q, k, v, (query.lengths, key.lengths), how))
 
 
-define(
-    F.scaled_dot_product_attention, "attention", nested=sdpa_nested, masked=sdpa_masked,
-    source="torch.nn.functional.scaled_dot_product_attention",
-)  # fmt: skip
+_source = "torch.nn.functional.scaled_dot_product_attention"
+define(F.scaled_dot_product_attention, "attention", ragged=sdpa, source=_source)
