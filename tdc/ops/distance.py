@@ -25,7 +25,7 @@ from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.along_dim import with_dim
 from tdc.ops.batch import along
-from tdc.ops.einsum import Term, by_padding, check_letters, kinds_of, of_masked
+from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
 from tdc.ops.linalg import no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
@@ -143,11 +143,10 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
 
     def run(ready: list[Term], out: str) -> Tensor:
         a, b = [t.x.movedim([t.dims.index(c) for c in t.dims if c != "d"][-1], -2) for t in ready]
-        found = "".join([c for c in BATCH if c in "".join([t.dims for t in ready])]) + "ij"
+        found = BATCH * (BATCH in joined(ready)) + "ij"
         return torch.cdist(a, b, p, mode).movedim([found.index(c) for c in out], list(range(len(out))))
 
-    of = by_padding if isinstance(batches[0].x, NestedTensor) else of_masked
-    return of(torch.cdist, terms, BATCH + "ij", BATCH, run)
+    return in_rectangles(torch.cdist, terms, BATCH + "ij", BATCH, run)
 
 
 # -- diagonals

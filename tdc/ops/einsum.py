@@ -37,8 +37,8 @@ from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest, reduce_rows, sizes_of, spread, structure_of_sizes, total_of
-from tdc.ragged.storage import Ragged
+from tdc.ragged.segments import longest, reduce_rows, spread, structure_of_sizes, total_of
+from tdc.ragged.storage import Ragged, ragged_sizes
 from tdc.ragged.structure import Structure, require_same
 
 
@@ -58,8 +58,7 @@ def einsum(equation: str, *operands: Any) -> Ragged | Tensor:
     terms, out = parse(equation, given)
     while len(terms) > 2:
         first, second, *rest = terms
-        needed = "".join([out, *[t.dims for t in rest]])
-        terms = [join(first, second, needed), *rest]
+        terms = [join(first, second, out + joined(rest)), *rest]
     return contract(torch.einsum, terms, out)
 
 
@@ -74,24 +73,24 @@ def parse(equation: str, operands: tuple[Any, ...]) -> tuple[list[Term], str]:
     if len(inputs) != len(operands):
         got = f"{len(inputs)} in {equation!r} for {len(operands)} operands"
         raise ShapeError(message("einsum", "one group of letters for each operand", got, hint="part them with commas"))
-    free = [c for c in string.ascii_letters if c not in equation]
     widths = [x.ndim - len(dims.replace("...", "")) for dims, x in zip(inputs, operands, strict=True)]
-    most = max([n for n, dims in zip(widths, inputs, strict=True) if "..." in dims], default=0)
-    dots = "".join(free[:most])
-    wrong = {}
-    for i, (dims, n) in enumerate(zip(inputs, widths, strict=True)):
-        if n < 0 or (n > 0 and "..." not in dims):
-            wrong[f"operand {i}, {dims!r}"] = describe(operands[i])
+    wrong = {
+        f"operand {i}, {dims!r}": describe(x)
+        for i, (n, dims, x) in enumerate(zip(widths, inputs, operands, strict=True))
+        if n < 0 or (n > 0 and "..." not in dims)
+    }
     if wrong:
         hint = "letters speak of the logical shape: the batch and ragged dims count"
         raise ShapeError(message("einsum", "one letter for each dim", f"{equation!r}", wrong, hint))
+    most = max(widths, default=0)
+    dots = "".join([c for c in string.ascii_letters if c not in equation][:most])
     named = [dims.replace("...", dots[most - n :]) for dims, n in zip(inputs, widths, strict=True)]
+    letters = "".join(named)
     if not arrow:
-        joined = "".join(named)
-        out = dots + "".join([c for c in sorted(set(joined)) if c not in dots and joined.count(c) == 1])
+        out = dots + "".join([c for c in sorted(set(letters)) if c not in dots and letters.count(c) == 1])
     out = out.replace("...", dots)
-    odd = [c for c in [*"".join(named), *out] if c not in string.ascii_letters]
-    if odd or len(set(out)) < len(out) or not set(out) <= set("".join(named)):
+    odd = [c for c in letters + out if c not in string.ascii_letters]
+    if odd or len(set(out)) < len(out) or not set(out) <= set(letters):
         hint = "letters of the result are letters of operands, each once"
         raise ShapeError(message("einsum", "an equation such as 'bld,de->ble'", f"{equation!r}", hint=hint))
     return [Term(dims, x) for dims, x in zip(named, operands, strict=True)], out
@@ -134,9 +133,7 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
     if not batches:
         return multiply(terms, out)
     check_result(op, out, ragged, batch)
-    if isinstance(batches[0].x, MaskedBatch):
-        return of_masked(op, terms, out, batch)
-    return of_nested(op, terms, out, batch)
+    return (in_rectangles if isinstance(batches[0].x, MaskedBatch) else of_nested)(op, terms, out, batch)
 
 
 def equation(terms: list[Term], out: str) -> str:
@@ -146,6 +143,11 @@ def equation(terms: list[Term], out: str) -> str:
 def ragged_of(t: Term) -> str:
     """The ragged letters of a batch."""
     return "".join([t.dims[d] for d in t.x.ragged_dims])
+
+
+def listed(terms: list[Term]) -> dict[str, str]:
+    """Operands with their letters, for a message."""
+    return {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(terms)}
 
 
 def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
@@ -165,9 +167,8 @@ def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
     ragged = "".join(dict.fromkeys("".join([ragged_of(t) for t in batches])))
     if len(set(letters)) > 1 or letters[0] in ragged:
         got = " and ".join([repr(letter) for letter in dict.fromkeys(letters)])
-        found = {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(batches)}
         hint = "name the batch dims by one letter, as in 'bld,bmd->blm'"
-        raise StructureError(message(op, "one letter for the batch", got, found, hint))
+        raise StructureError(message(op, "one letter for the batch", got, listed(batches), hint))
     return ragged, letters[0]
 
 
@@ -195,9 +196,8 @@ def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str
                 continue
             known = sizes.setdefault(c, n)
             if known != n and (c in exact or (known != 1 and n != 1)):
-                found = {f"operand {i}, {d.dims!r}": describe(d.x) for i, d in enumerate(terms)}
                 hint = "a dim that two operands share, as summed and batch dims are, has one size"
-                raise ShapeError(message(op, f"one size for dim {c!r}", f"{known} and {n}", found, hint))
+                raise ShapeError(message(op, f"one size for dim {c!r}", f"{known} and {n}", listed(terms), hint))
             sizes[c] = n if known == 1 else known
 
 
@@ -216,7 +216,7 @@ def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]
     """Ragged letters that one operand has alone, and the result lacks, are summed there: padding would meet values."""
     done = []
     for i, t in enumerate(terms):
-        needed = out + "".join([other.dims for j, other in enumerate(terms) if j != i])
+        needed = out + joined([*terms[:i], *terms[i + 1 :]])
         if is_ragged(t.x) and any([c not in needed for c in ragged_of(t)]):
             left = [c for c in ragged_of(t) if c in needed]
             kept = "".join([c for c in t.dims if (c not in ragged_of(t) if left else False) or c in needed])
@@ -229,38 +229,35 @@ def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]
 
 
 def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Ragged | Tensor:
-    """On packed values where that is no larger than its parts, else padded."""
+    """On packed values where that is no larger than its parts, else in rectangles."""
     batches = [t for t in terms if is_ragged(t.x)]
     letters = ragged_of(batches[0])
-    if any([ragged_of(t) != letters for t in batches]) or len([c for c in out if c in letters]) not in (
-        0,
-        len(letters),
-    ):
-        return by_padding(op, terms, out, batch)
-    packed = next(c for c in string.ascii_letters if c not in out + "".join([t.dims for t in terms]))
-    s, total = structure_of(batches[0]), batches[0].x._values.shape[structure_of(batches[0]).packed_dim]
-    new_out, kept = in_packed(out, letters, batch, packed), letters in out.replace(batch, "")
-    factors = [set(t.dims) - {batch} for t in batches] + [set(out) - {batch}] * kept
-    dense = [t for t in terms if not is_ragged(t.x)]
-    small = all([any([set(t.dims) - {batch} <= f for f in factors]) for t in dense if batch in t.dims])
-    summed = batch in out and not kept
-    if summed and small:
-        small = any([set(out) - {batch} <= set(t.dims) for t in terms])
-    if not small or (not kept and any([c in letters for c in out])):
-        return by_padding(op, terms, out, batch)
+    kept = letters in out.replace(batch, "")
+    if any([ragged_of(t) != letters for t in batches]) or (not kept and any([c in letters for c in out])):
+        return in_rectangles(op, terms, out, batch)
+    summed, result = batch in out and not kept, set(out) - {batch}
+    factors = [set(t.dims) - {batch} for t in batches] + [result] * kept
+    each = [t for t in terms if not is_ragged(t.x) and batch in t.dims]
+    large = any([not any([set(t.dims) - {batch} <= f for f in factors]) for t in each])
+    if large or (summed and not any([result <= set(t.dims) for t in terms])):
+        return in_rectangles(op, terms, out, batch)
+    s, packed = batches[0].x._structure, next(c for c in string.ascii_letters if c not in out + joined(terms))
+    total = batches[0].x._values.shape[s.packed_dim]
     for t in batches[1:]:
-        same_rows(op, s, structure_of(t))
+        if t.x._structure is not s:  # examples of equal lengths, wherever their axes lie
+            require_same(s, t.x._structure.moved(s.packed_dim, s.batch_dim), op)
     ready = [as_packed(t, s, total, batch, letters, packed) for t in terms]
     if summed:
-        rest = out.replace(batch, "")
-        y = reduce_rows(torch.einsum(equation(ready, packed + rest), *[t.x for t in ready]), s, "sum", 0)
-        return y.movedim(0, out.index(batch))
-    y = torch.einsum(equation(ready, new_out), *[t.x for t in ready])
+        y = multiply(ready, packed + out.replace(batch, ""))
+        return reduce_rows(y, s, "sum", 0).movedim(0, out.index(batch))
+    new_out = in_packed(out, letters, batch, packed)
+    y = multiply(ready, new_out)
     return build_nested(s.moved(new_out.index(packed), out.index(batch)), y) if kept else y
 
 
-def structure_of(t: Term) -> Structure:
-    return t.x._structure
+def joined(terms: list[Term]) -> str:
+    """The letters of all operands."""
+    return "".join([t.dims for t in terms])
 
 
 def in_packed(dims: str, letters: str, batch: str, packed: str) -> str:
@@ -275,12 +272,6 @@ def as_packed(t: Term, s: Structure, total: int, batch: str, letters: str, packe
     if batch not in t.dims:
         return t
     return Term(packed + t.dims.replace(batch, ""), spread(t.x.movedim(t.dims.index(batch), 0), s, total))
-
-
-def same_rows(op: Op, s: Structure, other: Structure) -> None:
-    """Examples of equal lengths, wherever their axes lie."""
-    if s is not other:
-        require_same(s, other.moved(s.packed_dim, s.batch_dim), op)
 
 
 # -- padded
@@ -298,38 +289,40 @@ def multiply(terms: list[Term], out: str) -> Tensor:
     return torch.einsum(equation(terms, out), *[t.x for t in terms])
 
 
-def by_padding(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
-    """Operands padded with 0, multiplied as rectangles (by `run`, where that is another function), and packed again."""
+def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
+    """Operands in rectangles, 0 in padding, multiplied (by `run`, where that is another function), and as they were."""
     batches = [t for t in terms if is_ragged(t.x)]
-    sizes = sizes_by_letter(op, [(ragged_of(t), sizes_of(structure_of(t)), t) for t in batches])
+    sizes = sizes_by_letter(op, batches)
+    kept = "".join([c for c in out if c in sizes])
+    owner = next((t.x for t in batches if ragged_of(t) == kept), None)
+    if isinstance(batches[0].x, MaskedBatch):
+        y = run([Term(t.dims, t.x.filled(0)) if is_ragged(t.x) else t for t in terms], out)
+        if not kept:
+            return y
+        lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
+        at = tuple([out.index(c) for c in kept])
+        return cut_padding(build_masked(y, lengths, at, out.index(batch), new_lengths=owner is None), y)
     bounds: dict[str, Bound] = {}
     for t in batches:
-        s = structure_of(t)
-        for r, (c, n) in enumerate(zip(ragged_of(t), longest(s), strict=True)):
-            bounds.setdefault(c, Bound(n, s.extent, r))
-    longs = {c: bound.size for c, bound in bounds.items()}
-    if run is multiply and batch in out and loop_pays(batches, longs):
-        return by_rows(terms, out, batch, sizes, longs)
+        for r, (c, n) in enumerate(zip(ragged_of(t), longest(t.x._structure), strict=True)):
+            bounds.setdefault(c, Bound(n, t.x._structure.extent, r))
+    if run is multiply and batch in out and loop_pays(batches, bounds):
+        return by_rows(terms, out, batch, kept, partial(structure_for, kept, owner, sizes, bounds))
     ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
-    kept = "".join([c for c in out if c in longs])
     if not kept:
         return run(ready, out)
-    rest = "".join([c for c in out if c not in longs and c != batch])
-    y = run(ready, batch + kept + rest)
-    s, owner = structure_for(kept, batches, sizes, longs)
-    total = total_of(s.offsets) if owner is None else owner.x._values.shape[s.packed_dim]
-    at = out.index(kept[0]) - (out.index(batch) < out.index(kept[0]))
+    y = run(ready, batch + kept + "".join([c for c in out if c not in kept and c != batch]))
+    s = structure_for(kept, owner, sizes, bounds)
+    total = total_of(s.offsets) if owner is None else owner._values.shape[s.packed_dim]
+    at = out.replace(batch, "").index(kept[0])
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
 
 
-def structure_for(
-    kept: str, batches: list[Term], sizes: dict[str, Tensor], longs: dict[str, int]
-) -> tuple[Structure, Term | None]:
-    """The structure of a result with ragged letters, and the operand whose it is."""
-    owner = next((t for t in batches if ragged_of(t) == kept), None)
+def structure_for(kept: str, owner: Any, sizes: dict[str, Tensor], bounds: dict[str, Bound]) -> Structure:
+    """The structure of a result with ragged letters: that of the operand that has them, or a new one."""
     if owner is not None:
-        return structure_of(owner), owner
-    return structure_of_sizes(torch.stack([sizes[c] for c in kept], 1), tuple([longs[c] for c in kept])), None
+        return owner._structure
+    return structure_of_sizes(torch.stack([sizes[c] for c in kept], 1), tuple([bounds[c].size for c in kept]))
 
 
 def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
@@ -337,41 +330,37 @@ def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
 
     Operands that share a letter get the rectangle of the first; their lengths are equal, their bounds may differ.
     """
-    s, letters = structure_of(t), ragged_of(t)
+    s, letters = t.x._structure, ragged_of(t)
     found = [bounds[c] for c in letters]
     foreign = any([b.extent is not s.extent or b.column != r for r, b in enumerate(found)])
     data = pad_rows(t.x._values.movedim(s.packed_dim, 0), s, tuple([b.size for b in found]), cut=foreign)
     return Term(batch + letters + "".join([c for c in t.dims if c not in letters and c != batch]), data)
 
 
-def loop_pays(batches: list[Term], longs: dict[str, int]) -> bool:
+def loop_pays(batches: list[Term], bounds: dict[str, Bound]) -> bool:
     """Whether examples one by one are faster than rectangles."""
-    rows, work = structure_of(batches[0]).batch_size, 0
+    work = 0
     for t in batches:
-        sizes = dict(zip(t.dims, t.x.shape, strict=True)) | longs
-        work += math.prod([sizes[c] for c in t.dims])
-    return subrows.pays(batches[0].x._values, rows, work)
+        sizes = [bounds[c].size if c in bounds else n for c, n in zip(t.dims, t.x.shape, strict=True)]
+        work += math.prod(sizes)
+    return subrows.pays(batches[0].x._values, batches[0].x._structure.batch_size, work)
 
 
-def by_rows(
-    terms: list[Term], out: str, batch: str, sizes: dict[str, Tensor], longs: dict[str, int]
-) -> Ragged | Tensor:
+def by_rows(terms: list[Term], out: str, batch: str, kept: str, structure: Callable[[], Structure]) -> Ragged | Tensor:
     """Examples multiplied one by one, without padding."""
-    batches = [t for t in terms if is_ragged(t.x)]
-    inner, rows = out.replace(batch, ""), structure_of(batches[0]).batch_size
+    inner, rows = out.replace(batch, ""), next(t.x._structure.batch_size for t in terms if is_ragged(t.x))
     product = of_one(terms, inner, batch)
     parts = [
-        subrows.rows_of(t.x._values, structure_of(t)) if is_ragged(t.x)
+        subrows.rows_of(t.x._values, t.x._structure) if is_ragged(t.x)
         else t.x.unbind(t.dims.index(batch)) if batch in t.dims else [t.x] * rows
         for t in terms
     ]  # fmt: skip
     found = [product(*part) for part in zip(*parts, strict=True)]
-    kept = "".join([c for c in out if c in longs])
     if not kept:
         return torch.stack(found, out.index(batch))
     at = inner.index(kept[0])
     values = torch.cat([y.flatten(at, at + len(kept) - 1) for y in found] if len(kept) > 1 else found, at)
-    return build_nested(structure_for(kept, batches, sizes, longs)[0].moved(at, out.index(batch)), values)
+    return build_nested(structure().moved(at, out.index(batch)), values)
 
 
 def of_one(terms: list[Term], out: str, batch: str) -> Callable[..., Tensor]:
@@ -392,31 +381,18 @@ def of_one(terms: list[Term], out: str, batch: str) -> Callable[..., Tensor]:
     return partial(torch.einsum, ",".join(dims) + "->" + out)
 
 
-def sizes_by_letter(op: Op, batches: list[tuple[str, Tensor, Term]]) -> dict[str, Tensor]:
+def sizes_by_letter(op: Op, batches: list[Term]) -> dict[str, Tensor]:
     """The sizes that examples have along each ragged letter, (B,); equal in all operands that have it."""
-    found: dict[str, tuple[Tensor, Any]] = {}
+    found: dict[str, tuple[Tensor, Any, int]] = {}
     text = message(op, "rows of equal lengths", "others", hint="build both from one structure, e.g. x.with_values(y)")
-    for letters, sizes, t in batches:
-        source = t.x._structure.offsets if isinstance(t.x, NestedTensor) else t.x._lengths
-        for r, c in enumerate(letters):
-            known = found.setdefault(c, (sizes[:, r], (source, r)))
-            if known[1][0] is not source or known[1][1] != r:
-                require((known[0] == sizes[:, r]).all(), text)
-    return {c: column for c, (column, _) in found.items()}
-
-
-def of_masked(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
-    """Rectangles filled with 0; padding of the result is cut off, so that no gradient comes from there."""
-    batches = [t for t in terms if is_ragged(t.x)]
-    sizes = sizes_by_letter(op, [(ragged_of(t), t.x.lengths, t) for t in batches])
-    y = run([Term(t.dims, t.x.filled(0)) if is_ragged(t.x) else t for t in terms], out)
-    kept = "".join([c for c in out if c in sizes])
-    if not kept:
-        return y
-    owner = next((t.x for t in batches if ragged_of(t) == kept), None)
-    lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
-    like = build_masked(y, lengths, tuple([out.index(c) for c in kept]), out.index(batch), new_lengths=owner is None)
-    return cut_padding(like, y)
+    for t in batches:
+        sizes = ragged_sizes(t.x)
+        source = t.x._structure.offsets if isinstance(t.x, NestedTensor) else sizes
+        for r, c in enumerate(ragged_of(t)):
+            known, other, column = found.setdefault(c, (sizes[:, r], source, r))
+            if other is not source or column != r:
+                require((known == sizes[:, r]).all(), text)
+    return {c: column for c, (column, _, _) in found.items()}
 
 
 define(torch.einsum, "einsum", ragged=einsum, source="torch.einsum")

@@ -39,11 +39,6 @@ from tdc.ragged.structure import Structure, extent_of
 BATCH = "b"
 
 
-def product_rule(op: Op, impl: Op, ref: Op | None = None) -> None:
-    """Rows for a product, which is one function for both kinds of batches."""
-    define(op, "matmul", ragged=impl, ref=ref, source=f"torch.{getattr(op, '__name__', '')}")
-
-
 # -- broadcast over the logical shape
 
 
@@ -71,21 +66,28 @@ def by_operator_traced(a: Any, b: Any) -> Ragged | Tensor:
     Raises:
         UnsupportedError: both orders do.
     """
-    if isinstance(a, Tensor) and meets(b, a):
-        if meets(a, b):
-            got, hint = f"{describe(a)} and {describe(b)}", "torch.matmul(x, y) in place of x @ y"
-            raise UnsupportedError(
-                message("matmul", "operands that fit in one order, where @ is traced", got, hint=hint)
-            )
-        return matmul(b, a)
-    return matmul(a, b)
+    if not isinstance(a, Tensor) or not meets(b, a):
+        return matmul(a, b)
+    if meets(a, b):
+        got, hint = f"{describe(a)} and {describe(b)}", "torch.matmul(x, y) in place of x @ y"
+        raise UnsupportedError(message("matmul", "operands that fit in one order, where @ is traced", got, hint=hint))
+    return matmul(b, a)
+
+
+def inner_dims(a: Any, b: Any) -> list[tuple[int, Any]]:
+    """The dims that `matmul` sums over, the last of one and the first of the other's matrices, with their sizes."""
+    last = a.ndim - 1 - (is_ragged(a) and a._batch_dim == a.ndim - 1)
+    first = max(b.ndim - 2, 0)
+    first = first + (is_ragged(b) and b._batch_dim == first)
+    if last < 0 or first >= b.ndim:
+        return []
+    return [(d, "ragged" if is_ragged(x) and d in x.ragged_dims else x.shape[d]) for x, d in ((a, last), (b, first))]
 
 
 def meets(a: Any, b: Any) -> bool:
-    """Whether the last dim of one and the first dim of another's matrices are static and of one size."""
-    last, first = a.ndim - 1, max(b.ndim - 2, int(is_ragged(b) and b.ndim == 2))
-    ragged = [last in a.ragged_dims if is_ragged(a) else False, first in b.ragged_dims if is_ragged(b) else False]
-    return not any(ragged) and a.shape[last] == b.shape[first]
+    """Whether the dims that are summed over are static and of one size."""
+    sizes = [size for _, size in inner_dims(a, b)]
+    return len(sizes) == 2 and sizes[0] == sizes[1] != "ragged"
 
 
 def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
@@ -111,33 +113,16 @@ def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
 
 
 def check_inner(a: Any, b: Any) -> None:
-    """The last dim of one meets the first dim of the other's matrices: both ragged, or static and of one size.
+    """The dims that are summed over are both ragged, or static and of one size.
 
     Raises:
-        ShapeError: it does not.
+        ShapeError: they are not.
     """
-    last = a.ndim - 1 - int(is_ragged(a) and a._batch_dim == a.ndim - 1)
-    first = max(b.ndim - 2, 0)
-    first = first + int(is_ragged(b) and b._batch_dim == first)
-    if last < 0 or first >= b.ndim:
-        return
-    ragged = [is_ragged(x) and d in x.ragged_dims for x, d in ((a, last), (b, first))]
-    if ragged[0] != ragged[1] or (not ragged[0] and a.shape[last] != b.shape[first]):
-        names = [
-            "ragged" if own else f"of size {x.shape[d]}"
-            for own, x, d in zip(ragged, (a, b), (last, first), strict=True)
-        ]
-        got = f"dim {last} {names[0]} and dim {first} {names[1]}"
-        hint = "x.mT or y.mT swaps the last two dims"
-        raise ShapeError(
-            message(
-                "matmul",
-                "a last dim that meets the first of the other's matrices",
-                got,
-                {"operand 0": describe(a), "operand 1": describe(b)},
-                hint,
-            )
-        )
+    dims = inner_dims(a, b)
+    if dims and dims[0][1] != dims[1][1]:
+        got = " and ".join([f"dim {d} {n if n == 'ragged' else f'of size {n}'}" for d, n in dims])
+        at, hint = {"operand 0": describe(a), "operand 1": describe(b)}, "x.mT or y.mT swaps the last two dims"
+        raise ShapeError(message("matmul", "a last dim that meets the first of the other's matrices", got, at, hint))
 
 
 # -- matrices and vectors of every example
@@ -307,15 +292,12 @@ ADDED: dict[Op, Op] = {
 }  # fmt: skip
 NAMED: dict[Op, Op] = {
     torch.matmul: matmul, torch.bmm: bmm, torch.vdot: vdot, torch.inner: inner, torch.tensordot: tensordot,
-    torch.kron: kron,
+    torch.kron: kron, **{op: partial(added, op, product) for op, product in ADDED.items()},
+    **{op: partial(chain, op) for op in (torch.chain_matmul, torch.linalg.multi_dot)},
 }  # fmt: skip
 
 for _op, _impl in (PRODUCTS | NAMED).items():
-    product_rule(_op, _impl, torch.matmul if _op is torch.bmm else None)
-for _op, _product in ADDED.items():
-    product_rule(_op, partial(added, _op, _product))
-for _op in (torch.chain_matmul, torch.linalg.multi_dot):
-    product_rule(_op, partial(chain, _op))
+    define(_op, "matmul", ragged=_impl, ref=torch.matmul if _op is torch.bmm else None)
 define(
     F.grouped_mm, "matmul", ragged=grouped_mm, ref=torch.matmul, aliases=[CALLED_BY[F.grouped_mm]],
     modes=("eager", "vmap", "grad", "export"),  # Dynamo hands it on to nobody
