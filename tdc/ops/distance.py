@@ -12,7 +12,7 @@ not depend on how many examples lie in one batch.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,9 @@ from tdc.core.typing import Op
 from tdc.ops.along_dim import with_dim
 from tdc.ops.batch import along
 from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
-from tdc.ops.linalg import no_matrices
+from tdc.ops.linalg import beside, no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import packed_operand, padded_operand
 from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
 from tdc.ops.rectangle import cut_padding, rectangle, resized
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -40,35 +39,47 @@ from tdc.ragged.storage import Ragged, axis_of, ragged_sizes, sizes_along
 
 
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Ragged | Tensor:
-    return of_pairs(F.cosine_similarity, partial(cosine, eps), x1, x2, dim, False)
+    op = F.cosine_similarity
+
+    def along_ragged(d: int) -> Tensor:
+        a, b = [unit(x, d, eps) for x in torch.broadcast_tensors(x1, x2)]
+        return torch.mul(a, b).sum(d)
+
+    return of_pairs(op, lambda a, b, axis: op(a, b, axis, eps), along_ragged, x1, x2, dim)
+
+
+def unit(x: Any, d: int, eps: float) -> Any:
+    """Vectors divided by their length, or by `eps` where that is more; its gradient takes it for the length."""
+    length = torch.linalg.vector_norm(x, 2, d, True)
+    return x / (length + (length.clamp_min(eps) - length).detach())
 
 
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Ragged | Tensor:
-    return of_pairs(F.pairwise_distance, partial(distance, p, eps), x1, x2, -1, keepdim, -eps)
+    op = F.pairwise_distance
+
+    def along_ragged(d: int) -> Tensor:
+        return torch.linalg.vector_norm(torch.sub(x1, x2) + eps, p, d, keepdim)
+
+    return of_pairs(
+        op, lambda a, b, axis: op(a.movedim(axis, -1), b.movedim(axis, -1), p, eps), along_ragged, x1, x2, -1, keepdim
+    )
 
 
 def vecdot(x: Any, y: Any, *, dim: int = -1) -> Ragged | Tensor:
-    return of_pairs(torch.linalg.vecdot, dots, x, y, dim, False)
+    op = torch.linalg.vecdot
+
+    def along_ragged(d: int) -> Tensor:
+        return torch.mul(torch.conj(x), y).sum(d)
+
+    return of_pairs(op, lambda a, b, axis: op(a, b, dim=axis), along_ragged, x, y, dim)
 
 
-def cosine(eps: float, a: Tensor, b: Tensor, axis: int) -> Tensor:
-    return F.cosine_similarity(a, b, axis, eps).unsqueeze(axis)
-
-
-def distance(p: float, eps: float, a: Tensor, b: Tensor, axis: int) -> Tensor:
-    return F.pairwise_distance(a.movedim(axis, -1), b.movedim(axis, -1), p, eps).unsqueeze(axis)
-
-
-def dots(a: Tensor, b: Tensor, axis: int) -> Tensor:
-    return torch.linalg.vecdot(a, b, dim=axis).unsqueeze(axis)
-
-
-def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: float = 0.0) -> Ragged | Tensor:
+def of_pairs(op: Op, run: Op, along_ragged: Op, x1: Any, x2: Any, dim: int, keepdim: bool = False) -> Ragged | Tensor:
     """A function of two operands along one dim.
 
     Args:
-        run: `(a, b, axis)`; its result keeps the dim, with size 1.
-        fill: what padding of the first operand holds; of the second it is 0. Together they change nothing.
+        run: `(a, b, axis)` of data along a static dim.
+        along_ragged: `(dim)`, the same of the operands along a ragged dim, made of other operations.
     """
     like = widest_of(op, x1, x2)
     d = normal_dim(dim, like.ndim, op)
@@ -76,32 +87,16 @@ def of_pairs(op: Op, run: Op, x1: Any, x2: Any, dim: int, keepdim: bool, fill: f
         hint = "the examples of a batch are no vectors; name another dim"
         raise ShapeError(message(op, "a dim of the examples", f"dim {dim}, the batch", hint=hint))
     if d in like.ragged_dims:
-        if len(like.ragged_dims) > 1:
-            raise UnsupportedError(message(op, "one ragged dim", f"{len(like.ragged_dims)}", hint="x.to_padded()"))
-        out = run(as_rectangle(x1, like, op, fill), as_rectangle(x2, like, op, 0), d)
-        return out if keepdim else out.squeeze(d)
-    out = run(*beside(op, like, x1, x2), axis_of(op, like, d))
-    out = out.masked_fill(~like.mask, 0) if isinstance(like, MaskedBatch) else out
-    return with_dim(like, out, d, keepdim)
+        return along_ragged(d)
+    axis = axis_of(op, like, d)
+    out = run(*vectors(op, like, x1, x2), axis).unsqueeze(axis)
+    return with_dim(like, out.masked_fill(~like.mask, 0) if isinstance(like, MaskedBatch) else out, d, keepdim)
 
 
-def beside(op: Op, like: Ragged, x1: Any, x2: Any) -> tuple[Tensor, ...]:
+def vectors(op: Op, like: Ragged, x1: Any, x2: Any) -> Sequence[Tensor]:
     """Two operands as they broadcast against the data of `like` and each other, with 0 in padding."""
-    if isinstance(like, MaskedBatch):
-        data = [(x, padded_operand(x, like, op)) for x in (x1, x2)]
-        return torch.broadcast_tensors(
-            *[t.masked_fill(~x.mask, 0) if isinstance(x, MaskedBatch) else t for x, t in data]
-        )
-    return torch.broadcast_tensors(*[packed_operand(x, like, op) for x in (x1, x2)])
-
-
-def as_rectangle(x: Any, like: Any, op: Op, fill: float) -> Tensor:
-    """An operand as it broadcasts against the rectangle of `like`, with `fill` in padding."""
-    if isinstance(like, MaskedBatch):
-        data = padded_operand(x, like, op)
-        return torch.where(like.mask, data, fill).to(like.dtype)
-    values = packed_operand(x, like, op)
-    return rectangle(like.with_values(values.expand(like._values.shape)), fill)
+    both = torch.broadcast_tensors(*[beside(op, like, x, 0) for x in (x1, x2)])
+    return [t.masked_fill(~like.mask, 0) for t in both] if isinstance(like, MaskedBatch) else both
 
 
 # -- cross products
@@ -110,17 +105,25 @@ def as_rectangle(x: Any, like: Any, op: Op, fill: float) -> Tensor:
 def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Ragged:
     like = widest_of(torch.linalg.cross, input, other)
     d = normal_dim(dim, like.ndim, torch.linalg.cross)
-    if d == like._batch_dim or d in like.ragged_dims or like.shape[d] != 3:
-        got = f"dim {dim} of {describe(like)}"
+    wrong = [x for x in (like, input, other) if x.ndim < like.ndim - d or x.shape[d - like.ndim] != 3]
+    if wrong or d == like._batch_dim or d in like.ragged_dims:
+        got = f"dim {dim} of {describe([*wrong, like][0])}"
         raise ShapeError(message("cross", "a static dim of size 3", got, hint="torch.linalg.cross(x, y, dim=...)"))
-    out = torch.linalg.cross(*beside(torch.cross, like, input, other), dim=axis_of(torch.cross, like, d))
+    out = torch.linalg.cross(*vectors(torch.cross, like, input, other), dim=axis_of(torch.cross, like, d))
     return cut_padding(like, out) if isinstance(like, MaskedBatch) else like.with_values(out)
 
 
 def cross(input: Any, other: Any, dim: int | None = None) -> Ragged:
-    """Along the first static dim of size 3, as torch does, which a batch of three examples is not."""
+    """Without a dim along the first static one of size 3, which a batch of three examples is not.
+
+    Raises:
+        UnsupportedError: a ragged dim is in front of that; torch would choose it for examples of length 3.
+    """
     like = widest_of(torch.cross, input, other)
     fixed = [d for d in range(like.ndim) if d != like._batch_dim and d not in like.ragged_dims and like.shape[d] == 3]
+    if dim is None and fixed and fixed[0] > like.ragged_dims[0]:
+        hint = "torch.linalg.cross(x, y), along the last dim"
+        raise UnsupportedError(message("cross", "the dim", "none, behind a ragged one", hint=hint))
     return linalg_cross(input, other, dim=dim if dim is not None else fixed[0] if fixed else -1)
 
 
@@ -232,11 +235,47 @@ def diagflat(input: Any, offset: int = 0) -> Ragged:
     return diag_embed(input, offset)
 
 
+# -- covariances
+
+
+def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """Of the rows of examples that are matrices (n, observations), or of examples that are vectors.
+
+    Raises:
+        UnsupportedError: observations with weights, or a ragged number of rows: of one row torch gives a number.
+        ShapeError: examples of more dims.
+    """
+    if fweights is not None or aweights is not None:
+        hint = "repeat the observations, or loop over x.unbind()"
+        raise UnsupportedError(message("cov", "observations without weights", "weights", hint=hint))
+    if input.ndim not in (2, 3) or input._batch_dim:
+        raise ShapeError(message("cov", "examples that are vectors or matrices", describe(input), hint="x.unbind()"))
+    if input.ndim == 3 and 1 in input.ragged_dims:
+        hint = "subtract the mean and multiply, x @ x.mT"
+        raise UnsupportedError(message("cov", "matrices with a static number of rows", describe(input), hint=hint))
+    x = input if input.dtype.is_floating_point or input.dtype.is_complex else input.to(torch.get_default_dtype())
+    x = x.unsqueeze(1) if x.ndim == 2 else x
+    x = x - x.mean(2, True)
+    count = sizes_along(x, 2)[:, None, None]
+    out = torch.matmul(x, torch.conj(x.transpose(1, 2))) / (count - correction).clamp(min=0)
+    return out if x.shape[1] != 1 else out[:, 0, 0]
+
+
+def corrcoef(input: Any) -> Any:
+    """Covariances divided by both standard deviations."""
+    c = cov(input)
+    if c.ndim == 1:
+        return c / c
+    deviation = c.diagonal(0, 1, 2).real.sqrt()
+    out = c / deviation[:, :, None] / deviation[:, None]
+    return torch.complex(out.real.clamp(-1, 1), out.imag.clamp(-1, 1)) if out.is_complex() else out.clamp(-1, 1)
+
+
 PAIRS: dict[Op, Op] = {
     F.cosine_similarity: cosine_similarity, F.pairwise_distance: pairwise_distance, torch.linalg.vecdot: vecdot,
     torch.cross: cross, torch.linalg.cross: linalg_cross, torch.cdist: cdist,
     torch.diagonal: diagonal_of, torch.linalg.diagonal: linalg_diagonal, torch.diag_embed: diag_embed,
-    torch.diag: diag, torch.diagflat: diagflat,
+    torch.diag: diag, torch.diagflat: diagflat, torch.cov: cov, torch.corrcoef: corrcoef,
 }  # fmt: skip
 for _op, _impl in PAIRS.items():
     define(_op, "distance", ragged=_impl)

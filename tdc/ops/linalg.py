@@ -11,6 +11,7 @@ rounding. For decompositions that sort or mix the whole spectrum there is no suc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,44 +19,107 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import MODES, define, unsupported
+from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.positionwise import at_positions, ends_static, is_ragged
-from tdc.ops.rectangle import rectangle, repacked
+from tdc.ops.along_dim import with_dim
+from tdc.ops.pairs import widest_of
+from tdc.ops.pointwise import fits, grown, packed_operand, padded_operand
+from tdc.ops.positionwise import at_positions, ends_static, is_ragged, map_results
+from tdc.ops.rectangle import cut_padding, rectangle, repacked
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pad_rows
-from tdc.ragged.segments import longest, sizes_of
-from tdc.ragged.storage import Ragged, ragged_sizes
+from tdc.ragged.segments import longest
+from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, with_data
 
 # -- matrices of static size
 
 
 def identities(x: MaskedBatch) -> Tensor:
-    """The data with an identity matrix in all padding; vectors are 0 there."""
+    """The data with an identity matrix in all padding; vectors are 0 there, and whole numbers, as pivots are, 1."""
+    if not x.dtype.is_floating_point and not x.dtype.is_complex:
+        return x.filled(1)
     if x.ragged_dims[-1] >= x.ndim - 2:
         return x.filled(0)
     eye = torch.eye(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
     return torch.where(x.mask, x.data, eye)
 
 
+def of_operands(op: Op, run: Op, cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+    """A function of several operands, which broadcast but for the last dims of each.
+
+    Args:
+        cores: names of the operands, in order, and how many dims at the end of each do not broadcast.
+    """
+    names = list(cores)
+    given = [*zip(names, args, strict=False), *kwargs.items()]
+    batches = [(x, cores[name]) for name, x in given if is_ragged(x)]
+    for x, count in batches:
+        if not ends_static(x, count):
+            raise no_matrices(op, x, False)
+    like = widest_of(op, *[leading(x, count) for x, count in batches])
+    ready = [beside(op, like, x, cores[name]) if name in cores else x for name, x in given]
+    for i in [i for i, (name, _) in enumerate(given) if cores.get(name) == 1]:  # vectors of the matrices before them
+        ready[i] = ready[i].expand(*torch.broadcast_shapes(ready[i].shape[:-1], ready[i - 1].shape[:-2]), -1)
+    after, first = args[len(names) :], min(len(args), len(names))
+    out = run(*ready[:first], *after, **dict(zip(kwargs, ready[first:], strict=True)))
+    back = partial(build_nested, like._structure) if isinstance(like, NestedTensor) else partial(cut_padding, like)
+    return map_results(out, back)
+
+
+def leading(x: Any, count: int) -> Any:
+    """A batch of the shape of another without its last dims; its elements are never read."""
+    data = data_of(x)
+    return with_data(x, data.new_empty(()).expand(data.shape[: data.ndim - count]))
+
+
+def beside(op: Op, like: Any, x: Any, count: int) -> Any:
+    """An operand as it broadcasts against the data of a batch with its own last dims behind; with all of these dims.
+
+    Raises:
+        ShapeError: a dense one that does not.
+    """
+    if not is_ragged(x) and (not isinstance(x, Tensor) or x.ndim == 0):
+        return x
+    data = data_of(like)
+    wide = with_data(like, data[(..., *[None] * count)].expand(*data.shape, *x.shape[x.ndim - count :]))
+    if isinstance(like, NestedTensor):
+        out = packed_operand(x, wide, op)
+    elif isinstance(x, MaskedBatch):
+        out = padded_operand(x.with_data(identities(x)), wide, op)
+    elif x.ndim > wide.ndim or not fits(x.shape, wide.shape):
+        raise grown(op, wide, x)
+    else:
+        out = x
+    full = out[(None,) * (data.ndim + count - out.ndim)]
+    if isinstance(like, MaskedBatch) and any(
+        [full.shape[d] not in (1, data.shape[d]) for d in (like.batch_dim, *like.ragged_dims)]
+    ):
+        raise grown(op, wide, full)
+    return full
+
+
 # -- square matrices of every size
 
 
-def of_matrices(op: Op, run: Op, parts: tuple[str, ...], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """One operand of matrices.
+def of_matrices(op: Op, run: Op, parts: tuple[str, ...], cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+    """Matrices, the first operand, and others, see `of_operands`.
 
     Args:
         parts: for ragged square matrices what each result is: "ij" such a matrix, "" a number; none where torch's
             function cannot be had by padding.
     """
-    if ends_static(x, 2):
-        return at_positions(op, run, (x, *args), kwargs, identities)
+    x, *rest = args or [kwargs.pop(next(iter(cores)))]
+    if not is_ragged(x) or ends_static(x, 2):
+        if rest or len(cores) > 1:
+            return of_operands(op, run, cores, x, *rest, **kwargs)
+        return at_positions(op, run, (x,), kwargs, identities)
     if not parts or x.ragged_dims != (x.ndim - 2, x.ndim - 1):
         raise no_matrices(op, x, bool(parts))
-    out = run(with_identity(op, x), *args, **kwargs)
+    out = run(with_identity(op, x), *rest, **kwargs)
     if isinstance(out, Tensor):
         return back(out, parts[0], x)
     return type(out)([back(t, part, x) for t, part in zip(out, parts, strict=True)])
@@ -105,49 +169,69 @@ def back(out: Tensor, part: str, x: Any) -> Ragged | Tensor:
 # -- systems of equations
 
 
-def of_system(op: Op, at: int, *args: Any, **kwargs: Any) -> Ragged | tuple[Any, ...]:
-    """A matrix, operand `at`, and right-hand sides, the other one of the first two.
+def of_system(op: Op, matrix: int, cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+    """A matrix, the operand of that number, and right-hand sides, the other one of two.
 
     Raises:
         UnsupportedError: ragged matrices with dense right-hand sides, or from the right.
     """
-    names = ("A", "B") if at == 0 else ("B", "L")
-    args = (*args, *[kwargs.pop(name) for name in names[len(args) :] if name in kwargs])
-    matrix, right, rest = args[at], args[1 - at], args[2:]
-    ragged_matrix = is_ragged(matrix) and not ends_static(matrix, 2)
-    ragged_right = is_ragged(right) and not is_ragged(matrix) and not ends_static(right, 2)
-    if not ragged_matrix and not ragged_right:
-        if is_ragged(matrix) and not is_ragged(right):
-            right = at_every_position(right, matrix)
-        return at_positions(op, op, (*((matrix, right) if at == 0 else (right, matrix)), *rest), kwargs, identities)
-    if not is_ragged(right) or kwargs.get("left") is False or (ragged_matrix and type(matrix) is not type(right)):
-        given = {"matrix": describe(matrix), "right-hand sides": describe(right)}
-        hint = "pack the right-hand sides along the ragged dim of the matrices, and solve from the left"
-        raise UnsupportedError(message(op, "ragged right-hand sides behind the matrix", "others", given, hint))
-    if ragged_right:
-        data, ready = rectangle(right, 0), matrix
-    elif matrix.ragged_dims != (1, 2) or matrix.ndim != 3 or right.ragged_dims[0] != 1:
-        raise no_matrices(op, matrix, True)
-    else:
-        ready = with_identity(op, matrix)
-        data = sides(op, matrix, right, ready.shape[-1])
-    return answer(op(*((ready, data) if at == 0 else (data, ready)), *rest, **kwargs), right, data)
+    args = (*args, *[kwargs.pop(name) for name in list(cores)[len(args) :] if name in kwargs])
+    a, b, rest = args[matrix], args[1 - matrix], args[2:]
+    vector = op in (LINALG.solve, LINALG.solve_ex) and is_vector(a, b)
+    left = kwargs.get("left", True)
+    summed = b.ndim - 2 + (vector or not left)  # the dim of the right-hand sides that meets the matrix
+
+    def solved(a: Any, b: Any, run: Op = op) -> Any:
+        return run(*((b, a) if matrix else (a, b)), *rest, **kwargs)
+
+    if is_ragged(a) and not ends_static(a, 2):
+        if not is_ragged(b) or not left or type(a) is not type(b):
+            given = {"matrix": describe(a), "right-hand sides": describe(b)}
+            hint = "pack the right-hand sides along the ragged dim of the matrices, and solve from the left"
+            raise UnsupportedError(message(op, "ragged right-hand sides behind the matrix", "others", given, hint))
+        if a.ragged_dims != (1, 2) or b.ragged_dims[0] != 1 or b.ndim != 3 - vector:
+            raise no_matrices(op, a, True)
+        ready = with_identity(op, a)
+        data = sides(op, a, b, ready.shape[-1])
+        return answer(solved(ready, data), b, data)
+    if is_ragged(b) and not ends_static(b, 2 - vector):
+        if is_ragged(a) or summed in b.ragged_dims or b._batch_dim >= b.ndim - 2:
+            raise no_matrices(op, b, False)
+        if a.ndim > b.ndim or not fits(a.shape[:-2], b.shape[:-2]) or a.shape[-1] != b.shape[summed]:
+            raise ShapeError(message(op, "a matrix for each example", describe(a), hint="shape (B, n, n), or (n, n)"))
+        data = rectangle(b, 0)
+        return answer(solved(a, data), b, data)
+    if a.shape[-1] != b.shape[summed]:
+        given = {"matrix": describe(a), "right-hand sides": describe(b)}
+        hint = "right-hand sides (..., n, k), or (n,) of `solve`"
+        raise ShapeError(message(op, f"right-hand sides of {a.shape[-1]} rows", f"{b.shape[summed]}", given, hint))
+    if not vector:
+        return solved(a, b, partial(of_operands, op, op, cores))
+    b = with_data(b, data_of(b).unsqueeze(-1)) if is_ragged(b) else b.unsqueeze(-1)
+    return solved(a, b, partial(of_operands, op, partial(without_columns, op), cores))
 
 
-def at_every_position(right: Tensor, matrix: Any) -> Tensor:
-    """Dense right-hand sides of each matrix; torch might take them for one vector of each."""
-    ahead = (matrix._values if isinstance(matrix, NestedTensor) else matrix.data).shape[:-2]
-    return right.expand(*ahead, *right.shape) if right.ndim < 3 else right
+def is_vector(a: Any, b: Any) -> bool:
+    """Whether `solve` takes right-hand sides for vectors."""
+    if not is_ragged(a) or not is_ragged(b):
+        return b.ndim == 1
+    sizes = [[-1 if d in x.ragged_dims else n for d, n in enumerate(x.shape)] for x in (a, b)]
+    return sizes[0][:-1] == sizes[1]
+
+
+def without_columns(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """Solutions for vectors that are matrices of one column."""
+    out = op(*args, **kwargs)
+    return out.squeeze(-1) if isinstance(out, Tensor) else type(out)([out[0].squeeze(-1), *out[1:]])
 
 
 def sides(op: Op, matrix: Any, right: Any, n: int) -> Tensor:
     """Right-hand sides in a rectangle as high as the matrices, 0 where there is nothing."""
     text = message(op, "right-hand sides as long as the matrices", "others", hint="x.unbind() shows their shapes")
+    require((ragged_sizes(matrix)[:, 0] == ragged_sizes(right)[:, 0]).all(), text, ShapeError)
     if isinstance(right, MaskedBatch):
-        require((matrix.lengths[:, 0] == right.lengths[:, 0]).all(), text, ShapeError)
         return right.filled(0)[:, :n]
     s = right._structure
-    require((sizes_of(matrix._structure)[:, 0] == sizes_of(s)[:, 0]).all(), text, ShapeError)
     return pad_rows(right._values.movedim(s.packed_dim, 0), s, (n, *longest(s)[1:]), cut=True)
 
 
@@ -160,12 +244,35 @@ def answer(out: Any, right: Any, data: Tensor) -> Ragged | tuple[Any, ...]:
     return type(out)([answer(t, right, data) if t.shape == data.shape else t for t in out])
 
 
-# -- the table
+# -- norms and traces
 
 
-def matrix_rule(op: Op, *parts: str, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
-    """Rows for a function of matrices, see `of_matrices`."""
-    define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts), modes=modes)
+def matrix_norm(
+    A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """Of two static dims by torch's function, of others where it is made of sums and extremes."""
+    dims = [normal_dim(d, A.ndim, LINALG.matrix_norm) for d in dim]
+    x = A if dtype is None else A.to(dtype)
+    if not set(dims) & {*x.ragged_dims, x._batch_dim}:
+        axes = [axis_of(LINALG.matrix_norm, x, d) for d in dims]
+        out = LINALG.matrix_norm(x.filled(0) if isinstance(x, MaskedBatch) else x._values, ord, axes, True)
+        return without_dims(x, out, () if keepdim else dims)
+    if x._batch_dim in dims or dims[0] == dims[1] or (isinstance(ord, str) and ord != "fro") or ord in (2, -2):
+        raise no_matrices(LINALG.matrix_norm, x, False)
+    if ord == "fro":
+        return LINALG.vector_norm(x, 2, tuple(dims), keepdim)
+    d, e = dims if abs(ord) == 1 else dims[::-1]
+    sums = x.abs().sum(d, True)
+    out = sums.amax(e, True) if ord > 0 else sums.amin(e, True)
+    return out if keepdim else out.squeeze(tuple(dims))
+
+
+def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
+    """A batch with other data, without static dims that have size 1 there."""
+    out = with_data(x, data)
+    for d in sorted(dims, reverse=True):
+        out = with_dim(out, data_of(out), d, False)
+    return out
 
 
 def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Ragged:
@@ -188,22 +295,100 @@ def traces(x: Tensor) -> Tensor:
     return x.diagonal(0, -2, -1).sum(-1)
 
 
+def vander(op: Op, turned: bool, x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    """Powers of every element, as many as the last dim has elements where `N` does not say.
+
+    Args:
+        turned: whether the highest power comes first, unless `increasing`.
+
+    Raises:
+        UnsupportedError: that dim is ragged.
+    """
+    if N is None and not ends_static(x, 1):
+        hint = f"torch.{op.__name__}(x, N=...)"
+        raise UnsupportedError(message(op, "a number of powers", "a ragged dim to count them", hint=hint))
+    return at_positions(
+        op, powers, (x,), {"N": x.shape[-1] if N is None else N, "increasing": increasing or not turned}
+    )
+
+
+def powers(x: Tensor, N: int, increasing: bool = False) -> Tensor:
+    """`torch.vander` of many vectors, whose own derivative is broken (torch 2.13)."""
+    out = LINALG.vander(x, N=N)
+    return out if increasing else out.flip(-1)
+
+
+# -- what older functions and methods call otherwise
+
+
+def cholesky(input: Tensor, upper: bool = False) -> Tensor:
+    return LINALG.cholesky(input, upper=upper)
+
+
+def qr(input: Tensor, some: bool = True) -> tuple[Tensor, Tensor]:
+    return LINALG.qr(input, "reduced" if some else "complete")
+
+
+def lu(input: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tensor, ...]:
+    factors: tuple[Tensor, ...] = (LINALG.lu_factor_ex if get_infos else LINALG.lu_factor)(input, pivot=pivot)
+    return tuple(factors)
+
+
+def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:
+    return LINALG.lu_solve(LU_data, LU_pivots, b)
+
+
+# -- the table
+
+
+def matrix_rule(op: Op, *parts: str, run: Op | None = None, **cores: int) -> None:
+    """Rows for a function of matrices and further operands, see `of_matrices`; `run` is called in its place."""
+    define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts, {"A": 2, **cores}), ref=run)
+
+
 LINALG = torch.linalg
 for _op in (LINALG.det, torch.logdet):
     matrix_rule(_op, "")
 matrix_rule(LINALG.slogdet, "", "")
+matrix_rule(torch.cholesky, "ij", run=cholesky)
 for _op in (LINALG.inv, LINALG.matrix_power, LINALG.matrix_exp, LINALG.cholesky, torch.cholesky_inverse):
     matrix_rule(_op, "ij")
 for _op in (LINALG.inv_ex, LINALG.cholesky_ex):
     matrix_rule(_op, "ij", "")
+matrix_rule(torch.qr, run=qr)
+define(
+    torch.Tensor.lu,
+    "linalg",
+    ragged=partial(of_matrices, torch.Tensor.lu, lu, (), {"A": 2}),
+    ref=lu,
+    aliases=[torch.lu],
+)
 for _op in (
-    LINALG.pinv, LINALG.qr, torch.svd, LINALG.svd, LINALG.svdvals, LINALG.eig, LINALG.eigh, LINALG.eigvals,
-    LINALG.eigvalsh, LINALG.matrix_rank, LINALG.matrix_norm, LINALG.cond, LINALG.lu, LINALG.lu_factor,
-    LINALG.lu_factor_ex, LINALG.ldl_factor, LINALG.householder_product,
+    LINALG.qr, torch.svd, LINALG.svd, LINALG.svdvals, LINALG.eig, LINALG.eigh, LINALG.eigvals,
+    LINALG.eigvalsh, LINALG.cond, LINALG.lu, LINALG.lu_factor, LINALG.lu_factor_ex,
+    LINALG.ldl_factor, LINALG.ldl_factor_ex, torch.geqrf,
 ):  # fmt: skip
     matrix_rule(_op)
-for _op, _at in ((LINALG.solve, 0), (LINALG.solve_ex, 0), (LINALG.solve_triangular, 0), (torch.cholesky_solve, 1)):
-    define(_op, "linalg", ragged=partial(of_system, _op, _at))
+matrix_rule(LINALG.pinv, rcond=0, atol=0, rtol=0)
+matrix_rule(LINALG.matrix_rank, tol=0, atol=0, rtol=0)
+matrix_rule(LINALG.householder_product, tau=1)
+matrix_rule(torch.lu_unpack, pivots=1)
+define(LINALG.matrix_norm, "linalg", ragged=matrix_norm)
+SIDES: dict[Op, tuple[int, dict[str, int]]] = {
+    torch.cholesky_solve: (1, {"B": 2, "L": 2}),
+    **dict.fromkeys((LINALG.solve, LINALG.solve_ex, LINALG.solve_triangular), (0, {"A": 2, "B": 2})),
+}
+for _op, (_at, _cores) in SIDES.items():
+    define(_op, "linalg", ragged=partial(of_system, _op, _at, _cores))
+FACTORS: dict[Op, dict[str, int]] = {
+    LINALG.lu_solve: {"LU": 2, "pivots": 1, "B": 2},
+    LINALG.ldl_solve: {"LD": 2, "pivots": 1, "B": 2}, torch.ormqr: {"input": 2, "tau": 1, "other": 2},
+}  # fmt: skip
+define(torch.lu_solve, "linalg", ragged=lu_solve, ref=lu_solve)
+for _op, _cores in FACTORS.items():
+    define(_op, "linalg", ragged=partial(of_operands, _op, _op, _cores))
+define(LINALG.vander, "linalg", ragged=partial(vander, LINALG.vander, False))
+define(torch.vander, "linalg", ragged=partial(vander, torch.vander, True), ref=powers)
 for _op in (torch.tril, torch.triu):
     define(_op, "linalg", ragged=partial(shape_kept, _op))
 define(torch.trace, "linalg", ragged=trace)

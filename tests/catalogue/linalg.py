@@ -117,8 +117,13 @@ def pairs(rule: Rule) -> Iterator[Sample]:
 def cross(rule: Rule) -> Iterator[Sample]:
     row = lambda *xs, **_: torch.linalg.cross(*torch.broadcast_tensors(*xs))  # noqa: E731
     yield of("features", lambda d: call(d.ragged(), d.ragged(), dim=2), row=row)
-    yield of("no dim", lambda d: call(d.ragged(), d.ragged()), modes=LIGHT, row=row)
     yield of("dense", lambda d: call(d.ragged(), d.tensor(3), dim=-1), modes=LIGHT, row=row)
+    if rule.op is torch.linalg.cross:
+        yield of("no dim", lambda d: call(d.ragged(), d.ragged()), modes=LIGHT, row=row)
+    else:
+        first = lambda d: d.ragged(Layout((3,), (3,)))  # noqa: E731
+        along = lambda a, b: torch.linalg.cross(a, b, dim=0)  # noqa: E731
+        yield of("no dim", lambda d: call(first(d), first(d)), (2,), modes=LIGHT, row=along)
 
 
 def cdist(rule: Rule) -> Iterator[Sample]:
@@ -161,6 +166,46 @@ def product_of_reflections(d: Draw) -> Call:
     return call(d.ragged(Layout((), (3, 2))), d.ragged(Layout((), (2,))))
 
 
+def factors(d: Draw) -> tuple[Any, Any]:
+    """LU factors and pivots at every position; tensors of a draw, so not differentiated."""
+    found = [torch.linalg.lu_factor(r.detach()) for r in matrices(d).rows]
+    return tuple(Ragged([f[k] for f in found], (1,), slack=d.slack) for k in (0, 1))
+
+
+def factored(rule: Rule) -> Iterator[Sample]:
+    """What takes a factorization: pivots and right-hand sides."""
+
+    def draw(sides: Callable[[Draw], Any]) -> Callable[[Draw], Call]:
+        def one(d: Draw) -> Call:
+            (a, pivots), b = factors(d), sides(d)
+            return call(b, a, pivots) if rule.op is torch.lu_solve else call(a, pivots, b)
+
+        return one
+
+    domain = "constant" if rule.name == "ldl_solve" else "real"
+    yield of("dense sides", draw(lambda d: d.tensor(3, 2, domain=domain)))
+    yield of("sides of each position", draw(lambda d: d.ragged(Layout((), (3, 2)), domain)), modes=LIGHT)
+
+
+def vander(rule: Rule) -> Iterator[Sample]:
+    yield of("ragged", lambda d: call(d.ragged("flat"), N=3))
+    if rule.op is torch.linalg.vander:
+        yield of("features", lambda d: call(d.ragged()), modes=LIGHT)
+    else:
+        yield of("increasing", lambda d: call(d.ragged("flat"), 4, True), modes=LIGHT)
+
+
+def observations(rule: Rule) -> Iterator[Sample]:
+    yield of("vectors", lambda d: call(d.ragged("flat", lengths=tuple([n + 2 for n in d.lengths]))), ())
+    yield of(
+        "rows", lambda d: call(d.ragged(Layout((2,), ()), lengths=tuple([n + 2 for n in d.lengths]))), (), modes=LIGHT
+    )
+
+
+def reflected(d: Draw) -> Call:
+    return call(*product_of_reflections(d)[0], d.ragged(Layout((), (3, 4))))
+
+
 RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
     "det": of_squares(()), "logdet": of_squares(()), "slogdet": of_squares((), ()),
     "inv": of_squares((1, 2)), "matrix_power": of_squares((1, 2), args=(3,)), "matrix_exp": of_squares((1, 2)),
@@ -171,6 +216,9 @@ RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
     **dict.fromkeys(("matrix_rank", "eig", "eigvals", "ldl_factor"), of_each(domain="constant")), "svd": of_each(),
     "householder_product": simple(of("reflections", product_of_reflections)),
     **dict.fromkeys(("solve", "solve_ex", "solve_triangular", "cholesky_solve"), solve),
+    **dict.fromkeys(("ldl_factor_ex", "geqrf"), of_each(domain="constant")), "ormqr": simple(of("dense", reflected)),
+    "lu_unpack": simple(of("factors", lambda d: call(*factors(d)))), "vander": vander,
+    **dict.fromkeys(("lu_solve", "ldl_solve"), factored), **dict.fromkeys(("cov", "corrcoef"), observations),
     "trace": traced, "tril": triangle, "triu": triangle,
     **dict.fromkeys(("cosine_similarity", "pairwise_distance", "vecdot"), pairs), "cross": cross, "cdist": cdist,
     "diagonal": diagonal, "diag_embed": diag_embed, "diag": diag, "diagflat": diag,

@@ -45,7 +45,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of arguments that are dims
     "argsort": {"dim": -1}, "diagonal_copy": {"dim1": 0, "dim2": 1}, "unbind": {"dim": 0}, "chunk": {"dim": 0},
     "tensor_split": {"dim": 0}, "unsafe_chunk": {"dim": 0}, "unsafe_split": {"dim": 0}, "split": {"dim": 0},
     "split_with_sizes": {"dim": 0}, "cat": {"dim": 0}, "stack": {"dim": 0}, "repeat_interleave": {},
-    "linalg.cross": {"dim": -1},
+    "linalg.cross": {"dim": -1}, "nn.functional.cosine_similarity": {"dim": 1},
 }  # fmt: skip
 PARAMETERS = ("weight", "bias", "running_mean", "running_var", "test_elements", "boundaries")  # shared by all examples
 VECTORS = ("index_select", "index_add", "index_fill", "index_copy", "index_reduce")  # one index for all examples

@@ -11,9 +11,10 @@ from texts import Texts
 from texts import ragged as packed_rows
 
 import tdc
-from tdc import NestedTensor
+from tdc import NestedTensor, ShapeError, UnsupportedError
 
 LINALG: Any = torch.linalg
+NAN = float("nan")
 
 
 def ragged() -> Any:
@@ -67,7 +68,71 @@ def test_other_names():
     assert torch.equal(inverse.values, x.inverse().values)
 
 
+def test_older_methods_are_torchs():
+    """Methods whose results or arguments are not those of the function of this name in `torch.linalg`."""
+    x: Any = tdc.pack([torch.randn(2, 3, 3), torch.randn(1, 3, 3)])
+    v = x.values
+    assert torch.equal(x.svd().V.values, v.svd().V)
+    assert torch.equal(x.svd(some=False, compute_uv=True)[2].values, v.svd().V)
+    factors, pivots = x.lu()
+    assert torch.equal(factors.values, LINALG.lu_factor(v).LU)
+    assert torch.equal(pivots.values, LINALG.lu_factor(v).pivots)
+    assert [type(part) for part in x.lu(True, True)] == [NestedTensor] * 3
+    assert torch.equal(x.qr(some=True)[1].values, torch.linalg.qr(v).R)
+    definite = x @ x.mT + torch.eye(3)
+    assert torch.equal(definite.cholesky(True).values, torch.linalg.cholesky(definite.values).mH)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+def test_dense_operands_broadcast_against_the_logical_shape(padded: bool):
+    rows = [torch.randn(n, 2, 2) + 3 * torch.eye(2) for n in (2, 1, 3)]
+    x: Any = tdc.pack(rows).to_padded(NAN) if padded else tdc.pack(rows)
+    sides = torch.randn(3, 1, 2, 4)
+    got = LINALG.solve(x, sides)
+    tdc.validate(got)
+    for y, row, b in zip(got.unbind(), rows, sides, strict=True):
+        torch.testing.assert_close(y, LINALG.solve(row, b))
+    with pytest.raises(ShapeError, match="broadcasts against"):
+        LINALG.solve(x, sides[:2, 0])
+    turned = LINALG.solve(sides[..., :2] + 3 * torch.eye(2), x)
+    for y, row, a in zip(turned.unbind(), rows, sides[..., :2] + 3 * torch.eye(2), strict=True):
+        torch.testing.assert_close(y, LINALG.solve(a, row))
+    ranks = LINALG.matrix_rank(x, atol=torch.tensor([[0.0], [100.0], [0.0]]))
+    assert [r.tolist() for r in ranks.unbind()] == [[2, 2], [0], [2, 2, 2]]
+
+
+def test_solutions_from_the_right_of_ragged_rows():
+    rows, a = [torch.randn(n, 3) for n in (2, 0, 4)], torch.randn(3, 3, 3) + 3 * torch.eye(3)
+    for x in (tdc.pack(rows), tdc.pack(rows).to_padded(NAN)):
+        for y, row, matrix in zip(LINALG.solve(a, x, left=False).unbind(), rows, a, strict=True):
+            torch.testing.assert_close(y, LINALG.solve(matrix, row, left=False))
+    with pytest.raises(UnsupportedError, match="matrices of static size"):
+        LINALG.solve(a[0], tdc.pack(rows))
+
+
+def test_norms_of_matrices_at_any_dims():
+    rows = [torch.randn(n, 3, 4) for n in (2, 1)]
+    x: Any = tdc.pack(rows)
+    for batch in (x, x.to_padded(NAN)):
+        for order, dims in ((2, (2, 3)), ("nuc", (-1, -2)), ("fro", (1, 2)), (1, (1, 3)), (float("-inf"), (1, 2))):
+            own = tuple([d - (d > 0) for d in dims])
+            for keepdim in (False, True):
+                got = LINALG.matrix_norm(batch, order, dims, keepdim)
+                parts = got.unbind() if not isinstance(got, torch.Tensor) else got
+                for y, row in zip(parts, rows, strict=True):
+                    torch.testing.assert_close(y, LINALG.matrix_norm(row, order, own, keepdim))
+
+
 class TestTexts(Texts):
+    def test_a_cross_product_that_chooses_its_dim(self):
+        self.says(
+            lambda: torch.cross(packed_rows()[..., :3], packed_rows()[..., :3]),
+            """\
+UnsupportedError
+tdc.cross: expected the dim, got none, behind a ragged one
+hint: torch.linalg.cross(x, y), along the last dim""",
+        )
+
     def test_ragged_matrices_of_no_padding(self):
         self.says(
             lambda: LINALG.eigvalsh(squares(2, 3)),
