@@ -179,7 +179,7 @@ ROWS: dict[str, list[Row]] = {
         Row("td.sum(dim='feature')", "td.apply(lambda leaf: leaf.flatten(2).sum(-1) if leaf.ndim > 2 else leaf)"),
         Row("td.sum(reduce=True)", "sum(leaf.sum() for leaf in td.values(True, True))"),
         Row("td.norm(reduce=True)", "tdc.optim.global_norm(td.with_batch_size([]))"),
-        Row("(td == other).all()", "torch.equal(td, other)", "`all` reduces batch dims, and gives a TensorDict"),
+        Row("(td == other).all()", "(td == other).all()", "one answer; `all(dim)` reduces a batch dim of each leaf"),
         Row("td.apply(fn), td.apply(torch.add, other)", SAME),
         Row(
             "td.map(fn, dim=0, chunksize=2)",

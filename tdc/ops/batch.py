@@ -152,11 +152,11 @@ class Along:
 
 def along(
     op: Op, names: str, family: str, *, identity: float | None = None, aliases: Any = (),
-    modes: tuple[str, ...] = MODES, **how: Any,
+    modes: tuple[str, ...] = MODES, whole: bool = False, **how: Any,
 ) -> None:  # fmt: skip
-    """A row for an operation along batch dims; `how` are further fields of `Along`."""
+    """A row for an operation along batch dims; `how` are further fields of `Along`. `whole`: as `of_whole`."""
     takes = Along(tuple(names.split()), run=how.pop("run", None) or on_leaves(op), **how)
-    impl = partial(along_tensordict, op, takes)
+    impl = partial(of_whole if whole else along_tensordict, op, takes)
     add_rule(Rule(op, "tensordict", family, impl, op, identity=identity, modes=modes), aliases)
 
 
@@ -184,6 +184,15 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
         return run(leaf, dim=dims, **now)
 
     return lift(x, fn, *others.values(), op=op)
+
+
+def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool = False) -> Any:
+    """`any` and `all`: without a dim one answer, a tensor without dims, for all elements of all leaves."""
+    if dim is not None:
+        return along_tensordict(op, how, x, dim=dim, keepdim=keepdim)
+    found = [op(leaf).to(torch.bool) for leaf in x._leaves.values()]
+    every = torch.stack([answer.to(found[0].device) for answer in found]) if found else torch.empty(0, device=x.device)
+    return op(every).view([1] * x.ndim) if keepdim else op(every)
 
 
 def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

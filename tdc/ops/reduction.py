@@ -51,7 +51,7 @@ def reduction(
         identity: what changes nothing; infinities become the extreme of an integer dtype.
     """
     define(op, family, ragged=partial(reduce_ragged, op, rule, dense or op), identity=identity)
-    along(op, names, family, several=several, identity=identity)
+    along(op, names, family, several=several, identity=identity, whole=op in (torch.any, torch.all))
 
 
 def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:

@@ -374,3 +374,24 @@ hint: x.to(device)""",
 def test_titles_differ():
     names = [title(rule) for rule in RULES if rule.kind == "tensordict"]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compile"])
+@pytest.mark.parametrize("op", [torch.any, torch.all])
+def test_truth_of_a_whole_tensordict(op, compiled):
+    """Without a dim one answer for all elements of all leaves, features and ragged ones too; with one, one for each."""
+    run = torch.compile(op, backend="eager", fullgraph=True) if compiled else op
+    flags = torch.tensor([[True, False], [True, True]])
+    td = TensorDict({"a": flags, "b": {"c": torch.ones(2, 2, 3), "p": tdc.pack([torch.ones(1), torch.ones(2)])}}, [2])
+    assert run(td).shape == ()
+    assert run(td).dtype == torch.bool
+    assert run(td).item() == (op is torch.any)
+    assert run(td.set("a", ~flags & flags)).item() == (op is torch.any)
+    assert run(td.exclude("a")).item() is True
+    assert run(td * 0).item() is False
+    assert run(td, keepdim=True).shape == (1,)
+    per_leaf = run(td.exclude(("b", "p")), dim=0)
+    assert torch.equal(per_leaf["a"], op(flags, dim=0))
+    assert per_leaf["b", "c"].shape == (2, 3)
+    assert run(TensorDict({}, [2])).item() == (op is torch.all)
+    assert bool((td == td).all())

@@ -63,7 +63,7 @@ def test_pytree():
         [],
     )
     td = pytree.tree_map(lambda x: x + 1, td)
-    assert all(leaf.all() for leaf in (td == 2).values(True, True))
+    assert (td == 2).all()
     assert torch.equal(td, torch.full_like(td, 2))
     assert td.shape == torch.Size([])
     assert td["a"].shape == torch.Size([2])
