@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import subrows
@@ -122,7 +122,10 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
         ShapeError: sizes of one letter differ; a ragged letter is lost from its batch letter, or from its neighbour.
         StructureError: one letter is ragged here and static there, or lengths differ.
         UnsupportedError: a NestedTensor meets a MaskedBatch.
+        DtypeError: a sum of products of bools, which torch has none of.
     """
+    if any([c not in out for t in terms for c in t.dims]):
+        terms = summable(op, terms)
     batches = [t for t in terms if is_ragged(t.x)]
     ragged, batch = kinds_of(op, batches)
     terms = [t if is_ragged(t.x) else without_ones(t, ragged + batch, exact) for t in terms]
@@ -143,6 +146,16 @@ def equation(terms: list[Term], out: str) -> str:
 def ragged_of(t: Term) -> str:
     """The ragged letters of a batch."""
     return "".join([t.dims[d] for d in t.x.ragged_dims])
+
+
+def summable(op: Op, terms: list[Term]) -> list[Term]:
+    """Operands of a sum in the dtype that it has: whole numbers alone are summed as int64, products in their own."""
+    dtypes = [t.x.dtype for t in terms]
+    if len(terms) > 1 and torch.bool in dtypes:
+        raise DtypeError(message(op, "numbers", "bools", hint="x.to(torch.int64)"))
+    if len(terms) > 1 or dtypes[0].is_floating_point or dtypes[0].is_complex:
+        return terms
+    return [Term(t.dims, t.x.to(torch.int64)) for t in terms]
 
 
 def listed(terms: list[Term]) -> dict[str, str]:

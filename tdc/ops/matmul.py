@@ -25,10 +25,10 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import CALLED_BY, scaled_grouped_mm, trace_as
-from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.einsum import Term, contract
+from tdc.ops.einsum import Term, contract, joined
 from tdc.ops.positionwise import is_ragged
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import build_masked
@@ -135,7 +135,8 @@ def on_examples(op: Op, dims: str, a: Any, b: Any) -> Ragged | Tensor:
         dims: letters of one example, such as "ij,jk->ik".
     """
     left, right, out = dims.replace("->", ",").split(",")
-    return contract(op, [example(op, a, left), example(op, b, right)], BATCH + out, exact=left + right + BATCH)
+    terms = [example(op, a, left), example(op, b, right)]
+    return contract(op, terms, BATCH * (BATCH in joined(terms)) + out, exact=left + right + BATCH)
 
 
 def example(op: Op, x: Any, dims: str) -> Term:
@@ -148,7 +149,7 @@ def example(op: Op, x: Any, dims: str) -> Term:
         return Term(dims[: x._batch_dim] + BATCH + dims[x._batch_dim :], x)
     if not is_ragged(x) and x.ndim in (len(dims), len(dims) + 1):
         return Term(dims if x.ndim == len(dims) else BATCH + dims, x)
-    kind = {1: "vectors", 2: "matrices"}[len(dims)]
+    kind = ("vectors", "matrices", "stacks of matrices")[len(dims) - 1]
     hint = "x @ y broadcasts over further dims"
     raise ShapeError(message(op, f"{kind}, one for each example", describe(x), hint=hint))
 
@@ -158,7 +159,9 @@ def vdot(input: Any, other: Any) -> Ragged | Tensor:
 
 
 def inner(input: Any, other: Any) -> Ragged | Tensor:
-    """Over the last dims of both; the other dims of the second stand behind those of the first."""
+    """Over the last dims of both; the other dims of the second stand behind those of the first. Numbers are factors."""
+    if not input.ndim or not other.ndim:
+        return torch.mul(input, other)
     pool = iter(string.ascii_lowercase.replace(BATCH, ""))
     last, terms = next(pool), []
     for x in (input, other):
@@ -171,29 +174,51 @@ def inner(input: Any, other: Any) -> Ragged | Tensor:
 
 
 def bmm(input: Any, mat2: Any) -> Ragged | Tensor:
-    """Logical shapes of three dims, the first of them the batch.
+    """Of three dims, the first of them the batch, or of four: then examples are stacks of matrices.
 
     Raises:
         ShapeError: other dims.
     """
+    if stacks(input, mat2):
+        return on_examples(torch.bmm, "cij,cjk->cik", input, mat2)
     if input.ndim != 3 or mat2.ndim != 3:
         got = f"{describe(input)} and {describe(mat2)}"
         raise ShapeError(message("bmm", "two operands of three dims", got, hint="x @ y broadcasts"))
     return contract(torch.bmm, [Term("bij", input), Term("bjk", mat2)], "bik", exact="bjk")
 
 
-def added(
-    op: Op, product: Op, input: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1
-) -> Ragged | Tensor:
-    """`beta * input + alpha * product`; an input with beta 0 is not read."""
-    out = product(first, second)
-    out = out if alpha == 1 else out * alpha
-    return out if beta == 0 else torch.add(out, input if beta == 1 else input * beta)
+def stacks(*xs: Any) -> bool:
+    """Whether the examples of a batch have three dims."""
+    return any([is_ragged(x) and x.ndim == 4 for x in xs])
 
 
 def summed_bmm(batch1: Any, batch2: Any) -> Ragged | Tensor:
-    """The sum of all examples' products."""
+    """The sum of all examples' products, or of the products of each example that is a stack of matrices."""
+    if stacks(batch1, batch2):
+        return on_examples(torch.addbmm, "cij,cjk->ik", batch1, batch2)
+    if batch1.ndim != 3 or batch2.ndim != 3:
+        got = f"{describe(batch1)} and {describe(batch2)}"
+        raise ShapeError(message("addbmm", "two operands of three dims", got, hint="input + (x @ y).sum(0)"))
     return contract(torch.addbmm, [Term("bij", batch1), Term("bjk", batch2)], "ik", exact="bj")
+
+
+def added(
+    op: Op, product: Op, input: Any, first: Any, second: Any, *, beta: float = 1, alpha: float = 1
+) -> Ragged | Tensor:
+    """`beta * input + alpha * product`; an input with beta 0 is not read.
+
+    Raises:
+        DtypeError: `addr` of whole numbers with fractions as factors; the others cut these off, as torch does.
+    """
+    dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), input.dtype)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        if op is torch.addr and isinstance(beta + alpha, float):
+            raise DtypeError(message(op, "whole numbers beta and alpha", f"{beta} and {alpha}", hint="x.float()"))
+        beta, alpha = [bool(c) if dtype == torch.bool else int(c) for c in (beta, alpha)]
+    out = product(first, second)
+    out = out if alpha == 1 else out * alpha
+    out = out if beta == 0 else torch.add(out, input if beta == 1 else input * beta)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Ragged | Tensor:

@@ -87,8 +87,8 @@ def less(later: Tensor, former: Tensor) -> Tensor:
     return later ^ former if later.dtype == torch.bool else later - former
 
 
-def middle(later: Tensor, former: Tensor) -> Tensor:
-    return (later + former) / 2
+def both(later: Tensor, former: Tensor) -> Tensor:
+    return later + former
 
 
 def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Ragged:
@@ -100,9 +100,12 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
     return x
 
 
-def strips(op: Op, y: Any, x: Any, dx: float, dim: int) -> Any:
-    """The areas between neighbours, `dx` apart or at the points `x`: a batch like y, or a tensor along a static dim."""
-    heights: Any = neighbours(op, y, dim, middle)
+def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
+    """Twice the areas between neighbours, 1 apart or at the points `x`: a batch like y, or a tensor along a static dim.
+
+    They are halved behind the sum, as torch does: areas of whole numbers are whole.
+    """
+    heights: Any = neighbours(op, y, dim, both)
     if isinstance(x, Tensor):
         if ragged_dim(op, y, dim) is not None or x.ndim != 1:
             hint = "y.with_values(points), or dx= for equal distances"
@@ -111,15 +114,15 @@ def strips(op: Op, y: Any, x: Any, dx: float, dim: int) -> Any:
         axis = y.structure.axis(dim, y.ndim, op) if isinstance(y, NestedTensor) else normal_dim(dim, y.ndim, op)
         out = size * x.diff().view([-1 if i == axis else 1 for i in range(size.ndim)])
         return with_data(heights, out)
-    return heights * (dx if x is None else diff_ragged(x, dim=dim))
+    return heights if x is None else heights * diff_ragged(x, dim=dim)
 
 
 def trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged | Tensor:
-    return strips(torch.trapezoid, y, x, dx, dim).sum(dim)
+    return strips(torch.trapezoid, y, x, dim).sum(dim) * (dx / 2 if x is None else 0.5)
 
 
 def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged:
-    return strips(torch.cumulative_trapezoid, y, x, dx, dim).cumsum(dim)
+    return strips(torch.cumulative_trapezoid, y, x, dim).cumsum(dim) * (dx / 2 if x is None else 0.5)
 
 
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):

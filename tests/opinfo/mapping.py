@@ -263,6 +263,8 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
             parts = [t] * len(draws)
             batch.append(t)
         else:
+            if op.name == "__rmatmul__" and t.ndim == 1:
+                raise NotMapped("a vector for each example, whose dims do not broadcast")
             parts = list(column)
             stacked = torch.stack(parts)
             batch.append(stacked.reshape(len(parts), *[1] * (rank - t.ndim), *t.shape) if t.ndim < rank else stacked)

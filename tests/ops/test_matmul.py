@@ -228,3 +228,44 @@ UnsupportedError
 tdc.grouped_mm: expected groups that are the rows of a batch, got offs=
 hint: F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)""",
         )
+
+
+def test_whole_numbers_and_bools_are_summed_as_torch_does():
+    rows = [torch.tensor([200, 100], dtype=torch.uint8), torch.tensor([7], dtype=torch.uint8)]
+    x: Any = tdc.pack(rows)
+    for y in (x, x.to_padded()):
+        assert torch.equal(torch.einsum("bi->b", y), torch.stack([torch.einsum("i->", r) for r in rows]))
+        assert torch.equal(torch.einsum("bi,bi->b", y, y), torch.stack([torch.einsum("i,i->", r, r) for r in rows]))
+        assert torch.einsum("bi->b", y > 100).tolist() == [1, 0]
+        with pytest.raises(tdc.DtypeError, match="expected numbers"):
+            torch.einsum("bi,bi->b", y > 0, y > 0)
+
+
+def test_sums_with_products_of_shared_operands():
+    rows = [torch.arange(2 * n).view(n, 2) for n in (3, 1)]
+    x: Any = tdc.pack(rows)
+    a, b = torch.ones(1, 4, dtype=torch.int64), torch.ones(4, 2, dtype=torch.int64)
+    for row, got in zip(rows, torch.addmm(x, a, b, beta=1.7, alpha=2.6).unbind(), strict=True):
+        assert torch.equal(got, torch.addmm(row, a.expand(len(row), 4), b, beta=1.7, alpha=2.6))
+    v: Any = tdc.pack([torch.tensor([True, False]), torch.tensor([True])])
+    for row, got in zip(
+        v.unbind(), torch.addr(torch.zeros(1, 2).bool(), v, torch.ones(2).bool()).unbind(), strict=True
+    ):
+        assert torch.equal(got, torch.outer(row, torch.ones(2).bool()))
+    with pytest.raises(tdc.DtypeError, match="whole numbers beta and alpha"):
+        torch.addr(x, tdc.pack([r[:, 0] for r in rows]), b[0], alpha=0.5)
+
+
+def test_products_of_examples_that_are_stacks():
+    rows = [torch.randn(n, 2, 3) for n in (2, 0, 1)]
+    x, w = tdc.pack(rows), torch.randn(3, 4)
+    same = tdc.pack([torch.randn(len(r), 3, 4) for r in rows])
+    for got, r, s in zip(torch.bmm(x, same).unbind(), rows, same.unbind(), strict=True):
+        torch.testing.assert_close(got, torch.bmm(r, s))
+    sums: Any = torch.addbmm(torch.ones(2, 4), x, same)
+    for got, r, s in zip(sums, rows, same.unbind(), strict=True):
+        torch.testing.assert_close(got, torch.addbmm(torch.ones(2, 4), r, s))
+    for got, r in zip(torch.inner(torch.tensor(2.0), x).unbind(), rows, strict=True):
+        torch.testing.assert_close(got, torch.inner(torch.tensor(2.0), r))
+    with pytest.raises(tdc.ShapeError, match="stacks of matrices"):
+        torch.bmm(x, w)
