@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import torch
@@ -213,8 +214,11 @@ def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
     Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
     some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
     """
-    known: list[Op] = internals.overrides.get_overridable_functions()[module]
-    known += [op for op in ops if op not in known]
+    overrides = internals.overrides
+    overrides.get_ignored_functions().difference_update(ops)  # of which that list is made, when first asked for
+    if overrides._get_overridable_functions.cache_info().currsize:
+        known: list[Op] = overrides.get_overridable_functions()[module]
+        known += [op for op in ops if op not in known]
 
 
 for _module, _ops in LEFT_OUT.items():
@@ -311,13 +315,30 @@ def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> Any:
 LIBRARY = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
-torch.library.register_fake("tdc::refused", lambda text, grads, inputs: [torch.empty_like(t) for t in inputs])
+LIBRARY.impl("refused", lambda text, grads, inputs: [torch.empty_like(t) for t in inputs], "Meta")
 
 
 def storage_id(x: Tensor) -> int:
     """What tensors that share memory have in common."""
     storage: Any = x.untyped_storage()
     return storage._cdata
+
+
+def load(name: str) -> Any:
+    """A module of torch by its name, loaded now. The first call may take seconds."""
+    return resolve_name(name)
+
+
+@constant
+def has_loaded(name: str) -> bool:
+    """`load` it: in a graph, while it is traced."""
+    return bool(load(name))
+
+
+def flex_module() -> Any:
+    """torch's module of flex_attention, which `import torch` leaves out, and so does `import tdc`."""
+    has_loaded("torch.nn.attention.flex_attention")
+    return internals.nn.attention.flex_attention
 
 
 def jagged_layout(x: Any) -> tuple[int, int | None]:

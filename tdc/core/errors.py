@@ -72,10 +72,10 @@ def names_of(*modules: Any) -> dict[Callable[..., Any], str]:
     found: dict[Callable[..., Any], str] = {}
     for module in modules:
         for name, value in module.__dict__.items():
-            cached = hasattr(value, "cache_info")  # Dynamo (torch 2.11) takes no dict with such a key
-            if callable(value) and not name.startswith("_") and not cached:
-                known = found.setdefault(value, name)
-                found[value] = name if len(name) < len(known) else known  # torch.spmm is another name of torch.mm
+            if name[0] == "_" or not callable(value) or hasattr(value, "cache_info"):
+                continue  # Dynamo (torch 2.11) takes no dict with a key that has a cache
+            if value not in found or len(name) < len(found[value]):  # torch.spmm is another name of torch.mm
+                found[value] = name
     return found
 
 

@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -66,15 +65,6 @@ class Rule:
         return f"Rule({self.name}, {self.kind})"
 
 
-def settle() -> None:
-    """Let the garbage collector take what is there for old, so that filling the table, which makes thousands of
-    objects that stay, sets off no search through all of torch's (100 ms). No setting changes."""
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
-
-
-settle()
 RULES: list[Rule] = []
 DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
 ROWS = SimpleNamespace()  # an attribute for each row: of a dict Dynamo would wrap every entry to read one, in 15 ms

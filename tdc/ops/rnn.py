@@ -138,8 +138,8 @@ def backward_rows(
     return [g.contiguous() for g in found]
 
 
-@torch.library.register_fake("tdc::rnn")
-def _(
+@torch.library.impl("tdc::rnn", "Meta")
+def fake_rows(
     keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str,
     bias: bool, layers: int, bidirectional: bool,
 ) -> list[Tensor]:  # fmt: skip
@@ -149,8 +149,8 @@ def _(
     return [out, *[s.new_empty(s.shape) for s in states], *kept]
 
 
-@torch.library.register_fake("tdc::rnn_backward")
-def _(
+@torch.library.impl("tdc::rnn_backward", "Meta")
+def fake_gradients(
     grads: list[Tensor], kept: list[Tensor], wants_values: bool, values: Tensor, starts: Tensor, lengths: Tensor,
     states: list[Tensor], weights: list[Tensor], mode: str, bias: bool, layers: int, bidirectional: bool,
 ) -> list[Tensor]:  # fmt: skip

@@ -1,6 +1,6 @@
 """What this room asks of torch's private parts, one file for each part; no other file of it names them.
 
-    dynamo       backends by name, counts, marks of sizes; modules of torch, loaded late
+    dynamo       backends by name, counts, marks of sizes
     tracing      the graph that Dynamo is tracing, its loops, and transforms around a call
     inductor     the compiler, its settings and counters
     aoti         packages of machine code

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tdc.compile._torch.dynamo import load
 from tdc.compile._torch.inductor import asks_no_example
 from tdc.compile._torch.symbolic import any_size
 from tdc.core import pytree
+from tdc.core.dynamo import load
 
 
 class Package:

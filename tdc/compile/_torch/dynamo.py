@@ -1,22 +1,18 @@
-"""Dynamo: backends by name, counts, and marks of sizes; and modules of torch, loaded late (torch 2.11-2.13)."""
+"""Dynamo: backends by name, counts, and marks of sizes (torch 2.11-2.13)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import load
+
 CompileId = tuple[int, int]  # which frame, and which compile of that frame
 NO_COMPILE: CompileId = (-1, 0)
-
-
-def load(name: str) -> Any:
-    """A module of torch by its name, loaded now. The first call may take seconds."""
-    return resolve_name(name)
 
 
 def named_backend(name: Any) -> Callable[..., Any] | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tdc.compile._torch.dynamo import load
 from tdc.compile._torch.symbolic import any_size
+from tdc.core.dynamo import load
 
 
 def compile_graph(

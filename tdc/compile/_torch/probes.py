@@ -20,7 +20,6 @@ from tdc.compile._torch.dynamo import (
     CompileId,
     current_compile,
     graph_breaks,
-    load,
     mark_bounds,
     mark_static,
     named_backend,
@@ -30,7 +29,7 @@ from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settin
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
 from tdc.compile._torch.tracing import at_trace_time, innermost_transform, is_batched, trace_outside
-from tdc.core.dynamo import mark_dynamic
+from tdc.core.dynamo import load, mark_dynamic
 
 Fn = Callable[..., Any]
 internals: Any = torch  # parts of torch without types

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdc.compile._torch.dynamo import load
+from tdc.core.dynamo import load
 
 
 class Line(NamedTuple):

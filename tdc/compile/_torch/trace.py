@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tdc.compile._torch.dynamo import CompileId, load
+from tdc.compile._torch.dynamo import CompileId
+from tdc.core.dynamo import load
 
 LOGGER = "torch.__trace"
 METRICS = "torch._inductor.compile_fx.__inductor_metrics"

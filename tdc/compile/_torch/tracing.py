@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tdc.compile._torch.dynamo import load
 from tdc.compile._torch.inductor import apart_in_caches
+from tdc.core.dynamo import load
 from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types

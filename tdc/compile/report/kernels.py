@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from tdc.compile._torch.trace import Event
 from tdc.compile.report.reasons import user_line
 
-DEFINED = re.compile(r"^(\w+) = async_compile\.(\w+)\(", re.M)
-EXTERN = re.compile(r"(?<![\w.'\"])(extern_kernels\.\w+|torch\.ops\.(?!inductor)\w+\.\w+(?:\.\w+)?)\(")
-STAGE = re.compile(r"# AOT ID: \['\d+_(\w+)'\]")
+DEFINED = r"(?m)^(\w+) = async_compile\.(\w+)\("
+EXTERN = r"(?<![\w.'\"])(extern_kernels\.\w+|torch\.ops\.(?!inductor)\w+\.\w+(?:\.\w+)?)\("
+STAGE = r"# AOT ID: \['\d+_(\w+)'\]"
 LANGUAGES = {"cpp_pybinding": "C++", "cpp": "C++", "triton": "Triton"}
-NUMBER = re.compile(r"_\d+$")
+NUMBER = r"_\d+$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ def read(code: str, nodes: Mapping[str, Sequence[str]], stacks: Mapping[str, Seq
         code: the module.
         nodes, stacks: nodes of the graph and stacks for each kernel, whose name may end in `:` and a number.
     """
-    stage = STAGE.search(code)
-    languages = {name: LANGUAGES.get(how, how) for name, how in DEFINED.findall(code)}
+    stage = re.search(STAGE, code)
+    languages = {name: LANGUAGES.get(how, how) for name, how in re.findall(DEFINED, code)}
     own = re.compile(rf"(?<![\w.'\"])(?<!def )({'|'.join(map(re.escape, languages)) or '(?!)'})(?:\.run)?\(")
     calls: dict[str, int] = {}
     for line in code.split("\n"):
-        for name in [] if line.lstrip().startswith("#") else [*own.findall(line), *EXTERN.findall(line)]:
+        for name in [] if line.lstrip().startswith("#") else [*own.findall(line), *re.findall(EXTERN, line)]:
             calls[name] = calls.get(name, 0) + 1
     return [
         Kernel(
             name,
             str(languages.get(name, "library")),
-            tuple(dict.fromkeys([NUMBER.sub("", node) for node in entries(nodes, name)])),
+            tuple(dict.fromkeys([re.sub(NUMBER, "", node) for node in entries(nodes, name)])),
             tuple(dict.fromkeys([line for stack in entries(stacks, name) if (line := user_line(stack))])),
             count,
             stage[1] if stage else "inference",

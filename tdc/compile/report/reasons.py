@@ -17,25 +17,26 @@ from pathlib import Path
 import torch
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-GUARD = re.compile(r"\+- ([A-Z_]+): (.+)")
-ID = re.compile(r"^(\d+)/(\d+): ")
-MISMATCH = re.compile(r"tensor '(.+)' (.+?) mismatch(?: at index (\d+))?\. expected (.+), actual (.+)")
-TYPE = re.compile(r"___check_type_id\((.+?), \d+\)(?:, type=<class '(.+?)'>)?")
-OBJECT = re.compile(r"___check_obj_id\((.+?), \d+\)")
-LENGTH = re.compile(r"(len\(.+\)) [!=]= (\d+)$")
-TENSOR = re.compile(r"check_tensor\((.+), (\w+), DispatchKeySet\(.*?\), torch\.(\w+), (.+)\)$")
+# Texts, which `re` compiles when they are first used: as patterns they would take 3 ms of each import of the package.
+FRAME = r'File "(.+?)", line (\d+), in (\S+)'
+GUARD = r"\+- ([A-Z_]+): (.+)"
+ID = r"^(\d+)/(\d+): "
+MISMATCH = r"tensor '(.+)' (.+?) mismatch(?: at index (\d+))?\. expected (.+), actual (.+)"
+TYPE = r"___check_type_id\((.+?), \d+\)(?:, type=<class '(.+?)'>)?"
+OBJECT = r"___check_obj_id\((.+?), \d+\)"
+LENGTH = r"(len\(.+\)) [!=]= (\d+)$"
+TENSOR = r"check_tensor\((.+), (\w+), DispatchKeySet\(.*?\), torch\.(\w+), (.+)\)$"
 NAMES = (
-    (re.compile(r"\b[LG]\['(\w+)'\]"), r"\1"),
-    (re.compile(r"\._leaves\[\(?([^)\]]*)\)?\]"), r"[\1]"),
-    (re.compile(r"len\((.+?)\._leaves\)"), r"len(\1.keys())"),
-    (re.compile(r"\._(?:parameters|buffers|modules)\['([^\d]\w*)'\]"), r".\1"),
-    (re.compile(r"\._modules\['(\d+)'\]"), r"[\1]"),
-    (re.compile(r"\._structure\.extent\.size\(\)\[(\d+)\]"), r".max_length[\1]"),
-    (re.compile(r"\._structure\.extent\b"), ".max_length"),
-    (re.compile(r"\._structure\.(offsets|shapes)\b"), r".\1"),
-    (re.compile(r"\._(values|data|lengths)\b"), r".\1"),
-    (re.compile(r"\.(size|stride)\(\)\[(\d+)\]"), r".\1(\2)"),
+    (r"\b[LG]\['(\w+)'\]", r"\1"),
+    (r"\._leaves\[\(?([^)\]]*)\)?\]", r"[\1]"),
+    (r"len\((.+?)\._leaves\)", r"len(\1.keys())"),
+    (r"\._(?:parameters|buffers|modules)\['([^\d]\w*)'\]", r".\1"),
+    (r"\._modules\['(\d+)'\]", r"[\1]"),
+    (r"\._structure\.extent\.size\(\)\[(\d+)\]", r".max_length[\1]"),
+    (r"\._structure\.extent\b", ".max_length"),
+    (r"\._structure\.(offsets|shapes)\b", r".\1"),
+    (r"\._(values|data|lengths)\b", r".\1"),
+    (r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)"),
 )
 
 
@@ -59,7 +60,7 @@ def user_terms(text: str) -> str:
         "2 <= td['x'].values.size(0)"
     """
     for pattern, replacement in NAMES:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text
 
 
@@ -70,15 +71,15 @@ def cause_of(text: str) -> str:
         >>> cause_of("tensor 'x' size mismatch at index 0. expected 2, actual 3")
         'x: size of dim 0 was 2, now 3'
     """
-    head = user_terms(ID.sub("", text).split("\n")[0].split("  # ")[0].strip())
-    if found := MISMATCH.match(head):
+    head = user_terms(re.sub(ID, "", text).split("\n")[0].split("  # ")[0].strip())
+    if found := re.match(MISMATCH, head):
         name, what, dim, was, now = found.groups()
         return f"{name}: {what}{f' of dim {dim}' if dim else ''} was {was}, now {now}"
-    if found := TYPE.match(head):
+    if found := re.match(TYPE, head):
         return f"type of {found[1]} is not {found[2]} any more" if found[2] else f"type of {found[1]} is another"
-    if found := OBJECT.match(head):
+    if found := re.match(OBJECT, head):
         return f"{found[1]} is another object"
-    if found := LENGTH.match(head):
+    if found := re.match(LENGTH, head):
         return f"{found[1]} is not {found[2]} any more"
     if "BACKEND_MATCH" in head:
         return "compiled before with another backend"
@@ -99,7 +100,7 @@ def causes_of(payload: str, known: set[tuple[int, int]]) -> tuple[str, ...]:
         texts = payload
     own = []
     for text in [texts] if isinstance(texts, str) else texts:
-        found = ID.match(text)
+        found = re.match(ID, text)
         if found and (int(found[1]), int(found[2])) in known:
             own.append(cause_of(text))
     return tuple(dict.fromkeys(own))
@@ -112,18 +113,18 @@ def guards_of(payload: str) -> tuple[str, ...]:
         >>> guards_of("| +- GuardManager: source=L['k']\\n| | +- EQUALS_MATCH: L['k'] == 1  # return x*k")
         ('k == 1',)
     """
-    found = [match[2] for line in payload.split("\n") if (match := GUARD.search(line))]
+    found = [match[2] for line in payload.split("\n") if (match := re.search(GUARD, line))]
     return tuple([guard_of(text) for text in sorted(found, key=lambda text: "L['" not in text or "_dynamo_" in text)])
 
 
 def guard_of(text: str) -> str:
     """One condition of a guard."""
     head = user_terms(text.split("  # ")[0].strip())
-    if found := TENSOR.match(head):
+    if found := re.match(TENSOR, head):
         return f"{found[1]} is a {found[2]} of {found[3]}, {found[4]}"
-    if found := TYPE.match(head):
+    if found := re.match(TYPE, head):
         return f"type of {found[1]} is {found[2] or 'the same'}"
-    if found := OBJECT.match(head):
+    if found := re.match(OBJECT, head):
         return f"{found[1]} is the same object"
     return head
 
@@ -136,7 +137,7 @@ def location(file: str, line: str, function: str) -> str:
 
 def user_line(stack: str) -> str:
     """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are."""
-    frames = FRAME.findall(stack)
+    frames = re.findall(FRAME, stack)
     own = [frame for frame in frames if not frame[0].startswith(LIBRARIES)]
     return location(*(own or frames)[-1]) if frames else ""
 

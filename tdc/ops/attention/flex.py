@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from tdc.core.dynamo import flex_module
 from tdc.ragged.segments import local_positions, row_ids
 from tdc.ragged.structure import Structure
 
@@ -46,11 +46,14 @@ def flex_rows(
     q_HND, k_GMD, v_GME = [t.transpose(0, 1)[None] for t in (q, k, v)]
     below = causal and k_rows.offsets is q_rows.offsets
     sizes = q.shape[0], k.shape[0]
-    mask = BlockMask.from_kv_blocks(*blocks(q_row, k_row, below), BLOCK_SIZE=BLOCK, mask_mod=allowed, seq_lengths=sizes)
+    flex = flex_module()
+    mask = flex.BlockMask.from_kv_blocks(
+        *blocks(q_row, k_row, below), BLOCK_SIZE=BLOCK, mask_mod=allowed, seq_lengths=sizes
+    )
     how = None if score_mod is None else score
     shared = q.shape[1] != k.shape[1]
-    out = flex_attention(q_HND, k_GMD, v_GME, how, mask, scale, shared)
-    return out[0].transpose(0, 1)  # type: ignore[union-attr]  # a tensor, since nothing else was asked for
+    out: Tensor = flex.flex_attention(q_HND, k_GMD, v_GME, how, mask, scale, shared)
+    return out[0].transpose(0, 1)
 
 
 def blocks(q_row: Tensor, k_row: Tensor, below: bool) -> tuple[Tensor, Tensor]:

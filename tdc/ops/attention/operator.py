@@ -41,8 +41,8 @@ for _name, _schema, _key, _kernel in (
     ("varlen_attention_backward", BACKWARD.format(MASKED), "CPU", cpu.backward_rows),
     ("varlen_attention_backward.flash", BACKWARD.format(BOUNDED), "CUDA", flash.backward_rows),
 ):
-    torch.library.define(f"tdc::{_name}", _schema)
-    torch.library.impl(f"tdc::{_name}", _key, _kernel)
+    LIBRARY.define(f"{_name}{_schema}")
+    LIBRARY.impl(_name, _kernel, _key)
 
 varlen_rows = torch.ops.tdc.varlen_attention.default
 masked_rows = torch.ops.tdc.varlen_attention.masked
@@ -60,10 +60,10 @@ def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)])
 
 
-for _op in (varlen_rows, masked_rows, flash_rows):
-    torch.library.register_fake(_op, fake_rows)
+for _op in (varlen_rows, masked_rows, flash_rows):  # `register_fake` looks for its caller in every module
+    LIBRARY.impl(_op, fake_rows, "Meta")
 for _op in (varlen_rows_backward, flash_rows_backward):
-    torch.library.register_fake(_op, fake_gradients)
+    LIBRARY.impl(_op, fake_gradients, "Meta")
 
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
