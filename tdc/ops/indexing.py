@@ -1,10 +1,8 @@
-"""Reading and writing at positions: gather, scatter, index_select, index_add, index_put, take, masked_select, nonzero.
+"""Reading and writing at positions: gather, scatter, index_select, index_add, index_put, take.
 
-This is about ragged batches, `batch_indexing` about TensorDicts. A position counts within its example; `positions` says
-where it lies in storage, and the dense operation runs there. `index_add` and the like take one vector of positions for
-all examples, or, along the batch, examples of the source for examples of x.
-
-Invariant: what is unknown beforehand is only the number of elements of a packed `masked_select` and `nonzero`.
+This is about ragged batches, `batch_indexing` about TensorDicts, `masks` about ragged masks. A position counts within
+its example; `positions` says where it lies in storage, and the dense operation runs there. `index_add` and the like
+take one vector of positions for all examples, or, along the batch, examples of the source for examples of x.
 """
 
 from __future__ import annotations
@@ -21,68 +19,116 @@ from tdc.core.errors import (
     IndexingError,
     ShapeError,
     StructureError,
-    UnsupportedError,
     describe,
     message,
     op_name,
 )
 from tdc.core.rules import define
 from tdc.core.typing import Op
+from tdc.ops.masks import put_where
 from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
+    batch_of,
     beside,
     common,
     data_if_padded,
     dim_of,
     each_entry,
     find,
+    first_positions,
     flat_bounds,
     flat_examples,
     inside,
+    with_slot,
 )
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import count_rows, local_positions, row_ids, spread, structure_of_sizes
-from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, with_data
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import local_positions, row_ids, spread
+from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, sizes_along, with_data
 
 # -- an index with an entry for each element
 
 
-def gather_ragged(x: Ragged, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
-    found = find(torch.gather, x, dim, index)
+def gather_ragged(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    """Of a dense tensor and a ragged index, too."""
+    found = find(torch.gather, batch_of(torch.gather, x, index, dim), dim, index)
     return found.result(found.storage.gather(found.axis, found.where))
 
 
-def take_along_dim_ragged(x: Ragged, indices: Any, dim: int | None = None) -> Any:
-    """`gather` of an index that is broadcast; without a dim, of positions in each example as `take` counts them."""
-    if dim is None:
-        return take_ragged(x, indices)
+def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Any:
+    """`gather` of an index that is broadcast, where positions may count from the end; without a dim of flattened
+    examples, which a vector of positions indexes alike.
+
+    Raises:
+        ShapeError: other numbers of dims, or sizes that do not broadcast.
+    """
     op = torch.take_along_dim
-    d, sizes = dim_of(op, x, dim), list(data_of(x).shape)
-    axis = axis_of(op, x, d)
+    if dim is None:
+        return take_flat(x, indices)
+    if x.ndim != indices.ndim:
+        raise ShapeError(message(op, f"an index of {x.ndim} dims", describe(indices), hint="index.unsqueeze(d)"))
+    x = batch_of(op, x, indices, dim)
+    d = dim_of(op, x, dim)
+    axis, among = axis_of(op, x, d), d in x.ragged_dims
     if isinstance(indices, type(x)):
-        own = data_of(indices)
-        ragged = (x.structure.packed_dim,) if isinstance(x, NestedTensor) else x.ragged_dims
-        wide = own.expand([own.shape[a] if a == axis or a in ragged else n for a, n in enumerate(sizes)])
-        return gather_ragged(x, d, with_data(indices, wide))
-    if isinstance(x, MaskedBatch) or d in x.ragged_dims:
-        return gather_ragged(x, d, indices.expand([indices.shape[d] if a == d else n for a, n in enumerate(x.shape)]))
+        skip = {axis, x.structure.packed_dim} if isinstance(x, NestedTensor) else {axis, *x.ragged_dims}
+        data, index = broadcast_but(op, data_of(x), data_of(indices), skip)
+        x, indices = with_data(x, data), with_data(indices, index)
+        size = each_entry(indices, sizes_along(x, d)) if among else data.shape[axis]
+        return gather_ragged(x, d, with_data(indices, torch.where(index < 0, index + size, index)))
+    if not isinstance(indices, Tensor):
+        raise mixed(op, x, indices)
+    grown = [m if n == 1 and a not in (d, x._batch_dim, *x.ragged_dims) else -1
+             for a, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))]  # fmt: skip
+    x = x.expand(grown)
+    size = each_entry(indices, sizes_along(x, d), x._batch_dim) if among else data_of(x).shape[axis]
+    indices = torch.where(indices < 0, indices + size, indices)
+    sizes = list(data_of(x).shape)
+    if isinstance(x, MaskedBatch) or among:
+        wide = [indices.shape[a] if a == d else n for a, n in enumerate(x.shape)]
+        return gather_ragged(x, d, expanded(op, indices, wide))
     sizes[axis] = indices.shape[d]
     like = x.with_values(x.values.narrow(axis, 0, 1).expand(sizes))
     return gather_ragged(x, d, x.with_values(beside(op, indices, like).expand(sizes)))
+
+
+def expanded(op: Op, x: Tensor, sizes: list[Any]) -> Tensor:
+    """`x.expand(sizes)`, or an error of the library."""
+    try:
+        return x.expand(sizes)
+    except RuntimeError:
+        hint = "sizes are 1 or equal but along the dim"
+        raise ShapeError(message(op, f"an operand that broadcasts to {sizes}", describe(x), hint=hint)) from None
+
+
+def broadcast_but(op: Op, x: Tensor, y: Tensor, skip: Any) -> tuple[Tensor, Tensor]:
+    """Two tensors of as many dims as they broadcast against each other, but along some dims."""
+    sizes = [-1 if a in skip else m if n == 1 else n for a, (n, m) in enumerate(zip(x.shape, y.shape, strict=True))]
+    return expanded(op, x, sizes), expanded(op, y, sizes)
 
 
 def scatter_rule(op: Op) -> Op:
     """`scatter`, `scatter_add`, `scatter_reduce`."""
     run = getattr(torch.Tensor, op_name(op))
 
-    def impl(x: Ragged, dim: int, index: Any, src: Any = None, *args: Any, value: Any = None, **options: Any) -> Any:
-        found = find(op, x, dim, index)
-        src = found.operand(value if src is None else src)
-        return found.rebuild(run(found.storage, found.axis, found.where, src, *args, **options))
+    def impl(x: Any, dim: int, index: Any, src: Any = None, *args: Any, value: Any = None, **options: Any) -> Any:
+        src = value if src is None else src
+        if isinstance(x, Tensor) and isinstance(index, Tensor):
+            return run(x, dim, index, first_positions(op, src, index), *args, **options)
+        found = find(op, batch_of(op, x, index, dim), dim, index)
+        src = found.operand(src)
+        out = found.rebuild(run(found.storage, found.axis, found.where, src, *args, **options))
+        return into(x, out) if isinstance(x, Tensor) else out
 
     return impl
+
+
+def into(x: Tensor, rows: Any) -> Tensor:
+    """A dense tensor with the elements of a batch, which has no longer rows, in place of its own."""
+    sizes = tuple([x.shape[r] for r in rows.ragged_dims])
+    padded = rows.to_padded(length=sizes) if isinstance(rows, NestedTensor) else rows
+    return torch.where(padded.mask, padded.data, x)
 
 
 # -- a vector of positions for all examples
@@ -189,15 +235,15 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
     data = data_of(x)
     given: list[Tensor] = [*indices]
     if len(given) == 1 and isinstance(given[0], type(x)):
-        require_alike(torch.index_put, x, given[0])
-        mask = data_of(given[0])
-        mask = mask.view(*mask.shape, *[1] * (data.ndim - mask.ndim))
-        return with_data(x, torch.where(mask, data + values if accumulate else values, data).to(x.dtype))
+        return put_where(x, given[0], values, accumulate)
     wrong = any([not isinstance(i, Tensor) or i.dtype == torch.bool for i in given])
     several = isinstance(x, NestedTensor) and x.structure.ragged_ndim > 1
     if wrong or several or x._batch_dim or not 0 < len(given) <= x.ndim:
         expected, hint = "whole numbers for the batch and the dims behind it", "x.index_put((rows, positions), values)"
         raise IndexingError(message("index_put", expected, describe(indices), hint=hint))
+    if isinstance(values, MaskedBatch):
+        hint = "x.index_put((mask,), values) takes a ragged batch, x.index_copy(0, rows, source) whole examples"
+        raise StructureError(message("index_put", "dense values", describe(values), hint=hint))
     rows, *rest = given
     where = [torch.where(rows < 0, rows + x.batch_size[0], rows), *rest]
     for r, sizes in zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True):
@@ -240,6 +286,73 @@ def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate:
     return x.with_values(x.values + hit * value if accumulate else torch.where(hit, value, x.values))
 
 
+# -- flattened examples
+
+
+def take_ragged(x: Any, index: Any) -> Any:
+    """Elements by their position in the flattened example; a dense index serves all examples: `(*K) -> (B, *K)`. A
+    vector that a ragged index reads serves all examples, too.
+
+    Raises:
+        StructureError: a ragged index of another number of examples.
+        ShapeError: a dense tensor that is no vector.
+    """
+    op = torch.take
+    if isinstance(x, Tensor):
+        if x.ndim != 1:
+            hint = "torch.gather, or x.flatten() for a table that all examples share"
+            raise ShapeError(message(op, "a batch, or a vector for all examples", describe(x), hint=hint))
+        return from_pool(op, x, index, data_of(index), 0, x.numel())
+    if not isinstance(index, (NestedTensor, MaskedBatch)):
+        return at_flat(op, x, index, index.expand(*x.batch_size, *index.shape))
+    if type(index) is not type(x):
+        raise mixed(op, x, index)
+    if index._batch_dim or index.batch_size != x.batch_size:
+        hint = "an entry for each example, the batch as dim 0"
+        raise StructureError(message(op, f"positions for {x.batch_size[0]} examples", describe(index), hint=hint))
+    return at_flat(op, x, index, data_of(index))
+
+
+def at_flat(op: Op, x: Any, index: Any, at: Tensor) -> Any:
+    """Elements of flattened examples, at the positions of a ragged index or of a dense one (B, *K)."""
+    pool, begin, end = flat_bounds(flat_examples(op, x))
+    like = index if isinstance(index, (NestedTensor, MaskedBatch)) else at
+    return from_pool(op, pool, index, at, each_entry(like, begin), each_entry(like, end))
+
+
+def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any) -> Any:
+    """Elements of a vector, where each position of an index counts from `begin`, or back from `end`."""
+    there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
+    if isinstance(index, MaskedBatch):
+        inside(there | ~index.mask, op)
+        pool, where = with_slot(pool), torch.where(index.mask, where, pool.shape[0])
+    else:
+        inside(there, op)
+    found = pool.index_select(0, where.flatten()).view(where.shape)
+    return with_data(index, found) if isinstance(index, (NestedTensor, MaskedBatch)) else found
+
+
+def take_flat(x: Any, indices: Any) -> Any:
+    """`take_along_dim` without a dim: `take`, whose result is flat. A dense index has an entry for each example, or is
+    a vector for all.
+
+    Raises:
+        ShapeError: a dense index of other dims.
+    """
+    op = torch.take_along_dim
+    if isinstance(indices, (NestedTensor, MaskedBatch)):
+        return take_ragged(x, flat_examples(op, indices))
+    if indices.ndim == 1:
+        return take_ragged(x, indices)
+    if indices.ndim != x.ndim or indices.shape[0] != x.batch_size[0]:
+        expected = f"an index of {x.batch_size[0]} examples, or a vector for all"
+        raise ShapeError(message(op, expected, describe(indices), hint="index.flatten()"))
+    return at_flat(op, x, indices, indices.flatten(1))
+
+
+# -- parts
+
+
 def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Any:
     """Neighbouring examples, part of a static dim, or the same positions of every example: dense.
 
@@ -247,7 +360,12 @@ def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Any:
         ShapeError: they are not there.
     """
     d = normal_dim(dim, x.ndim, "narrow")
+    if isinstance(start, bool):
+        raise DtypeError(message("narrow", "a whole number", f"{start}", hint="int(start)"))
     if d in x.ragged_dims:
+        if not isinstance(start, Tensor) and start < 0 < start + length:
+            got, hint = f"{length} from {start} on", "a start below 0 counts from the end of each row"
+            raise ShapeError(message("narrow", f"{-start} positions at most", got, hint=hint))
         return x[(FULL,) * d + (torch.arange(length, device=x.device) + start,)]
     size, begin = x.shape[d], int(start) if isinstance(start, Tensor) else start
     begin = begin + size if begin < 0 else begin
@@ -262,128 +380,15 @@ def select_ragged(x: Ragged, dim: int, index: Any) -> Any:
     return x[(FULL,) * normal_dim(dim, x.ndim, "select") + (index,)]
 
 
-# -- flattened examples and masks
-
-
-def take_ragged(x: Ragged, index: Any) -> Any:
-    """Elements by their position in the flattened example; a dense index serves all examples: `(*K) -> (B, *K)`.
-
-    Raises:
-        StructureError: a ragged index of another number of examples.
-    """
-    op, ragged = torch.take, isinstance(index, (NestedTensor, MaskedBatch))
-    pool, begin, end = flat_bounds(flat_examples(op, x))
-    if ragged and type(index) is not type(x):
-        raise mixed(op, x, index)
-    if ragged and (index._batch_dim or index.batch_size != x.batch_size):
-        hint = "an entry for each example, the batch as dim 0"
-        raise StructureError(message(op, f"positions for {x.batch_size[0]} examples", describe(index), hint=hint))
-    at: Any = data_of(index) if ragged else index.expand(*x.batch_size, *index.shape)
-    begin, end = each_entry(index, begin), each_entry(index, end)
-    there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
-    if isinstance(index, MaskedBatch):
-        inside(there | ~index.mask, op)
-        pool, where = with_slot(pool), torch.where(index.mask, where, pool.shape[0])
-    else:
-        inside(there, op)
-    found = pool.index_select(0, where.flatten()).view(where.shape)
-    return with_data(index, found) if ragged else found
-
-
-def with_slot(pool: Tensor) -> Tensor:
-    """A vector with an element that stands for none."""
-    return torch.cat([pool, pool.new_zeros(1)])
-
-
-def mask_of(op: Op, x: Ragged, mask: Any) -> Any:
-    """A mask, ragged or dense, broadcast to x."""
-    return with_data(x, beside(op, mask, x).expand(data_of(x).shape))
-
-
-def masked_select_ragged(x: Ragged, mask: Any) -> Any:
-    """The elements of each example on which a mask is True, in order: `(B, -1)`."""
-    return x[mask_of(torch.masked_select, x, mask)]
-
-
-def masked_scatter_ragged(x: Ragged, mask: Any, source: Any) -> Any:
-    """Elements of the source in order, for each example from the beginning of its example of the source, or of all.
-
-    Raises:
-        ShapeError: fewer elements than the mask is True on. Immediate on CPU, asynchronous on CUDA.
-    """
-    op, chosen = torch.masked_scatter, mask_of(torch.masked_scatter, x, mask)
-    if isinstance(x, NestedTensor):
-        s = flat_examples(op, x).structure
-        begin, ids, chosen = s.offsets[:-1], row_ids(s, x.values.numel()), chosen.values.flatten()
-    else:
-        flat = (chosen.data & x.mask).flatten(1)
-        (count, width), chosen = flat.shape, flat.flatten()
-        rows = torch.arange(count, device=x.device)
-        begin, ids = rows * width, rows[:, None].expand(count, width).flatten()
-    before = torch.cat([ids.new_zeros(1), chosen.cumsum(0)])
-    rank = before[1:] - 1 - before[begin][ids]
-    if isinstance(source, type(x)):
-        pool, first, last = flat_bounds(flat_examples(op, source))
-        first, count = first[ids], (last - first)[ids]
-    else:
-        pool, first, count = source.flatten(), 0, source.numel()
-    text = message(op, "as many elements as the mask is True on", "fewer", hint="an element for each")
-    require((~chosen | (rank < count)).all(), text, ShapeError)
-    found = with_slot(pool)[torch.where(chosen, rank + first, pool.shape[0])]
-    data = data_of(x)
-    return with_data(x, torch.where(chosen, found, data.flatten()).view(data.shape))
-
-
-def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Any:
-    """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`.
-
-    Packed there are as many as the data says; a rectangle keeps its size, and they are moved to the front.
-
-    Raises:
-        UnsupportedError: `as_tuple`, several ragged dims that are packed, or another dim than 0 for the batch.
-    """
-    if as_tuple or x._batch_dim or (isinstance(x, NestedTensor) and len(x.ragged_dims) > 1):
-        hint = "x.nonzero().unbind(-1) for one batch of positions for each dim"
-        raise UnsupportedError(message("nonzero", "positions of one ragged dim, as one batch", "others", hint=hint))
-    return nonzero_packed(x) if isinstance(x, NestedTensor) else nonzero_padded(x)
-
-
-def nonzero_packed(x: NestedTensor) -> NestedTensor:
-    s, e = x.structure, x.structure.packed_dim
-    found, total = x.values.nonzero(), x.values.shape[e]
-    rows, local = row_ids(s, total)[found[:, e]], local_positions(s, total)[found[:, e]]
-    if e:
-        rows, order = rows.sort(stable=True)
-        found, local = found[order], local[order]
-    columns = [local if a == e else column for a, column in enumerate(found.unbind(1))]
-    return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), torch.stack(columns, 1))
-
-
-def nonzero_padded(x: MaskedBatch) -> MaskedBatch:
-    chosen = ((x.data != 0) & x.mask).flatten(1)
-    rest, columns = (~chosen).to(torch.uint8).argsort(dim=1, stable=True), []
-    for size in reversed(x.data.shape[1:]):
-        columns.append(rest % size)
-        rest = rest // size
-    return build_masked(torch.stack(columns[::-1], 2), chosen.sum(1)[:, None], (1,), 0, True)
-
-
 # -- rows
 
-NO_VMAP = ("eager", "compile", "grad", "export")  # vmap cannot hold a number of elements that is data
 for _op, _impl in (
     (torch.gather, gather_ragged), (torch.take_along_dim, take_along_dim_ragged), (torch.take, take_ragged),
     (torch.index_select, index_select_ragged), (torch.index_fill, index_fill_ragged),
     (torch.index_put, index_put_ragged), (torch.narrow, narrow_ragged), (torch.select, select_ragged),
-    (torch.masked_scatter, masked_scatter_ragged),
 ):  # fmt: skip
     define(_op, "indexing", ragged=_impl)
 for _op in (torch.scatter, torch.scatter_add, torch.scatter_reduce):
     define(_op, "indexing", ragged=scatter_rule(_op))
 for _op in (torch.index_add, torch.index_copy, torch.index_reduce):
     define(_op, "indexing", ragged=index_write_rule(_op))
-for _op, _impl in (
-    (torch.masked_select, masked_select_ragged), (torch.nonzero, nonzero_ragged), (torch.argwhere, nonzero_ragged),
-):  # fmt: skip
-    define(_op, "indexing", nested=_impl, modes=NO_VMAP)
-    define(_op, "indexing", masked=_impl)

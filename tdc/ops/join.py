@@ -8,7 +8,6 @@ Invariant: the result's container is that of the operands, whatever the data.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from tdc.core.typing import Op
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_positions, offsets_of, row_ids, strides, take_spans
+from tdc.ragged.segments import local_positions, offsets_of, row_ids, strides, structure_of_sizes, take_spans
 from tdc.ragged.storage import axis_of, data_of, require_alike, with_data
 from tdc.ragged.structure import Structure, extent_of
 
@@ -46,7 +45,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Along the batch examples follow examples; along the ragged dim or a static one each goes on in its partner."""
     like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
     packs = isinstance(like, NestedTensor)
-    xs = same_kind("cat", [as_rows(x, like) for x in tensors] if packs else tensors, type(like))
+    xs = same_kind("cat", [as_rows(x, like) for x in tensors], type(like))
     first = xs[0]
     d = normal_dim(dim, first.ndim, "cat")
     check_layouts("cat", xs, d)
@@ -102,18 +101,19 @@ def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
 # -- NestedTensor
 
 
-def as_rows(x: Any, like: NestedTensor) -> Any:
+def as_rows(x: Any, like: Any) -> Any:
     """A dense operand with as many dims as a batch: rows of one length. Anything else as it is."""
     if not isinstance(x, Tensor) or x.ndim != like.ndim:
         return x
-    s, e, count = like.structure, like.structure.packed_dim, like.structure.ragged_ndim
-    x = x.movedim(s.batch_dim, 0)
-    longest, ragged = tuple(x.shape[1 + e : 1 + e + count]), tuple(range(1 + e, 1 + e + count))
-    lengths = torch.full((x.shape[0],), math.prod(longest), dtype=torch.int64, device=s.offsets.device)
-    shapes = torch.stack([torch.full_like(lengths, n) for n in longest], 1) if count > 1 else None
-    extent = extent_of(longest, lengths.device)
-    rows = Structure(offsets_of(lengths), shapes, extent, e, s.batch_dim, count).marked()
-    return build_nested(rows, x.movedim(ragged, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
+    b, ragged, count = like._batch_dim, like.ragged_dims, len(like.ragged_dims)
+    longest = tuple([x.shape[r] for r in ragged])
+    sizes = torch.stack([torch.full((x.shape[b],), n, device=like.device) for n in longest], 1)
+    if isinstance(like, MaskedBatch):
+        return build_masked(x, sizes, ragged, b, True)
+    e = like.structure.packed_dim
+    rows = structure_of_sizes(sizes, longest, e, b)
+    x, at = x.movedim(b, 0), tuple(range(1 + e, 1 + e + count))
+    return build_nested(rows, x.movedim(at, tuple(range(1, 1 + count))).flatten(0, count).movedim(0, e))
 
 
 def cat_rows(xs: list[NestedTensor]) -> NestedTensor:

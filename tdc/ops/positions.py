@@ -25,13 +25,16 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import IndexingError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import IndexingError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.typing import Op
+from tdc.ops.join import as_rows
 from tdc.ops.pointwise import packed_operand, padded_operand
+from tdc.ragged.index import cut_rows
+from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, row_ids, spread
-from tdc.ragged.storage import Ragged, axis_of, require_alike, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, ragged_sizes, require_alike, sizes_along
 from tdc.ragged.structure import Structure, require_same
 
 
@@ -98,6 +101,9 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     """
     d = dim_of(op, x, dim)
     is_ragged, count = d in x.ragged_dims, x.batch_size[0]
+    if isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count:
+        hint = "an entry for each example"
+        raise ShapeError(message(op, f"positions for {count} examples", describe(index), hint=hint))
     if isinstance(index, type(x)):
         if (index.ragged_dims, index._batch_dim, index.ndim) != (x.ragged_dims, x._batch_dim, x.ndim):
             hint = "an index with as many dims, the batch and the ragged dim in the same positions"
@@ -119,8 +125,8 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     size = along_axis(sizes_along(x, d), x._batch_dim, x.ndim)
     inside((index >= 0) & (index < size), op)
     if isinstance(x, MaskedBatch):
-        return Found(x.data, d, index, lambda v: v, data_if_padded, x.with_data)
-    return find_dense(x, index)
+        return Found(x.data, d, index, lambda v: v, lambda src: first_positions(op, src, index), x.with_data)
+    return find_dense(op, x, index)
 
 
 def find_packed(op: Op, x: NestedTensor, dim: int, index: NestedTensor) -> Found:
@@ -133,18 +139,17 @@ def find_packed(op: Op, x: NestedTensor, dim: int, index: NestedTensor) -> Found
         where = where + along_axis(s.offsets[:-1][ids], axis, where.ndim)
 
     def operand(src: Any) -> Any:
+        if isinstance(src, Tensor) and src.ndim:
+            src = cut_to(op, src, index)
         if isinstance(src, NestedTensor):
             require_same(t, src.structure, op)
             return src.values
-        if isinstance(src, Tensor) and src.ndim:
-            expected, hint = f"a source as ragged as {describe(index)}", "tdc.pack(rows)"
-            raise StructureError(message(op, expected, describe(src), hint=hint))
         return src
 
     return Found(x.values, axis, where, index.with_values, operand, x.with_values)
 
 
-def find_dense(x: NestedTensor, index: Tensor) -> Found:
+def find_dense(op: Op, x: NestedTensor, index: Tensor) -> Found:
     """Of a dense index along the ragged dim: as many positions of each example, one example after another."""
     s, b, e = x.structure, x.structure.batch_dim, x.structure.packed_dim
     where = index.movedim(b, e)
@@ -152,6 +157,7 @@ def find_dense(x: NestedTensor, index: Tensor) -> Found:
     where = (where + along_axis(s.offsets[:-1], e, where.ndim)).flatten(e, e + 1)
 
     def operand(src: Any) -> Any:
+        src = first_positions(op, src, index)
         return src.movedim(b, e).flatten(e, e + 1) if isinstance(src, Tensor) and src.ndim else src
 
     return Found(x.values, e, where, lambda v: v.unflatten(e, shape).movedim(e, b), operand, x.with_values)
@@ -166,7 +172,63 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
     storage = F.pad(x.data, [*[0, 0] * (x.ndim - 1 - dim), 0, 1])
     where = torch.where(real, given, size)
     cut = lambda data: x.with_data(data.narrow(dim, 0, size))  # noqa: E731
-    return Found(storage, dim, where, index.with_data, data_if_padded, cut)
+
+    def operand(src: Any) -> Any:
+        if isinstance(src, Tensor) and src.ndim:
+            return cut_to(op, src, index).data
+        if isinstance(src, MaskedBatch):
+            require_alike(op, index, src)
+        return data_if_padded(src)
+
+    return Found(storage, dim, where, index.with_data, operand, cut)
+
+
+def cut_to(op: Op, x: Tensor, like: Any) -> Any:
+    """The first positions of each row of a dense tensor, as many as a batch has, as a batch of its structure.
+
+    Raises:
+        StructureError: other dims, or other numbers of rows.
+        IndexingError: fewer positions. Immediate on CPU, asynchronous on CUDA.
+    """
+    rows = whole_rows(op, x, like)
+    for r, n in zip(like.ragged_dims, ragged_sizes(like).unbind(1), strict=True):
+        inside(n <= x.shape[r], op)
+        rows = cut_rows(rows, r, None, n) if isinstance(rows, NestedTensor) else rows
+    if isinstance(rows, NestedTensor):
+        return build_nested(like.structure, rows.values)
+    pad = [n for d in reversed(range(x.ndim)) for n in (0, (like.shape[d] - x.shape[d]) * (d in like.ragged_dims))]
+    return build_masked(F.pad(x, pad), like.lengths, like.ragged_dims, like.batch_dim)
+
+
+def whole_rows(op: Op, x: Tensor, like: Any) -> Any:
+    """A dense tensor as a batch laid out as another, whose rows have one length.
+
+    Raises:
+        StructureError: other dims, or other numbers of rows.
+    """
+    rows = as_rows(x, like)
+    if rows is x or x.shape[like._batch_dim] != like.batch_size[0]:
+        expected = f"a tensor with the dims of {describe(like)} and a row for each example"
+        raise StructureError(message(op, expected, describe(x), hint="x.unsqueeze(d) and x.expand(sizes), or tdc.pack"))
+    return rows
+
+
+def batch_of(op: Op, x: Any, like: Any, dim: int) -> Any:
+    """A dense operand as the batch that a ragged index reads along a dim; a batch as it is."""
+    if not isinstance(x, Tensor):
+        return x
+    ragged = normal_dim(dim, x.ndim, op) in like.ragged_dims
+    return whole_rows(op, x, like) if ragged else cut_to(op, x, like)
+
+
+def first_positions(op: Op, src: Any, index: Tensor) -> Any:
+    """The elements of a ragged source that a dense index has partners for: dense. Anything else as it is."""
+    if isinstance(src, (NestedTensor, MaskedBatch)):
+        if src.ndim != index.ndim:
+            raise ShapeError(message(op, f"a source of {index.ndim} dims", describe(src), hint="x.unsqueeze(d)"))
+        for r in reversed(src.ragged_dims):
+            src = src[(FULL,) * r + (torch.arange(index.shape[r], device=index.device),)]
+    return src
 
 
 def data_if_padded(src: Any) -> Any:
@@ -212,9 +274,14 @@ def flat_bounds(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x.data.flatten(), begin, begin + x.lengths[:, 0]
 
 
-def each_entry(index: Any, per_example: Tensor) -> Tensor:
-    """A number for each example, (B,), as it broadcasts against an index, of which a dense one serves all examples."""
+def each_entry(index: Any, per_example: Tensor, batch_dim: int = 0) -> Tensor:
+    """A number for each example, (B,), as it broadcasts against an index; a dense one has the batch at a dim."""
     if isinstance(index, NestedTensor):
         s = index.structure
         return along_axis(spread(per_example, s, index.values.shape[s.packed_dim]), s.packed_dim, index.values.ndim)
-    return along_axis(per_example, 0, index.ndim + (not isinstance(index, MaskedBatch)))
+    return along_axis(per_example, index.batch_dim if isinstance(index, MaskedBatch) else batch_dim, index.ndim)
+
+
+def with_slot(pool: Tensor) -> Tensor:
+    """A vector with an element that stands for none."""
+    return torch.cat([pool, pool.new_zeros(1)])

@@ -1,0 +1,146 @@
+"""What ragged masks choose: masked_select, masked_scatter, index_put of a mask, nonzero.
+
+Invariant: what is unknown beforehand is only the number of elements of a packed `masked_select` and `nonzero`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.asserts import require
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.core.rules import define
+from tdc.ops.positions import flat_bounds, flat_examples, with_slot
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import count_rows, local_positions, row_ids, structure_of_sizes
+from tdc.ragged.storage import Ragged, data_of, ragged_sizes, require_alike, with_data
+
+
+def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
+    """Where a ragged mask is True: a number, a tensor over the dims behind the mask, or a batch with as many elements
+    in each example as its mask is True on, in order.
+
+    Raises:
+        DtypeError: the mask is not bool.
+        ShapeError: a dense value with more dims, or batches of another count.
+    """
+    op = torch.index_put
+    if mask.dtype != torch.bool:
+        raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))
+    require_alike(op, x, mask)
+    more = x.ndim - mask.ndim
+    for _ in range(more):
+        mask = mask.unsqueeze(-1)
+    if isinstance(values, type(x)):
+        text = message(
+            op, "as many values in each example as its mask is True on", "others", hint="x[mask] has as many"
+        )
+        counts = flat_examples(op, mask).sum(1)
+        require((counts == ragged_sizes(values)[:, 0]).all(), text, ShapeError)
+        base = torch.zeros_like(x) if accumulate else x
+        put = torch.masked_scatter(base, mask.expand(*[-1] * (x.ndim - more), *x.shape[x.ndim - more :]), values)
+        return x + put if accumulate else put
+    if isinstance(values, Tensor) and values.ndim > more:
+        if values.ndim > more + 1 or values.shape[0] != 1:
+            hint = "a batch of x[mask]'s lengths, such as x[mask] * 2"
+            raise ShapeError(message(op, "one value for all positions, or a batch", describe(values), hint=hint))
+        values = values.squeeze(0)
+    data = data_of(x)
+    return with_data(x, torch.where(data_of(mask), data + values if accumulate else values, data).to(x.dtype))
+
+
+def masked_select_ragged(x: Any, mask: Any) -> Any:
+    """The elements of each example on which a mask is True, in order: `(B, -1)`. The two broadcast."""
+    wide, chosen = torch.broadcast_tensors(x, mask)
+    return wide[chosen]
+
+
+def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Any:
+    """Elements of the source in order, for each example from the beginning of its example of the source; a source with
+    fewer dims is for all examples.
+
+    Raises:
+        DtypeError: the mask is not bool.
+        ShapeError: another number of examples, or fewer elements than the mask is True on. Immediate on CPU,
+            asynchronous on CUDA.
+    """
+    op = torch.masked_scatter
+    if mask.dtype != torch.bool:
+        raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))
+    x, chosen = torch.broadcast_tensors(x, mask)
+    if isinstance(x, NestedTensor):
+        s = flat_examples(op, x).structure
+        begin, ids, chosen = s.offsets[:-1], row_ids(s, x.values.numel()), chosen.values.flatten()
+    else:
+        if isinstance(chosen, MaskedBatch):
+            flat_examples(op, x)
+        flat = (chosen.data & x.mask).flatten(1)
+        (count, width), chosen = flat.shape, flat.flatten()
+        rows = torch.arange(count, device=x.device)
+        begin, ids = rows * width, rows[:, None].expand(count, width).flatten()
+    before = torch.cat([ids.new_zeros(1), chosen.cumsum(0)])
+    rank = before[1:] - 1 - before[begin][ids]
+    if isinstance(source, type(x)):
+        pool, first, last = flat_bounds(flat_examples(op, source))
+        first, count = first[ids], (last - first)[ids]
+    elif isinstance(source, Tensor) and source.ndim < x.ndim:
+        pool, first, count = source.flatten(), 0, source.numel()
+    elif isinstance(source, Tensor) and source.shape[0] == x.batch_size[0]:
+        pool, count = source.flatten(), math.prod(source.shape[1:])
+        first = ids * count
+    else:
+        expected, hint = f"a source of {x.batch_size[0]} examples", "a vector serves all examples"
+        raise ShapeError(message(op, expected, describe(source), hint=hint))
+    text = message(op, "as many elements as the mask is True on", "fewer", hint="an element for each")
+    require((~chosen | (rank < count)).all(), text, ShapeError)
+    found = with_slot(pool)[torch.where(chosen, rank + first, pool.shape[0])]
+    data = data_of(x)
+    return with_data(x, torch.where(chosen, found, data.flatten()).view(data.shape))
+
+
+def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Any:
+    """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`.
+
+    Packed there are as many as the data says; a rectangle keeps its size, and they are moved to the front.
+
+    Raises:
+        UnsupportedError: `as_tuple`, several ragged dims that are packed, or another dim than 0 for the batch.
+    """
+    if as_tuple or x._batch_dim or (isinstance(x, NestedTensor) and len(x.ragged_dims) > 1):
+        hint = "x.nonzero().unbind(-1) for one batch of positions for each dim"
+        raise UnsupportedError(message("nonzero", "positions of one ragged dim, as one batch", "others", hint=hint))
+    return nonzero_packed(x) if isinstance(x, NestedTensor) else nonzero_padded(x)
+
+
+def nonzero_packed(x: NestedTensor) -> NestedTensor:
+    s, e = x.structure, x.structure.packed_dim
+    found, total = x.values.nonzero(), x.values.shape[e]
+    rows, local = row_ids(s, total)[found[:, e]], local_positions(s, total)[found[:, e]]
+    if e:
+        rows, order = rows.sort(stable=True)
+        found, local = found[order], local[order]
+    columns = [local if a == e else column for a, column in enumerate(found.unbind(1))]
+    return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), torch.stack(columns, 1))
+
+
+def nonzero_padded(x: MaskedBatch) -> MaskedBatch:
+    chosen = ((x.data != 0) & x.mask).flatten(1)
+    rest, columns = (~chosen).to(torch.uint8).argsort(dim=1, stable=True), []
+    for size in reversed(x.data.shape[1:]):
+        columns.append(rest % size)
+        rest = rest // size
+    return build_masked(torch.stack(columns[::-1], 2), chosen.sum(1)[:, None], (1,), 0, True)
+
+
+NO_VMAP = ("eager", "compile", "grad", "export")  # vmap cannot hold a number of elements that is data
+define(torch.masked_scatter, "masks", ragged=masked_scatter_ragged)
+for _op, _impl in (
+    (torch.masked_select, masked_select_ragged), (torch.nonzero, nonzero_ragged), (torch.argwhere, nonzero_ragged),
+):  # fmt: skip
+    define(_op, "masks", nested=_impl, modes=NO_VMAP)
+    define(_op, "masks", masked=_impl)
