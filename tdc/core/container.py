@@ -34,6 +34,7 @@ from tdc.core.rules import (
     SELF_SECOND,
     SWAPPED,
     UNARY_OPERATORS,
+    method_of,
     name_of,
 )
 from tdc.core.signatures import bind
@@ -203,10 +204,9 @@ def install_methods(classes: dict[str, type]) -> None:
     For every other Tensor method it gets an attribute that says what to do instead.
     """
     for rule in RULES:
-        cls, name = classes[rule.kind], rule.name
-        if name.isidentifier() and hasattr(torch.Tensor, name) and not hasattr(cls, name):
-            op = getattr(torch.Tensor, name) if rule.op in SELF_SECOND else rule.op
-            setattr(cls, name, as_method(op, name))
+        cls, name, method = classes[rule.kind], rule.name, method_of(rule.op)
+        if name.isidentifier() and method is not None and not hasattr(cls, name):
+            setattr(cls, name, as_method(method if rule.op in SELF_SECOND else rule.op, name))
     for name in dir(torch.Tensor):
         absent = Absent(name)
         for cls in classes.values() if not name.startswith("_") else ():

@@ -71,19 +71,18 @@ ROWS = SimpleNamespace()  # an attribute for each row: of a dict Dynamo would wr
 IMPLS: dict[str, Op] = vars(ROWS)
 
 
-def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, foreign: bool = False) -> Rule:
-    """Put a row into the table, for its function, the Tensor method of the same name, and the given aliases.
+def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -> Rule:
+    """Put a row into the table, for its function, its Tensor method, and the given aliases.
 
     Args:
         rows: the list that the row joins.
-        foreign: whether the function is no function of torch; then a Tensor method of its name is another operation.
     """
     impl, table = floating(rule.op, rule.impl), DISPATCH[rule.kind]
     rule = rule if impl is rule.impl else replace(rule, impl=impl)
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
     row = f"{rule.kind}_{rule.name}_{len(IMPLS)}".replace(".", "_")
-    method: Any = None if foreign else getattr(torch.Tensor, rule.name, None)
+    method: Any = method_of(rule.op)
     IMPLS[row] = rule.impl
     if rule.op in SELF_SECOND:
         IMPLS[row + "_method"] = self_second(rule.impl)
@@ -97,6 +96,16 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES, f
         table.setdefault(TENSOR_REFLECTED[rule.op], row + "_reflected")
     rows.append(rule)
     return rule
+
+
+def method_of(op: Op) -> Any:
+    """The Tensor method of an operation: that of its name where torch itself, not a module below it, has the function.
+
+    `F.unfold` is no `Tensor.unfold`, `torch.linalg.svd` no `Tensor.svd`.
+    """
+    name = op_name(op)
+    method = getattr(torch.Tensor, name, None)
+    return method if method is op or getattr(torch, name, None) is op else None
 
 
 def define(

@@ -78,7 +78,7 @@ def implements(
         for kind in chosen:
             aliases = {*ops, *(known for o in ops if o in DISPATCH[kind] for known in dropped(o, kind))}
             rule = Rule(op, kind, "user", impl, ref or op, identity, proven)
-            add_rule(rule, aliases, USER_RULES, foreign=True)
+            add_rule(rule, aliases, USER_RULES)
         return impl
 
     return decorate

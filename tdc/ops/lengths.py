@@ -154,6 +154,9 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_si
     if dim is None:
         x, dim = flat_examples(op, x), 1
     d = normal_dim(dim, x.ndim, op)
+    if isinstance(times, Tensor) and times.ndim > 1:
+        got, hint = describe(times), "one number for each position, the same for all examples"
+        raise ShapeError(message(op, "a vector of numbers of times", got, hint=hint))
     if d == x._batch_dim:
         rows = torch.arange(x.batch_size[0], device=x.device).repeat_interleave(times, output_size=output_size)
         return rows_at(x, rows)(x)

@@ -139,10 +139,17 @@ def unsqueeze_ragged(x: Ragged, dim: int) -> Ragged:
 
 
 def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
-    """Without static dims of size 1: all of them, or those given. A ragged dim or the batch stays."""
-    given = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
-    static = {normal_dim(d, x.ndim, "squeeze") for d in given} - {x._batch_dim, *x.ragged_dims}
-    for d in sorted(static, reverse=True):
+    """Without static dims of size 1: all of them, or those given.
+
+    Raises:
+        ShapeError: a ragged dim, or the batch, whose size no shape says.
+    """
+    given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
+    others = [d for d in given if d == x._batch_dim or d in x.ragged_dims]
+    if dim is not None and others:
+        got, hint = f"dim {others[0]}", "x[:, 0] where every row has one element, x[0] for the only example"
+        raise ShapeError(message("squeeze", f"static dims of {describe(x)}", got, hint=hint))
+    for d in sorted([d for d in given if d not in others], reverse=True):
         axis = axis_of("squeeze", x, d)
         if data_of(x).shape[axis] == 1:
             x = with_static(x, data_of(x).squeeze(axis), d, -1)

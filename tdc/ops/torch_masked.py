@@ -107,4 +107,4 @@ RULES: dict[Op, Op] = {
 hand_on(MASKED, tuple(RULES))
 for _op, _impl in RULES.items():
     for _kind in ("nested", "masked"):
-        add_rule(Rule(_op, _kind, "torch_masked", _impl, _op), rows=[], foreign=True)
+        add_rule(Rule(_op, _kind, "torch_masked", _impl, _op), rows=[])

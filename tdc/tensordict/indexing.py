@@ -86,6 +86,9 @@ def at(x: Tensor, idx: Any) -> Tensor:
 def normal_index(td: Any, idx: Any) -> Any:
     """An index as every leaf takes it: it reaches batch dims only."""
     found: Any = idx
+    if getattr(idx, "_picker", None) is not None:
+        hint = "F.embedding(ids, table) looks rows of a table up; td[mask] takes a mask over batch dims"
+        raise IndexingError(message("index", "an index of batch dims", describe_index(idx), hint=hint))
     if type(idx) is list:
         try:
             found = torch.as_tensor(found, dtype=None if found else torch.int64, device=td._device)

@@ -48,7 +48,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of arguments that are dims
     "linalg.cross": {"dim": -1}, "nn.functional.cosine_similarity": {"dim": 1},
 }  # fmt: skip
 PARAMETERS = ("weight", "bias", "running_mean", "running_var", "test_elements", "boundaries")  # shared by all examples
-VECTORS = ("index_select", "index_add", "index_fill", "index_copy", "index_reduce")  # one index for all examples
+VECTORS = (
+    "take",
+    "index_select",
+    "index_add",
+    "index_fill",
+    "index_copy",
+    "index_reduce",
+)  # one index for all examples
 IMPLICIT = (  # the dims that they mean are those of the batch
     "flipud", "fliplr", "hsplit", "vsplit", "dsplit", "hstack", "vstack", "dstack", "row_stack", "column_stack",
     "atleast_1d", "atleast_2d", "atleast_3d", "t", "t_copy", "squeeze", "squeeze_copy", "tensordot", "block_diag",
