@@ -124,13 +124,21 @@ def describe(x: Any) -> str:
         >>> describe(torch.zeros(2, 3)), describe(3)
         ('Tensor float32[2, 3]', 'int')
     """
-    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+    shape, dtype = sizes_of(x), getattr(x, "dtype", None)
     name = getattr(x, "_label", type(x).__name__)
     dtype = None if getattr(x, "_kind", "") == "tensordict" else dtype
     if shape is None:
         return name
     sizes = show_sizes(shape)
     return f"{name} {str(dtype).removeprefix('torch.')}{sizes}" if dtype is not None else f"{name} {sizes}"
+
+
+def sizes_of(x: Any) -> Any:
+    """The shape of a value, None where it has none; a strided tensor of `torch.nested` does not tell its own."""
+    try:
+        return getattr(x, "shape", None)
+    except RuntimeError:
+        return torch.Size([x.size(0), *[-1] * (x.dim() - 1)])
 
 
 def show_sizes(sizes: Iterable[Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.errors import show_sizes
+from tdc.core.errors import show_sizes, sizes_of
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
 from tdc.tensordict.nodes import Nodes, Static, Typed
@@ -39,7 +39,7 @@ def leaf_text(x: Any) -> str:
     if not hasattr(x, "device"):
         return type(x).__name__
     shared = is_shared(x)
-    return f"{type(x).__name__}(shape={x.shape}, device={x.device}, dtype={x.dtype}, is_shared={shared})"
+    return f"{type(x).__name__}(shape={sizes_of(x)}, device={x.device}, dtype={x.dtype}, is_shared={shared})"
 
 
 def is_shared(x: Any) -> bool:
@@ -76,7 +76,7 @@ def sizes_text(size: Any) -> str:
 
 def cells(x: Any) -> tuple[str, str, str, str]:
     """Kind, shape, dtype and device of a leaf as texts, empty for what it does not have."""
-    shape, dtype, device = [getattr(x, name, None) for name in ("shape", "dtype", "device")]
+    shape, dtype, device = sizes_of(x), getattr(x, "dtype", None), getattr(x, "device", None)
     kind = getattr(x, "_label", type(x).__name__)
     sizes = "" if shape is None else show_sizes(shape)
     kept = "" if dtype is None else str(dtype).removeprefix("torch.")

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.errors import IndexingError, TdcError, describe_index, message, show_sizes
+from tdc.core.errors import (
+    IndexingError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    describe_index,
+    message,
+    show_sizes,
+)
+from tdc.core.keys import show
 from tdc.tensordict.storage import Leaves
 
 
@@ -204,6 +213,21 @@ def consumed(i: Any) -> int:
     if i is None or i is Ellipsis or isinstance(i, bool):
         return 0
     return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+
+
+def refused(leaves: Leaves, idx: Any, error: Exception) -> Exception:
+    """The error for leaves that take no such index, as sparse tensors and those of `torch.nested`; else the same."""
+    wrong: dict[str, str] = {}
+    if type(error) not in (RuntimeError, NotImplementedError):
+        return error
+    for path, x in leaves.items():
+        try:
+            indexed({path: x}, idx)
+        except (RuntimeError, NotImplementedError):
+            wrong[show(path)] = describe(x)
+    reason = (str(error).splitlines() or [""])[0]
+    hint = f"td.exclude(key) first; torch: {reason[:100]}"
+    return UnsupportedError(message("index", "leaves that take this index", f"{len(wrong)} others", wrong, hint))
 
 
 def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:

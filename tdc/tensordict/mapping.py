@@ -157,10 +157,11 @@ class Keyed(Container):
         leaves, size = self._leaves, self._size
         try:  # most keys are paths already
             known = path in leaves and self._device is None and isinstance(value, Tensor)
-        except TypeError:
+            known = known and value.shape[: len(size)] == size
+        except (TypeError, RuntimeError):
             known = False
         free = type(path) is str or not any_extra(self._nodes)  # no inner node has batch dims to agree with
-        if known and free and value.shape[: len(size)] == size:
+        if known and free:
             leaves = leaves.copy()
             leaves[path] = value
             return self._with(leaves, self._nodes)

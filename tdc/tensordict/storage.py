@@ -111,7 +111,7 @@ def overwrite(
     k = len(size)
     for key, value in source.items():
         path: Any = (*prefix, key) if prefix else key
-        if path in leaves and isinstance(value, Tensor) and value.shape[:k] == size:
+        if path in leaves and isinstance(value, Tensor) and not value.is_nested and value.shape[:k] == size:
             leaves[path] = value
             continue
         inner: Any = value
@@ -221,7 +221,10 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
     """Check that every leaf begins with the batch size, and with that of its inner nodes."""
     k = len(size)
     if k:
-        misfits = [p for p, x in leaves.items() if x.shape[:k] != size]
+        try:
+            misfits = [p for p, x in leaves.items() if x.shape[:k] != size]
+        except RuntimeError as error:
+            raise unsized(op, leaves, error) from None
         if misfits:
             wrong = {show(p): describe(leaves[p]) for p in misfits}
             hint = hint or "give the batch size that all leaves share, or reshape the leaf"
@@ -230,6 +233,14 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
             )
     if any_extra(nodes):
         check_extra(op, leaves, nodes, k)
+
+
+def unsized(op: OpName, leaves: Leaves, error: Exception) -> Exception:
+    """The error for strided tensors of `torch.nested`, which have no shape to compare with a batch size."""
+    wrong = {show(p): describe(x) for p, x in leaves.items() if isinstance(x, Tensor) and x.is_nested}
+    hint = "tdc.pack(x.unbind()), or layout=torch.jagged"
+    got = f"{len(wrong)} strided tensors of torch.nested"
+    return DtypeError(message(op, "leaves with a shape", got, wrong, hint)) if wrong else error
 
 
 def same_keys(op: OpName, first: Any, *others: Any) -> None:

@@ -33,7 +33,7 @@ from tdc.core.typing import MISSING
 from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
-from tdc.tensordict.indexing import at, indexed, misfit, normal_index
+from tdc.tensordict.indexing import at, indexed, misfit, normal_index, refused
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
@@ -383,6 +383,8 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
         new = None if leaves else at(torch.empty(()).expand(size), idx).shape
     except (IndexError, TypeError, ValueError) as error:
         raise misfit(given, size, error) from None
+    except (RuntimeError, NotImplementedError) as error:
+        raise refused(td._leaves, idx, error) from error
     for path, leaf in leaves.items():
         new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break

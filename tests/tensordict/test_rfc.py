@@ -343,6 +343,31 @@ def test_nested_tensors_with_and_without_a_batch_size():
         TensorDict({"nested_tensor": ragged()}, batch_size=[3])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_strided_nested_tensors_have_no_batch_size():
+    """The RFC's own spelling makes one of torch's strided layout, which does not tell its shape."""
+    nested = torch.nested.nested_tensor([torch.zeros(3), torch.ones(4)])
+    td = TensorDict({"nested_tensor": nested}, [])  # no size works perfectly
+    assert "nested_tensor: Tensor(shape=torch.Size([2, -1])" in repr(td)
+    for call in (
+        lambda: TensorDict({"nested_tensor": nested}, batch_size=[2]),
+        lambda: TensorDict({"nested_tensor": torch.zeros(2)}, [2]).set("nested_tensor", nested),
+        lambda: TensorDict({"nested_tensor": torch.zeros(2)}, [2]).update({"nested_tensor": nested}),
+    ):
+        with pytest.raises(
+            tdc.DtypeError, match=r"strided tensors of torch.nested\nat nested_tensor: .*\nhint: tdc.pack"
+        ):
+            call()
+    assert TensorDict({"nested_tensor": tdc.pack(nested.unbind())}, [2])[0]["nested_tensor"].shape == (3,)
+
+
+def test_leaves_that_take_no_slices_are_named():
+    jagged = torch.nested.nested_tensor([torch.zeros(3), torch.ones(4)], layout=torch.jagged)
+    for leaf in (jagged, torch.eye(2).to_sparse()):
+        with pytest.raises(tdc.UnsupportedError, match=r"tdc.index: expected leaves that take this index.*\nat x: "):
+            TensorDict({"x": leaf, "y": torch.zeros(2)}, [2])[:1]
+
+
 def test_nested_tensors_take_the_indices_that_the_rfc_says_fail():
     td = TensorDict({"nested_tensor": ragged(), "x": torch.arange(2)}, batch_size=[2])
     assert lengths(td[:1]) == [3]
