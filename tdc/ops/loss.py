@@ -7,8 +7,8 @@
 
 "mean" divides by the number of real targets, elements, vectors or examples, never by padded ones; kl_div's "batchmean"
 by the number of examples. The class dim is the one torch names for the batched layout `(B, C, -1)`; where dim 1 is
-ragged, `(B, -1, C)`, it is the last dim, as for one example `(L, C)` on its own. Padding holds numbers inside the
-domain before, and zeros behind: it gets no gradient.
+ragged, `(B, -1, C)`, it is the first static dim behind, as for one example `(L, C)` on its own. Padding holds numbers
+inside the domain before, and zeros behind: it gets no gradient.
 
 A loss of two TensorDicts is a TensorDict: with reduction="none" of the same batch size; with "mean", the default, or
 "sum" of batch_size [], one number for each leaf. One number for all leaves takes weights, which the caller chooses.
@@ -16,6 +16,7 @@ A loss of two TensorDicts is a TensorDict: with reduction="none" of the same bat
 
 from __future__ import annotations
 
+import inspect
 import math
 from functools import partial
 from typing import Any
@@ -25,109 +26,136 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import refuse_integers, rounded_once
-from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import lift
-from tdc.ops.leafwise import check_broadcast, first_of
-from tdc.ops.pairs import widest, widest_masked
-from tdc.ops.pointwise import neutral_operand, packed_operand
-from tdc.ops.positionwise import at_positions, is_ragged, last_is_static
-from tdc.ops.rectangle import cut_padding
-from tdc.ragged.convert import to_padded
-from tdc.ragged.masked import MaskedBatch, require_same_lengths
+from tdc.ops.leafwise import check_broadcast
+from tdc.ops.pairs import widest_of
+from tdc.ops.pointwise import fits, grown, packed_operand, padded_operand
+from tdc.ops.positionwise import is_ragged, last_is_static
+from tdc.ops.rectangle import cut_padding, rectangle
+from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged
-from tdc.ragged.structure import require_same
+from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, with_data, with_static
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
 
-
-def class_dim(x: NestedTensor | MaskedBatch) -> int:
-    """The logical dim of the classes."""
-    return x.ndim - 1 if 1 in x.ragged_dims else 1
+Named = dict[str, Any]
 
 
-def cross_entropy_nested(
-    op: Op, input: NestedTensor, target: NestedTensor, *args: Any, reduction: str = "mean", **kwargs: Any
-) -> NestedTensor | Tensor:
-    """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes -> scalar, or losses (B, -1) for reduction="none"."""
-    s = input.structure
-    if not isinstance(input, NestedTensor) or not isinstance(target, NestedTensor):
-        got = f"{describe(input)} and {describe(target)}"
-        hint = "target = logits.with_values(labels)"
-        raise StructureError(message(op, "logits and targets that are both NestedTensor", got, hint=hint))
-    axis = s.axis(class_dim(input), input.ndim, op)
-    logits = input.values.movedim(axis or 0, -1)
-    logits = logits.movedim(-1, 1) if logits.ndim > 2 else logits
-    require_same(s.moved(target.structure.packed_dim, 0), target.structure, op)
-    loss: Any = op(logits, target.values, *args, reduction=reduction, **kwargs)
-    return target.with_values(loss) if reduction == "none" else loss
+def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple[Named, str]:
+    """The arguments of a loss by name, those that are given, and its reduction."""
+    given = {name: a for name, a in (*zip(names, args, strict=False), *kwargs.items()) if a is not None}
+    size_average, reduce = given.pop("size_average", None), given.pop("reduce", None)
+    reduction = given.pop("reduction", "mean")
+    if size_average is None and reduce is None:
+        return given, reduction
+    return given, "none" if reduce is False else "sum" if size_average is False else "mean"
 
 
-def cross_entropy_masked(
-    op: Op, input: MaskedBatch, target: MaskedBatch, weight: Any = None, size_average: Any = None,
-    ignore_index: int = -100, *args: Any, reduction: str = "mean", **kwargs: Any,
-) -> MaskedBatch | Tensor:  # fmt: skip
-    """Padding becomes `ignore_index`, so that it neither counts nor gets a gradient."""
-    if not isinstance(input, MaskedBatch) or not isinstance(target, MaskedBatch) or target.dtype.is_floating_point:
-        got = f"{describe(input)} and {describe(target)}"
-        raise UnsupportedError(message(op, "MaskedBatch logits and class targets", got, hint="to_packed() both"))
-    axis = class_dim(input)
-    ragged = tuple([d - (d > axis) for d in input.ragged_dims])
-    require_same_lengths(MaskedBatch(target.data, input.lengths, ragged_dims=ragged), target, op)
-    logits = input.filled(0).movedim(axis, 1)
-    labels: Tensor = target.filled(ignore_index)
-    loss: Any = op(logits, labels, weight, size_average, ignore_index, *args, reduction=reduction, **kwargs)
-    return target.with_data(loss) if reduction == "none" else loss
+def class_dim(op: Op, x: Any) -> int:
+    """The logical dim of the classes.
+
+    Raises:
+        ShapeError: it is ragged.
+    """
+    dim = x.ragged_dims[-1] + 1 if 1 in x.ragged_dims else 1
+    if dim >= x.ndim or dim == x._batch_dim:
+        got, hint = f"ragged dims {x.ragged_dims} of {describe(x)}", "examples choose among the same classes"
+        raise ShapeError(message(op, "a static dim of classes", got, hint=hint))
+    return dim
 
 
-def loss_tensordict(op: Op, input: TensorDict, target: Any, *args: Any, **kwargs: Any) -> TensorDict:
+def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+    """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes or probabilities like the logits.
+
+    Padding becomes `ignore_index`, so that it neither counts nor gets a gradient.
+    """
+    given, reduction = named(names, args, kwargs)
+    input, target = given.pop("input"), given.pop("target")
+    if not is_ragged(input) or type(input) is not type(target):
+        kind = "MaskedBatch" if isinstance(input, MaskedBatch) else "NestedTensor"
+        got, hint = f"{describe(input)} and {describe(target)}", "target = logits.with_values(labels)"
+        raise StructureError(message(op, f"logits and targets that are both {kind}", got, hint=hint))
+    dim = class_dim(op, input)
+    axis = axis_of(op, input, dim)
+    logits = (input.values if isinstance(input, NestedTensor) else input.filled(0)).movedim(axis, -1)
+    classes = with_static(input, logits.detach().sum(-1), dim, -1)
+    logits = logits.movedim(-1, 1)
+    probable = target.dtype.is_floating_point
+    require_alike(op, input if probable else classes, target)
+    if target.shape != (input if probable else classes).shape:
+        got, hint = f"{describe(input)} and {describe(target)}", "the logits without their dim of classes"
+        raise ShapeError(message(op, "one target for each position", got, hint=hint))
+    if isinstance(target, NestedTensor):
+        labels = target.values
+    else:
+        labels = target.filled(0 if probable else given.get("ignore_index", -100))
+    labels = labels.movedim(axis, -1).movedim(-1, 1) if probable else labels
+    if probable or reduction == "none":
+        loss = op(logits, labels, reduction="none", **given)
+        return reduced(op, with_data(classes, loss) if reduction == "none" else cut(classes, loss), reduction)
+    return op(logits, labels, reduction=reduction, **given)
+
+
+def cut(x: Any, data: Tensor) -> Ragged:
+    """A batch of other data, zeros in padding."""
+    return cut_padding(x, data) if isinstance(x, MaskedBatch) else x.with_values(data)
+
+
+def loss_tensordict(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> TensorDict:
     """Target is a TensorDict, or a tensor over batch dims that is extended over features."""
+    given, reduction = named(names, args, kwargs)
+    input, target = given.pop("input"), given.pop("target")
     if not isinstance(input, TensorDict):
         got = f"{describe(input)} and {describe(target)}"
         raise StructureError(message(op, "a TensorDict as input", got, hint="td.apply(lambda x: ...) for other calls"))
-    given = {k: v for k, v in kwargs.items() if v is not None}
-    reduced = given.get("reduction", "mean") != "none"
-    size = torch.Size(()) if reduced else input.batch_size
+    size = torch.Size(()) if reduction != "none" else input.batch_size
+    run = partial(op, reduction=reduction, **given)
     if isinstance(target, TensorDict):
         same_size(op, input, target)
-        return flat_nodes(lift(input, lambda x, y: op(x, y, *args, **given), target, size=size, op=op), reduced)
+        return flat_nodes(lift(input, run, target, size=size, op=op), reduction)
     check_broadcast(target, input.batch_size, op)
 
     def one(x: Any) -> Tensor:
-        y = target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape)
-        return op(x, y, *args, **given)
+        return run(x, target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape))
 
-    return flat_nodes(lift(input, one, size=size, op=op), reduced)
+    return flat_nodes(lift(input, one, size=size, op=op), reduction)
 
 
-def flat_nodes(x: TensorDict, reduced: bool) -> TensorDict:
+def flat_nodes(x: TensorDict, reduction: str) -> TensorDict:
     """Inner nodes of leaves without dims have no batch dims of their own."""
-    return build_td(x._leaves, without_extra(x._nodes), x.batch_size, x.device) if reduced else x
+    return x if reduction == "none" else build_td(x._leaves, without_extra(x._nodes), x.batch_size, x.device)
 
 
-def elementwise_nested(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
-    like = widest(op, args, kwargs)
-    loss = elementwise(run, lambda a: packed_operand(a, like, op), like.values.shape, args, kwargs)
-    return reduced(op, like.with_values(loss), reduction)
+def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+    """The loss of each element; operands broadcast."""
+    given, reduction = named(names, args, kwargs)
+    like = widest_of(op, *given.values())
+    shape = data_of(like).shape
+    ready = {k: operand(op, a, like, 1) for k, a in given.items()}
+    grow = ("input", "target", "input1", "input2", "var")
+    ready = {k: a.expand(shape) if k in grow and isinstance(a, Tensor) and a.ndim else a for k, a in ready.items()}
+    return reduced(op, cut(like, run(**ready, reduction="none")), reduction)
 
 
-def elementwise_masked(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
-    like = widest_masked(op, args, kwargs)
-    loss = elementwise(run, lambda a: neutral_operand(a, like, op), like.data.shape, args, kwargs)
-    return reduced(op, cut_padding(like, loss), reduction)
+def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
+    """An operand as it broadcasts against the data of a batch; `fill` in padding, also of a dense one.
+
+    Raises:
+        ShapeError: a dense one that does not broadcast.
+    """
+    if isinstance(like, NestedTensor):
+        return packed_operand(a, like, op)
+    if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.data.shape)):
+        raise grown(op, like, a)
+    data = padded_operand(a, like, op)
+    return torch.where(like.mask, data, fill).to(data.dtype) if isinstance(data, Tensor) else data
 
 
-def elementwise(run: Op, dense: Op, shape: torch.Size, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The loss of each element of operands that `dense` makes tensors; positional ones grow to `shape`."""
-    operands = [dense(a) for a in args]
-    operands = [a.expand(shape) if isinstance(a, Tensor) and a.ndim else a for a in operands]
-    return run(*operands, reduction="none", **{k: dense(a) for k, a in kwargs.items() if a is not None})
-
-
-def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Ragged | Tensor:
+def reduced(op: Op, loss: Any, reduction: str) -> Ragged | Tensor:
     """All losses, or their sum or mean over what is real.
 
     Raises:
@@ -135,7 +163,7 @@ def reduced(op: Op, loss: NestedTensor | MaskedBatch, reduction: str) -> Ragged 
     """
     if reduction == "none":
         return loss
-    data = loss.values if isinstance(loss, NestedTensor) else loss.data
+    data = data_of(loss)
     if reduction == "sum":
         return data.sum()
     if reduction == "batchmean" and op is F.kl_div:
@@ -154,18 +182,29 @@ def real_elements(x: MaskedBatch) -> Tensor:
     return x.lengths.prod(1).sum() * math.prod(static)
 
 
-def by_vector(op: Op, run: Op, *args: Any, reduction: str = "mean", **kwargs: Any) -> Ragged | Tensor:
-    """The loss of each vector along the last dim."""
-    like = first_of((NestedTensor, MaskedBatch), op, args, kwargs)
+def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+    """The loss of each vector along the last dim; of two losses the target is one number for each vector.
+
+    Raises:
+        StructureError: all vectors are dense.
+    """
+    given, reduction = named(names, args, kwargs)
+    single = ("target",) if op in (F.multi_margin_loss, F.cosine_embedding_loss) else ()
+    vectors = {
+        k: a for k, a in given.items() if k not in (*single, "weight") and (is_ragged(a) or isinstance(a, Tensor))
+    }
+    if not any([is_ragged(a) for a in vectors.values()]):
+        at = {k: describe(a) for k, a in given.items()}
+        raise StructureError(message(op, "ragged vectors", "dense ones", at, "x.to_padded().data of the others"))
+    like = widest_of(op, *vectors.values())
     last_is_static(like, op, 1)
-    shape = (like.values if isinstance(like, NestedTensor) else like.data).shape[:-1]
-    named = {k: a for k, a in kwargs.items() if a is not None}
-
-    def vectors(*given: Any) -> Tensor:
-        flat = [t.reshape(-1, *t.shape[len(shape) :]) if is_ragged(a) else t for a, t in zip(args, given, strict=True)]
-        return run(*flat, reduction="none", **named).view(shape)
-
-    return reduced(op, at_positions(op, vectors, args, {}), reduction)
+    shape = data_of(like).shape
+    numbers = with_static(like, data_of(like).detach().sum(-1), like.ndim - 1, -1)
+    for k, a in vectors.items():
+        given[k] = operand(op, a, like, 0).expand(shape).reshape(-1, shape[-1])
+    for k in single:
+        given[k] = operand(op, given[k], numbers, 0).expand(shape[:-1]).reshape(-1)
+    return reduced(op, cut(numbers, run(**given, reduction="none").view(shape[:-1])), reduction)
 
 
 def gaussian_nll_loss(
@@ -178,9 +217,11 @@ def gaussian_nll_loss(
     return loss + 0.5 * math.log(2 * math.pi) if full else loss
 
 
-def cosine_embedding_loss(x: Tensor, y: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "none") -> Tensor:
+def cosine_embedding_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "none"
+) -> Tensor:
     """torch's own takes a target of two numbers for a list of vectors of two."""
-    cosine = F.cosine_similarity(x, y, -1)
+    cosine = F.cosine_similarity(input1, input2, -1)
     apart = (cosine - margin).clamp(min=0)
     return torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, torch.zeros_like(cosine)))
 
@@ -192,52 +233,49 @@ def ctc_loss(
     """Log probabilities (B, -1, C) and targets (B, -1), which know their lengths: pass None for both.
 
     Raises:
-        StructureError: one of the two is no NestedTensor, or lengths are given.
+        StructureError: one of the two is not ragged, has other dims, or lengths are given.
     """
-    if not (isinstance(log_probs, NestedTensor) and isinstance(targets, NestedTensor)):
+    if not (is_ragged(log_probs) and is_ragged(targets)):
         got = f"{describe(log_probs)} and {describe(targets)}"
-        hint = "tdc.pack both"
-        raise StructureError(message("ctc_loss", "log_probs and targets that are both NestedTensor", got, hint=hint))
+        raise StructureError(
+            message("ctc_loss", "log_probs and targets that are both ragged", got, hint="tdc.pack both")
+        )
+    for x, expected, ndim in ((log_probs, "(B, -1, C)", 3), (targets, "(B, -1)", 2)):
+        if x.ndim != ndim or x.ragged_dims != (1,):
+            raise StructureError(message("ctc_loss", expected, describe(x), hint="batch first, then what is ragged"))
     if input_lengths is not None or target_lengths is not None:
         hint = "F.ctc_loss(log_probs, targets, None, None): ragged batches know them"
         raise StructureError(message("ctc_loss", "None for both lengths", "lengths", hint=hint))
-    frames = to_padded(log_probs).data.transpose(0, 1)
-    lengths = log_probs.lengths, targets.lengths
-    return F.ctc_loss(frames, targets.values, *lengths, blank, reduction, zero_infinity)
+    frames = rectangle(log_probs, 0).transpose(0, 1)
+    labels = targets.values if isinstance(targets, NestedTensor) else targets.filled(0)
+    lengths = ragged_sizes(log_probs)[:, 0], ragged_sizes(targets)[:, 0]
+    return F.ctc_loss(frames, labels, *lengths, blank, reduction, zero_infinity)
 
 
-def losses(ops: tuple[Op, ...], nested: Op, masked: Op, **run: Op) -> None:
+def losses(rule: Op, *ops: Op, **run: Op) -> None:
     """Rows for a family; `run` computes what is named in it."""
     for op in ops:
-        call = run.get(op.__name__, op)
-        source = f"torch.nn.functional.{op.__name__}"
-        define(op, "loss", nested=partial(nested, op, call), masked=partial(masked, op, call), source=source)
+        names = tuple(inspect.signature(op).parameters)
+        first = (op, names) if rule is cross_entropy else (op, run.get(op.__name__, op), names)
+        define(op, "loss", ragged=partial(rule, *first), source=f"torch.nn.functional.{op.__name__}")
 
 
-for _op, _source in ((F.cross_entropy, "torch.nn.CrossEntropyLoss"), (F.nll_loss, "torch.nn.NLLLoss")):
-    nested, masked = partial(cross_entropy_nested, _op), partial(cross_entropy_masked, _op)
-    define(_op, "loss", nested=nested, masked=masked, source=_source)
+losses(cross_entropy, F.cross_entropy, F.nll_loss)
 losses(
-    (
-        F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
-        F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.soft_margin_loss,
-        F.hinge_embedding_loss, F.margin_ranking_loss,
-    ),
-    elementwise_nested, elementwise_masked, gaussian_nll_loss=gaussian_nll_loss,
+    elementwise, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits, F.kl_div, F.poisson_nll_loss, F.gaussian_nll_loss, F.soft_margin_loss,
+    F.hinge_embedding_loss, F.margin_ranking_loss, gaussian_nll_loss=gaussian_nll_loss,
 )  # fmt: skip
 losses(
-    (
-        F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.cosine_embedding_loss,
-        F.triplet_margin_loss, F.triplet_margin_with_distance_loss,
-    ),
-    by_vector, by_vector, cosine_embedding_loss=cosine_embedding_loss,
+    by_vector, F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.cosine_embedding_loss,
+    F.triplet_margin_loss, F.triplet_margin_with_distance_loss, cosine_embedding_loss=cosine_embedding_loss,
 )  # fmt: skip
 define(
-    F.ctc_loss, "loss", nested=ctc_loss, source="torch.nn.functional.ctc_loss",
+    F.ctc_loss, "loss", ragged=ctc_loss, source="torch.nn.functional.ctc_loss",
     modes=("eager", "grad", "vmap"),  # torch reads the lengths on the host
 )  # fmt: skip
 for _op in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
     F.poisson_nll_loss,
 ):  # fmt: skip
-    define(_op, "loss", tensordict=partial(loss_tensordict, _op))
+    define(_op, "loss", tensordict=partial(loss_tensordict, _op, tuple(inspect.signature(_op).parameters)))

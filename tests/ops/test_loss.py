@@ -76,7 +76,7 @@ hint: F.ctc_loss(log_probs, targets, None, None): ragged batches know them""",
             lambda: ctc_loss(torch.randn(5, 1, 4), labels, None, None),
             """\
 StructureError
-tdc.ctc_loss: expected log_probs and targets that are both NestedTensor, got Tensor float32[5, 1, 4] and NestedTensor \
+tdc.ctc_loss: expected log_probs and targets that are both ragged, got Tensor float32[5, 1, 4] and NestedTensor \
 int64[1, -1]
 hint: tdc.pack both""",
         )
@@ -101,3 +101,86 @@ UnsupportedError
 tdc.embedding_bag: expected weights with mode='sum', got per_sample_weights with mode='mean'
 hint: mode='sum'""",
         )
+
+
+BATCH = tdc.pack([torch.rand(n, 3) for n in (3, 1, 2)])
+
+
+def as_kind(x: Any, kind: str) -> Any:
+    return x if kind == "nested" else x.to_padded()
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_legacy_reduction(kind: str):
+    """`size_average`, `reduce` and `reduction` in torch's order, by name or by position."""
+    x: Any = as_kind(BATCH, kind)
+    y = x.with_values(BATCH.values.flip(0)) if kind == "nested" else x.with_data(x.data.flip(2))
+    for args, reduction in (((False,), "sum"), ((None, False), "none"), ((True, True), "mean"), ((None, None), "mean")):
+        got, want = F.mse_loss(x, y, *args), F.mse_loss(x, y, reduction=reduction)
+        pairs = zip(got.unbind(), want.unbind(), strict=True) if reduction == "none" else [(got, want)]
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert torch.equal(F.mse_loss(x, y, None, None, "sum"), F.mse_loss(x, y, size_average=False))
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_cross_entropy_of_probabilities(kind: str):
+    """In both layouts; the mean counts positions."""
+    logits, target = BATCH, BATCH.with_values(BATCH.values.softmax(-1))
+    want = [
+        F.cross_entropy(a, b, label_smoothing=0.1) * len(a)
+        for a, b in zip(logits.unbind(), target.unbind(), strict=True)
+    ]
+    mean = torch.stack(want).sum() / 6
+    for layout in (lambda x: x, lambda x: x.transpose(1, 2)):
+        x, y = (layout(as_kind(t, kind)) for t in (logits, target))
+        torch.testing.assert_close(F.cross_entropy(x, y, label_smoothing=0.1), mean)
+        rows = F.cross_entropy(x, y, reduction="none").unbind()
+        each = [F.cross_entropy(a, b, reduction="none") for a, b in zip(logits.unbind(), target.unbind(), strict=True)]
+        assert all(torch.allclose(a, b) for a, b in zip(rows, each, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_dense_targets_of_losses_of_vectors(kind: str):
+    """One number for each position, or one for each vector of numbers."""
+    x: Any = as_kind(BATCH, kind)
+    classes, signs, other = torch.randint(0, 3, (3, 3)), torch.ones(3, 3), torch.rand(3, 3, 3)
+    for got, one in (
+        (F.multi_margin_loss(x, classes, reduction="none"), lambda r, i: F.multi_margin_loss(
+            r, classes[i, : len(r)], reduction="none")),
+        (F.cosine_embedding_loss(x, other, signs, reduction="none"), lambda r, i: F.cosine_embedding_loss(
+            r, other[i, : len(r)], signs[i, : len(r)], reduction="none")),
+        (F.triplet_margin_loss(x, other, x, reduction="none"), lambda r, i: F.triplet_margin_loss(
+            r, other[i, : len(r)], r, reduction="none")),
+    ):  # fmt: skip
+        want = [one(r, i) for i, r in enumerate(BATCH.unbind())]
+        assert all(torch.allclose(a, b) for a, b in zip(got.unbind(), want, strict=True))
+
+
+def test_dense_target_gets_no_gradient_from_padding():
+    x: Any = BATCH.to_padded()
+    target = torch.rand(3, 3, 3, requires_grad=True)
+    F.binary_cross_entropy(x, target).backward()
+    assert target.grad is not None
+    assert target.grad.isfinite().all()
+    assert not target.grad[1, 1:].any()
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_logits_that_are_dense_are_refused(kind: str):
+    target = as_kind(tdc.pack([torch.zeros(n, dtype=torch.int64) for n in (3, 1, 2)]), kind)
+    with pytest.raises(tdc.StructureError, match="logits and targets that are both"):
+        F.cross_entropy(torch.rand(3, 3, 4), target)
+    with pytest.raises(tdc.ShapeError, match="a static dim of classes"):
+        F.cross_entropy(as_kind(tdc.pack([torch.rand(2), torch.rand(3)]), kind), target)
+
+
+def test_ctc_loss_of_padded_batches():
+    frames = tdc.pack([torch.randn(n, 4).log_softmax(-1) for n in (5, 3)])
+    labels = tdc.pack([torch.tensor([1, 2]), torch.tensor([3])])
+    want = F.ctc_loss(frames, labels, None, None)
+    torch.testing.assert_close(F.ctc_loss(frames.to_padded(), labels.to_padded(), None, None), want)
+    each = [
+        F.ctc_loss(a[:, None], b[None], [len(a)], [len(b)])
+        for a, b in zip(frames.unbind(), labels.unbind(), strict=True)
+    ]
+    torch.testing.assert_close(want, torch.stack(each).mean())
