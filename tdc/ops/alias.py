@@ -29,6 +29,7 @@ ALIASES: dict[Op, Op] = {
     torch.special.gammaln: torch.lgamma, torch.special.gammainc: torch.igamma, torch.special.gammaincc: torch.igammac,
     torch.special.psi: torch.digamma, torch.special.multigammaln: torch.mvlgamma,
     torch.celu: F.celu, torch.selu: F.selu, torch.threshold: F.threshold, torch.rrelu: F.rrelu,
+    torch.dropout: F.dropout, torch.alpha_dropout: F.alpha_dropout,
     torch.unsafe_chunk: torch.chunk, torch.unsafe_split: torch.split,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
     **{getattr(torch, f"{name}_copy"): getattr(torch, name, getattr(torch.Tensor, name)) for name in COPIES.split()},

@@ -24,6 +24,7 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
+from tdc.ops.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows, spread
@@ -51,11 +52,13 @@ class Positions:
     done: Callable[[Tensor], Any]
 
 
-def positions(x: NestedTensor | MaskedBatch, op: OpName) -> Positions:
+def positions(x: Any, op: OpName, *weights: Any) -> Positions:
     """
     Raises:
         ShapeError: dim 1 is ragged, or the batch is not dim 0.
+        DtypeError: x is dense, or a weight is ragged.
     """
+    dense_weights(op, x, *weights)
     if x._batch_dim != 0 or 1 in x.ragged_dims:
         got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
         raise ShapeError(message(op, "the batch as dim 0 and channels as dim 1", got, hint=hint))
@@ -109,10 +112,10 @@ def summing(impl: Op) -> Op:
 
 @summing
 def group_norm(
-    input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
 ) -> Ragged:
     """Groups of channels, each normalised over an example's positions."""
-    p = positions(input, "group_norm")
+    p = positions(input, "group_norm", weight, bias)
     channels = p.data.shape[-2]
     if channels % num_groups:
         got = f"{channels} channels for {num_groups} groups"
@@ -139,16 +142,17 @@ def instance_norm(
     input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Ragged:  # fmt: skip
-    """Each channel normalised over an example's positions; running statistics take the mean over examples."""
-    p = positions(input, "instance_norm")
+    """Each channel normalised over an example's positions; running statistics take the mean over examples.
+
+    Examples without positions have no mean, those of one position no variance.
+    """
+    p = positions(input, "instance_norm", weight, bias)
     if not use_input_stats:
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
     centered, var, mean = standardised(p, p.data.shape[-2])
-    if running_mean is not None and running_var is not None:
-        n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
-        unbiased = var.squeeze(-1) * n / (n - 1)
-        update(running_mean, mean.squeeze(-1).mean(0), momentum)
-        update(running_var, unbiased.mean(0), momentum)
+    n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
+    update(running_mean, mean.squeeze(-1), n > 0, momentum)
+    update(running_var, unbiased(var.squeeze(-1), n), n > 1, momentum)
     return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
 
 
@@ -158,39 +162,52 @@ def batch_norm(
 ) -> Ragged:  # fmt: skip
     """Each channel normalised over the real positions of the whole batch."""
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
-        p = positions(input, "batch_norm")
+        p = positions(input, "batch_norm", weight, bias)
         return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
     return batch_norm_masked(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 @summing
 def batch_norm_masked(
-    input: MaskedBatch, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
+    input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
     bias: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> Ragged:  # fmt: skip
-    p = positions(input, "batch_norm")
+    p = positions(input, "batch_norm", weight, bias)
     if not training:
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
     n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)
-    mean = p.data.sum((0, 1, 3)) / n
+    mean = p.data.sum((0, 1, 3)) / n.clamp(min=1)
     centered = p.clean(p.data - mean.unsqueeze(-1))
-    var = centered.square().sum((0, 1, 3)) / n
-    if running_mean is not None and running_var is not None:
-        update(running_mean, mean, momentum)
-        update(running_var, var * n / (n - 1), momentum)
+    var = centered.square().sum((0, 1, 3)) / n.clamp(min=1)
+    update(running_mean, mean[None], n > 0, momentum)
+    update(running_var, unbiased(var, n)[None], n > 1, momentum)
     return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
 
 
 def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> Tensor:
-    """Data normalised by given statistics of each channel."""
-    assert mean is not None
-    assert var is not None
+    """Data normalised by given statistics of each channel.
+
+    Raises:
+        ShapeError: there are none.
+    """
+    if mean is None or var is None:
+        hint = "training=True for statistics of the batch"
+        raise ShapeError(message("batch_norm", "running_mean and running_var", "None", hint=hint))
     return (p.data - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
 
 
-def update(running: Tensor, new: Tensor, momentum: float) -> None:
-    """Let a running statistic follow, as torch does: in place, outside autograd."""
-    running.copy_(running * (1 - momentum) + new.detach().to(running.dtype) * momentum)
+def unbiased(var: Tensor, n: Tensor) -> Tensor:
+    """The variance that running statistics follow."""
+    return var * n / (n - 1).clamp(min=1)
+
+
+def update(running: Tensor | None, new: Tensor, known: Tensor, momentum: float) -> None:
+    """Let a running statistic follow the mean of those that are known, as torch does: in place, outside autograd."""
+    if running is not None:
+        count = known.expand(new.shape[0], 1).sum()
+        mean = torch.where(known, new.detach(), 0).sum(0) / count.clamp(min=1)
+        old = running * (1 - momentum) + mean.to(running.dtype) * momentum
+        running.copy_(torch.where(count > 0, old, running))
 
 
 def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Ragged:
@@ -202,6 +219,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
 
 def prelu(input: Any, weight: Tensor) -> Any:
     """One slope for all elements, or one for each channel."""
+    dense_weights("prelu", input, weight)
     if weight.numel() == 1:
         return torch.where(input > 0, input, input * weight.reshape(()))
     p = positions(input, "prelu")
@@ -233,16 +251,29 @@ def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, in
     return at.done(at.clean((at.data * kept + limit * (1 - kept)) * scale - scale * limit * p))
 
 
-def channelwise(op: Op, impl: Op, source: str) -> None:
-    """Rows for both ragged containers."""
-    define(op, "channel", ragged=impl, source=source, aliases=[getattr(torch, impl.__name__, op)])
+def weights_first(norm: Op) -> Op:
+    """A function of torch, which takes weights in front of running statistics."""
+
+    def run(
+        input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float,
+        eps: float, cudnn_enabled: bool,
+    ) -> Ragged:  # fmt: skip
+        return norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    return run
 
 
-channelwise(F.batch_norm, batch_norm, "torch.nn.BatchNorm1d")
-channelwise(F.group_norm, group_norm, "torch.nn.GroupNorm")
-channelwise(F.instance_norm, instance_norm, "torch.nn.InstanceNorm1d")
-channelwise(F.prelu, prelu, "torch.nn.PReLU")
-for _op in (F.dropout1d, F.dropout2d, F.dropout3d):
-    channelwise(_op, dropout, "torch.nn.Dropout1d")
-channelwise(F.feature_alpha_dropout, feature_alpha_dropout, "torch.nn.FeatureAlphaDropout")
-channelwise(F.local_response_norm, local_response_norm, "torch.nn.LocalResponseNorm")
+define(F.batch_norm, "channel", ragged=batch_norm, source="torch.nn.BatchNorm1d")
+define(torch.batch_norm, "channel", ragged=weights_first(batch_norm))
+define(F.instance_norm, "channel", ragged=instance_norm, source="torch.nn.InstanceNorm1d")
+define(torch.instance_norm, "channel", ragged=weights_first(instance_norm))
+define(F.group_norm, "channel", ragged=group_norm, source="torch.nn.GroupNorm", aliases=[torch.group_norm])
+define(F.prelu, "channel", ragged=prelu, source="torch.nn.PReLU", aliases=[torch.prelu])
+define(F.dropout1d, "channel", ragged=dropout, source="torch.nn.Dropout1d", aliases=[torch.feature_dropout])
+define(F.dropout2d, "channel", ragged=dropout, source="torch.nn.Dropout2d")
+define(F.dropout3d, "channel", ragged=dropout, source="torch.nn.Dropout3d")
+define(
+    F.feature_alpha_dropout, "channel", ragged=feature_alpha_dropout, source="torch.nn.FeatureAlphaDropout",
+    aliases=[torch.feature_alpha_dropout],
+)  # fmt: skip
+define(F.local_response_norm, "channel", ragged=local_response_norm, source="torch.nn.LocalResponseNorm")

@@ -16,25 +16,33 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import define
-from tdc.ragged.nested import NestedTensor
+from tdc.core.rules import define, unsupported
+from tdc.ops.pointwise import packed_operand
+from tdc.ops.positionwise import dense_weights
+from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.segments import lengths_of, reduce_rows
-from tdc.ragged.structure import require_same
+
+MODES = ("mean", "sum", "max")
 
 
-def embedding_bag_nested(
+def embedding_bag(
     input: Any, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     """
     Raises:
-        ShapeError: offsets are given, or examples are no lists of indices.
+        ShapeError: offsets are given, examples are no lists of indices, or the mode is another one.
         UnsupportedError: weights per sample for another mode than "sum".
     """
-    if not isinstance(input, NestedTensor) or offsets is not None:
+    dense_weights("embedding_bag", input, weight)
+    if offsets is not None:
         got, hint = f"{describe(input)} and offsets", "F.embedding_bag(rows, weight): rows are bags"
-        raise ShapeError(message("embedding_bag", "a NestedTensor of indices and no offsets", got, hint=hint))
+        raise ShapeError(message("embedding_bag", "a ragged batch of indices and no offsets", got, hint=hint))
+    if mode not in MODES:
+        raise ShapeError(message("embedding_bag", f"one of {', '.join(MODES)}", repr(mode), hint="mode='mean'"))
+    packed = [a.to_packed() if isinstance(a, MaskedBatch) else a for a in (input, per_sample_weights)]
+    input, per_sample_weights = packed
     s = input.structure
     if input.values.ndim != 1:
         hint = "embed and reduce: F.embedding(rows, weight).sum(1)"
@@ -44,8 +52,7 @@ def embedding_bag_nested(
         raise UnsupportedError(message("embedding_bag", "weights with mode='sum'", got, hint="mode='sum'"))
     found = F.embedding(input.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if per_sample_weights is not None:
-        require_same(s, per_sample_weights.structure, "embedding_bag")
-        found = found * per_sample_weights.values.unsqueeze(-1)
+        found = found * packed_operand(per_sample_weights, input, F.embedding_bag).unsqueeze(-1)
     real = None if padding_idx is None else input.values != padding_idx % weight.shape[0]
     count = lengths_of(s) if real is None else reduce_rows(real.long(), s, "sum", 0)
     if mode == "max":
@@ -58,7 +65,8 @@ def embedding_bag_nested(
     return rounded_once(lambda t: reduce_rows(t, s, "sum", 0) / number, found)
 
 
-define(
-    F.embedding_bag, "embedding_bag", nested=embedding_bag_nested, source="torch.nn.EmbeddingBag",
-    aliases=[torch.embedding_bag],
+define(F.embedding_bag, "embedding_bag", ragged=embedding_bag, source="torch.nn.EmbeddingBag")
+unsupported(
+    torch.embedding_bag, ("nested", "masked"), "offsets of bags, which a ragged batch has itself",
+    family="embedding_bag", hint="F.embedding_bag(rows, weight)",
 )  # fmt: skip

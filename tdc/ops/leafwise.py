@@ -45,7 +45,6 @@ def unary_tensordict(op: Op) -> Op:
     at_all = FOREACH.get(op)
 
     def run(x: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
-        kwargs.pop("inplace", None)
         leaves = x._leaves
         if not args and not kwargs and eager() and at_all is not None and at_once(leaves.values()):
             done = at_all(list(leaves.values()))

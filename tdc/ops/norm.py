@@ -21,10 +21,11 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.positionwise import last_is_static, positionwise
-from tdc.ops.rectangle import cut_padding, repacked
+from tdc.ops.rectangle import repacked
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
+from tdc.ragged.storage import axis_of, data_of, with_data
 from tdc.ragged.structure import Structure
 
 
@@ -36,21 +37,31 @@ def check_normalized(op: Op, input: NestedTensor | MaskedBatch, normalized_shape
     last_is_static(input, op, len(normalized_shape))
 
 
-def softmax_nested(
-    op: Op, x: NestedTensor, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
-) -> NestedTensor:
-    """Also `log_softmax`. The dtype may come by position, behind another argument in `torch.nn.functional`."""
+def ascending(x: MaskedBatch) -> Tensor:
+    """Data with 1, 2, ... along the last dim in padding: neither its norm nor its variance is 0, whatever `eps` is."""
+    return torch.where(x.mask, x.data, torch.arange(1, x.data.shape[-1] + 1, device=x.device)).to(x.dtype)
+
+
+def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
+    """Also `log_softmax`. The dtype may come by position, behind another argument in `torch.nn.functional`.
+
+    In a padded batch an example without real elements becomes 0, not NaN.
+    """
     dtype = dtype_of(args, dtype)
-    s = x.structure
-    axis = s.axis(given(dim, x.ndim, op), x.ndim, op)
-    if axis is None:
+    d = normal_dim(given(dim, x.ndim, op), x.ndim, op)
+    if d == x._batch_dim:
         raise UnsupportedError(message(op, "a static or ragged dim", "the batch", hint="x.to_padded().filled(-inf)"))
-    if axis != s.packed_dim:
-        return x.with_values(op(x.values, axis, dtype=dtype))
-    if s.ragged_ndim > 1:  # rows of rows: as a rectangle
-        return repacked(softmax_masked(op, x.to_padded(), dim, dtype=dtype).data, x)
-    out = rounded_once(partial(softmax_rows, op, s), x.values.movedim(s.packed_dim, 0), dtype)
-    return x.with_values(out.movedim(0, s.packed_dim))
+    if d not in x.ragged_dims:
+        return with_data(x, op(data_of(x), axis_of(op, x, d), dtype=dtype))
+    if isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1:
+        s = x.structure
+        out = rounded_once(partial(softmax_rows, op, s), x.values.movedim(s.packed_dim, 0), dtype)
+        return x.with_values(out.movedim(0, s.packed_dim))
+    padded = x.to_padded() if isinstance(x, NestedTensor) else x
+    padded = padded if dtype is None else padded.to(dtype)
+    some = (padded.lengths > 0).all(1).view([-1 if i == x._batch_dim else 1 for i in range(x.ndim)])
+    filled = padded.filled(-math.inf).masked_fill(~some, 0)
+    return repacked(rounded_once(lambda v: op(v, d), filled), x)
 
 
 def softmax_rows(op: Op, s: Structure, v: Tensor) -> Tensor:
@@ -65,23 +76,6 @@ def softmax_rows(op: Op, s: Structure, v: Tensor) -> Tensor:
 def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:
     """The dtype of a call, by name or by position."""
     return next((a for a in args if isinstance(a, torch.dtype)), dtype)
-
-
-def softmax_masked(
-    op: Op, x: MaskedBatch, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any
-) -> MaskedBatch:
-    """An example without real elements becomes 0, not NaN."""
-    dtype = dtype_of(args, dtype)
-    x = x if dtype is None else x.to(dtype)
-    d = normal_dim(given(dim, x.ndim, op), x.ndim, op)
-    if d == x.batch_dim:
-        raise UnsupportedError(message(op, "a ragged or static dim", "the batch", hint="use x.filled(-inf)"))
-    if d not in x.ragged_dims:
-        return x.with_data(op(x.data, d))
-    some = (x.lengths > 0).all(1).view([-1 if i == x.batch_dim else 1 for i in range(x.ndim)])
-    filled = x.filled(-math.inf).masked_fill(~some, 0)
-    out = rounded_once(lambda v: op(v, d), filled)
-    return cut_padding(x, out)
 
 
 def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
@@ -101,11 +95,11 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     return dim
 
 
-positionwise(F.layer_norm, "norm", check_normalized, source="torch.nn.LayerNorm")
-positionwise(F.rms_norm, "norm", check_normalized, source="torch.nn.RMSNorm", aliases=(torch.rms_norm,))
+positionwise(F.layer_norm, "norm", check_normalized, fill=ascending, source="torch.nn.LayerNorm")
+positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, source="torch.nn.RMSNorm", aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
     define(
-        _op, "norm", nested=partial(softmax_nested, _op), masked=partial(softmax_masked, _op), identity=-math.inf,
+        _op, "norm", ragged=partial(softmax, _op), identity=-math.inf,
         source="torch.nn.Softmax", aliases=[_alias],
     )  # fmt: skip
     along(_op, "dim dtype", "norm", default=NEEDED, aliases=[_alias])

@@ -14,6 +14,7 @@ operands.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ from tdc.tensordict.tensordict import TensorDict
 
 def unary(op: Op, family: str = "pointwise", run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     """Rows for a function of one tensor, for all three containers; `run` is called in its place."""
-    call = run or op
+    call = in_new_memory(op, run or op)
     run_tensordict = unary_tensordict(on_leaves(call))
     nested, masked = unary_nested(call), unary_masked(call)
     define(op, family, nested=nested, masked=masked, tensordict=run_tensordict, modes=modes)
@@ -55,14 +56,31 @@ def nary(op: Op, run: Op | None = None, modes: tuple[str, ...] = MODES) -> None:
     define(op, "pointwise", nested=nested, masked=masked, tensordict=run_tensordict, modes=modes)
 
 
-def unary_nested(op: Op) -> Op:
-    """`inplace=True`, which stock activations pass on, is not followed: nothing is changed in place.
+def in_new_memory(op: Op, run: Op) -> Op:
+    """`run`, which does not follow `inplace=True` where `op` has it: nothing is changed in place.
 
-    This and the others are closures, since a graph holds two guards on one of these, and six on a partial.
+    Stock modules pass it by name, and by position in a graph.
     """
+    try:
+        names = list(inspect.signature(op).parameters)
+    except ValueError:
+        return run
+    if "inplace" not in names:
+        return run
+    at = names.index("inplace") - 1
+
+    def call(x: Any, *args: Any, **kwargs: Any) -> Tensor:
+        kwargs.pop("inplace", None)
+        return run(x, *args[:at], **kwargs)
+
+    NAMES.setdefault(call, op_name(op))  # for errors
+    return call
+
+
+def unary_nested(op: Op) -> Op:
+    """This and the others are closures, since a graph holds two guards on one of these, and six on a partial."""
 
     def run(x: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
-        kwargs.pop("inplace", None)
         return build_result(x._structure, op(x._values, *args, **kwargs))
 
     return run
@@ -70,7 +88,6 @@ def unary_nested(op: Op) -> Op:
 
 def unary_masked(op: Op) -> Op:
     def run(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
-        kwargs.pop("inplace", None)
         return x.with_data(op(x.data, *args, **kwargs))
 
     return run
@@ -242,8 +259,14 @@ def sgn(x: Any) -> Tensor:
     return torch.sgn(x) if x.dtype.is_complex else torch.sign(x)
 
 
-def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Tensor:
-    """In evaluation the slope is the mean, for which vmap has a rule."""
+def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
+    """In evaluation the slope is the mean, for which vmap has a rule.
+
+    Raises:
+        ShapeError: the bounds are the wrong way round.
+    """
+    if lower > upper:
+        raise ShapeError(message("rrelu", "lower <= upper", f"{lower} and {upper}", hint="the slope lies between them"))
     return F.rrelu(x, lower, upper, training) if training else F.leaky_relu(x, (lower + upper) / 2)
 
 

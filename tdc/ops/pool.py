@@ -42,7 +42,7 @@ def window(n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_m
 
 def steps_of(kernel: Any, stride: Any) -> Any:
     """The stride: that of a kernel's size where none is given."""
-    return kernel if stride is None or stride == [] else stride
+    return kernel if stride is None or stride in ([], ()) else stride
 
 
 def max_pool(op: Op, n: int, indexed: bool) -> Op:

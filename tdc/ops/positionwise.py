@@ -33,11 +33,14 @@ from tdc.ragged.nested import NestedTensor, build_nested, build_result
 from tdc.ragged.storage import require_alike
 
 
-def positionwise(op: Op, family: str, check: Op, *, source: str = "", aliases: tuple[Op, ...] = ()) -> None:
+def positionwise(
+    op: Op, family: str, check: Op, *, fill: Op | None = None, source: str = "", aliases: tuple[Op, ...] = ()
+) -> None:
     """Rows for a function of one ragged batch and dense weights.
 
     Args:
         check: refuses wrong arguments of a call; takes `op` in front of them.
+        fill: the data of a padded batch with harmless padding, 0 if not given.
     """
 
     def nested(input: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
@@ -46,7 +49,7 @@ def positionwise(op: Op, family: str, check: Op, *, source: str = "", aliases: t
 
     def masked(input: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
         check(op, input, *args, **kwargs)
-        return cut_padding(input, op(input.filled(0), *args, **kwargs))
+        return cut_padding(input, op(input.filled(0) if fill is None else fill(input), *args, **kwargs))
 
     define(op, family, nested=nested, masked=masked, source=source, aliases=aliases)
 
@@ -105,26 +108,35 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> Non
 
 
 def check_linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
-    """
-    Raises:
-        DtypeError: the weight is ragged: a batch is what a layer is applied to, not what it learns.
-        ShapeError: the last dim is not static.
-    """
-    if not isinstance(input, (NestedTensor, MaskedBatch)) or not isinstance(weight, Tensor):
-        at = {"input": describe(input), "weight": describe(weight), "bias": describe(bias)}
-        hint = "torch.matmul(x, w.mT) for a weight of each example"
-        raise DtypeError(message(op, "a ragged input and a dense weight", "others", at, hint))
+    dense_weights(op, input, weight, bias)
     last_is_static(input, op, 1)
 
 
-def check_embedding(op: Op, input: Any, weight: Any, *args: Any, **kwargs: Any) -> None:
+def dense_weights(op: OpName, input: Any, *weights: Any) -> None:
     """
     Raises:
-        DtypeError: the table is ragged.
+        DtypeError: a weight is ragged, or the input is not: a batch is what a layer is applied to, not what it learns.
     """
-    if not isinstance(weight, Tensor):
-        at = {"input": describe(input), "weight": describe(weight)}
-        raise DtypeError(message(op, "ragged indices and a dense table", "others", at, "x.gather for one of each row"))
+    if not is_ragged(input) or any([is_ragged(w) for w in weights]):
+        at = {"input": describe(input), **{f"weight {i}": describe(w) for i, w in enumerate(weights)}}
+        hint = "torch.matmul(x, w.mT), or x.gather, for a weight of each example"
+        raise DtypeError(message(op, "a ragged input and dense weights", "others", at, hint))
+
+
+def embedding(
+    input: Any, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Any:  # fmt: skip
+    """What counts the indices, or changes the rows of the table that they name, sees real ones only."""
+    dense_weights(F.embedding, input, weight)
+    args = weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+    if isinstance(input, NestedTensor):
+        return build_result(input._structure, F.embedding(input._values, *args))
+    if max_norm is None and not scale_grad_by_freq and not sparse:
+        return cut_padding(input, F.embedding(input.filled(0), *args))
+    packed = input.to_packed()
+    found = build_result(packed._structure, F.embedding(packed._values, *args))
+    return found.to_padded(length=tuple([input.data.shape[d] for d in input.ragged_dims]))
 
 
 def bilinear(
@@ -159,7 +171,7 @@ def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Any:
 
 
 positionwise(F.linear, "positionwise", check_linear, source="torch.nn.Linear")
-positionwise(F.embedding, "positionwise", check_embedding, source="torch.nn.Embedding")
+define(F.embedding, "positionwise", ragged=embedding, source="torch.nn.Embedding")
 define(F.bilinear, "positionwise", ragged=bilinear, source="torch.nn.Bilinear")
 define(F.glu, "positionwise", ragged=glu, source="torch.nn.GLU")
 along(F.glu, "dim", "positionwise", default=-1)

@@ -102,3 +102,75 @@ def test_feature_alpha_dropout_keeps_mean_and_variance():
     values = nn.FeatureAlphaDropout(0.3)(x).values
     assert abs(values.mean().item()) < 0.05
     assert abs(values.var().item() - 1) < 0.1
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_running_statistics_of_one_position(kind: int):
+    """An example of one position has no variance, one without positions no mean: the others count."""
+    torch.manual_seed(0)
+    parts = [torch.randn(4, n) for n in (1, 0, 5)]
+    norm = nn.InstanceNorm1d(4, track_running_stats=True)
+    norm(batches(parts)[kind])
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * parts[2].var(1))
+    torch.testing.assert_close(norm.running_mean, 0.1 * (parts[0][:, 0] + parts[2].mean(1)) / 2)
+    if kind:  # torch refuses one value for each channel; here a size that only the device knows
+        batch = nn.BatchNorm1d(4)
+        batch(batches(parts[:2])[kind])
+        torch.testing.assert_close(batch.running_var, torch.ones(4))
+
+
+def test_embedding_of_padded_batches_counts_no_padding():
+    """scale_grad_by_freq, max_norm and sparse gradients know the indices that are there."""
+    ids = [torch.tensor([0, 2, 2]), torch.tensor([1])]
+    for options in ({"scale_grad_by_freq": True}, {"max_norm": 0.5}, {"sparse": True}):
+        tables = [torch.arange(1.0, 9).view(4, 2).requires_grad_() for _ in range(2)]
+        out: Any = nn.functional.embedding(tdc.pack(ids).to_padded(length=5), tables[0], **options)
+        want = nn.functional.embedding(torch.cat(ids), tables[1], **options)
+        torch.testing.assert_close(torch.cat(list(out.unbind())), want)
+        assert out.data.shape == (2, 5, 2)
+        out.data.sum().backward()
+        want.sum().backward()
+        grads = [t.grad.coalesce() if options.get("sparse") else t.grad for t in tables if t.grad is not None]
+        torch.testing.assert_close(*grads)
+        assert torch.equal(*[t.detach() for t in tables])
+
+
+def test_embedding_bag_of_both_kinds():
+    ids, weights, table = tdc.pack([torch.tensor([0, 2, 2]), torch.tensor([1])]), torch.rand(2, 3), torch.rand(4, 2)
+    bag = nn.functional.embedding_bag
+    for mode in ("mean", "sum", "max"):
+        want = torch.cat([bag(row[None], table, mode=mode) for row in ids.unbind()])
+        torch.testing.assert_close(bag(ids, table, mode=mode), want)
+        torch.testing.assert_close(bag(ids.to_padded(), table, mode=mode), want)
+    want = torch.stack(
+        [(table[row] * w[: len(row), None]).sum(0) for row, w in zip(ids.unbind(), weights, strict=True)]
+    )
+    for x in (ids, ids.to_padded()):
+        torch.testing.assert_close(bag(x, table, per_sample_weights=weights, mode="sum"), want)
+        with pytest.raises(ShapeError, match="one of mean, sum, max"):
+            bag(x, table, mode="avg")
+
+
+def test_ragged_weights_are_refused():
+    x: Any = tdc.pack([torch.rand(4, 3), torch.rand(4, 2)], ragged_dim=2)
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    for call in (
+        lambda: nn.functional.prelu(torch.rand(2, 4, 3), x),
+        lambda: nn.functional.embedding(ids, x),
+        lambda: nn.functional.group_norm(x, 2, x),
+        lambda: nn.functional.linear(torch.rand(2, 3), x),
+    ):
+        with pytest.raises(tdc.DtypeError, match="a ragged input and dense weights"):
+            call()
+
+
+def test_norms_without_eps_get_no_gradient_from_padding():
+    x: Any = tdc.pack([torch.randn(3, 4), torch.randn(1, 4)])
+    for fn in (nn.functional.layer_norm, nn.functional.rms_norm):
+        found = []
+        for y in (x, x.to_padded()):
+            weight = torch.ones(4, requires_grad=True)
+            out = fn(y, (4,), weight, eps=0.0)
+            (out.values if isinstance(out, tdc.NestedTensor) else out.data).square().sum().backward()
+            found.append(weight.grad)
+        torch.testing.assert_close(*found)

@@ -87,7 +87,7 @@ hint: tdc.pack both""",
             lambda: F.embedding_bag(bags, torch.zeros(4, 2), T([0])),
             """\
 ShapeError
-tdc.embedding_bag: expected a NestedTensor of indices and no offsets, got NestedTensor int64[1, -1] and offsets
+tdc.embedding_bag: expected a ragged batch of indices and no offsets, got NestedTensor int64[1, -1] and offsets
 hint: F.embedding_bag(rows, weight): rows are bags""",
         )
 

@@ -1,0 +1,68 @@
+"""`inplace=True` of stock modules changes no batch, eagerly and in a graph, where Dynamo passes it by position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tdc
+
+MODULES = [
+    nn.ReLU(True), nn.ReLU6(True), nn.LeakyReLU(0.3, True), nn.ELU(0.5, True), nn.SELU(True), nn.CELU(0.5, True),
+    nn.Hardtanh(-0.5, 0.5, True), nn.Threshold(0.1, 3.0, True), nn.Dropout(0.5, True), nn.AlphaDropout(0.5, True),
+    nn.SiLU(True), nn.Mish(True), nn.Hardswish(True), nn.Hardsigmoid(True), nn.RReLU(0.1, 0.3, True),
+]  # fmt: skip
+
+
+def content(x: Any) -> torch.Tensor:
+    return x.values if isinstance(x, tdc.NestedTensor) else x.data if isinstance(x, tdc.MaskedBatch) else x["a"]
+
+
+CASES = [
+    *[
+        (m, kind, backend)
+        for m in MODULES
+        for kind in ("nested", "masked", "tensordict")
+        for backend in ("", "aot_eager")
+    ],
+    (MODULES[2], "nested", "inductor"),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "backend"), CASES, ids=lambda p: p if isinstance(p, str) else type(p).__name__
+)
+def test_input_stays(module: nn.Module, kind: str, backend: str):
+    values = torch.tensor([-3.0, -0.4, 0.3, 2.0, -1.0])
+    x: Any = tdc.pack([values[:2].clone(), values[2:].clone()])
+    x = {"nested": x, "masked": x.to_padded(), "tensordict": tdc.TensorDict({"a": values.clone()}, [5])}[kind]
+    before = content(x).clone()
+    call = torch.compile(module, backend=backend, fullgraph=True) if backend else module
+    torch._dynamo.reset()
+    out = call(x)
+    assert torch.equal(content(x), before)
+    if not isinstance(module, (nn.Dropout, nn.AlphaDropout, nn.RReLU)):
+        torch.testing.assert_close(content(out), module(before.clone()))
+
+
+def test_functions_that_share_a_name_with_a_module():
+    """`torch.dropout` drops elements, `torch.feature_dropout` channels; order and names are torch's."""
+    x: Any = tdc.pack([torch.ones(4, 50), torch.ones(4, 60)], ragged_dim=2)
+    for y in (x, x.to_padded()):
+        kept = torch.dropout(y, 0.5, True).unbind()[0]
+        assert set(kept.unique().tolist()) == {0.0, 2.0}
+        assert not all(len(row.unique()) == 1 for row in kept)
+        assert all(len(row.unique()) == 1 for row in torch.feature_dropout(y, 0.5, True).unbind()[0])
+        weight, bias, mean, var = torch.rand(4), torch.rand(4), torch.rand(4), torch.rand(4) + 1
+        args = weight, bias, mean, var, False, 0.1, 1e-5, True
+        wanted = F.batch_norm(y, mean, var, weight, bias)
+        for got, want in zip(torch.batch_norm(y, *args).unbind(), wanted.unbind(), strict=True):
+            torch.testing.assert_close(got, want)
+        for got, want in zip(torch.instance_norm(y, *args).unbind(), wanted.unbind(), strict=True):
+            torch.testing.assert_close(got, want)
+    with pytest.raises(tdc.UnsupportedError, match=r"F\.embedding_bag"):
+        torch.embedding_bag(torch.rand(3, 2), tdc.pack([torch.tensor([1, 2])]), torch.tensor([0]))
