@@ -67,14 +67,17 @@ def floating(op: Op, impl: Op) -> Op:
     @wraps(impl)
     def run(*args: Any, **kwargs: Any) -> Any:
         own = args[0].dtype if args else None  # None of a TensorDict whose leaves differ, too
-        if own is None or not own.is_floating_point:
+        if own is None or not own.is_floating_point or kwargs.get("dtype") is not None:
             check([*args, *kwargs.values()])
         return impl(*args, **kwargs)
 
     def check(given: list[Any]) -> None:
         wanted = [a for a in given if isinstance(a, torch.dtype)]
-        if not wanted or not is_floating(wanted[0]):
+        if not wanted:
             refuse_integers(op, *given[:count])
+        elif not is_floating(wanted[0]):
+            hint = "dtype=torch.float32, or x.float() before"
+            raise DtypeError(message(op, "a floating point dtype", f"dtype={wanted[0]}", hint=hint))
 
     return run
 

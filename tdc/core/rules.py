@@ -66,6 +66,7 @@ class Rule:
 
 
 RULES: list[Rule] = []
+METHOD, REFLECTED_ROW = "_method", "_reflected"  # how the names of an operation's further rows end
 DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
 ROWS = SimpleNamespace()  # an attribute for each row: of a dict Dynamo would wrap every entry to read one, in 15 ms
 IMPLS: dict[str, Op] = vars(ROWS)
@@ -85,15 +86,15 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
     method: Any = method_of(rule.op)
     IMPLS[row] = rule.impl
     if rule.op in SELF_SECOND:
-        IMPLS[row + "_method"] = self_second(rule.impl)
-        table.setdefault(method, row + "_method")
+        IMPLS[row + METHOD] = self_second(rule.impl)
+        table.setdefault(getattr(torch.Tensor, rule.name), row + METHOD)
     operator = TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
         if op is not None:
             table.setdefault(op, row)
     if rule.op in TENSOR_REFLECTED:  # Dynamo traces `x - tensor` as `Tensor.__rsub__(tensor, x)` (torch 2.11-2.13)
-        IMPLS[row + "_reflected"] = swapped(rule.impl)
-        table.setdefault(TENSOR_REFLECTED[rule.op], row + "_reflected")
+        IMPLS[row + REFLECTED_ROW] = swapped(rule.impl)
+        table.setdefault(TENSOR_REFLECTED[rule.op], row + REFLECTED_ROW)
     rows.append(rule)
     return rule
 

@@ -118,14 +118,19 @@ def at(segments: Segments, position: Tensor, none: float) -> Tensor:
     values = segments.values
     if values.shape[0] == 0:
         return values.new_full(position.shape, none)
-    return values.gather(0, segments.starts + position.clamp(min=0)).masked_fill(position < 0, none)
+    return values.gather(0, index_of(segments, position)).masked_fill(position < 0, none)
 
 
 def position_at(segments: Segments, order: Tensor, rank: Tensor) -> Tensor:
     """The position within its segment of what is at a rank of its order, (K, *D) -> (K, *D); -1 for a negative rank."""
     if order.shape[0] == 0:
         return torch.full_like(rank, -1)
-    return (order.gather(0, segments.starts + rank.clamp(min=0)) - segments.starts).masked_fill(rank < 0, -1)
+    return (order.gather(0, index_of(segments, rank)) - segments.starts).masked_fill(rank < 0, -1)
+
+
+def index_of(segments: Segments, position: Tensor) -> Tensor:
+    """Where positions of segments are along dim 0; anywhere for those of an empty segment, which may lie at the end."""
+    return (segments.starts + position.clamp(min=0)).clamp(max=segments.values.shape[0] - 1)
 
 
 def order_of(segments: Segments, descending: bool = False) -> Tensor:

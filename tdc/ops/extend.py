@@ -16,7 +16,7 @@ import torch
 
 from tdc.core.dynamo import overload_of
 from tdc.core.errors import NAMES, DtypeError, StructureError, message
-from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, MODES, Rule, add_rule, name_of
+from tdc.core.rules import CLASS_NAMES, DISPATCH, KINDS, METHOD, MODES, REFLECTED_ROW, Rule, add_rule, name_of
 from tdc.core.typing import Op
 
 USER_RULES: list[Rule] = []
@@ -96,8 +96,8 @@ def spellings(op: Op) -> list[Op]:
 def dropped(op: Op, kind: str) -> list[Op]:
     """Take a row out of dispatch; the functions that led to it."""
     table = DISPATCH[kind]
-    row = table[op].removesuffix(".reflected")
-    gone = [o for o, name in table.items() if name in (row, row + ".reflected")]
+    row = table[op].removesuffix(REFLECTED_ROW).removesuffix(METHOD)
+    gone = [o for o, name in table.items() if name in (row, row + REFLECTED_ROW, row + METHOD)]
     kept = [o for o in gone if table[o] == row]
     for o in gone:
         del table[o]

@@ -95,17 +95,12 @@ def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: 
     return along_tensordict(op, how, *args, **kwargs)
 
 
-def values_of(op: Op, x: Tensor, **given: Any) -> Tensor:
-    """What torch gives for a whole tensor, where it gives values and indices for a dim."""
-    return op(x, **given).values
-
-
 for _op, _identity in ((torch.argmax, -math.inf), (torch.argmin, math.inf)):
     define(_op, "extremes", ragged=partial(arg_ragged, _op, _identity), identity=_identity)
     along(_op, "dim keepdim", "extremes")
 for _op, _pointwise in PAIRED.items():
     define(_op, "extremes", ragged=partial(extreme_ragged, _op), identity=IDENTITY[_op])
-    _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=partial(values_of, _op))
+    _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=REDUCE[IDENTITY[_op]][1])
     define(_op, "extremes", tensordict=partial(extreme_tensordict, _op, _pointwise, _how))
 define(torch.aminmax, "extremes", ragged=aminmax_ragged)
 along(torch.aminmax, "dim keepdim", "extremes")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tdc.core.container import Container
 from tdc.core.dynamo import eager, foreach
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
 from tdc.core.typing import Op
@@ -94,7 +95,7 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if len(tds) > 1:
         same_size(op, *tds)
     for a in operands:
-        if isinstance(a, Tensor) and a.ndim > 0:
+        if (isinstance(a, Tensor) and a.ndim > 0) or (isinstance(a, Container) and not isinstance(a, TensorDict)):
             check_broadcast(a, like._size, op)
     paths, k = list(like._leaves), len(like._size)
     found = [own.pop(0) if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
@@ -180,7 +181,7 @@ def at_once(leaves: Collection[Any]) -> bool:
     return not torch.is_grad_enabled() or len({x.requires_grad for x in leaves}) == 1
 
 
-def check_broadcast(x: Tensor, size: Sequence[int], op: Op) -> None:
+def check_broadcast(x: Any, size: Sequence[int], op: Op) -> None:
     """A dense operand of a TensorDict broadcasts against its batch size, and does not make it larger.
 
     Raises:

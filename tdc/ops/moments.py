@@ -81,9 +81,10 @@ def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, r
     """
     dtype, wide = x.dtype, widened(x)
     number = count(x, dims, True).to(sum_dtype(dtype))
-    apart = filled(torch.sub(wide, wide.sum(dims, True) / number), 0)
+    left, mean = number - correction, wide.sum(dims, True) / number
+    apart = filled(torch.sub(wide, torch.where(left == 0, mean.detach(), mean)), 0)  # else inf - inf in its derivative
     square = torch.real(apart.mul(apart.conj())) if dtype.is_complex else apart.square()
-    total, left = square.sum(dims, True), number - correction
+    total = square.sum(dims, True)
     bound = left.clamp(min=0).masked_fill(number == 0, 0)
     out = total / left + (total.detach() / bound).masked_fill(bound > 0, 0)
     if root:  # whose derivative at 0 is 0 here, as in torch

@@ -24,7 +24,7 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
 from tdc.ops.batch import along
-from tdc.ops.extremes import extreme_position, values_of
+from tdc.ops.extremes import extreme_position
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, ragged_sizes
 
@@ -88,8 +88,27 @@ def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
     segments = segments_of(op, x, dim)
     order = order_of(segments)
     position = position_at(segments, order, rank(segments, order))
-    out = picked(op, segments, position, nothing(segments.values), keepdim)
-    return out[0] if dim is None else out
+    if dim is not None:
+        return picked(op, segments, position, nothing(segments.values), keepdim)
+    found = at(segments, position, nothing(segments.values))
+    return segments.back(shared(segments.values, segments.real, found), keepdim)
+
+
+def shared(values: Tensor, real: Any, found: Tensor) -> Tensor:
+    """An element found along dim 0, (M, *D) -> (1, *D), whose gradient all that are equal to it share."""
+    if not values.is_floating_point():
+        return found
+    hit = (values == found) | (values.isnan() & found.isnan())
+    hit = hit if real is None else hit & real
+    mean = values.masked_fill(~hit, 0).sum(0, True) / hit.sum(0, True)
+    return torch.where(mean.isfinite(), mean + (found - mean).detach(), mean)
+
+
+def middle_of(op: Op, x: Any, dim: int) -> Any:
+    """What torch gives for a whole tensor, where it gives values and indices for a dim."""
+    if not isinstance(x, Tensor):
+        return op(x, dim).values
+    return shared(x, None, op(x, dim, True).values.detach()).squeeze(dim)
 
 
 def nothing(values: Tensor) -> float:
@@ -130,8 +149,9 @@ def quantile_of(segments: Segments, order: Tensor, last: Tensor, q: Tensor, how:
     """One quantile of each segment, (K, *D); NaN where the last rank is negative."""
     low, high, weight = rank_of(q, last, how)
     where = [position_at(segments, order, rank.masked_fill(last < 0, -1)) for rank in (low, high)]
-    below, above = [at(segments, position, math.nan) for position in where]
-    return torch.lerp(below, above, weight)
+    empty = segments.lengths == 0  # so that no gradient of q comes from there
+    below, above = [at(segments, position, math.nan).masked_fill(empty, 0) for position in where]
+    return torch.lerp(below, above, weight).masked_fill(empty, math.nan)
 
 
 def quantile_ragged(
@@ -163,7 +183,7 @@ for _op in (torch.quantile, torch.nanquantile):
     along(_op, "q dim keepdim", "order_statistics")
 for _op in (torch.median, torch.nanmedian):
     define(_op, "order_statistics", ragged=partial(median_ragged, _op))
-    along(_op, "dim keepdim", "order_statistics", over_all=partial(values_of, _op))
+    along(_op, "dim keepdim", "order_statistics", over_all=partial(middle_of, _op))
 define(torch.mode, "order_statistics", ragged=mode_ragged)
 along(torch.mode, "dim keepdim", "order_statistics", default=-1)
 define(torch.kthvalue, "order_statistics", ragged=kthvalue_ragged)

@@ -192,13 +192,17 @@ def mixed(op: Op, a: Any, b: Any) -> UnsupportedError:
 
 
 def nary_masked(op: Op) -> Op:
-    """Dense operands may take part in autograd, so padding is neutral before the operation and cut off behind it."""
+    """Padding is neutral before the operation and cut off behind it where a dense operand may take part in autograd,
+    and where integers are divided."""
+    divides = op in (torch.div, torch.floor_divide, torch.remainder, torch.fmod)
 
     def run(*args: Any, **kwargs: Any) -> MaskedBatch:
         like = widest_masked(op, args, kwargs)
         everything = (*args, *kwargs.values())
         grows = any([isinstance(a, MaskedBatch) and a.ragged_dims != like.ragged_dims for a in everything])
-        part = neutral_operand if grows or any([isinstance(a, Tensor) for a in everything]) else padded_operand
+        exact = divides and not like.dtype.is_floating_point
+        neutral = grows or exact or any([isinstance(a, Tensor) for a in everything])
+        part = neutral_operand if neutral else padded_operand
         try:
             out = op(*[part(a, like, op) for a in args], **{k: part(a, like, op) for k, a in kwargs.items()})
         except RuntimeError as error:

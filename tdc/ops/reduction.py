@@ -163,6 +163,9 @@ def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], ke
     if not isinstance(x, NestedTensor):
         return op(x.filled(finite(identity, x.dtype)), dims, keepdim=keepdim, **kwargs)
     s, static = x.structure, static_axes(op, x, dims)
+    if static and op in (torch.amax, torch.amin):  # elements that are equally large share the derivative
+        rows = extreme_rows(x.values, s, static, how, identity)
+        return settle(rows, s, dims, keepdim)
     values = op(x.values, static, keepdim=True) if static else x.values  # these are the short ones
     values = values.movedim(s.packed_dim, 0)
     if op in (torch.any, torch.all):
@@ -174,6 +177,18 @@ def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], ke
     else:
         rows = reduce_rows(values, s, how, finite(identity, values.dtype))
     return settle(rows, s, dims, keepdim)
+
+
+def extreme_rows(values: Tensor, s: Structure, static: tuple[int, ...], how: str, identity: float) -> Tensor:
+    """The extremes over the packed axis and static ones, which stay with size 1: (B, *D)."""
+    others = [a for a in range(values.ndim) if a != s.packed_dim and a not in static]
+    count = math.prod([values.shape[a] for a in static])
+    flat = values.permute(s.packed_dim, *static, *others).flatten(0, len(static))
+    longer = Structure(s.offsets * count, None, None, 0, 0, 1)
+    rows = reduce_rows(flat, longer, how, finite(identity, values.dtype))
+    for a in sorted(static):
+        rows = rows.unsqueeze(a + (a < s.packed_dim))
+    return rows
 
 
 def sum_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:

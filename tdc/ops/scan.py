@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, is_static
@@ -26,9 +26,9 @@ from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import lengths_of, take_spans
-from tdc.ragged.storage import Ragged, data_of, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
 from tdc.ragged.structure import Structure
 
 
@@ -87,12 +87,12 @@ def less(later: Tensor, former: Tensor) -> Tensor:
     return later ^ former if later.dtype == torch.bool else later - former
 
 
-def both(later: Tensor, former: Tensor) -> Tensor:
-    return later + former
-
-
 def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Ragged:
     """Differences of neighbours, n times over; `prepend` and `append` are batches of as many examples."""
+    if n < 0:
+        raise ShapeError(message("diff", "n of 0 or more", f"{n}", hint="n = 1 is the difference of neighbours"))
+    if n == 0:  # as torch has it, whatever stands before or behind
+        return x
     parts = [y for y in (prepend, x, append) if y is not None]
     x = torch.cat(parts, dim) if len(parts) > 1 else x
     for _ in range(n):
@@ -101,28 +101,37 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
 
 
 def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
-    """Twice the areas between neighbours, 1 apart or at the points `x`: a batch like y, or a tensor along a static dim.
+    """Sums of neighbours, times their distances where there are points: a batch like y, or a tensor along a static dim.
 
-    They are halved behind the sum, as torch does: areas of whole numbers are whole.
+    Raises:
+        DtypeError: truth values.
     """
-    heights: Any = neighbours(op, y, dim, both)
+    if y.dtype == torch.bool:
+        raise DtypeError(message(op, "numbers", describe(y), hint="y.float()"))
+    heights: Any = neighbours(op, y, dim, torch.add)
     if isinstance(x, Tensor):
         if ragged_dim(op, y, dim) is not None or x.ndim != 1:
             hint = "y.with_values(points), or dx= for equal distances"
             raise ShapeError(message(op, "points x like y, or (n,) along a static dim", describe(x), hint=hint))
-        size = data_of(heights)
-        axis = y.structure.axis(dim, y.ndim, op) if isinstance(y, NestedTensor) else normal_dim(dim, y.ndim, op)
-        out = size * x.diff().view([-1 if i == axis else 1 for i in range(size.ndim)])
-        return with_data(heights, out)
+        size, axis = data_of(heights), axis_of(op, y, normal_dim(dim, y.ndim, op))
+        return with_data(heights, size * x.diff().view([-1 if i == axis else 1 for i in range(size.ndim)]))
     return heights if x is None else heights * diff_ragged(x, dim=dim)
 
 
 def trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged | Tensor:
-    return strips(torch.trapezoid, y, x, dim).sum(dim) * (dx / 2 if x is None else 0.5)
+    """
+    Raises:
+        DtypeError: integers of few bits, of which torch lets the ends overflow.
+    """
+    if x is None and not (y.dtype.is_floating_point or y.dtype.is_complex) and y.dtype.itemsize < 4:
+        raise DtypeError(message("trapezoid", "a dtype in which sums fit", describe(y), hint="y.long() or y.float()"))
+    area = strips(torch.trapezoid, y, x, dim).sum(dim)
+    return area * (dx / 2) if x is None else area / 2
 
 
 def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged:
-    return strips(torch.cumulative_trapezoid, y, x, dim).cumsum(dim) * (dx / 2 if x is None else 0.5)
+    areas = strips(torch.cumulative_trapezoid, y, x, dim)
+    return (areas * (dx / 2)).cumsum(dim) if x is None else areas.cumsum(dim) / 2
 
 
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):

@@ -2,8 +2,8 @@
 
     vector_norm(x, p, d) = sum(|x|^p, d)^(1/p)     inf: the largest |x|     -inf: the smallest     0: how many are not 0
 
-Invariants: a norm is of the real elements, so an empty example has norm 0 (inf for ord -inf); the derivative at 0 is 0,
-as in torch.
+Invariants: a norm is of the real elements, so an empty example has norm 0 (inf for a negative ord); the derivative at 0
+is 0, as in torch.
 """
 
 from __future__ import annotations
@@ -35,22 +35,29 @@ def vector_norm_ragged(
 
 def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any = None) -> Tensor:
     """The norm over dims with a ragged one among them; half precision is summed in float32."""
-    out = dtype or x.dtype
-    size = filled(x if dtype is None else x.to(dtype), 0).abs()
-    out = size.dtype if out.is_complex else out
-    if ord == 0:
-        return size.ne(0).sum(dims, keepdim).to(out)
+    x = filled(x if dtype is None else x.to(dtype), 0)
+    size = x.abs()
+    out = size.dtype
+    if ord == 0:  # a number has this norm with its derivative, which is 0
+        each = torch.linalg.vector_norm(data_of(x).unsqueeze(-1), 0, -1)
+        return widened(with_data(x, each)).sum(dims, keepdim).to(out)
     if math.isinf(ord):
         return size.amax(dims, keepdim).clamp(min=0) if ord > 0 else filled(size, math.inf).amin(dims, keepdim)
     size = widened(size)
     if ord == 1:
         return size.sum(dims, keepdim).to(out)
-    power = size.pow(ord)
-    if 0 < ord < 1:  # the derivative of such a power has no bound at 0
-        power = power.masked_fill(size.eq(0), 0.0)
+    edge = 0.0 if ord > 0 else math.inf  # the power of 0, and the norm of nothing
+    if ord == 2:
+        power = torch.real(x.mul(x.conj())) if x.dtype.is_complex else widened(x).square()
+    elif ord < 1:  # the derivative of such a power has no bound at 0
+        zero = size.eq(0)
+        power = size.masked_fill(zero, 1).pow(ord).masked_fill(zero, edge)
+        power = power if ord > 0 else filled(power, 0)
+    else:
+        power = size.pow(ord)
     total = power.sum(dims, keepdim)
     none = total == 0
-    return total.masked_fill(none, 1).pow(1 / ord).masked_fill(none, 0).to(out)
+    return total.masked_fill(none, 1).pow(1 / ord).masked_fill(none, edge).to(out)
 
 
 def norm_ragged(
@@ -61,6 +68,8 @@ def norm_ragged(
     Raises:
         UnsupportedError: `p="nuc"`.
     """
+    if isinstance(out, torch.dtype):  # the method has no `out`
+        dtype = out
     if p == "nuc":
         hint = "torch.linalg.matrix_norm(x, 'nuc') of static dims"
         raise UnsupportedError(message("norm", "the norm of a vector, p a number or 'fro'", "'nuc'", hint=hint))

@@ -137,6 +137,15 @@ def test_override_replaces_every_name_of_a_row():
     results: list[Any] = [x - 1, x.sub(1), torch.sub(x, 1), torch.subtract(x, 1)]
     for result in results:
         assert result.values.eq(7).all()
+    number = torch.tensor(3.0)  # Dynamo traces `number - x` as a method of its own
+    tdc.ops.implements(torch.sub, override=True)(lambda a, b: b.with_values(b.values * 0 + 7))
+    assert torch.compile(lambda x: number - x, fullgraph=True, backend="eager")(x).values.eq(7).all()
+
+
+def test_override_replaces_the_method_of_what_comes_second():
+    x: Any = rows((2, 3))
+    tdc.ops.implements(torch.where, override=True)(lambda condition, a, b: a.with_values(a.values * 0 + 7))
+    assert x.where(x > 0, 0).values.eq(7).all()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,218 @@
+"""Reductions and orders where torch's own choices show: zeros, ties, NaN, few elements, odd dtypes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tdc
+
+Fn = Callable[..., Any]
+KINDS = ["nested", "masked"]
+LENGTHS = (3, 0, 2, 1)
+
+
+def batch(rows: list[torch.Tensor], kind: str, **options: Any) -> Any:
+    """The rows packed, or padded with the worst that their dtype has."""
+    x = tdc.pack(rows, **options)
+    if kind == "nested":
+        return x
+    padded, dtype = x.to_padded(), rows[0].dtype
+    worst = math.nan if dtype.is_floating_point or dtype.is_complex else True
+    return padded.with_data(padded.data.masked_fill(~padded.mask, worst))
+
+
+def rows_of(dtype: torch.dtype, *features: int, lengths: tuple[int, ...] = LENGTHS) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    if dtype.is_floating_point or dtype.is_complex:
+        return [torch.randn(n, *features, dtype=dtype) for n in lengths]
+    return [torch.randint(0, 2 if dtype == torch.bool else 9, (n, *features)).to(dtype) for n in lengths]
+
+
+def alike(fn: Fn, rows: list[torch.Tensor], kind: str, dim: Any = 1, order: int = 2) -> None:
+    """`fn(x, dim)` of the batch against that of each example: values, dtypes, and derivatives up to an order."""
+    smooth = order and (rows[0].is_floating_point() or rows[0].is_complex())
+    rows = [r.clone().requires_grad_(bool(smooth)) for r in rows]
+    inner: Any = dim - 1 if isinstance(dim, int) else tuple(d - 1 for d in dim)
+    got = list(fn(batch(rows, kind), dim).unbind(0))
+    want = [fn(r, inner) for r in rows]
+    torch.testing.assert_close(got, want, equal_nan=True)
+    leaves = rows
+    for _ in range(order if smooth else 0):
+        pairs = [(a, b) for a, b in zip(got, want, strict=True) if b.requires_grad]
+        assert all(a.requires_grad for a, _ in pairs)
+        if not pairs:
+            return
+        weights = [torch.randn_like(b) for _, b in pairs]
+        sides = [
+            torch.autograd.grad([p[k] for p in pairs], leaves, weights, create_graph=True, materialize_grads=True)
+            for k in (0, 1)
+        ]
+        got, want = list(sides[0]), list(sides[1])
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestDtypes:
+    @pytest.mark.parametrize("name", ["amax", "amin", "any", "all"])
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+    def test_truth_values_and_bytes(self, name: str, dtype: torch.dtype, kind: str):
+        rows = [
+            torch.tensor([False, False]).to(dtype),
+            torch.tensor([True]).to(dtype),
+            torch.tensor([True, False]).to(dtype),
+        ]
+        alike(getattr(torch, name), rows, kind)
+        x, whole = batch(rows, kind), torch.cat(rows)
+        out = getattr(x, name)()
+        assert out.dtype == getattr(whole, name)().dtype
+        assert out.eq(getattr(whole, name)())
+        assert x.max().eq(whole.max())
+        assert x.min(1).values.tolist() == [int(r.min()) for r in rows]
+
+    @pytest.mark.parametrize("fn", [torch.prod, torch.logsumexp, torch.sum, torch.mean, torch.var, torch.nansum])
+    def test_complex_numbers(self, fn: Fn, kind: str):
+        if fn is torch.nansum:
+            pytest.skip("torch refuses them")
+        alike(fn, rows_of(torch.complex128, 2, lengths=(3, 2, 4)), kind)
+
+    def test_norms_have_the_dtype_asked_for(self, kind: str):
+        x = batch(rows_of(torch.float32, 2), kind)
+        for out in (x.norm(2, 1, False, torch.float64), torch.norm(x, 2, 1, False, None, torch.float64)):
+            assert out.dtype == torch.float64
+
+    @pytest.mark.parametrize(
+        "fn", [torch.mean, torch.nanmean, lambda x, dim, dtype: torch.linalg.vector_norm(x, 2, dim, dtype=dtype)]
+    )
+    def test_means_and_norms_are_no_integers(self, fn: Fn, kind: str):
+        x = batch(rows_of(torch.float32, 2), kind)
+        for dim in (1, 2, None):
+            with pytest.raises(tdc.DtypeError, match=r"expected a floating point dtype, got dtype=torch\.int64"):
+                fn(x, dim, dtype=torch.int64)
+
+    def test_trapezoids_count_in_the_dtype_of_the_points(self, kind: str):
+        rows = rows_of(torch.uint8, lengths=(5, 3, 4))
+        points = [200 * torch.arange(len(r), dtype=torch.uint8) for r in rows]
+        x, at = batch(rows, kind), batch(points, kind)
+        want = [torch.trapezoid(r, p) for r, p in zip(rows, points, strict=True)]
+        torch.testing.assert_close(torch.trapezoid(x, at, dim=1), torch.stack(want))
+        with pytest.raises(tdc.DtypeError, match="a dtype in which sums fit"):
+            torch.trapezoid(x, dim=1)
+        with pytest.raises(tdc.DtypeError, match="expected numbers"):
+            torch.cumulative_trapezoid(x.bool(), dim=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestDerivatives:
+    @pytest.mark.parametrize("ord", [0, 0.5, 1, 2, 3, -1, -0.5, math.inf, -math.inf])
+    def test_norms_at_zero(self, ord: float, kind: str):
+        rows = [torch.tensor([0.0, 2.0, -3.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 4.0])]
+        order = 2 if ord in (2, 3) else 1
+        rows = rows if order == 1 else rows[::2]
+        alike(lambda x, dim: torch.linalg.vector_norm(x, ord, dim), [r.double() for r in rows], kind, order=order)
+
+    @pytest.mark.parametrize("name", ["amax", "amin"])
+    def test_ties_share_the_gradient_over_all_dims(self, name: str, kind: str):
+        rows = [torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([[2.0, 2.0]])]
+        alike(lambda x, dim: getattr(x, name)(dim), rows, kind, dim=(1, 2), order=1)
+
+    @pytest.mark.parametrize("name", ["median", "nanmedian", "max", "min"])
+    def test_ties_share_the_gradient_of_all_elements(self, name: str, kind: str):
+        rows = [torch.tensor([1.0, 2.0, 2.0]), torch.tensor([2.0]), torch.tensor([3.0, 1.0])]
+        sides = []
+        for flat in (False, True):
+            leaves = [r.clone().requires_grad_() for r in rows]
+            x = torch.cat(leaves) if flat else batch(leaves, kind)
+            getattr(x, name)().backward()
+            sides.append([r.grad for r in leaves])
+        torch.testing.assert_close(*sides)
+
+    @pytest.mark.parametrize("name", ["var", "std"])
+    @pytest.mark.parametrize("correction", [-1, 0, 1, 2, 3])
+    @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+    def test_more_correction_than_elements(self, name: str, correction: int, kind: str):
+        fn = lambda x, dim: getattr(torch, name)(x, dim, correction=correction)  # noqa: E731
+        alike(fn, rows_of(torch.float64), kind, order=1)
+
+    def test_second_derivatives_of_variances_of_equal_elements(self, kind: str):
+        alike(lambda x, dim: torch.var(x, dim), [torch.ones(3).double(), torch.tensor([1.0, 2.0, 3.0]).double()], kind)
+
+    def test_means_of_nothing_but_nan(self, kind: str):
+        rows = [torch.tensor([1.0, math.nan]), torch.tensor([math.nan]), torch.tensor([2.0])]
+        alike(lambda x, dim: torch.nanmean(x, dim), rows, kind, order=1)
+
+    def test_products_with_zeros(self, kind: str):
+        rows = [torch.tensor([0.0, 2.0, 3.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 4.0])]
+        alike(lambda x, dim: torch.prod(x, dim), [r.double() for r in rows], kind)
+
+    def test_forward_mode_of_products(self, kind: str):
+        rows, more = (rows_of(torch.float64, 2, lengths=(3, 1, 2)) for _ in range(2))
+        more = [m + 1 for m in more]
+        x, t = batch(rows, "nested"), batch(more, "nested")
+
+        def run(values: torch.Tensor) -> torch.Tensor:
+            y = x.with_values(values)
+            return (y if kind == "nested" else y.to_padded()).prod(1)
+
+        _, got = torch.func.jvp(run, (x.values,), (t.values,))
+        want = [torch.func.jvp(lambda r: r.prod(0), (r,), (m,))[1] for r, m in zip(rows, more, strict=True)]
+        torch.testing.assert_close(got, torch.stack(want))
+        assert torch.func.jacfwd(run)(x.values).abs().sum() > 0
+
+    def test_the_quantile_of_one_of_two_ragged_dims(self, kind: str):
+        q = torch.tensor(0.3, requires_grad=True)
+        x = batch([torch.randn(2, 3), torch.randn(3, 1)], kind, ragged_dim=(1, 2))
+        x.quantile(q, 2).sum(1).sum().backward()
+        assert q.grad is not None
+        assert q.grad.isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_example_at_the_end(kind: str):
+    x = batch([torch.tensor([3.0, 1.0]), torch.tensor([])], kind)
+    for op in (torch.max, torch.min, torch.median, torch.nanmedian, torch.mode):
+        assert op(x, 1).indices[1] == -1
+    assert x.quantile(0.5, 1)[1].isnan()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_differences_none_times_and_fewer(kind: str):
+    x = batch(rows_of(torch.float32, 2), kind)
+    assert torch.equal(torch.diff(x, n=0, dim=1, prepend=x), x)
+    with pytest.raises(tdc.ShapeError, match="expected n of 0 or more, got -1"):
+        torch.diff(x, n=-1, dim=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_allclose_beside_a_dense_tensor(kind: str):
+    x = batch([torch.ones(2), torch.ones(3)], kind)
+    assert torch.allclose(x, torch.ones(2, 1))
+    assert torch.allclose(torch.ones(2, 3), x)
+    assert not torch.allclose(x, torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("op", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_padded_integers_are_divided(op: Fn):
+    rows = [torch.tensor([5, 6]), torch.tensor([7])]
+    x, y = tdc.pack(rows).to_padded(), tdc.pack([r - 3 for r in rows]).to_padded()
+    assert torch.equal(op(x, y), tdc.pack([op(r, r - 3) for r in rows]).to_padded())
+    assert torch.equal(torch.div(x, y, rounding_mode="floor"), torch.floor_divide(x, y))
+    if op is not torch.fmod:
+        assert torch.equal(op(9, x), tdc.pack([op(9, r) for r in rows]).to_padded())
+
+
+def test_a_ragged_batch_is_no_operand_of_a_tensordict():
+    x = tdc.pack([torch.ones(2), torch.ones(3)])
+    td = tdc.TensorDict({"a": torch.ones(2)}, [2])
+    for run in (lambda: td + x, lambda: x + td, lambda: td * x.to_padded()):
+        with pytest.raises(tdc.ShapeError, match=r"expected a tensor that broadcasts against batch_size \[2\]"):
+            run()
+
+
+def test_normalize_of_rows_without_elements():
+    alike(lambda x, dim: F.normalize(x, dim=dim), rows_of(torch.float64, 2, lengths=(3, 2)), "nested")
