@@ -36,7 +36,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow bench lint types clean compiler
+.PHONY: help demo test test-all test-slow mutants bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -59,6 +59,9 @@ bench: compiler .venv/.ready-bench ## every benchmark in bench/, one after the o
 	@set -e; for file in bench/[!_]*.py; do \
 		[ -e "$$file" ] || { echo "bench/ has no benchmarks"; exit 1; }; \
 		name=$$(basename "$$file" .py); echo "== bench.$$name"; $(PY) -m "bench.$$name" $(ARGS); done
+
+mutants: .venv/.ready-dev ## small faults in the rules that tests must find, ARGS="--count 50 --seed 0"
+	$(test-env) $(PY) tests/mutants.py $(ARGS)
 
 lint: .venv/.ready-dev ## ruff
 	$(PY) -m ruff check . $(ARGS)

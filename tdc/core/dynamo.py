@@ -137,17 +137,22 @@ def in_direction() -> bool:
     return any([level.key() == functorch.TransformType.Jvp for level in stack or ()])
 
 
+def known(condition: bool) -> bool:
+    """Whether a condition on sizes holds; no where a graph does not know them, as those of `x @ x.transpose(1, 2)`."""
+    return condition if isinstance(condition, bool) else known_symbol(condition)
+
+
+def known_symbol(condition: bool) -> bool:
+    """`known` of sizes in a graph. Whoever traces has loaded the module."""
+    return internals.fx.experimental.symbolic_shapes.guard_or_false(condition)
+
+
+trace_as(known, known_symbol)
+
+
 def is_zero(n: int) -> bool:
-    """Whether a size is 0; no for a size that a graph does not know, as that of `x @ x.transpose(1, 2)`."""
-    return n == 0 if isinstance(n, int) else is_zero_symbol(n)
-
-
-def is_zero_symbol(n: int) -> bool:
-    """`is_zero` of a size in a graph. Whoever traces has loaded the module."""
-    return internals.fx.experimental.symbolic_shapes.guard_or_false(n == 0)
-
-
-trace_as(is_zero, is_zero_symbol)
+    """Whether a size is `known` to be 0."""
+    return known(n == 0)
 
 
 def without_vmap(condition: Tensor) -> Tensor:

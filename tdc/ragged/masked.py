@@ -25,12 +25,13 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import mark_dynamic
+from tdc.core.dynamo import known, mark_dynamic
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims, OpName
 from tdc.ragged.padding import valid_mask
+from tdc.ragged.structure import other_size
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import MaskedOperations as Operations
@@ -86,6 +87,9 @@ class MaskedBatch(Operations):
             raise DtypeError(message("MaskedBatch", "tensors of data and lengths", got, hint="torch.tensor(lengths)"))
         if lengths.dtype != torch.int64:
             raise DtypeError(message("MaskedBatch", "int64 lengths", describe(lengths), hint="lengths.long()"))
+        if data.device != lengths.device:
+            got, hint = f"data on {data.device}, lengths on {lengths.device}", "lengths.to(data.device)"
+            raise StructureError(message("MaskedBatch", "data and lengths on one device", got, hint=hint))
         sizes = lengths[:, None] if lengths.ndim == 1 else lengths
         if data.ndim < 1 or sizes.ndim != 2 or tuple(sizes.shape) != (data.shape[0], len(dims)):
             expected = f"lengths of shape (B, {len(dims)}) for data (B, ...)"
@@ -134,7 +138,15 @@ class MaskedBatch(Operations):
         return self.data.masked_fill(~self.mask, value)
 
     def with_data(self, data: Tensor) -> MaskedBatch:
-        """A batch of the same lengths and ragged dims with other data."""
+        """A batch of the same lengths and ragged dims with other data: as many examples, and no smaller rectangle.
+
+        Raises:
+            ShapeError: the data has not.
+        """
+        b, old = self._batch_dim, self._data.shape
+        lacks = data.ndim <= max(b, *self._ragged_dims) or known(data.shape[b] != old[b])
+        if lacks or any([known(data.shape[d] < old[d]) for d in self._ragged_dims]):
+            raise other_size("with_data", self._data, data)
         return build_masked(data, self._lengths, self._ragged_dims, self._batch_dim)
 
     @property
@@ -187,8 +199,10 @@ class MaskedBatch(Operations):
 
     def to(self, *args: Any, **kwargs: Any) -> MaskedBatch:
         """`Tensor.to` for the data; the lengths follow to the device."""
-        data = self.data.to(*args, **kwargs)
-        return build_masked(data, self.lengths.to(data.device), self.ragged_dims, self.batch_dim)
+        data, lengths = self.data.to(*args, **kwargs), self.lengths
+        moves = data.device != lengths.device
+        lengths = lengths.to(data.device) if moves else lengths
+        return build_masked(data, lengths, self.ragged_dims, self.batch_dim, new_lengths=moves)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The real part of each example, as views; reads lengths on the host. Along a static dim, padded batches."""

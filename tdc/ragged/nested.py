@@ -28,13 +28,13 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import mark_dynamic, mark_only_result, mark_result
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.dynamo import known, mark_dynamic, mark_only_result, mark_result
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, on_host, sizes_of
-from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of
+from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of, other_size
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import NestedOperations as Operations
@@ -105,6 +105,9 @@ class NestedTensor(Operations):
             got = f"ragged_dim={ragged_dim} for values with {values.ndim} dims"
             hint = "dim 0 is the batch; ragged_dim=1 is the first dim of each row"
             raise ShapeError(message("NestedTensor", f"a ragged dim in [1, {values.ndim}]", got, hint=hint))
+        if values.device != offsets.device:
+            got, hint = f"values on {values.device}, offsets on {offsets.device}", "offsets.to(values.device)"
+            raise StructureError(message("NestedTensor", "values and offsets on one device", got, hint=hint))
         sizes = None if max_length is None else (max_length,) if isinstance(max_length, int) else tuple(max_length)
         count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
         if sizes is not None:
@@ -210,8 +213,15 @@ class NestedTensor(Operations):
         return f"NestedTensor(shape={self.shape}, packed={packed}, dtype={self.dtype}, device={self.device})"
 
     def with_values(self, values: Tensor) -> NestedTensor:
-        """A batch of the same structure with other values, which have the same size along the packed axis."""
-        return build_nested(self._structure, values)
+        """A batch of the same structure with other values, which have the same size along the packed axis.
+
+        Raises:
+            ShapeError: they have another size.
+        """
+        s = self._structure
+        if values.ndim <= s.packed_dim or known(values.shape[s.packed_dim] != self._values.shape[s.packed_dim]):
+            raise other_size("with_values", self._values, values)
+        return build_nested(s, values)
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """The examples as views; reads the sizes on the host. Along a static dim, ragged batches."""
@@ -235,10 +245,10 @@ class NestedTensor(Operations):
         s = self.structure
         if values.device == s.offsets.device:
             return build_nested(s, values)
-        move: list[Any] = [None if t is None else t.to(values.device) for t in (s.offsets, s.shapes, s.extent)]
-        return build_nested(
-            Structure(move[0], move[1], move[2], s.packed_dim, s.batch_dim, s.ragged_ndim).marked(), values
-        )
+        offsets, shapes = s.offsets.to(values.device), None if s.shapes is None else s.shapes.to(values.device)
+        extent = None if s.extent is None else extent_of(longest(s), values.device)
+        moved = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
+        return build_nested(moved.marked(), values)
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:

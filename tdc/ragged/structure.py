@@ -204,6 +204,14 @@ def check_offsets(offsets: Tensor, op: OpName) -> None:
         )
 
 
+def other_size(op: OpName, old: Tensor, new: Tensor) -> ShapeError:
+    """The error for data of another size than that of the batch it is to replace."""
+    hint = (
+        "build a batch of other lengths by tdc.pack(rows), NestedTensor(values, offsets) or MaskedBatch(data, lengths)"
+    )
+    return ShapeError(message(op, f"data for the lengths of {describe(old)}", describe(new), hint=hint))
+
+
 def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
     """An empty tensor whose shape carries the longest ragged sizes; its dims are marked dynamic."""
     return mark_dynamic(torch.empty((*longest, 0), dtype=torch.uint8, device=device), *range(len(longest)))

@@ -230,7 +230,8 @@ MaskedBatch(shape=torch.Size([2, 3, 4]),
         )
 
     def test_several_ragged_dims(self):
-        x = MaskedBatch(torch.zeros(1, 2, 3, 4, device="meta"), torch.ones(1, 2, dtype=torch.int64), ragged_dims=(2, 3))
+        lengths = torch.ones(1, 2, dtype=torch.int64, device="meta")
+        x = MaskedBatch(torch.zeros(1, 2, 3, 4, device="meta"), lengths, ragged_dims=(2, 3))
         self.assertExpectedInline(
             lines(x),
             """\

@@ -1,0 +1,243 @@
+"""Mutation testing of the rules: one small fault at a time, and do the tests find it?
+
+    python tests/mutants.py --count 50 --seed 0 --within tdc/ops
+
+A mutant is one change in the syntax tree of one file of tdc/ops, tdc/ragged or tdc/tensordict: a comparison, a number,
+`and` for `or`, two arguments exchanged, a call left out. What only words errors is left alone. Each mutant of a seeded
+sample runs in a process of its own, forked from one that has imported torch: the file is compiled from the changed
+tree, so that nothing is written to disk. First the rows of the conformance matrix that the file serves are checked,
+eagerly and with gradients, then the tests of its folder and of its name, until one fails.
+
+killed      a test fails, or tdc does not import        survived    all pass: a test is missing, or nothing changed
+slow        no answer in time: an endless loop, or a file of many tests
+
+What kills is named. It passes without the mutant only if the tests do: run them before.
+
+The tools there are do not fit: mutmut calls every function through a trampoline, which Dynamo does not trace as it does
+the function; cosmic-ray writes each mutant into the working tree and has one list of tests for all files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch  # noqa: F401  # before processes are forked
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("tdc/ops", "tdc/ragged", "tdc/tensordict")
+WORDS = {"hint", "got", "expected", "text"}  # names of what an error says
+ROWS = 40  # of the matrix, at most, for one file
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """One change: the file, where it is, and the texts before and after."""
+
+    path: str
+    line: int
+    before: str
+    after: str
+    tree: ast.Module
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in the place of a node."""
+    new: Any = copy.deepcopy(node)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        new.ops = [SWAPS[type(node.ops[0])]()]
+        yield new
+        if isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):  # off by one
+            other = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}[type(node.ops[0])]
+            yield ast.Compare(node.left, [other()], node.comparators)
+    elif isinstance(node, (ast.BoolOp, ast.BinOp)) and type(node.op) in SWAPS:
+        new.op = SWAPS[type(node.op)]()
+        yield new
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+        yield new.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+        yield ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(new.test, new.orelse, new.body)
+    elif isinstance(node, ast.Call):
+        plain = len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2])
+        if plain and ast.dump(node.args[0]) != ast.dump(node.args[1]):
+            yield ast.Call(new.func, [new.args[1], new.args[0], *new.args[2:]], new.keywords)
+        if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name):
+            yield new.func.value  # the call of a method, left out
+        elif len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred):
+            yield new.args[0]
+        for keyword in [k for k in new.keywords if k.arg != "strict"]:
+            yield ast.Call(new.func, new.args, [k for k in new.keywords if k is not keyword])
+
+
+def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
+    """Every expression that may change, as its parent, the field and the index in it."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
+            continue
+        for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            names = {t.id for t in ast.walk(child) if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)} \
+                if isinstance(child, ast.Assign) else set()  # fmt: skip
+            unused = isinstance(child, (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr)) or names & WORDS
+            if not isinstance(child, ast.AST) or unused or (isinstance(child, ast.keyword) and child.arg == "strict"):
+                continue
+            if isinstance(child, ast.expr) and not (isinstance(node, ast.Expr) and isinstance(child, ast.Constant)):
+                yield node, field, i
+            yield from places(child)
+
+
+def mutants(path: str) -> Iterator[Callable[[], Mutant]]:
+    """All mutants of a file, each made when it is wanted."""
+    tree = ast.parse((ROOT / path).read_text())
+    for number, (parent, field, i) in enumerate(places(tree)):
+        node = getattr(parent, field) if i is None else getattr(parent, field)[i]
+        for which in range(len(list(changes(node)))):
+            yield lambda number=number, which=which: one(path, number, which)
+
+
+def one(path: str, number: int, which: int) -> Mutant:
+    """The mutant of a place and a change."""
+    tree = ast.parse((ROOT / path).read_text())
+    parent, field, i = list(places(tree))[number]
+    node: Any = getattr(parent, field) if i is None else getattr(parent, field)[i]
+    new = list(changes(node))[which]
+    before, after, line = ast.unparse(node), ast.unparse(new), node.lineno
+    if i is None:
+        setattr(parent, field, new)
+    else:
+        getattr(parent, field)[i] = new
+    return Mutant(path, line, before, after, ast.fix_missing_locations(tree))
+
+
+# -- one mutant in a process of its own
+
+
+def put_in_place(mutant: Mutant) -> None:
+    """Have the file compiled from the changed tree when it is imported."""
+    own, path = SourceFileLoader.get_code, str(ROOT / mutant.path)
+
+    def get_code(self: SourceFileLoader, name: str) -> Any:
+        found = self.get_filename(name)
+        return compile(mutant.tree, path, "exec") if os.path.realpath(found) == path else own(self, name)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]  # in this process alone
+
+
+def failing_row(path: str, rng: random.Random) -> str:
+    """The first row of those a file serves that is not the loop over examples; empty where all are."""
+    from catalogue import samples
+    from harness import check
+
+    from tdc.core.rules import RULES
+
+    name = Path(path).stem
+    live = [rule for rule in RULES if not rule.reason]
+    own = [rule for rule in live if name in (rule.family, rule.impl.__module__.rpartition(".")[2])]
+    others = [rule for rule in live if rule not in own and ("tensordict" not in path or rule.kind == "tensordict")]
+    chosen = rng.sample(own, min(len(own), ROWS))
+    for rule in [*chosen, *rng.sample(others, ROWS - len(chosen))]:
+        for mode in [mode for mode in ("eager", "grad") if mode in rule.modes]:
+            try:
+                check(rule, samples(rule), mode)
+            except BaseException as error:
+                return f"{rule}, {mode}: {type(error).__name__}"
+    return ""
+
+
+def files_of_tests(path: str) -> list[str]:
+    """Files of tests for a file: those of its name, then those of its folder."""
+    folder, name = Path(path).parts[1], Path(path).stem
+    own = sorted(f"{p}" for p in (ROOT / "tests").rglob(f"test_*{name}*.py"))
+    near = sorted(f"{p}" for p in (ROOT / "tests" / folder).glob("test_*.py")) if folder != "ops" else []
+    more = [f"{ROOT}/tests/ops/test_{name}.py" for name in ("nn", "pairs", "partial_ragged", "tensordict_ops")]
+    return list(dict.fromkeys([*own, *near, *(more if folder == "ops" else [])]))
+
+
+class FirstFailure:
+    """A plugin of pytest that keeps the name of the test that failed."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.name = self.name or (report.nodeid if report.failed else "")
+
+
+def verdict(mutant: Mutant, seed: int) -> str:
+    """What finds a mutant, in the process that it is in; empty where nothing does."""
+    put_in_place(mutant)
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+    try:
+        found = failing_row(mutant.path, random.Random(seed))
+    except BaseException as error:
+        return f"import: {type(error).__name__}"
+    if found:
+        return found
+    first, options = FirstFailure(), ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    status = pytest.main([*options, *files_of_tests(mutant.path)], plugins=[first])
+    return "" if status in (0, 5) else first.name or "tests cannot be collected"
+
+
+def outcome(mutant: Mutant, seed: int, limit: float) -> tuple[str, float]:
+    """Fork, and wait for the verdict."""
+    read, write = os.pipe()
+    begin, child = time.monotonic(), os.fork()
+    if child == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.write(write, (verdict(mutant, seed) or "survived").encode())
+        os._exit(0)
+    os.close(write)
+    ready = select.select([read], [], [], limit)[0]
+    found = os.read(read, 200).decode() or "the process ended" if ready else "slow"
+    if not ready:
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(read)
+    return found, time.monotonic() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Mutation testing of the rules.")
+    parser.add_argument("--count", type=int, default=50, help="how many mutants")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one mutant")
+    parser.add_argument("--within", nargs="*", default=FOLDERS, help="folders or files")
+    parser.add_argument("--list", action="store_true", help="list the sample, and test nothing")
+    args = parser.parse_args()
+    files = [ROOT / within for within in args.within]
+    found = [p for file in files for p in ([file] if file.suffix else file.rglob("*.py"))]
+    paths = sorted({str(p.relative_to(ROOT)) for p in found})
+    everything = [make for path in paths for make in mutants(path)]
+    sample = [make() for make in random.Random(args.seed).sample(everything, min(args.count, len(everything)))]
+    print(f"{len(sample)} of {len(everything)} mutants of {len(paths)} files, seed {args.seed}", flush=True)
+    counts: dict[str, int] = {"killed": 0, "slow": 0, "survived": 0}
+    for m in sample:
+        found, seconds = ("listed", 0.0) if args.list else outcome(m, args.seed, args.limit)
+        kind = found if found in counts else "killed"
+        counts[kind] += 1
+        print(f"{kind:9}{seconds:5.0f} s  {m.path}:{m.line}  {m.before}  ->  {m.after}  ({found})", flush=True)
+    print(", ".join(f"{name} {count}" for name, count in counts.items()), f"of {len(sample)}")
+
+
+if __name__ == "__main__":
+    main()
