@@ -20,10 +20,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
+from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -161,7 +163,12 @@ def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], ke
         how: of `reduce_rows`.
     """
     if not isinstance(x, NestedTensor):
-        return op(x.filled(finite(identity, x.dtype)), dims, keepdim=keepdim, **kwargs)
+        data = x.filled(finite(identity, x.dtype))
+        if op in (torch.amax, torch.amin):  # which torch has none of where no element is
+            nothing = [d in dims and d in x.ragged_dims and is_zero(n) for d, n in enumerate(data.shape)]
+            wide = [int(k) for at in reversed(nothing) for k in (0, at)]
+            data = F.pad(data, wide, value=finite(identity, x.dtype)) if any(nothing) else data
+        return op(data, dims, keepdim=keepdim, **kwargs)
     s, static = x.structure, static_axes(op, x, dims)
     if static and op in (torch.amax, torch.amin):  # elements that are equally large share the derivative
         rows = extreme_rows(x.values, s, static, how, identity)

@@ -1,0 +1,27 @@
+"""A hundred random programs; `python tests/programs/run.py --count 5000 --seed 0` draws more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from programs import run, steps
+
+
+def test_random_programs():
+    found = run.check_programs(100, compiled=40)
+    assert found["programs"] >= 100
+    assert found["steps"] > 3 * found["programs"]
+
+
+def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """A wrong value, a wrong gradient, an error of torch."""
+    wrong = {
+        "values": steps.each("x + 1", lambda x: x + 1, lambda r: r + 2),
+        "gradient": steps.each("x", lambda x: x.detach() + 0 * x, lambda r: r * 1),
+        "raises RuntimeError": steps.each("fails", lambda x: torch.zeros(2) + torch.zeros(3), lambda r: r),
+        "example": steps.each("x", lambda x: x.flip(1), lambda r: r),
+    }
+    for text, step in wrong.items():
+        monkeypatch.setattr(run, "TABLE", {"wrong": lambda _, step=step: step})
+        with pytest.raises(AssertionError, match="example" if text == "values" else text):
+            run.check_programs(20, compiled=1000)
