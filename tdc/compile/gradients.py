@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.compile.vectorize import data_of, is_container, is_ragged, with_data
 from tdc.core import pytree
-from tdc.core.arguments import expect_function
+from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.core.keys import parts, unravel_key
@@ -85,7 +85,7 @@ def value_and_grad(
 def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
     """`value_and_grad`, as part of another operation."""
     expect_function(op, fn)
-    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    chosen = int_tuple(op, argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         taken = [Part(args[i], op, sort=False) for i in chosen]

@@ -31,7 +31,7 @@ from torch import Tensor
 from tdc.compile.gradients import Part, by_path, differentiable
 from tdc.compile.vectorize import data_of, is_container, is_ragged, with_data
 from tdc.core import pytree
-from tdc.core.arguments import expect_function
+from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -120,7 +120,7 @@ def jacobian(
 ) -> Callable[..., Any]:
     """`transform` of a function of lists of tensors, put together as result and arguments are."""
     expect_function(op, fn)
-    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    chosen = int_tuple(op, argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         parts = [Part(args[i], op) for i in chosen]

@@ -14,6 +14,7 @@ from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, mess
 from tdc.core.typing import OpName
 
 ARGUMENTS = ("batch_size", "batch_shape", "batch_dims")
+LISTED = "['a'] for one key, ['a', ('b', 'c')] for several"
 MADE = {
     "TensorDict": "TensorDict({'key': tensor}, batch_size=[...]), or tdc.as_tensordict(obj)",
     "NestedTensor": "tdc.pack([tensor, ...]) makes one",
@@ -63,8 +64,30 @@ def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
         DtypeError: one is none, or where they are to be whole not whole.
     """
     for x in numbers:
-        if isinstance(x, str) or not hasattr(x, "__index__" if whole else "__float__") or getattr(x, "ndim", 0):
+        real = getattr(getattr(x, "dtype", None), "is_floating_point", False)  # a tensor has all methods of numbers
+        is_number = hasattr(x, "__index__") and not real if whole else hasattr(x, "__float__")
+        if isinstance(x, str) or not is_number or getattr(x, "ndim", 0):
             raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint="a Python number"))
+
+
+def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
+    """One int, or a tuple or list of ints, as a tuple."""
+    found: Any = given
+    ints = tuple(found) if isinstance(given, (tuple, list)) else (found,)
+    expect_number(op, *ints, whole=True)
+    return ints
+
+
+def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:
+    """Several keys as a list; one alone is no such list.
+
+    Raises:
+        KeyPathError: something else than a list, a tuple or another iterable.
+    """
+    if isinstance(keys, (str, bytes)) or not hasattr(keys, "__iter__") or hasattr(keys, "dtype"):
+        got = f"{keys!r}" if isinstance(keys, str) else describe(keys)
+        raise KeyPathError(message(op, expected, got, hint=hint))
+    return list(keys)
 
 
 def check_entries(entries: dict[str, Any]) -> None:
@@ -92,9 +115,12 @@ def normal_dim(dim: int, ndim: int, op: OpName) -> int:
 
     Raises:
         ShapeError: `dim` is outside `[-ndim, ndim)`.
+        DtypeError: it is no int.
     """
-    if not -ndim <= dim < ndim:
-        raise ShapeError(
-            message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape")
-        )
-    return tuple(range(ndim))[dim]  # an index becomes a constant, `dim % ndim` stays a symbol
+    try:
+        if -ndim <= dim < ndim:
+            return tuple(range(ndim))[dim]  # an index becomes a constant, `dim % ndim` stays a symbol
+    except (TypeError, ValueError, RuntimeError):
+        expect_number(op, dim, whole=True)
+        raise
+    raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape"))

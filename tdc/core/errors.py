@@ -124,6 +124,8 @@ def describe(x: Any) -> str:
         >>> describe(torch.zeros(2, 3)), describe(3)
         ('Tensor float32[2, 3]', 'int')
     """
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
     shape, dtype = sizes_of(x), getattr(x, "dtype", None)
     name = getattr(x, "_label", type(x).__name__)
     dtype = None if getattr(x, "_kind", "") == "tensordict" else dtype

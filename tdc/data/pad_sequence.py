@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect_number, keys_of
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.keys import show
@@ -151,6 +152,8 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
         raise ShapeError(
             message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.data.pad_sequence(tds)")
         )
+    if batch_dims is not None:
+        expect_number("data.unpad_sequence", batch_dims, whole=True)
     examples: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
     if batch_dims is None:
         batch_dims = int(one_length(td, examples))
@@ -222,8 +225,10 @@ def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
 
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
     """Paths of keys and the ragged dims there, counted with the batch as dim 0."""
-    given = keys if isinstance(keys, Mapping) else dict.fromkeys([keys] if isinstance(keys, str) else keys, td.ndim + 1)
-    return {existing_path(td, op, key): dim for key, dim in given.items()}
+    given: Any = keys
+    if isinstance(keys, Mapping):
+        return {existing_path(td, op, key): dim for key, dim in given.items()}
+    return {existing_path(td, op, key): td.ndim + 1 for key in keys_of(op, [keys] if isinstance(keys, str) else keys)}
 
 
 def stack_along(op: OpName, tds: list[TensorDict], dim: int, keys: Any, convert: Convert) -> TensorDict:

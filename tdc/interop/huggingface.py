@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect
+from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
 from tdc.ragged.convert import to_padded
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -56,6 +56,7 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
     """
     expect("interop.from_hf", encoding, Mapping, of=" of tensors")
     mask = encoding.get("attention_mask")
+    keys = keys_of("interop.from_hf", keys)
     absent = [key for key in keys if key not in encoding]
     if mask is None or absent:
         hint = "tokenizer(texts, padding=True, return_tensors='pt')"

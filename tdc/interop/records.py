@@ -22,7 +22,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from tdc.core.arguments import expect
+from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
@@ -61,6 +61,8 @@ def infer_batch_size(tree: Any, max_dims: int | None = None) -> torch.Size:
         >>> infer_batch_size({"x": torch.zeros(3, 4, 5), "y": {"z": torch.zeros(3, 4)}})
         torch.Size([3, 4])
     """
+    if max_dims is not None:
+        expect_number("interop.infer_batch_size", max_dims, whole=True)
     if max_dims is not None and max_dims < 0:
         got = f"{max_dims}"
         raise ShapeError(message("interop.infer_batch_size", "max_dims of at least 0", got, hint="leave it out"))
@@ -110,7 +112,7 @@ def as_tensordict(obj: Any, batch_size: Any = None, *, batch_dims: int | None = 
     if not is_tensordict(obj) and not has_fields(obj):
         cure = "TensorDict({'key': value}), or tdc.interop.from_pytree for lists and tuples"
         hint = "pass an instance of it" if isinstance(obj, type) else cure
-        raise DtypeError(message("as_tensordict", "a mapping or a record", described(obj), hint=hint))
+        raise DtypeError(message("as_tensordict", "a mapping or a record", describe(obj), hint=hint))
     source = obj if is_tensordict(obj) else entries(obj)
     if batch_dims is not None:
         source = TensorDict(source, (), device=device)
@@ -141,7 +143,7 @@ def to_dataclass(td: TensorDict, cls: type[T]) -> T:
     expect("interop.to_dataclass", td, TensorDict)
     if not isinstance(cls, type) or not is_dataclass(cls):
         hint = "the class itself, e.g. tdc.interop.to_dataclass(td, Step); for a tensorclass Step.from_tensordict(td)"
-        raise DtypeError(message("interop.to_dataclass", "a dataclass", described(cls), hint=hint))
+        raise DtypeError(message("interop.to_dataclass", "a dataclass", describe(cls), hint=hint))
     return record("interop.to_dataclass", td, cls)
 
 
@@ -169,16 +171,11 @@ def to_namedtuple(td: TensorDict, cls: Any = None) -> Any:
         return fields_class(tuple([k for k, _ in inner]))(*[v for _, v in inner])
     if not (isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")):
         hint = "a class made by typing.NamedTuple, or None"
-        raise DtypeError(message("interop.to_namedtuple", "a class of named tuples", described(cls), hint=hint))
+        raise DtypeError(message("interop.to_namedtuple", "a class of named tuples", describe(cls), hint=hint))
     return record("interop.to_namedtuple", td, cls)
 
 
 # -- helpers
-
-
-def described(x: Any) -> str:
-    """A value or a class as a message shows it."""
-    return f"the class {x.__name__}" if isinstance(x, type) else describe(x)
 
 
 def is_dataclass(x: Any) -> bool:

@@ -239,9 +239,14 @@ def spec_of(op: OpName, td: Any, batch_size: Any = None) -> Spec:
 def open_size(op: OpName, size: Any) -> Size:
     """A batch size as a tuple, in which None stands for any size."""
     sizes = (size,) if isinstance(size, int) else size
-    if not isinstance(sizes, (list, tuple)) or not all([n is None or not isinstance(n, (str, float)) for n in sizes]):
+    if not isinstance(sizes, (list, tuple)) or not all([n is None or is_size(n) for n in sizes]):
         raise ShapeError(message(op, "a batch size", f"{size!r}", hint="e.g. [3, 4], or [None, 4] for any first size"))
     return tuple(sizes)
+
+
+def is_size(n: Any) -> bool:
+    """Whether an entry is a size, an int that is not negative."""
+    return isinstance(n, (int, torch.SymInt)) and not isinstance(n, bool) and n >= 0
 
 
 def leaf_spec(leaf: Any, ndim: int) -> LeafSpec:

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tdc.core.arguments import keys_of
 from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message
 from tdc.core.keys import as_path, missing_key, parts, show
 from tdc.core.typing import KeyPath, NestedKey
@@ -64,7 +65,8 @@ class TensorDictParams(nn.Module):
             raise DtypeError(message("nn.TensorDictParams", "a TensorDict", describe(td), hint=hint))
         leaves = td._leaves
         check(leaves)
-        kept = [as_path(key, "nn.TensorDictParams") for key in ([buffers] if isinstance(buffers, str) else buffers)]
+        named = keys_of("nn.TensorDictParams", [buffers] if isinstance(buffers, str) else buffers)
+        kept = [as_path(key, "nn.TensorDictParams") for key in named]
         for path in kept:
             if path not in td:
                 raise missing_key("nn.TensorDictParams", path, leaves)

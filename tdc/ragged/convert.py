@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect, expect_number
+from tdc.core.arguments import expect, expect_number, int_tuple
 from tdc.core.asserts import require
 from tdc.core.dynamo import jagged_layout
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
@@ -58,7 +58,7 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
     if ragged[0] < b < ragged[-1]:
         got, hint = f"the batch at dim {b} between them", "transpose it back first"
         raise ShapeError(message("to_padded", "ragged dims side by side", got, hint=hint))
-    padded = longest(s) if length is None else (length,) if isinstance(length, int) else tuple(length)
+    padded = longest(s) if length is None else int_tuple("to_padded", length)
     if len(padded) != s.ragged_ndim:
         expected, got = f"length with {s.ragged_ndim} sizes", f"{len(padded)} sizes"
         raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
@@ -117,7 +117,9 @@ def from_padded(
     if (lengths is None) == (mask is None):
         got = "none" if lengths is None else "both"
         raise ShapeError(message("from_padded", "one of lengths= and mask=", got, hint="pass lengths=(B,) int64"))
+    expect("from_padded", data, Tensor)
     if mask is not None:
+        expect("from_padded", mask, Tensor, of=" as mask")
         if mask.dtype != torch.bool:
             hint = "mask.bool(), True where data is real"
             raise DtypeError(message("from_padded", "a bool mask", describe(mask), hint=hint))

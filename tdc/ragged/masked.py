@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import known, mark_dynamic
@@ -81,7 +81,7 @@ class MaskedBatch(Operations):
     _batch_dim: int
 
     def __init__(self, data: Tensor, lengths: Tensor, *, ragged_dims: Dims = 1) -> None:
-        dims = (ragged_dims,) if isinstance(ragged_dims, int) else tuple(ragged_dims)
+        dims = int_tuple("MaskedBatch", ragged_dims)
         if not isinstance(data, Tensor) or not isinstance(lengths, Tensor):
             got = f"{describe(data)} and {describe(lengths)}"
             raise DtypeError(message("MaskedBatch", "tensors of data and lengths", got, hint="torch.tensor(lengths)"))

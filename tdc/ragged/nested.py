@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect_number, int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import known, mark_dynamic, mark_only_result, mark_result
@@ -101,6 +101,7 @@ class NestedTensor(Operations):
             got = f"{describe(values)} and {describe(offsets)}"
             raise DtypeError(message("NestedTensor", "tensors of values and offsets", got, hint="tdc.pack(rows)"))
         check_offsets(offsets, "NestedTensor")
+        expect_number("NestedTensor", ragged_dim, whole=True)
         if not 1 <= ragged_dim <= values.ndim:
             got = f"ragged_dim={ragged_dim} for values with {values.ndim} dims"
             hint = "dim 0 is the batch; ragged_dim=1 is the first dim of each row"
@@ -108,7 +109,7 @@ class NestedTensor(Operations):
         if values.device != offsets.device:
             got, hint = f"values on {values.device}, offsets on {offsets.device}", "offsets.to(values.device)"
             raise StructureError(message("NestedTensor", "values and offsets on one device", got, hint=hint))
-        sizes = None if max_length is None else (max_length,) if isinstance(max_length, int) else tuple(max_length)
+        sizes = None if max_length is None else int_tuple("NestedTensor", max_length)
         count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
         if sizes is not None:
             require_bound(Structure(offsets, shapes), sizes)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import int_tuple
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -76,7 +77,8 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
 
 def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
     """Examples come as a sequence, each of a type that the function takes."""
-    if isinstance(rows, (str, bytes)) or not hasattr(rows, "__len__") or getattr(rows, "ndim", 1) == 0:
+    sized = hasattr(rows, "__len__") and not isinstance(rows, (str, bytes, type))
+    if not sized or getattr(rows, "ndim", 1) == 0:
         raise DtypeError(message(op, "a sequence of rows", describe(rows), hint="one entry for each row"))
     if not len(rows):
         hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
@@ -105,7 +107,7 @@ def pack_as_one(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None)
     """Pack examples as one dtype; an empty list takes the sizes of the others."""
     full = [row for row in rows if row.numel()] or rows
     common = dtype or reduce(torch.promote_types, [row.dtype for row in full])
-    dims = (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
+    dims = int_tuple("from_list", ragged_dim)
     sizes = [0 if i + 1 in dims else n for i, n in enumerate(full[0].shape)]
     rows = [row.new_zeros(sizes) if row.shape == (0,) and 0 in sizes else row for row in rows]
     return pack([row.to(common) for row in rows], ragged_dim=ragged_dim)
@@ -134,13 +136,13 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
         >>> x.shape, x.offsets
         (torch.Size([2, -1, 4]), tensor([0, 2, 5]))
     """
-    if not isinstance(tensors, Iterable):
+    if not isinstance(tensors, Iterable) or (isinstance(tensors, Tensor) and tensors.ndim == 0):
         raise DtypeError(message("pack", "a list of tensors", describe(tensors), hint="tdc.pack([tensor, ...])"))
     tensors = list(tensors)
     if not tensors:
         hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
         raise StructureError(message("pack", "at least one tensor", "an empty list", hint=hint))
-    first, dims = tensors[0], (ragged_dim,) if isinstance(ragged_dim, int) else tuple(ragged_dim)
+    first, dims = tensors[0], int_tuple("pack", ragged_dim)
     check_dtypes(tensors)
     check_shapes(tensors, dims)
     e, count = dims[0] - 1, len(dims)
@@ -152,11 +154,15 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
 
 
 def check_dtypes(tensors: list[Any]) -> None:
-    """Examples to be packed are tensors of one dtype."""
+    """Examples to be packed are tensors of one dtype on one device."""
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if not isinstance(t, Tensor)}
     if wrong:
         raise DtypeError(message("pack", "tensors", f"{len(wrong)} rows that are none", wrong, "torch.as_tensor(row)"))
-    first = tensors[0].dtype
+    device, first = tensors[0].device, tensors[0].dtype
+    wrong = {f"row {i}": f"{describe(t)} on {t.device}" for i, t in enumerate(tensors) if t.device != device}
+    if wrong:
+        got, hint = f"{len(wrong)} elsewhere", "move them with .to(device)"
+        raise DtypeError(message("pack", f"rows on {device}, as the first", got, wrong, hint))
     wrong = {f"row {i}": describe(t) for i, t in enumerate(tensors) if t.dtype != first}
     if wrong:
         got = f"{len(wrong)} that differ"

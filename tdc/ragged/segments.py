@@ -17,6 +17,7 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import eager, stamp, trace_as
+from tdc.core.errors import ShapeError, describe, message
 from tdc.ragged.structure import Structure, extent_of, once
 
 
@@ -28,6 +29,8 @@ def offsets_of(lengths: Tensor) -> Tensor:
         tensor([0, 2, 2, 5])
     """
     expect("offsets_of", lengths, Tensor)
+    if lengths.ndim != 1:
+        raise ShapeError(message("offsets_of", "lengths (B,)", describe(lengths), hint="lengths.flatten()"))
     return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
 
 

@@ -245,7 +245,7 @@ SAME_HINT = "build both from one structure, e.g. x.with_values(y), or pad both w
 
 def check_sizes(shapes: Tensor | None, max_length: tuple[Any, ...] | None, rows: int, op: OpName) -> int:
     """Metadata of shapes and the longest sizes; returns the number of ragged dims."""
-    if shapes is not None and shapes.dtype != torch.int64:
+    if shapes is not None and (not isinstance(shapes, Tensor) or shapes.dtype != torch.int64):
         raise DtypeError(message(op, "int64 shapes", describe(shapes), hint="shapes.long()"))
     if shapes is not None and (shapes.ndim != 2 or shapes.shape[0] != rows or shapes.shape[1] < 2):
         hint = "one row for each example, one column for each ragged dim; none for one ragged dim"

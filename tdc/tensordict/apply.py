@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect_function
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, describe, message
 from tdc.core.typing import MISSING, KeyPath
@@ -39,6 +40,7 @@ def applied(
     with_path: bool,
 ) -> Applied:
     """What `build_td` takes for the result of `td.apply` or, `with_path`, of `td.apply_with_path`."""
+    expect_function("apply_with_path" if with_path else "apply", fn)
     odd = [describe(x) for x in others if not isinstance(x, Keyed)]
     if odd:
         hint = "td.apply(fn, TensorDict(d, td.batch_size)), or lambda leaf: fn(leaf, x) for what all leaves share"

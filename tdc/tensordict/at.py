@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.frozen import Frozen
 from tdc.core.keys import as_path, missing_key, show
 from tdc.core.typing import KeyPath, OpName
@@ -188,13 +188,24 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
     for part in entries_of(given):
         free = part is None or part is Ellipsis or isinstance(part, bool)
         if not free and not isinstance(part, slice):
-            i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)
-            part = limited(i, size[d], mode)
+            part = limited(position_of(op, part, td), size[d], mode)
             pad[2 * (len(size) - 1 - d) + 1] = int(mode == "drop")
         parts.append(part)
         d += not free
     positions = F.pad(positions, pad, value=total)
     return index(build_td({"position": positions}, {}, positions.shape, td.device), tuple(parts))["position"]
+
+
+def position_of(op: OpName, part: Any, td: TensorDict) -> Any:
+    """An entry of an index as an int or a tensor of whole numbers or flags."""
+    try:
+        i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)
+    except (TypeError, ValueError, RuntimeError):
+        i = None
+    if i is None or (isinstance(i, Tensor) and (i.is_floating_point() or i.is_complex())):
+        hint = "ints, slices, masks and index vectors, as for a tensor"
+        raise IndexingError(message(op, "an index of batch dims", describe(part), hint=hint))
+    return i
 
 
 def limited(i: Any, n: Any, mode: str) -> Any:

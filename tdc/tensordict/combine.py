@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, normal_dim
+from tdc.core.arguments import expect_number, keys_of, normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
 from tdc.core.keys import is_key, show
@@ -129,10 +129,9 @@ def partition(td: TensorDict, where: NestedKey | Iterable[NestedKey] | Callable[
     if callable(where):
         paths = [p for p, v in td._leaves.items() if where(p, unwrap(v))]
     else:
-        if not hasattr(given, "__iter__"):
-            hint = "tdc.partition(td, ['a', 'b']), or a function of key and leaf"
-            raise KeyPathError(message("partition", "a list of keys or a function", describe(given), hint=hint))
-        paths = [existing_path(td, "partition", key) for key in ([given] if is_key(given) else given)]
+        hint = "tdc.partition(td, ['a', 'b']), or a function of key and leaf"
+        keys = keys_of("partition", [given] if is_key(given) else given, "a list of keys or a function", hint)
+        paths = [existing_path(td, "partition", key) for key in keys]
     return td.select(*paths), td.exclude(*paths)
 
 
@@ -239,10 +238,7 @@ def described_at(td: TensorDict, path: KeyPath) -> str:
 def named_leaves(op: OpName, td: TensorDict, keys: Any) -> tuple[list[KeyPath], list[Any]]:
     """Paths and leaves at some keys, as they are stored."""
     check_tensordicts(op, [td])
-    given: Any = keys
-    if isinstance(keys, str) or not isinstance(keys, Iterable):
-        raise KeyPathError(message(op, "a list of keys", repr(keys), hint=f"tdc.{op}(td, ['a', 'b'], 'out')"))
-    paths = [existing_path(td, op, key) for key in given]
+    paths = [existing_path(td, op, key) for key in keys_of(op, keys, hint=f"tdc.{op}(td, ['a', 'b'], 'out')")]
     wrong = {show(p): described_at(td, p) for p in paths if p not in td._leaves}
     if wrong or not paths:
         got = f"{len(wrong)} others" if wrong else "none"

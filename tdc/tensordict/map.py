@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.arguments import expect_function
+from tdc.core.arguments import expect_function, expect_number
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
@@ -55,6 +55,7 @@ def map(
         hint = "tdc.map(fn, td); td.apply(fn) for a function of leaves"
         raise DtypeError(message("map", "a function and a TensorDict", describe(td), hint=hint))
     expect_function("map", fn)
+    expect_number("map", dim, chunksize or 0, num_chunks or 0, whole=True)
     if num_workers:
         hint = "num_workers=0, or a torch.utils.data.DataLoader for work in processes"
         raise UnsupportedError(message("map", "work in this process", f"num_workers={num_workers}", hint=hint))

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect, expect_function, keys_of
 from tdc.core.container import Container
 from tdc.core.dynamo import constant
-from tdc.core.errors import KeyPathError, message
+from tdc.core.errors import DtypeError, KeyPathError, message
 from tdc.core.keys import as_path, missing_key, parts, show
 from tdc.core.typing import MISSING, KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import Leaf, unwrap
@@ -178,7 +179,7 @@ class Keyed(Container):
             ShapeError, KeyPathError: as `set`, for every entry at once.
         """
         if keys is not None:
-            other = self._with({}, {}).update(other).select(*keys)
+            other = self._with({}, {}).update(other).select(*keys_of("update", keys))
         nodes, size = self._nodes, self._size
         if type(other) is dict and self._device is None and (not nodes or not any_extra(nodes)):
             leaves = self._leaves.copy()
@@ -258,6 +259,7 @@ class Keyed(Container):
 
     def filter(self, fn: Callable[[Any, Any], bool]) -> TensorDict:
         """Only the leaves for which `fn(key, leaf)` is True; inner nodes that become empty go, too."""
+        expect_function("filter", fn)
         paths = [p for p, v in self._leaves.items() if fn(p, unwrap(v))]
         return self.select(*paths)
 
@@ -273,7 +275,7 @@ class Keyed(Container):
             >>> [part.keys() for part in td.split_keys(["a"], ["b"])]
             [('a',), ('b',), ('c',)]
         """
-        groups = [[existing_path(self, "split_keys", key) for key in keys] for keys in sets]
+        groups = [[existing_path(self, "split_keys", key) for key in keys_of("split_keys", keys)] for keys in sets]
         chosen = [self.select(*paths) for paths in groups]
         return (*chosen, self.exclude(*[path for paths in groups for path in paths]))
 
@@ -293,6 +295,7 @@ class Keyed(Container):
             >>> td.rename_keys({"obs": ("state", "obs")}).keys(include_nested=True)
             ('state', ('state', 'obs'), 'act')
         """
+        expect("rename_keys", names, Mapping, of=" {old: new}")
         moves = {as_path(old, "rename_keys"): as_path(new, "rename_keys") for old, new in names.items()}
         if strict:
             moves = {existing_path(self, "rename_keys", old): new for old, new in moves.items()}
@@ -306,6 +309,7 @@ class Keyed(Container):
         Raises:
             KeyPathError: a key holds the separator, so that `unflatten_keys` would not bring it back; all are named.
         """
+        check_separator("flatten_keys", separator)
         if not self._nodes:
             return self
         fixed = statics(self._nodes)
@@ -330,6 +334,7 @@ class Keyed(Container):
         Raises:
             KeyPathError: one key would be a leaf and an inner node.
         """
+        check_separator("unflatten_keys", separator)
         paths = [*self._leaves, *self._nodes]
         if not any([separator in key for p in paths for key in ((p,) if type(p) is str else p)]):
             return self
@@ -341,10 +346,17 @@ class Keyed(Container):
         return relocated(self, "unflatten_keys", split)
 
 
+def check_separator(op: OpName, separator: Any) -> None:
+    """A separator of keys is a str that is not empty."""
+    if not isinstance(separator, str) or not separator:
+        raise DtypeError(message(op, "a str as separator", f"{separator!r}", hint="separator='.'"))
+
+
 def matching_keys(td: Keyed, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf, sort: bool) -> tuple[Any, ...]:
     """`keys` with all of its arguments."""
     found = Keyed.keys(td, include_nested, leaves_only and is_leaf is None)
     if is_leaf is not None:
+        expect_function("keys", is_leaf)
         closed = [p for p in Keyed.keys(td, True) if is_inner(td._nodes.get(p)) and is_leaf(class_at(td, p))]
         found = tuple([p for p in found if not any([node in closed for node in ancestors(p)])])
         found = tuple([p for p in found if not leaves_only or is_leaf(class_at(td, p))])

@@ -170,6 +170,7 @@ class TensorClass(TensorDict, metaclass=Meta):
     def update(self, other: Any, *, keys: Iterable[NestedKey] | None = None) -> Any:
         """With other values of fields, inner nodes merged; any other key makes a TensorDict of it."""
         if not is_tensordict(other):
+            expect("update", other, Mapping)
             other = {k: as_entry(self, k, v) for k, v in other.items()}
         unset = [p for p, n in self._nodes.items() if isinstance(p, str) and type(n) is Static]
         nodes = {k: other.get(k) for k in unset if k in other and is_inner_value(other.get(k))}  # in place of None

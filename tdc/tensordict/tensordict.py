@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import check_entries, normal_dim
+from tdc.core.arguments import check_entries, expect_function, normal_dim
 from tdc.core.errors import DtypeError, ImmutableError, IndexingError, message
 from tdc.core.keys import is_key
 from tdc.core.pytree import MappingKey, register
@@ -248,6 +248,8 @@ class TensorDict(Operations):
             >>> half["x"].dtype, half["step"].dtype
             (torch.float16, torch.int64)
         """
+        if where is not None:
+            expect_function("to", where)
         args = tuple([a.device if isinstance(a, TensorDict) else a for a in args])
         given = [a.device if isinstance(a, Tensor) else a for a in (*args, kwargs.get("device"), kwargs.get("other"))]
         devices = [a for a in given if isinstance(a, (str, torch.device)) or type(a) is int]

@@ -116,3 +116,49 @@ def test_derivatives_name_the_function_that_was_called(op):
 def test_wrong_keys_name_what_was_called(op, call):
     with pytest.raises(tdc.KeyPathError, match=rf"^tdc\.{op}: expected a str or a non-empty tuple"):
         call()
+
+
+PACKED, BATCH = tdc.pack([torch.ones(2), torch.ones(3)]), TensorDict({"a": torch.ones(2)}, [2])
+WRONG_KINDS: dict[str, Any] = {
+    "pack": [lambda: lib.pack(T(1.0)), lambda: lib.pack([T([1.0])], ragged_dim=None), lambda: lib.pack(TensorDict)],
+    "from_list": [lambda: lib.from_list([[1]], ragged_dim="1"), lambda: lib.from_list(TensorDict)],
+    "from_padded": [lambda: lib.from_padded([[1.0]]), lambda: lib.from_padded(torch.ones(1, 1), mask=[[True]])],
+    "offsets_of": [lambda: lib.offsets_of(T(3))],
+    "NestedTensor": [
+        lambda: lib.NestedTensor(torch.ones(3), T([0, 3]), ragged_dim=None),
+        lambda: lib.NestedTensor(torch.ones(3), T([0, 3]), shapes=[3]),
+        lambda: lib.NestedTensor(torch.ones(3), T([0, 3]), max_length=2.5),
+    ],
+    "MaskedBatch": [lambda: lib.MaskedBatch(torch.ones(1, 3), T([3]), ragged_dims=None)],
+    "to_padded": [lambda: PACKED.to_padded(length="3")],
+    "size": [lambda: PACKED.size("1"), lambda: BATCH.size(1.5), lambda: BATCH.size([0])],
+    "map": [lambda: lib.map(torch.relu, BATCH, None), lambda: lib.map(torch.relu, BATCH, chunksize="2")],
+    "update": [lambda: BATCH.update({"a": T([1, 2])}, keys=3), lambda: BATCH.update({"a": T([1, 2])}, keys="a")],
+    "split_keys": [lambda: BATCH.split_keys("a"), lambda: BATCH.split_keys(None)],
+    "rename_keys": [lambda: BATCH.rename_keys(["a", "b"])],
+    "flatten_keys": [lambda: BATCH.flatten_keys(3)],
+    "unflatten_keys": [lambda: BATCH.unflatten_keys("")],
+    "filter": [lambda: BATCH.filter(["a"])],
+    "keys": [lambda: BATCH.keys(is_leaf=True)],
+    "apply": [lambda: BATCH.apply(3)],
+    "to": [lambda: BATCH.to("cpu", where=True)],
+    "at.set": [lambda: BATCH.at["a"].set(1, mode="drop"), lambda: BATCH.at[1.5].set(1, mode="clip")],
+    "grad": [lambda: lib.grad(torch.sum, argnums=None)],
+    "data.collate": [lambda: lib.data.collate([{"a": T(1)}], ragged_keys=3)],
+    "data.pad_sequence": [lambda: lib.data.pad_sequence([{"a": T([1])}], keys=[["a"]])],
+    "data.unpad_sequence": [lambda: lib.data.unpad_sequence(BATCH, batch_dims="1")],
+    "interop.infer_batch_size": [lambda: lib.interop.infer_batch_size({"a": T(1)}, "1")],
+    "interop.zeros": [lambda: lib.interop.zeros({"x": ((), torch.int64)}, [-1])],
+    "nn.TensorDictParams": [lambda: lib.nn.TensorDictParams(BATCH, buffers=3)],
+}
+
+
+@pytest.mark.parametrize(("op", "call"), [(op, call) for op, calls in WRONG_KINDS.items() for call in calls])
+def test_an_argument_of_another_kind_is_named(op, call):
+    with pytest.raises(tdc.TdcError, match=rf"^tdc\.{op}: expected .*\n(.*\n)*hint: "):
+        call()
+
+
+def test_rows_on_several_devices():
+    with pytest.raises(tdc.DtypeError, match=r"tdc.pack: expected rows on cpu.*\nat row 1: .* on meta\nhint: "):
+        tdc.pack([torch.ones(2), torch.ones(2, device="meta")])
