@@ -49,7 +49,9 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
     shape: list[Any] = [source.shape[0]]
     for r in fixed:
         positions = positions_of(parts[r], sizes_of(s)[:, r, None], f"x.sizes[:, {r}]") * strides(s)[r][:, None]
-        source = source.unsqueeze(-1) + positions[rows].view(-1, *[1] * (source.ndim - 1), positions.shape[1])
+        source = source.unsqueeze(-1) + positions[rows].view(
+            source.shape[0], *[1] * (source.ndim - 1), positions.shape[1]
+        )
         shape += parts[r].shape if isinstance(parts[r], Tensor) else ()
     values = x._values.index_select(e, source.reshape(-1)).unflatten(e, shape)
     more = sum([kept(parts[r]) - 1 for r in fixed if s.ragged_dims[r] < s.batch_dim])

@@ -290,7 +290,7 @@ def longest_span(part: slice | Span, size: Any) -> Any:
     start, stop = 0 if part.start is None else part.start, part.stop
     if start < 0 and stop is not None and stop >= 0:
         return None  # a shorter row may have more of them
-    first = untyped.sym_max(size + start, 0) if start < 0 else untyped.sym_min(start, size)
+    first = untyped.sym_max(size + start, 0) if start < 0 else start
     last = size if stop is None else untyped.sym_max(size + stop, 0) if stop < 0 else untyped.sym_min(stop, size)
     return untyped.sym_max(last - first, 0)
 

@@ -114,3 +114,14 @@ def test_examples_are_short():
     files = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("cpp/*.cpp"), *EXAMPLES.glob("cpp/*.py")]
     assert len(files) == 7
     assert all([len(path.read_text().splitlines()) < 120 for path in files])
+
+
+def test_package_cuts_what_empty_examples_lack(tmp_path: Path):
+    class Cut(torch.nn.Module):
+        def forward(self, x: tdc.NestedTensor) -> tdc.NestedTensor:
+            return x[:, 1:]
+
+    x = tdc.pack([torch.arange(3.0), torch.arange(2.0)])
+    loaded = load(tdc.compile.export(Cut(), (x,)).save(tmp_path / "cut.pt2", format="aoti"))
+    assert loaded(x).tolist() == [[1.0, 2.0], [1.0]]
+    assert loaded(tdc.pack([torch.zeros(0), torch.zeros(0)])).tolist() == [[], []]

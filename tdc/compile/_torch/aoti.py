@@ -25,13 +25,30 @@ class Package:
         self.compiled: Any = load("torch._inductor").aoti_load_package(str(path))
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Call it."""
-        return self.compiled.loader.boxed_run(tensors)
+        """Call it.
+
+        Code holds sizes that vary for 2 at least. Where a bound of lengths is smaller, and `x[:, 1:]` gives it a size
+        below 0, a larger bound does.
+        """
+        try:
+            return self.compiled.loader.boxed_run([*tensors])
+        except RuntimeError as error:
+            raised = [at_least_two(x) for x in tensors]
+            if "negative dimension" not in str(error) or all([x is y for x, y in zip(raised, tensors, strict=True)]):
+                raise
+            return self.compiled.loader.boxed_run(raised)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Run with these weights from now on; names that the code does not use may be among them."""
         used = set(self.compiled.get_constant_fqns())
         self.compiled.load_constants({n: x for n, x in weights.items() if n in used}, check_full_update=True)
+
+
+def at_least_two(x: Tensor) -> Tensor:
+    """A bound of lengths, the shape of an empty tensor, with sizes of at least 2; any other tensor as it is."""
+    sizes = [max(n, 2) for n in x.shape[:-1]]
+    bound = x.dtype == torch.uint8 and x.ndim > 1 and x.shape[-1] == 0 and sizes != [*x.shape[:-1]]
+    return x.new_empty((*sizes, 0)) if bound else x
 
 
 def save_package(program: Any, path: Path, separate: bool) -> None:
