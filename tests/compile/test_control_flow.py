@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import tdc
 from tdc import DtypeError, ShapeError, StructureError, TensorDict, UnsupportedError
+from tdc.core.asserts import require
 
 Fn = Callable[..., Any]
 trains_scans = pytest.mark.skipif(
@@ -264,6 +265,22 @@ class TestCompiled:
         program = torch.export.export(Model(), (td := tree(),), strict=True)
         for x in (td, -td):
             torch.testing.assert_close(program.module()(x)["a"], Model()(x)["a"])
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_export_asserts_in_the_branch_that_runs(self, strict: bool):
+        class Model(nn.Module):
+            def forward(self, pred: Tensor, x: Tensor) -> Tensor:
+                def positive(x: Tensor) -> Tensor:
+                    require((x > 0).all(), "tdc.test: expected positive numbers, got others")
+                    return x * 2
+
+                return tdc.cond(pred, lambda x: x + 1, positive, (x,))
+
+        run = torch.export.export(Model(), (torch.tensor(True), torch.ones(3)), strict=strict).module()
+        assert run(torch.tensor(True), -torch.ones(3)).tolist() == [0, 0, 0]
+        assert run(torch.tensor(False), torch.ones(3)).tolist() == [2, 2, 2]
+        with pytest.raises(Exception, match="expected positive numbers"):
+            run(torch.tensor(False), -torch.ones(3))
 
     @trains_scans
     @pytest.mark.slow

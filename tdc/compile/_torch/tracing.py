@@ -1,17 +1,19 @@
 """The graph that Dynamo is tracing: what may be in it, how it is compiled, what is taken out again (torch 2.11-2.13).
 
-All of it by `comptime`, which calls a function with Dynamo's own objects while Dynamo traces, and leaves nothing in the
-graph. Eagerly, and in `torch.export`, nothing happens.
+Most of it by `comptime`, which calls a function with Dynamo's own objects while Dynamo traces, and leaves nothing in
+the graph. Eagerly, and in `torch.export`, that does nothing.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from tdc.compile._torch.inductor import apart_in_caches
 from tdc.core.dynamo import load
@@ -112,9 +114,19 @@ def switch_donation_off(context: Any) -> None:
 def trace_outside(fn: Callable[..., Any], *args: Any) -> Any:
     """What `fn` returns, traced outside the operator, without its assertions on data: it may not be meant to run."""
     at_trace_time(note_beginning)
-    out = fn(*args)
+    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    with WithoutAssertions() if exports else nullcontext():
+        out = fn(*args)
     at_trace_time(remove_assertions)
     return out
+
+
+class WithoutAssertions(TorchFunctionMode):
+    """Leaves out assertions on data: `torch.export` runs Python, and `comptime` does nothing there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """All else as it is."""
+        return None if "_assert_async" in str(func) else func(*args, **(kwargs or {}))
 
 
 def note_beginning(context: Any) -> None:
