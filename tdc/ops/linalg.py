@@ -263,7 +263,7 @@ def matrix_norm(
         return LINALG.vector_norm(x, 2, tuple(dims), keepdim)
     d, e = dims if abs(ord) == 1 else dims[::-1]
     sums = x.abs().sum(d, True)
-    out = sums.amax(e, True) if ord > 0 else sums.amin(e, True)
+    out = sums.amax(e, True).clamp(min=0) if ord > 0 else sums.amin(e, True)
     return out if keepdim else out.squeeze(tuple(dims))
 
 

@@ -88,6 +88,8 @@ def unary_nested(op: Op) -> Op:
 
 def unary_masked(op: Op) -> Op:
     def run(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
+        if kwargs.get("memory_format") in CHANNELS_LAST:  # of an example, which has one dim less
+            kwargs.pop("memory_format")
         return x.with_data(op(x.data, *args, **kwargs))
 
     return run
@@ -209,7 +211,8 @@ def nary_masked(op: Op) -> Op:
             raise unfit(op, like, everything, error) from None
         if part is padded_operand:
             return like.with_data(out)
-        if out.shape != like.data.shape:
+        fixed = (like.batch_dim, *like.ragged_dims)
+        if out.ndim != like.ndim or any([out.shape[d] != like.data.shape[d] for d in fixed]):
             raise grown(op, like, next(a for a in everything if isinstance(a, Tensor)))
         return like.with_data(out.masked_fill(~like.mask, 0))
 
@@ -307,6 +310,7 @@ def type_as(x: Any, other: Any) -> Ragged:
     return x.to(other.device, other.dtype)
 
 
+CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 SPECIAL = torch.special
 UNARY: tuple[Op, ...] = (
     torch.abs, torch.neg, torch.sign, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,

@@ -28,7 +28,7 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import lengths_of, take_spans
-from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
+from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure
 
 
@@ -101,7 +101,7 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
 
 
 def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
-    """Sums of neighbours, times their distances where there are points: a batch like y, or a tensor along a static dim.
+    """Sums of neighbours, times their distances where there are points: a batch like y, or dense along a static dim.
 
     Raises:
         DtypeError: truth values.
@@ -110,11 +110,12 @@ def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
         raise DtypeError(message(op, "numbers", describe(y), hint="y.float()"))
     heights: Any = neighbours(op, y, dim, torch.add)
     if isinstance(x, Tensor):
-        if ragged_dim(op, y, dim) is not None or x.ndim != 1:
+        if ragged_dim(op, y, dim) is not None:
             hint = "y.with_values(points), or dx= for equal distances"
-            raise ShapeError(message(op, "points x like y, or (n,) along a static dim", describe(x), hint=hint))
-        size, axis = data_of(heights), axis_of(op, y, normal_dim(dim, y.ndim, op))
-        return with_data(heights, size * x.diff().view([-1 if i == axis else 1 for i in range(size.ndim)]))
+            raise ShapeError(message(op, "points x like y, or dense ones along a static dim", describe(x), hint=hint))
+        d = normal_dim(dim, y.ndim, op)
+        full = [-1 if i == d else 1 for i in range(y.ndim)] if x.ndim == 1 else [*[1] * (y.ndim - x.ndim), *x.shape]
+        return heights * x.view(full).diff(dim=d)
     return heights if x is None else heights * diff_ragged(x, dim=dim)
 
 

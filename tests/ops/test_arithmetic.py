@@ -193,3 +193,20 @@ class TestADenseTensorExpandedAsABatch:
             for name in ("view_as", "reshape_as"):
                 with pytest.raises(UnsupportedError, match=rf"tdc\.{name}: [^$]*{hint}"):
                     getattr(y, name)(x)
+
+
+def test_a_static_dim_of_size_1_grows():
+    rows = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]
+    wide = torch.tensor([10.0, 20.0], requires_grad=True)
+    for x in (tdc.pack(rows), tdc.pack(rows).to_padded(fill=float("nan"))):
+        out: Any = wide - x
+        for a, r in zip(out.unbind(0), rows, strict=True):
+            assert torch.equal(a, wide - r)
+        wide.grad = None
+        out.sum().backward()
+        assert wide.grad.tolist() == [3, 3]
+
+
+def test_a_memory_format_is_that_of_an_example():
+    x: Any = tdc.pack([torch.rand(3, 2, 4, 4)]).to_padded()
+    assert torch.equal(x.double(memory_format=torch.channels_last).data, x.data.double())

@@ -188,7 +188,7 @@ hint: x.filled(value) is the rectangle""",
             lambda: torch.trapezoid(ragged(), torch.ones(3), dim=1),
             """\
 ShapeError
-tdc.trapezoid: expected points x like y, or (n,) along a static dim, got Tensor float32[3]
+tdc.trapezoid: expected points x like y, or dense ones along a static dim, got Tensor float32[3]
 hint: y.with_values(points), or dx= for equal distances""",
         )
 
