@@ -25,6 +25,7 @@ from tdc.core.errors import (
 )
 from tdc.core.rules import define
 from tdc.core.typing import Op
+from tdc.ops.join import grown
 from tdc.ops.masks import put_where
 from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
@@ -39,10 +40,11 @@ from tdc.ops.positions import (
     flat_bounds,
     flat_examples,
     inside,
+    whole_rows,
     with_slot,
 )
 from tdc.ragged.index_forms import FULL
-from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import local_positions, row_ids, spread
 from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, sizes_along, with_data
@@ -68,7 +70,7 @@ def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Any:
         return take_flat(x, indices)
     if x.ndim != indices.ndim:
         raise ShapeError(message(op, f"an index of {x.ndim} dims", describe(indices), hint="index.unsqueeze(d)"))
-    x = batch_of(op, x, indices, dim)
+    x = whole_rows(op, x, indices) if isinstance(x, Tensor) else x
     d = dim_of(op, x, dim)
     axis, among = axis_of(op, x, d), d in x.ragged_dims
     if isinstance(indices, type(x)):
@@ -79,9 +81,8 @@ def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Any:
         return gather_ragged(x, d, with_data(indices, torch.where(index < 0, index + size, index)))
     if not isinstance(indices, Tensor):
         raise mixed(op, x, indices)
-    grown = [m if n == 1 and a not in (d, x._batch_dim, *x.ragged_dims) else -1
-             for a, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))]  # fmt: skip
-    x = x.expand(grown)
+    fixed, pairs = (d, x._batch_dim, *x.ragged_dims), zip(x.shape, indices.shape, strict=True)
+    x = x.expand([m if n == 1 and a not in fixed else -1 for a, (n, m) in enumerate(pairs)])
     size = each_entry(indices, sizes_along(x, d), x._batch_dim) if among else data_of(x).shape[axis]
     indices = torch.where(indices < 0, indices + size, indices)
     sizes = list(data_of(x).shape)
@@ -126,9 +127,10 @@ def scatter_rule(op: Op) -> Op:
 
 def into(x: Tensor, rows: Any) -> Tensor:
     """A dense tensor with the elements of a batch, which has no longer rows, in place of its own."""
-    sizes = tuple([x.shape[r] for r in rows.ragged_dims])
-    padded = rows.to_padded(length=sizes) if isinstance(rows, NestedTensor) else rows
-    return torch.where(padded.mask, padded.data, x)
+    sizes = [x.shape[r] for r in rows.ragged_dims]
+    padded = rows.to_padded() if isinstance(rows, NestedTensor) else rows
+    wide = build_masked(grown(padded, sizes), padded.lengths, padded.ragged_dims, padded.batch_dim)
+    return torch.where(wide.mask, wide.data, x)
 
 
 # -- a vector of positions for all examples
@@ -241,9 +243,6 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
     if wrong or several or x._batch_dim or not 0 < len(given) <= x.ndim:
         expected, hint = "whole numbers for the batch and the dims behind it", "x.index_put((rows, positions), values)"
         raise IndexingError(message("index_put", expected, describe(indices), hint=hint))
-    if isinstance(values, MaskedBatch):
-        hint = "x.index_put((mask,), values) takes a ragged batch, x.index_copy(0, rows, source) whole examples"
-        raise StructureError(message("index_put", "dense values", describe(values), hint=hint))
     rows, *rest = given
     where = [torch.where(rows < 0, rows + x.batch_size[0], rows), *rest]
     for r, sizes in zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True):
@@ -256,6 +255,9 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
         if r >= len(where):
             return filled(x, tuple(where), values, accumulate)
         where = [*where[1:r], x.offsets[:-1][where[0]] + where[r], *where[r + 1 :]]
+    if isinstance(values, (NestedTensor, MaskedBatch)):
+        hint = "x.index_put((mask,), values) takes a ragged batch, x.index_copy(0, rows, source) whole examples"
+        raise StructureError(message("index_put", "dense values", describe(values), hint=hint))
     values = torch.as_tensor(values, device=None if isinstance(values, Tensor) else x.device).to(x.dtype)
     return with_data(x, data.index_put(tuple(where), values, accumulate))
 

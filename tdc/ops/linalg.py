@@ -276,7 +276,13 @@ def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
 
 
 def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Ragged:
-    """A function that keeps the shape and reads nothing behind a matrix: padded where a dim of it is ragged."""
+    """A function that keeps the shape and reads nothing behind a matrix: padded where a dim of it is ragged.
+
+    Raises:
+        UnsupportedError: examples are no matrices.
+    """
+    if x.ndim < 3 or x._batch_dim >= x.ndim - 2:
+        raise no_matrices(op, x, False)
     if isinstance(x, NestedTensor) and ends_static(x, 2):
         return x.with_values(op(x._values, *args, **kwargs))
     return repacked(op(rectangle(x, 0), *args, **kwargs), x)

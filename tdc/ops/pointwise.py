@@ -25,7 +25,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import eager, is_zero
-from tdc.core.errors import NAMES, ShapeError, UnsupportedError, describe, message, op_name
+from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import MODES, define
 from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
@@ -282,6 +282,22 @@ def bucketize(x: Any, *args: Any, **kwargs: Any) -> Tensor:
     return torch.bucketize(x.contiguous(), *args, **kwargs)
 
 
+def beside_table(op: Op, impl: Op) -> Op:
+    """A function of a batch and a tensor that all examples share.
+
+    Raises:
+        DtypeError: the tensor is a batch, too, or the first operand is none.
+    """
+
+    def run(x: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, Container) or isinstance(table, Container):
+            got, hint = f"{describe(x)} and {describe(table)}", "loop over the examples of both: x.unbind()"
+            raise DtypeError(message(op, "a batch and a tensor for all examples", got, hint=hint))
+        return impl(x, table, *args, **kwargs)
+
+    return run
+
+
 def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
     """All tensors of a batch on a CUDA device, its structure as well.
 
@@ -321,7 +337,7 @@ UNARY: tuple[Op, ...] = (
     torch.rad2deg, torch.digamma, torch.lgamma, torch.erfc, torch.erfinv, torch.exp2, torch.log2, torch.log10,
     torch.logit, torch.trunc, torch.frac, torch.signbit, torch.positive, torch.i0, torch.sinc, torch.isinf,
     torch.isposinf, torch.isneginf, torch.isreal, torch.angle, torch.real, torch.imag, torch.conj, torch.conj_physical,
-    torch.resolve_conj, torch.resolve_neg, torch.mvlgamma, torch.isin,
+    torch.resolve_conj, torch.resolve_neg, torch.mvlgamma,
 )  # fmt: skip
 ACTIVATIONS: tuple[Op, ...] = (
     torch.relu, F.relu, F.gelu, F.silu, F.leaky_relu, F.elu, F.softplus, F.hardtanh, F.logsigmoid, F.relu6, F.mish,
@@ -358,7 +374,9 @@ NARY: tuple[Op, ...] = (
 
 for _op in (*UNARY, *ACTIVATIONS, *SPECIALS, *CASTS):
     unary(_op)
-unary(torch.bucketize, run=bucketize)
+for _op, _run in ((torch.bucketize, bucketize), (torch.isin, torch.isin)):
+    _impls = [beside_table(_op, make(_run)) for make in (unary_nested, unary_masked, unary_tensordict)]
+    define(_op, "pointwise", nested=_impls[0], masked=_impls[1], tensordict=_impls[2])
 define(torch.frexp, "pointwise", ragged=frexp, tensordict=frexp)
 unary(F.rrelu, run=rrelu)
 unary(torch.sgn, run=sgn)
