@@ -6,6 +6,7 @@ The package takes the same TensorDict as the model does, with any number of text
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -36,7 +37,9 @@ def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Pa
         The loaded package: a function of a batch.
     """
     (example,) = loader(corpus, [indices], ragged_batch, "cpu")
-    return load(export_model(model, (example,)).save(path, format="aoti"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.13 itself does it
+        return load(export_model(model, (example,)).save(path, format="aoti"))
 
 
 def compare(model: Classifier, corpus: Corpus, test: tuple[int, ...], path: Path) -> tuple[ExportRecord, Tensor]:

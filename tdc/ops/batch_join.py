@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import ShapeError, describe, message, op_name, show_sizes
+from tdc.core.errors import ShapeError, StructureError, TdcError, describe, message, op_name, show_sizes
 from tdc.core.keys import show
 from tdc.core.rules import define
 from tdc.ops.batch import PLAIN, first_line
@@ -52,7 +52,7 @@ def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
     """`torch.stack` or `torch.cat` of the leaves at each path.
 
     Raises:
-        ShapeError: leaves that differ in shape or kind; every path is named.
+        ShapeError, StructureError: leaves that differ in shape, kind or device; every path is named.
     """
     try:
         known: list[tuple[list[Any], Any]] = []
@@ -79,7 +79,7 @@ def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[A
     return join(xs, dim)._with_structure_of(twin)
 
 
-def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> ShapeError:
+def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> TdcError:
     """The error for leaves that do not go together."""
     wrong = {}
     for path, group in together(op_name(join), *tds):
@@ -91,6 +91,13 @@ def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> Shap
     hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
     got = f"{len(wrong)} keys that differ" if wrong else "others"
     hint = hint if wrong else first_line(error)
+    places = {show(p): [v.device for v in group] for p, group in together(op_name(join), *tds)}
+    apart = {
+        p: " and ".join([f"{d}" for d in dict.fromkeys(found)]) for p, found in places.items() if len({*found}) > 1
+    }
+    if apart:
+        expected, hint = "leaves on one device for each key", "td.to(device) of one of them"
+        return StructureError(message(join, expected, f"{len(apart)} that differ", apart, hint))
     return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, keys_of, normal_dim
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.keys import is_key, show
 from tdc.core.typing import KeyPath, NestedKey, OpName
 from tdc.tensordict.leaf import unwrap
@@ -181,6 +181,7 @@ def ravel(
         raise DtypeError(message("ravel", "leaves of one dtype", f"{len(dtypes)} dtypes", at, hint))
     k = td.ndim if keep_batch else 0
     size = td.batch_size[:k]
+    one_device("ravel", td._leaves)
     layout = tuple([(p, tuple(x.shape[k:]), x.dtype) for p, x in td._leaves.items()])
     parts = [x.reshape((*size, math.prod(x.shape[k:]))).to(dtype or x.dtype) for x in td._leaves.values()]
     flat = torch.cat(parts, -1) if parts else torch.zeros(*size, 0, dtype=dtype, device=td._device)
@@ -267,11 +268,19 @@ def check_alike(op: OpName, paths: list[KeyPath], leaves: list[Any], but: int | 
     kinds = [type(x) if isinstance(x, Container) else Tensor for x in leaves]
     wrong = [i for i in range(len(leaves)) if kinds[i] is not kinds[0] or shapes[i] != shapes[0]]
     wrong = [i for i in range(len(leaves)) if i in wrong or leaves[i].ndim != leaves[0].ndim]
+    one_device(op, dict(zip(paths, leaves, strict=True)))
     if wrong:
         where = f" but for dim {but}" if but is not None else ""
         expected, at = f"leaves like {describe(leaves[0])}{where}", {show(paths[i]): describe(leaves[i]) for i in wrong}
         hint = "reshape or convert them first"
         raise ShapeError(message(op, expected, f"{len(wrong)} that differ", at, hint))
+
+
+def one_device(op: OpName, leaves: dict[KeyPath, Any]) -> None:
+    """Check that leaves to be joined are on one device."""
+    if len({x.device for x in leaves.values()}) > 1:
+        at = {show(p): f"{describe(x)} on {x.device}" for p, x in leaves.items()}
+        raise StructureError(message(op, "leaves on one device", "several devices", at, "td.to(device) first"))
 
 
 def unravel(

@@ -234,6 +234,9 @@ def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
     """The error for an index that torch refuses; a leaf's own error says more."""
     if isinstance(error, TdcError):
         return error
-    ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" for d, n in enumerate(size)])
+    ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" if n else f"dim {d} is empty" for d, n in enumerate(size)])
+    hint = f"{ranges}; keys are strings: td['key']"
+    if any([isinstance(part, slice) and isinstance(part.step, int) and part.step < 0 for part in entries_of(idx)]):
+        hint = "td.flip(dim) for the other order"
     expected, got = f"an index into batch_size {show_sizes(size)}", f"td[{describe_index(idx)}]"
-    return IndexingError(message("index", expected, got, hint=f"{ranges}; keys are strings: td['key']"))
+    return IndexingError(message("index", expected, got, hint=hint))

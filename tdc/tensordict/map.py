@@ -69,6 +69,9 @@ def map(
         results = [fn(part) for part in batch.split(chunksize, dim)]
     else:
         results = [fn(part) for part in batch.chunk(1 if num_chunks is None else num_chunks, dim)]
+    if not results:
+        hint = "chunksize=1 keeps the dim, so that a batch of no examples is one part"
+        raise StructureError(message("map", "examples to stack the results of", "a batch of none", hint=hint))
     nothing = [r is None for r in results]
     if any(nothing):
         if all(nothing):

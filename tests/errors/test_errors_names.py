@@ -162,3 +162,36 @@ def test_an_argument_of_another_kind_is_named(op, call):
 def test_rows_on_several_devices():
     with pytest.raises(tdc.DtypeError, match=r"tdc.pack: expected rows on cpu.*\nat row 1: .* on meta\nhint: "):
         tdc.pack([torch.ones(2), torch.ones(2, device="meta")])
+
+
+APART = TensorDict({"a": torch.ones(2, 1), "b": torch.ones(2, 1, device="meta")}, [2])
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        ("stack", lambda: torch_.stack([APART, APART.to("meta")])),
+        ("cat", lambda: torch_.cat([APART, APART.to("meta")])),
+        ("cat_keys", lambda: tdc.cat_keys(APART, ["a", "b"], "c")),
+        ("ravel", lambda: tdc.ravel(APART)),
+    ],
+)
+def test_leaves_on_several_devices_are_named(op, call):
+    with pytest.raises(
+        tdc.StructureError, match=rf"^tdc\.{op}: expected leaves on one device.*\nat a: .*\n(.*\n)*hint: td.to"
+    ):
+        call()
+
+
+def test_indices_that_a_batch_does_not_take():
+    with pytest.raises(tdc.IndexingError, match=r"hint: dim 0 is empty"):
+        TensorDict({"a": torch.ones(0)}, [0])[0]
+    with pytest.raises(tdc.IndexingError, match=r"hint: td.flip\(dim\)"):
+        BATCH[::-1]
+
+
+def test_map_of_no_examples():
+    none = TensorDict({"a": torch.ones(0)}, [0])
+    assert tdc.map(lambda td: td + 1, none, chunksize=1).batch_size == (0,)
+    with pytest.raises(tdc.StructureError, match=r"tdc.map: expected examples to stack the results of"):
+        tdc.map(lambda td: td + 1, none, chunksize=0)
