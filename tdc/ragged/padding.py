@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import in_direction, is_zero, trace_as
+from tdc.core.dynamo import in_direction, is_zero, known, trace_as
 from tdc.core.errors import ShapeError, message
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
@@ -54,6 +54,8 @@ def gathered(x: Tensor, index: Tensor, valid: Tensor | None, fill: float) -> Ten
     features = x.shape[1:]
     if is_zero(x.shape[0]):
         return x.new_full((*index.shape, *features), fill)
+    if valid is not None and not known(x.shape[0] != 0):  # there may be no row, and padding reads one
+        x = torch.cat([x, x.new_zeros(1, *features)])
     out = x.index_select(0, index.reshape(-1)).view(*index.shape, *features)
     return out if valid is None else torch.where(valid.view(*valid.shape, *[1] * len(features)), out, fill)
 

@@ -113,7 +113,7 @@ def pair_map(p: Program) -> Step | None:
 # -- along dims
 
 
-def fallback(fn: Callable[..., Tensor], empty: float, dims: Any) -> Callable[[Tensor], Tensor]:
+def fallback(fn: Callable[..., Tensor], empty: float, dims: Any) -> Callable[[Tensor, bool], Tensor]:
     """A reduction of one example, of nothing the element that changes nothing, which torch has none of."""
 
     def run(r: Tensor, keepdim: bool) -> Tensor:
@@ -135,18 +135,14 @@ REDUCTIONS: dict[str, tuple[Callable[..., Any], float | None]] = {
 }  # fmt: skip
 
 
-def reduced(p: Program, dims: list[int]) -> tuple[str, Callable[..., Any], Callable[..., Tensor], Any]:
+def reduced(p: Program, dims: list[int]) -> tuple[str, Callable[..., Any], Callable[..., Tensor]]:
     """A reduction of the batch and of an example, with the dims of the batch."""
     name = p.draw(st.sampled_from(sorted(REDUCTIONS)))
-    fn, empty = REDUCTIONS[name]
+    reduce, empty = REDUCTIONS[name]
     own: Any = tuple(dims) if len(dims) > 1 else dims[0]
     ours: Any = tuple([spelled(p, d) for d in dims]) if len(dims) > 1 else spelled(p, dims[0])
-    row = fn if empty is None else fallback(fn, empty, own)
-
-    def of_row(r: Tensor, keepdim: bool) -> Tensor:
-        return row(r, keepdim) if empty is not None else row(r, own, keepdim)
-
-    return f"{name}({ours})", lambda x, keepdim: fn(x, ours, keepdim), of_row, own
+    row = fallback(reduce, empty, own) if empty is not None else lambda r, keepdim: reduce(r, own, keepdim)
+    return f"{name}({ours})", lambda x, keepdim: reduce(x, ours, keepdim), row
 
 
 def nothing(p: Program, dims: list[int]) -> bool:
@@ -161,7 +157,7 @@ def reduce_some(p: Program) -> Step | None:
     keepdim = p.draw(st.booleans())
     if nothing(p, dims):
         return None
-    text, run, row, _ = reduced(p, dims)
+    text, run, row = reduced(p, dims)
     if set(p.ragged) <= set(dims) and p.left > 1:
         return None
     if set(p.ragged) <= set(dims):
@@ -178,7 +174,7 @@ def reduce_beside(p: Program) -> Step | None:
     dims = p.draw(st.lists(st.integers(0, rank - 1), min_size=1, max_size=2, unique=True))
     if nothing(p, dims):
         return None
-    text, run, row, _ = reduced(p, dims)
+    text, run, row = reduced(p, dims)
     if "am" in text or "var" in text:
         keep = lambda x: x  # noqa: E731
     else:

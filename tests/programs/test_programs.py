@@ -6,6 +6,8 @@ import pytest
 import torch
 from programs import run, steps
 
+import tdc
+
 
 def test_random_programs():
     found = run.check_programs(100, compiled=40)
@@ -25,3 +27,12 @@ def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(run, "TABLE", {"wrong": lambda _, step=step: step})
         with pytest.raises(AssertionError, match="example" if text == "values" else text):
             run.check_programs(20, compiled=1000)
+
+
+def test_a_graph_packs_a_batch_without_positions():
+    """Found by a program: the gradient of packing read a row where there was none."""
+    compiled = torch.compile(lambda x: x.to_packed(), backend="aot_eager", fullgraph=True)
+    for lengths in ([2, 1], [0, 0]):
+        x = tdc.MaskedBatch(torch.randn(2, 3), torch.tensor(lengths)).requires_grad_()
+        (grad,) = torch.autograd.grad(compiled(x).values.sum(), x.data)
+        assert torch.equal(grad, x.mask.float())
