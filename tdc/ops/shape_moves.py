@@ -169,6 +169,23 @@ def channel_shuffle_ragged(input: Any, groups: int) -> Any:
     return input.unflatten(d, (groups, input.shape[d] // groups)).transpose(d, d + 1).flatten(d, d + 1)
 
 
+def view_as_real(x: Any) -> Any:
+    """Real and imaginary parts, along a new last dim."""
+    return with_data(x, torch.view_as_real(data_of(x)))
+
+
+def view_as_complex(x: Any) -> Any:
+    """Numbers whose real and imaginary parts lie along the last dim.
+
+    Raises:
+        ShapeError: it is ragged or the batch, or has another size.
+    """
+    if x.ndim - 1 in (x._batch_dim, *x.ragged_dims) or x.shape[-1] != 2:
+        hint = "torch.stack([real, imag], -1)"
+        raise ShapeError(message("view_as_complex", "a static last dim of size 2", describe(x), hint=hint))
+    return with_data(x, torch.view_as_complex(data_of(x)))
+
+
 for _op, _impl in (
     (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, partial(flip_along, 0)),
     (torch.fliplr, partial(flip_along, 1)), (torch.t, t), (torch.tile, tile), (torch.broadcast_to, broadcast_to),
@@ -183,6 +200,8 @@ for _op, _impl in (
     define(_op, "shape", ragged=_impl, tensordict=_impl)
 define(torch.broadcast_tensors, "shape", ragged=broadcast_ragged)
 define(F.channel_shuffle, "shape", ragged=channel_shuffle_ragged)
+define(torch.view_as_real, "shape", ragged=view_as_real)
+define(torch.view_as_complex, "shape", ragged=view_as_complex)
 for _op, _reason, _hint in (
     (torch.ravel, "one dim without rows", "x.flatten(1, -1) of static dims, x.values.flatten() of packed elements"),
     (torch.meshgrid, "a grid of two dims for each row, both ragged", "torch.stack of x[:, :, None] and y[:, None]"),

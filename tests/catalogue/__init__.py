@@ -62,7 +62,7 @@ REPRESENTATIVES = {
     "factory": ("zeros_like",), "scan": ("cumsum",), "sort": ("sort",), "random": ("dropout",),
     "comparison": ("equal",), "matmul": ("matmul",), "linalg": ("inv", "solve"), "distance": ("cdist",),
     "moments": ("var",), "extremes": ("argmax",), "order_statistics": ("median",), "vector_norm": ("normalize",),
-    "indexing": ("gather", "index_select"), "loss": ("cross_entropy", "mse_loss"),
+    "indexing": ("gather", "index_select"), "masks": ("masked_select",), "loss": ("cross_entropy", "mse_loss"),
     "positionwise": ("linear", "embedding"),
 }  # fmt: skip
 

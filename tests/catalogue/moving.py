@@ -249,7 +249,19 @@ RAGGED = {
     "new_full": new, "new_empty": new, "new_tensor": new_tensor, "new_empty_strided": new_empty_strided,
     "ravel": refused(), "meshgrid": refused(), "cartesian_prod": refused(), "combinations": refused(),
     "block_diag": refused(), "fold": refused((2, 2), 2), "unfold": lambda rule: unfolded(rule),
+    **dict.fromkeys(("view_as_real", "view_as_complex"), lambda rule: parts_of_numbers(rule)),
 }  # fmt: skip
+
+
+def parts_of_numbers(rule: Rule) -> Iterator[Sample]:
+    """`view_as_real` and `view_as_complex`."""
+
+    def draw(d: Draw) -> Call:
+        if rule.name == "view_as_real":
+            return call(d.ragged("features", "complex"))
+        return call(Ragged([d.tensor(n, 3, 2) for n in d.lengths], slack=d.slack))
+
+    yield Sample("", draw, lambda ref, args, kwargs: args[0].with_rows([ref(r) for r in args[0].rows]))
 
 
 def unfolded(rule: Rule) -> Iterator[Sample]:
