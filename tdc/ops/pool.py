@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def steps_of(kernel: Any, stride: Any) -> Any:
     return kernel if stride is None or stride in ([], ()) else stride
 
 
-def max_pool(op: Op, n: int, indexed: bool) -> Op:
+def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
     """The rule of max_pool in n dims; `indexed` for the function that always returns indices."""
 
     def rule(
@@ -58,10 +59,10 @@ def max_pool(op: Op, n: int, indexed: bool) -> Op:
         args: list[Any] = [each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
             args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
-            found: Any = MAX_POOLS[1](p.data.unsqueeze(2), *args, ceil_mode, wanted)
+            found: Any = F.max_pool2d(p.data.unsqueeze(2), *args, ceil_mode, wanted)
             found = tuple([t.squeeze(2) for t in found]) if wanted else found.squeeze(2)
         else:
-            found = MAX_POOLS[n - 1](p.data, *args, ceil_mode, wanted)
+            found = (F.max_pool2d if n == 2 else F.max_pool3d)(p.data, *args, ceil_mode, wanted)
         if not wanted:
             return resized(p, found, spans)
         dense, index = found
@@ -113,8 +114,9 @@ def counted(size: Tensor, out: int, kernel: int, stride: int, padding: int, incl
     return (end - start if include else end.minimum(length) - start.clamp(min=0)).clamp(min=1)
 
 
-def lp_pool(average: Op, n: int) -> Op:
+def lp_pool(op: Op, n: int) -> Op:
     """The rule of lp_pool: torch's formula over an average."""
+    average = getattr(F, f"avg_pool{n}d")
 
     def rule(input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Any:
         out = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
@@ -187,7 +189,7 @@ def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
     return x
 
 
-def adaptive_max(op: Op, n: int, indexed: bool) -> Op:
+def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
     """The rule of adaptive_max_pool in n dims: the first of the largest, the last dim first."""
 
     def rule(input: Any, output_size: Any, return_indices: bool = False) -> Any:
@@ -267,27 +269,22 @@ def inside(p: Planes) -> Tensor:
     return functools.reduce(torch.logical_and, parts)
 
 
-MAX_POOLS: tuple[Any, ...] = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
-AVERAGES: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-MAX_INDEXED = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
-MAX_BINS = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
-MAX_BINS_INDEXED = (
-    F.adaptive_max_pool1d_with_indices, F.adaptive_max_pool2d_with_indices, F.adaptive_max_pool3d_with_indices,
-)  # fmt: skip
 RANDOM = "the regions of its windows are random, and would differ from those of an example by itself"
 
-for _n in (1, 2, 3):
-    _max, _max_i, _average = MAX_POOLS[_n - 1], MAX_INDEXED[_n - 1], AVERAGES[_n - 1]
-    spatial(_max, max_pool(_max, _n, False), _n, "pool", f"torch.nn.MaxPool{_n}d", getattr(torch, f"max_pool{_n}d"))
-    spatial(_max_i, max_pool(_max_i, _n, True), _n, "pool", f"torch.nn.MaxPool{_n}d")
-    spatial(_average, avg_pool(_average, _n), _n, "pool", f"torch.nn.AvgPool{_n}d")
-    _lp, _unpool = getattr(F, f"lp_pool{_n}d"), getattr(F, f"max_unpool{_n}d")
-    spatial(_lp, lp_pool(_average, _n), _n, "pool", f"torch.nn.LPPool{_n}d")
-    spatial(_unpool, max_unpool(_unpool, _n), _n, "pool", f"torch.nn.MaxUnpool{_n}d")
-    _bins, _bins_i, _mean = MAX_BINS[_n - 1], MAX_BINS_INDEXED[_n - 1], getattr(F, f"adaptive_avg_pool{_n}d")
-    spatial(_mean, adaptive_avg(_mean, _n), _n, "pool", f"torch.nn.AdaptiveAvgPool{_n}d")
-    spatial(_bins, adaptive_max(_bins, _n, False), _n, "pool", f"torch.nn.AdaptiveMaxPool{_n}d")
-    spatial(_bins_i, adaptive_max(_bins_i, _n, True), _n, "pool", f"torch.nn.AdaptiveMaxPool{_n}d")
+for _name, _rule, _module in (
+    ("max_pool{}d", max_pool, "MaxPool"),
+    ("max_pool{}d_with_indices", partial(max_pool, indexed=True), "MaxPool"),
+    ("avg_pool{}d", avg_pool, "AvgPool"),
+    ("lp_pool{}d", lp_pool, "LPPool"),
+    ("max_unpool{}d", max_unpool, "MaxUnpool"),
+    ("adaptive_avg_pool{}d", adaptive_avg, "AdaptiveAvgPool"),
+    ("adaptive_max_pool{}d", adaptive_max, "AdaptiveMaxPool"),
+    ("adaptive_max_pool{}d_with_indices", partial(adaptive_max, indexed=True), "AdaptiveMaxPool"),
+):
+    for _n in (1, 2, 3):
+        _op: Any = getattr(F, _name.format(_n))
+        _aliases = [getattr(torch, _name.format(_n))] if _rule is max_pool else []
+        spatial(_op, _rule(_op, _n), _n, "pool", f"torch.nn.{_module}{_n}d", *_aliases)
 for _op in (
     F.fractional_max_pool2d, F.fractional_max_pool3d, F.fractional_max_pool2d_with_indices,
     F.fractional_max_pool3d_with_indices,

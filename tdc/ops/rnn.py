@@ -76,10 +76,10 @@ def run_steps(
 ) -> list[Tensor]:  # fmt: skip
     """`run_rows`, cell by cell: differentiable as often as one likes, also under `torch.func`."""
     order, directions, ends = order_of(starts, lengths), 1 + bidirectional, list[list[Tensor]]()
-    positions, rows, alive = order.positions, order.rows, order.alive.tolist()
+    rows, alive = order.rows, order.alive.tolist()
     if len(rows) == 0:
         return run_rows(values, starts, lengths, states, weights, mode, bias, layers, bidirectional)
-    own, x = len(weights) // (layers * directions), values.index_select(0, positions)
+    own, x = len(weights) // (layers * directions), values.index_select(0, order.positions)
     for i in range(layers):
         outs = []
         for d in range(directions):
@@ -94,7 +94,7 @@ def run_steps(
             outs.append(turned(torch.cat(steps), order, d))
             ends.append([s[k].index_copy(0, rows, h) for s, h in zip(states, held, strict=True)])
         x = torch.cat(outs, 1)
-    out = x.new_zeros(values.shape[0], x.shape[1]).index_copy(0, positions, x)
+    out = x.new_zeros(values.shape[0], x.shape[1]).index_copy(0, order.positions, x)
     return [out, *[torch.stack(parts) for parts in zip(*ends, strict=True)]]
 
 
@@ -139,21 +139,16 @@ def backward_rows(
 
 
 @torch.library.impl("tdc::rnn", "Meta")
-def fake_rows(
-    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str,
-    bias: bool, layers: int, bidirectional: bool,
-) -> list[Tensor]:  # fmt: skip
-    out = values.new_empty(values.shape[0], states[0].shape[-1] * (1 + bidirectional))
+def fake_rows(keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any) -> Any:
+    out = values.new_empty(values.shape[0], states[0].shape[-1] * (1 + args[-1]))
     count = states[0].shape[0] if keep and rnn_steps.fits(values, states) else 0
-    kept = [b for _ in range(count) for b in rnn_steps.buffers(values, states, mode)]
+    kept = [b for _ in range(count) for b in rnn_steps.buffers(values, states, args[1])]
     return [out, *[s.new_empty(s.shape) for s in states], *kept]
 
 
 @torch.library.impl("tdc::rnn_backward", "Meta")
-def fake_gradients(
-    grads: list[Tensor], kept: list[Tensor], wants_values: bool, values: Tensor, starts: Tensor, lengths: Tensor,
-    states: list[Tensor], weights: list[Tensor], mode: str, bias: bool, layers: int, bidirectional: bool,
-) -> list[Tensor]:  # fmt: skip
+def fake_gradients(*args: Any) -> list[Tensor]:
+    _, _, _, values, _, _, states, weights, *_ = args
     return [t.new_empty(t.shape) for t in (values, *states, *weights)]
 
 
