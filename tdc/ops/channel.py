@@ -112,15 +112,16 @@ def summing(impl: Op) -> Op:
 
 @summing
 def group_norm(
-    input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
-) -> Ragged:
+    input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Ragged:  # fmt: skip
     """Groups of channels, each normalised over an example's positions."""
     p = positions(input, "group_norm", weight, bias)
     channels = p.data.shape[-2]
     if channels % num_groups:
         got = f"{channels} channels for {num_groups} groups"
         raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
-    centered, var, _ = standardised(p, num_groups)
+    centered, var, _mean = standardised(p, num_groups)
     return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
 
 

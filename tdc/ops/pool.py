@@ -48,6 +48,7 @@ def steps_of(kernel: Any, stride: Any) -> Any:
 
 def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
     """The rule of max_pool in n dims; `indexed` for the function that always returns indices."""
+    plane_pool: Any = F.max_pool3d if n == 3 else F.max_pool2d
 
     def rule(
         input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
@@ -59,10 +60,10 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         args: list[Any] = [each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
             args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
-            found: Any = F.max_pool2d(p.data.unsqueeze(2), *args, ceil_mode, wanted)
+            found: Any = plane_pool(p.data.unsqueeze(2), *args, ceil_mode, wanted)
             found = tuple([t.squeeze(2) for t in found]) if wanted else found.squeeze(2)
         else:
-            found = (F.max_pool2d if n == 2 else F.max_pool3d)(p.data, *args, ceil_mode, wanted)
+            found = plane_pool(p.data, *args, ceil_mode, wanted)
         if not wanted:
             return resized(p, found, spans)
         dense, index = found

@@ -13,6 +13,7 @@ import tdc
 from tdc import ShapeError
 
 LENGTHS = (3, 5, 2)
+functions: Any = nn.functional
 
 
 def rows(*shape: int, seed: int = 0) -> list[torch.Tensor]:
@@ -124,8 +125,8 @@ def test_embedding_of_padded_batches_counts_no_padding():
     ids = [torch.tensor([0, 2, 2]), torch.tensor([1])]
     for options in ({"scale_grad_by_freq": True}, {"max_norm": 0.5}, {"sparse": True}):
         tables = [torch.arange(1.0, 9).view(4, 2).requires_grad_() for _ in range(2)]
-        out: Any = nn.functional.embedding(tdc.pack(ids).to_padded(length=5), tables[0], **options)
-        want = nn.functional.embedding(torch.cat(ids), tables[1], **options)
+        out: Any = functions.embedding(tdc.pack(ids).to_padded(length=5), tables[0], **options)
+        want = functions.embedding(torch.cat(ids), tables[1], **options)
         torch.testing.assert_close(torch.cat(list(out.unbind())), want)
         assert out.data.shape == (2, 5, 2)
         out.data.sum().backward()
@@ -137,7 +138,7 @@ def test_embedding_of_padded_batches_counts_no_padding():
 
 def test_embedding_bag_of_both_kinds():
     ids, weights, table = tdc.pack([torch.tensor([0, 2, 2]), torch.tensor([1])]), torch.rand(2, 3), torch.rand(4, 2)
-    bag = nn.functional.embedding_bag
+    bag = functions.embedding_bag
     for mode in ("mean", "sum", "max"):
         want = torch.cat([bag(row[None], table, mode=mode) for row in ids.unbind()])
         torch.testing.assert_close(bag(ids, table, mode=mode), want)
@@ -155,10 +156,10 @@ def test_ragged_weights_are_refused():
     x: Any = tdc.pack([torch.rand(4, 3), torch.rand(4, 2)], ragged_dim=2)
     ids = torch.zeros(2, 3, dtype=torch.int64)
     for call in (
-        lambda: nn.functional.prelu(torch.rand(2, 4, 3), x),
-        lambda: nn.functional.embedding(ids, x),
-        lambda: nn.functional.group_norm(x, 2, x),
-        lambda: nn.functional.linear(torch.rand(2, 3), x),
+        lambda: functions.prelu(torch.rand(2, 4, 3), x),
+        lambda: functions.embedding(ids, x),
+        lambda: functions.group_norm(x, 2, x),
+        lambda: functions.linear(torch.rand(2, 3), x),
     ):
         with pytest.raises(tdc.DtypeError, match="a ragged input and dense weights"):
             call()
@@ -166,7 +167,7 @@ def test_ragged_weights_are_refused():
 
 def test_norms_without_eps_get_no_gradient_from_padding():
     x: Any = tdc.pack([torch.randn(3, 4), torch.randn(1, 4)])
-    for fn in (nn.functional.layer_norm, nn.functional.rms_norm):
+    for fn in (functions.layer_norm, functions.rms_norm):
         found = []
         for y in (x, x.to_padded()):
             weight = torch.ones(4, requires_grad=True)

@@ -64,5 +64,6 @@ def test_functions_that_share_a_name_with_a_module():
             torch.testing.assert_close(got, want)
         for got, want in zip(torch.instance_norm(y, *args).unbind(), wanted.unbind(), strict=True):
             torch.testing.assert_close(got, want)
+    ids: Any = tdc.pack([torch.tensor([1, 2])])
     with pytest.raises(tdc.UnsupportedError, match=r"F\.embedding_bag"):
-        torch.embedding_bag(torch.rand(3, 2), tdc.pack([torch.tensor([1, 2])]), torch.tensor([0]))
+        torch.embedding_bag(torch.rand(3, 2), ids, torch.tensor([0]))
