@@ -6,7 +6,7 @@ A mutant is one change in the syntax tree of one file of tdc/ops, tdc/ragged or 
 `and` for `or`, two arguments exchanged, a call left out. What only words errors is left alone. Each mutant of a seeded
 sample runs in a process of its own, forked from one that has imported torch: the file is compiled from the changed
 tree, so that nothing is written to disk. First the rows of the conformance matrix that the file serves are checked,
-eagerly and with gradients, then the tests of its folder and of its name, until one fails.
+eagerly and with gradients, then the tests of its name and folder, until one fails.
 
 killed      a test fails, or tdc does not import        survived    all pass: a test is missing, or nothing changed
 slow        no answer in time: an endless loop, or a file of many tests
@@ -141,6 +141,23 @@ def put_in_place(mutant: Mutant) -> None:
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]  # in this process alone
 
 
+def distances(path: str) -> dict[str, int]:
+    """By the name of a module of tdc, how many imports lead from it to a file; 0 for the file and its room in ops."""
+    users: dict[str, set[str]] = {}
+    for p in (ROOT / "tdc").rglob("*.py"):
+        for node in ast.walk(ast.parse(p.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and p.stem != "__init__":
+                for used in (node.module.rpartition(".")[2], *[alias.name for alias in node.names]):
+                    users.setdefault(used, set()).add(p.stem)
+    found = {Path(path).stem: 0} | dict.fromkeys(Path(path).parts[2:-1], 0)
+    queue = [Path(path).stem]
+    for name in queue:  # grows
+        for user in sorted(users.get(name, set()) - found.keys()):
+            found[user] = found[name] + 1
+            queue.append(user)
+    return found
+
+
 def failing_row(path: str, rng: random.Random) -> str:
     """The first row of those a file serves that is not the loop over examples; empty where all are."""
     from catalogue import samples
@@ -148,12 +165,11 @@ def failing_row(path: str, rng: random.Random) -> str:
 
     from tdc.core.rules import RULES
 
-    name = Path(path).stem
-    live = [rule for rule in RULES if not rule.reason]
-    own = [rule for rule in live if name in (rule.family, rule.impl.__module__.rpartition(".")[2])]
-    others = [rule for rule in live if rule not in own and ("tensordict" not in path or rule.kind == "tensordict")]
-    chosen = rng.sample(own, min(len(own), ROWS))
-    for rule in [*chosen, *rng.sample(others, ROWS - len(chosen))]:
+    near = distances(path)
+    live = [rule for rule in RULES if not rule.reason and ("tensordict" not in path or rule.kind == "tensordict")]
+    rng.shuffle(live)
+    live.sort(key=lambda r: min(near.get(n, 99) for n in (r.family, *r.impl.__module__.split(".")[2:])))
+    for rule in live[:ROWS]:
         for mode in [mode for mode in ("eager", "grad") if mode in rule.modes]:
             try:
                 check(rule, samples(rule), mode)
@@ -163,12 +179,12 @@ def failing_row(path: str, rng: random.Random) -> str:
 
 
 def files_of_tests(path: str) -> list[str]:
-    """Files of tests for a file: those of its name, then those of its folder."""
-    folder, name = Path(path).parts[1], Path(path).stem
-    own = sorted(f"{p}" for p in (ROOT / "tests").rglob(f"test_*{name}*.py"))
-    near = sorted(f"{p}" for p in (ROOT / "tests" / folder).glob("test_*.py")) if folder != "ops" else []
-    more = [f"{ROOT}/tests/ops/test_{name}.py" for name in ("nn", "pairs", "partial_ragged", "tensordict_ops")]
-    return list(dict.fromkeys([*own, *near, *(more if folder == "ops" else [])]))
+    """Files of tests for a file: those of its name, then those of its folder; in ops those of what imports it."""
+    near, folder = distances(path), Path(path).parts[1]
+    tests = {p: min(near.get(word, 99) for word in p.stem.split("_")[1:]) for p in (ROOT / "tests").rglob("test_*.py")}
+    own = [p for p, far in tests.items() if far <= (folder == "ops")]
+    rest = sorted((ROOT / "tests" / folder).glob("test_*.py")) if folder != "ops" else []
+    return [str(p) for p in dict.fromkeys([*sorted(own, key=lambda p: (tests[p], p)), *rest])]
 
 
 class FirstFailure:
