@@ -236,3 +236,13 @@ def test_padding_reaches_no_gradient_of_a_dense_operand(op: Any, first: bool):
     pair = (w[None, None], x) if first else (x, w[None, None])
     (grad,) = torch.autograd.grad(op(*pair, **options).data.sum(), w)
     assert not grad.isnan().any()
+
+
+def test_solutions_in_a_wider_rectangle():
+    """The right-hand sides keep their rectangle, whatever that of the matrices is."""
+    a, b = [torch.eye(n) + torch.rand(n, n) for n in (2, 0, 3)], [torch.rand(n, 2) for n in (2, 0, 3)]
+    wide = tdc.pack(b).to_padded(length=5)
+    found = LINALG.solve(tdc.pack(a, ragged_dim=(1, 2)).to_padded(), wide)
+    assert found.shape == (3, 5, 2)
+    for row, matrix, right in zip(found.unbind(), a, b, strict=True):
+        torch.testing.assert_close(row, LINALG.solve(matrix, right))
