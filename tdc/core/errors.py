@@ -62,9 +62,8 @@ class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 
 
-for _error in (TdcError, *TdcError.__subclasses__(), MethodError):
-    _error.__module__ = "tdc"  # a traceback shows the name that users import
-del _error
+for error in (TdcError, *TdcError.__subclasses__(), MethodError):
+    error.__module__ = "tdc"  # a traceback shows the name that users import
 
 
 def names_of(*modules: Any) -> dict[Callable[..., Any], str]:

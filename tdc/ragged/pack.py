@@ -77,7 +77,7 @@ def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> Nest
 
 def check_rows(op: str, rows: Any, kinds: tuple[type, ...]) -> None:
     """Examples come as a sequence, each of a type that the function takes."""
-    sized = hasattr(rows, "__len__") and not isinstance(rows, (str, bytes, type))
+    sized = hasattr(rows, "__len__") and not any([isinstance(rows, kind) for kind in (str, bytes, type)])
     if not sized or getattr(rows, "ndim", 1) == 0:
         raise DtypeError(message(op, "a sequence of rows", describe(rows), hint="one entry for each row"))
     if not len(rows):

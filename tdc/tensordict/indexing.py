@@ -236,7 +236,8 @@ def misfit(idx: Any, size: torch.Size, error: Exception) -> Exception:
         return error
     ranges = ", ".join([f"dim {d} takes {-n} to {n - 1}" if n else f"dim {d} is empty" for d, n in enumerate(size)])
     hint = f"{ranges}; keys are strings: td['key']"
-    if any([isinstance(part, slice) and isinstance(part.step, int) and part.step < 0 for part in entries_of(idx)]):
+    steps: list[Any] = [getattr(part, "step", None) for part in entries_of(idx)]  # of slices
+    if any([isinstance(step, int) and step < 0 for step in steps]):
         hint = "td.flip(dim) for the other order"
     expected, got = f"an index into batch_size {show_sizes(size)}", f"td[{describe_index(idx)}]"
     return IndexingError(message("index", expected, got, hint=hint))
