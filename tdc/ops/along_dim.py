@@ -168,22 +168,14 @@ def picked(op: Op, segments: Segments, position: Tensor, none: float, keepdim: b
     return named_result(op, segments.back(found, keepdim), segments.back(position, keepdim))
 
 
-def check_one_dim(op: Op, dim: Any) -> None:
-    """
-    Raises:
-        ShapeError: the dim is not one number.
-    """
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
-
-
 def is_static(op: Op, x: Any, dim: int) -> bool:
     """Whether a dim is one that torch can work along on packed or padded data.
 
     Raises:
         ShapeError: it is the batch of a NestedTensor, out of range or no number.
     """
-    check_one_dim(op, dim)
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
     d = normal_dim(dim, x.ndim, op)
     if isinstance(x, NestedTensor) and d == x.structure.batch_dim:
         got = f"dim {dim} of {describe(x)}"

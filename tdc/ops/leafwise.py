@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from tdc.core.container import Container
 from tdc.core.dynamo import eager, foreach
-from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message, show_sizes
+from tdc.core.errors import ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.typing import Op
 from tdc.ops.batch import explained, failing
 from tdc.tensordict.nodes import any_extra
@@ -134,8 +134,6 @@ def aligned(columns: list[list[Any]], own: list[bool], k: int) -> list[list[Any]
 
 def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The first operand of a class: it gives the result its structure."""
-    if kwargs and kwargs.get("out") is not None:
-        raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
     for a in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(a, cls):
             return a

@@ -327,61 +327,55 @@ def type_as(x: Any, other: Any) -> Ragged:
 
 
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
-SPECIAL = torch.special
-UNARY: tuple[Op, ...] = (
-    torch.abs, torch.neg, torch.sign, torch.exp, torch.expm1, torch.log, torch.log1p, torch.sqrt, torch.rsqrt,
-    torch.square, torch.reciprocal, torch.sin, torch.cos, torch.tan, torch.tanh, torch.sigmoid, torch.erf, torch.floor,
-    torch.ceil, torch.round, torch.isnan, torch.isfinite, torch.logical_not, torch.bitwise_not, torch.nan_to_num,
-    torch.clone, torch.detach,
-    torch.acos, torch.acosh, torch.asin, torch.asinh, torch.atan, torch.atanh, torch.sinh, torch.cosh, torch.deg2rad,
-    torch.rad2deg, torch.digamma, torch.lgamma, torch.erfc, torch.erfinv, torch.exp2, torch.log2, torch.log10,
-    torch.logit, torch.trunc, torch.frac, torch.signbit, torch.positive, torch.i0, torch.sinc, torch.isinf,
-    torch.isposinf, torch.isneginf, torch.isreal, torch.angle, torch.real, torch.imag, torch.conj, torch.conj_physical,
-    torch.resolve_conj, torch.resolve_neg, torch.mvlgamma,
-)  # fmt: skip
-ACTIVATIONS: tuple[Op, ...] = (
-    torch.relu, F.relu, F.gelu, F.silu, F.leaky_relu, F.elu, F.softplus, F.hardtanh, F.logsigmoid, F.relu6, F.mish,
-    F.selu, F.celu, F.softsign, F.tanhshrink, F.softshrink, F.hardshrink, F.threshold, F.hardswish, F.hardsigmoid,
-)  # fmt: skip
-SPECIALS: tuple[Op, ...] = (
-    SPECIAL.entr, SPECIAL.erfcx, SPECIAL.i0e, SPECIAL.i1, SPECIAL.i1e, SPECIAL.ndtr, SPECIAL.ndtri, SPECIAL.log_ndtr,
-    SPECIAL.bessel_j0, SPECIAL.bessel_j1, SPECIAL.bessel_y0, SPECIAL.bessel_y1, SPECIAL.modified_bessel_i0,
-    SPECIAL.modified_bessel_i1, SPECIAL.modified_bessel_k0, SPECIAL.modified_bessel_k1, SPECIAL.spherical_bessel_j0,
-    SPECIAL.scaled_modified_bessel_k0, SPECIAL.scaled_modified_bessel_k1, SPECIAL.airy_ai,
-)  # fmt: skip
-CASTS: tuple[Op, ...] = (
-    torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.int,
-    torch.Tensor.long, torch.Tensor.bool, torch.Tensor.contiguous, torch.Tensor.short, torch.Tensor.char,
-    torch.Tensor.byte,
-    torch.Tensor.cfloat, torch.Tensor.cdouble, torch.Tensor.chalf,  # type: ignore[attr-defined]  # torch's stubs lack them
-)  # fmt: skip
-NARY: tuple[Op, ...] = (
-    torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.remainder, torch.pow, torch.maximum,
-    torch.minimum, torch.atan2, torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and,
-    torch.logical_or, torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.clamp, torch.lerp,
-    torch.masked_fill, torch.fill,
-    torch.hypot, torch.fmod, torch.fmax, torch.fmin, torch.copysign, torch.nextafter, torch.ldexp, torch.logaddexp,
-    torch.logaddexp2, torch.heaviside, torch.xlogy, torch.float_power, torch.rsub, torch.gcd, torch.lcm,
-    torch.bitwise_left_shift, torch.bitwise_right_shift, torch.logical_xor, torch.isclose, torch.addcmul,
-    torch.addcdiv, torch.clamp_min, torch.clamp_max, torch.igamma, torch.igammac, torch.polygamma, SPECIAL.xlog1py,
-    SPECIAL.zeta, torch.complex, torch.polar,
-    SPECIAL.chebyshev_polynomial_t, SPECIAL.chebyshev_polynomial_u, SPECIAL.chebyshev_polynomial_v,
-    SPECIAL.chebyshev_polynomial_w, SPECIAL.hermite_polynomial_h, SPECIAL.hermite_polynomial_he,
-    SPECIAL.laguerre_polynomial_l, SPECIAL.legendre_polynomial_p, SPECIAL.shifted_chebyshev_polynomial_t,
-    SPECIAL.shifted_chebyshev_polynomial_u, SPECIAL.shifted_chebyshev_polynomial_v,
-    SPECIAL.shifted_chebyshev_polynomial_w,
-)  # fmt: skip
+UNARY: dict[Any, str] = {
+    torch: """
+        abs neg sign exp expm1 log log1p sqrt rsqrt square reciprocal sin cos tan tanh sigmoid erf floor ceil
+        round isnan isfinite logical_not bitwise_not nan_to_num clone detach acos acosh asin asinh atan atanh
+        sinh cosh deg2rad rad2deg digamma lgamma erfc erfinv exp2 log2 log10 logit trunc frac signbit positive
+        i0 sinc isinf isposinf isneginf isreal angle real imag conj conj_physical resolve_conj resolve_neg
+        mvlgamma relu
+    """,
+    F: """
+        relu gelu silu leaky_relu elu softplus hardtanh logsigmoid relu6 mish selu celu softsign tanhshrink
+        softshrink hardshrink threshold hardswish hardsigmoid
+    """,
+    torch.special: """
+        entr erfcx i0e i1 i1e ndtr ndtri log_ndtr bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0
+        modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 spherical_bessel_j0 scaled_modified_bessel_k0
+        scaled_modified_bessel_k1 airy_ai
+    """,
+    torch.Tensor: """
+        float double half bfloat16 int long bool contiguous short char byte cfloat cdouble chalf
+    """,
+}
+NARY: dict[Any, str] = {
+    torch: """
+        add sub mul div floor_divide remainder pow maximum minimum atan2 eq ne lt le gt ge logical_and
+        logical_or bitwise_and bitwise_or bitwise_xor clamp lerp masked_fill fill hypot fmod fmax fmin
+        copysign nextafter ldexp logaddexp logaddexp2 heaviside xlogy float_power rsub gcd lcm
+        bitwise_left_shift bitwise_right_shift logical_xor isclose addcmul addcdiv clamp_min clamp_max igamma
+        igammac polygamma complex polar
+    """,
+    torch.special: """
+        xlog1py zeta chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v
+        chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+        legendre_polynomial_p shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+        shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
+    """,
+}
 
-for _op in (*UNARY, *ACTIVATIONS, *SPECIALS, *CASTS):
-    unary(_op)
+for _module, _names in UNARY.items():
+    for _name in _names.split():
+        unary(getattr(_module, _name))
 for _op, _run in ((torch.bucketize, bucketize), (torch.isin, torch.isin)):
     _impls = [beside_table(_op, make(_run)) for make in (unary_nested, unary_masked, unary_tensordict)]
     define(_op, "pointwise", nested=_impls[0], masked=_impls[1], tensordict=_impls[2])
 define(torch.frexp, "pointwise", ragged=frexp, tensordict=frexp)
 unary(F.rrelu, run=rrelu)
 unary(torch.sgn, run=sgn)
-for _op in NARY:
-    nary(_op)
+for _module, _names in NARY.items():
+    for _name in _names.split():
+        nary(getattr(_module, _name))
 nary(torch.where, where)
 define(torch.Tensor.cpu, "pointwise", ragged=to_cpu, tensordict=to_cpu)
 define(torch.Tensor.to, "pointwise", ragged=to_ragged)
