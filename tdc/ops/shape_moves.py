@@ -21,7 +21,7 @@ from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.leafwise import check_broadcast, column
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, unbroadcast
+from tdc.ops.pointwise import fits, grown, unbroadcast
 from tdc.ops.positions import beside
 from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
@@ -133,6 +133,10 @@ def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:
     xs = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     like = widest_of(op, *xs)
     wide = list(op(*[beside(op, x, like) for x in xs], data_of(like)))[:-1]
+    if isinstance(like, MaskedBatch) and any(
+        [wide[0].shape[d] != like.data.shape[d] for d in (like.batch_dim, *like.ragged_dims)]
+    ):
+        raise grown(op, like, next(x for x in xs if isinstance(x, Tensor)))
     return tuple([spread(x, like, v) for x, v in zip(xs, wide, strict=True)])
 
 

@@ -246,3 +246,11 @@ def test_solutions_in_a_wider_rectangle():
     assert found.shape == (3, 5, 2)
     for row, matrix, right in zip(found.unbind(), a, b, strict=True):
         torch.testing.assert_close(row, LINALG.solve(matrix, right))
+
+
+def test_padded_rows_of_length_1_do_not_grow():
+    x, wide = tdc.MaskedBatch(torch.randn(2, 1, 3), torch.tensor([1, 1])), torch.randn(2, 4, 3)
+    calls: Any = (torch.add, torch.broadcast_tensors, LINALG.cross, LINALG.vecdot, F.cosine_similarity)
+    for op in calls:
+        with pytest.raises(ShapeError, match="padded shape cannot grow"):
+            op(x, wide, dim=2) if op is F.cosine_similarity else op(x, wide)
