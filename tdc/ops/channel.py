@@ -265,9 +265,9 @@ def weights_first(norm: Op) -> Op:
 
 
 define(F.batch_norm, "channel", ragged=batch_norm, source="torch.nn.BatchNorm1d")
-define(torch.batch_norm, "channel", ragged=weights_first(batch_norm))
+define(torch.batch_norm, "channel", ragged=weights_first(batch_norm), modes=())  # the row above is proved
 define(F.instance_norm, "channel", ragged=instance_norm, source="torch.nn.InstanceNorm1d")
-define(torch.instance_norm, "channel", ragged=weights_first(instance_norm))
+define(torch.instance_norm, "channel", ragged=weights_first(instance_norm), modes=())
 define(F.group_norm, "channel", ragged=group_norm, source="torch.nn.GroupNorm", aliases=[torch.group_norm])
 define(F.prelu, "channel", ragged=prelu, source="torch.nn.PReLU", aliases=[torch.prelu])
 define(F.dropout1d, "channel", ragged=dropout, source="torch.nn.Dropout1d", aliases=[torch.feature_dropout])
