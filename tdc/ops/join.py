@@ -94,7 +94,7 @@ def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
         raise ShapeError(message(op, f"equal static sizes{where}", "others", wrong, "index or expand them"))
     counts = [x.batch_size[0] for x in xs]
     if but != first._batch_dim and any([n != counts[0] for n in counts]):
-        hint = f"torch.cat along the batch, dim {first._batch_dim}, puts rows behind rows"
+        hint = f"along the batch, dim {first._batch_dim}, rows follow rows"
         raise StructureError(message(op, "as many rows in each", f"batch sizes {counts}", hint=hint))
 
 
