@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import ShapeError, message
-from tdc.core.rules import define
+from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
 from tdc.ops.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
@@ -265,9 +265,7 @@ def weights_first(norm: Op) -> Op:
 
 
 define(F.batch_norm, "channel", ragged=batch_norm, source="torch.nn.BatchNorm1d")
-define(torch.batch_norm, "channel", ragged=weights_first(batch_norm), modes=())  # the row above is proved
 define(F.instance_norm, "channel", ragged=instance_norm, source="torch.nn.InstanceNorm1d")
-define(torch.instance_norm, "channel", ragged=weights_first(instance_norm), modes=())
 define(F.group_norm, "channel", ragged=group_norm, source="torch.nn.GroupNorm", aliases=[torch.group_norm])
 define(F.prelu, "channel", ragged=prelu, source="torch.nn.PReLU", aliases=[torch.prelu])
 define(F.dropout1d, "channel", ragged=dropout, source="torch.nn.Dropout1d", aliases=[torch.feature_dropout])
@@ -278,3 +276,6 @@ define(
     aliases=[torch.feature_alpha_dropout],
 )  # fmt: skip
 define(F.local_response_norm, "channel", ragged=local_response_norm, source="torch.nn.LocalResponseNorm")
+for _kind in ("nested", "masked"):  # no rows of their own: the same rules in torch's other order
+    for _op, _norm in ((torch.batch_norm, batch_norm), (torch.instance_norm, instance_norm)):
+        add_rule(Rule(_op, _kind, "channel", weights_first(_norm), _op), rows=[])
