@@ -39,6 +39,7 @@ DIMS = (
     "destination",
 )
 SIZES = {"reshape": "shape", "view": "size", "expand": "size", "broadcast_to": "size", "unsafe_view": "size"}
+ORDERS = {"permute": "dims", "permute_copy": "dims"}
 REPEATS = {"repeat": "repeats", "tile": "dims"}
 DEFAULTS: dict[str, dict[str, Any]] = {  # of arguments that are dims
     "flatten": {"start_dim": 0}, "rot90": {"dims": (0, 1)}, "diagonal": {"dim1": 0, "dim2": 1},
@@ -233,6 +234,8 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
     names = names_of(known, draws[0])
     if "batch_norm" in op.name and (draws[0].kwargs.get("training") or True in draws[0].args):
         raise NotMapped("counts statistics of the whole batch: see the samples of modules")
+    if draws[0].kwargs.get("mode") == "circular" and min(draws[0].args[0]) < 0:
+        raise NotMapped("torch reads memory that nothing was written to")
     if any(f[1] != spec for f in flat) or any(len(f) != len(leaves[0]) for f in leaves):
         raise NotMapped("draws differ in their arguments")
     first = next(t for t in leaves[0] if isinstance(t, Tensor))
@@ -329,12 +332,14 @@ def shifted(
         if name not in bound and name not in kwargs:
             kwargs[name] = value
     size = SIZES.get(op.name)
-    repeat = REPEATS.get(op.name)
+    repeat, order = REPEATS.get(op.name), ORDERS.get(op.name)
     for name in {*bound, *kwargs}:
         if name == size:
             change: Callable[[Any], Any] = partial(prefixed, count)
         elif name == repeat:
             change = partial(prefixed, 1)
+        elif name == order:
+            change = reordered
         elif name in DIMS:
             change = behind
         else:
@@ -349,6 +354,11 @@ def shifted(
 def prefixed(size: int, sizes: Any) -> list[int]:
     """Sizes with that of the batch in front."""
     return [size, *sizes]
+
+
+def reordered(dims: Any) -> tuple[int, ...]:
+    """An order of dims with the batch in front."""
+    return (0, *behind(tuple(dims)))
 
 
 def behind(dim: Any) -> Any:

@@ -71,11 +71,8 @@ def draws(op: Any, dtype: torch.dtype, limit: int) -> Iterator[list[Any]]:
     columns = []
     for seed in range(3):
         torch.manual_seed(seed)
-        columns.append(list(op.sample_inputs("cpu", dtype, set_seed=False)))
-    for number, column in enumerate(zip(*columns, strict=False)):
-        if number == limit:
-            return
-        yield list(column)
+        columns.append(list(itertools.islice(op.sample_inputs("cpu", dtype, set_seed=False), limit)))
+    yield from (list(column) for column in zip(*columns, strict=False))
 
 
 def pooled(op: Any, mapped: Mapped) -> bool:
@@ -246,7 +243,8 @@ def sweep_all(given: argparse.Namespace) -> None:
     print("| pass | kind | pass | refused | raw | differs | accepted | not mapped |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, how in PASSES.items():
-        counts, _ = sweep(argparse.Namespace(**{**vars(given), **how}))
+        most = min(given.limit, how.get("limit", given.limit))
+        counts, _ = sweep(argparse.Namespace(**{**vars(given), **how, "limit": most}))
         for kind, c in counts.items():
             numbers = [c[k] for k in ("pass", "refused", "raw", "differs", "accepted", "unmapped")]
             print(f"| {name} | {kind} | " + " | ".join(f"{n:,}" for n in numbers) + " |", flush=True)

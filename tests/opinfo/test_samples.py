@@ -1,0 +1,65 @@
+"""torch's own samples as batches: a spread of them, and all of them among the slow tests.
+
+`python tests/opinfo/sweep.py --all` prints the counts of everything; `docs/exactness.md` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from opinfo.sweep import BAD, DTYPES, PASSES, sweep
+
+from tdc.core.rules import DISPATCH, KINDS, ROWS
+
+PARTS = 4
+SPREAD: dict[str, dict[str, Any]] = {
+    "values": {"dtypes": (torch.float32,), "limit": 2},
+    "dtypes": {"dtypes": (torch.int64, torch.uint8, torch.bool, torch.float16, torch.complex64), "limit": 1},
+    "padding": {"fill": 0, "kinds": ["masked"], "dtypes": (torch.float32, torch.int64), "limit": 1},
+    "names": {"spelling": "all by name", "dtypes": (torch.float32,), "limit": 1},
+    "methods": {"spelling": "method", "dtypes": (torch.float32,), "limit": 1},
+    "in place": {"spelling": "in place", "dtypes": (torch.float32,), "limit": 2},
+    "second": {"level": "second", "dtypes": (torch.float64,), "limit": 1},
+    "forward": {"level": "forward", "dtypes": (torch.float64,), "limit": 1},
+    "errors": {"level": "errors", "dtypes": (torch.float32,), "limit": 2},
+}
+WHOLE = {name: how for name, how in PASSES.items() if how.get("mode", "eager") == "eager"}
+USUAL: dict[str, Any] = {
+    "ops": "", "dtypes": DTYPES, "limit": 30, "kinds": list(KINDS), "level": "values", "spelling": "sample",
+    "mode": "eager", "fill": "nan", "v": False, "parts": PARTS,
+}  # fmt: skip
+
+
+def check(how: dict[str, Any], part: int) -> None:
+    """Each call gives what the loop over examples gives, or is refused in words."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts, calls = sweep(argparse.Namespace(**{**USUAL, **how, "part": part}))
+    assert [call for call in calls if call[-2] in BAD] == []
+    assert sum(c["pass"] for c in counts.values()) > 0
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_spread_of_the_samples(name: str, part: int) -> None:
+    check(SPREAD[name], part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", WHOLE)
+def test_all_samples(name: str, part: int) -> None:
+    check(WHOLE[name], part)
+
+
+def test_the_sweep_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = DISPATCH["nested"][torch.sin]
+    monkeypatch.setattr(ROWS, row, lambda x: x.cos())
+    _, calls = sweep(
+        argparse.Namespace(**{**USUAL, "ops": "^sin$", "dtypes": (torch.float32,), "limit": 1, "parts": 1, "part": 0})
+    )
+    assert {call[-2] for call in calls if call[0] == "nested"} == {"differs"}
