@@ -36,7 +36,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow mutants bench lint types clean compiler
+.PHONY: help demo test test-all test-slow sweep mutants bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,6 +54,9 @@ test-all: compiler .venv/.ready-dev ## every test, with the slow matrix
 
 test-slow: compiler .venv/.ready-dev ## what test leaves out, and the architecture test
 	$(pytest) -m "slow or architecture" $(ARGS)
+
+sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
+	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)
 
 bench: compiler .venv/.ready-bench ## every benchmark in bench/, one after the other
 	@set -e; for file in bench/[!_]*.py; do \

@@ -64,7 +64,7 @@ IMPLICIT = (  # the dims that they mean are those of the batch
 )  # fmt: skip
 
 CHANNELS = re.compile(  # dim 0 of these samples is a batch already, dim 1 the channels
-    "conv|pool|interpolate|upsample|batch_norm|instance_norm|group_norm|local_response_norm|grid_sample|functional.unfold"
+    "cross_entropy|nll_loss|conv|pool|interpolate|upsample|batch_norm|instance_norm|group_norm|local_response_norm|grid_sample|functional.unfold"
 )
 Schemas = tuple[tuple[tuple[str, str, bool], ...], ...]
 

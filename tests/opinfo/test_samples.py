@@ -29,7 +29,8 @@ SPREAD: dict[str, dict[str, Any]] = {
 }
 WHOLE = {name: how for name, how in PASSES.items() if how.get("mode", "eager") == "eager"}
 USUAL: dict[str, Any] = {
-    "ops": "", "dtypes": DTYPES, "limit": 30, "kinds": list(KINDS), "level": "values", "spelling": "sample",
+    "ops": "", "dtypes": DTYPES, "limit": 30, "most": 10**6,
+    "kinds": list(KINDS), "level": "values", "spelling": "sample",
     "mode": "eager", "fill": "nan", "v": False, "parts": PARTS,
 }  # fmt: skip
 
