@@ -47,13 +47,13 @@ demo: compiler .venv/.ready-demo ## train a small model end to end and write dem
 	$(PY) -m tdc demo $(ARGS)
 
 test: compiler .venv/.ready-dev ## the fast tests, on JOBS workers
-	$(pytest) -m "not slow" $(ARGS)
+	$(pytest) -m "not slow and not sweep" $(ARGS)
 
-test-all: compiler .venv/.ready-dev ## every test, with the slow matrix
+test-all: compiler .venv/.ready-dev ## every test, with the slow matrix and all of torch's samples
 	$(pytest) $(ARGS)
 
 test-slow: compiler .venv/.ready-dev ## what test leaves out, and the architecture test
-	$(pytest) -m "slow or architecture" $(ARGS)
+	$(pytest) -m "(slow or architecture) and not sweep" $(ARGS)
 
 sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
 	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)

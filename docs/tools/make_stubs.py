@@ -59,7 +59,7 @@ OPEN = {
     "baddbmm", "bmm", "det", "gather", "logdet", "matmul", "mm", "mv", "narrow", "new_full", "new_ones", "new_zeros",
     "select", "slogdet", "take", "take_along_dim", "topk", "trace",
 }  # fmt: skip
-DENSE = ("addbmm", "dist", "dot", "new_empty", "new_empty_strided", "new_tensor", "vdot")
+DENSE = ("addbmm", "corrcoef", "cov", "dist", "dot", "new_empty", "new_empty_strided", "new_tensor", "vdot")
 QUOTED = re.compile(r"(?<=: |> )'([^']*)'")  # annotations as `inspect` writes them
 Function = ast.FunctionDef
 
@@ -154,6 +154,8 @@ def result_of(rule: Rule, fn: Function) -> str:
     """What a method returns."""
     names = {arg.arg for arg in (*fn.args.posonlyargs, *fn.args.args, *fn.args.kwonlyargs)}
     tensor = "Self"
+    if rule.kind == "tensordict" and rule.name in ("all", "any"):
+        return "Any" if "dim" in names else "Tensor"
     if rule.kind != "tensordict":
         if rule.name in DENSE or (rule.family in ALONG and not names & {"dim", "other"}):
             tensor = "Tensor"

@@ -283,13 +283,14 @@ def refuse_derivative(op: Any, text: str) -> None:
 
     def kernel(keys: Any, *args: Any) -> Any:
         outs = below_autograd(op, keys, *args)
-        flat = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
+        given: list[Any] = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a])]  # pyright: ignore[reportUnknownVariableType]  # lists of anything
+        flat: list[Tensor] = [t for t in given if isinstance(t, Tensor)]
         learns = [t for t in flat if t.requires_grad] if torch.is_grad_enabled() else []
         if not learns:
             return outs
         if under_transform():
             return type(outs)(internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns[0])[:-1])
-        return type(outs)(Refusal.apply(text, len(outs), *outs, *learns))
+        return type(outs)(refusal.apply(text, len(outs), *outs, *learns))
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
@@ -317,10 +318,16 @@ def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> Any:
     raise UnsupportedError(text)
 
 
-LIBRARY = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
+def shaped_as(text: str, grads: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """What `raise_refused` would return, for graphs."""
+    return [torch.empty_like(t) for t in inputs]
+
+
+refusal: Any = Refusal  # the stubs leave `apply` open
+LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
-LIBRARY.impl("refused", lambda text, grads, inputs: [torch.empty_like(t) for t in inputs], "Meta")
+LIBRARY.impl("refused", shaped_as, "Meta")
 
 
 def storage_id(x: Tensor) -> int:

@@ -62,8 +62,13 @@ class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 
 
-for error in (TdcError, *TdcError.__subclasses__(), MethodError):
-    error.__module__ = "tdc"  # a traceback shows the name that users import
+def show_as_imported(*errors: type[TdcError]) -> None:
+    """Let tracebacks show the names that users import."""
+    for error in errors:
+        error.__module__ = "tdc"
+
+
+show_as_imported(TdcError, *TdcError.__subclasses__(), MethodError)
 
 
 def names_of(*modules: Any) -> dict[Callable[..., Any], str]:

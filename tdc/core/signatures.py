@@ -68,7 +68,7 @@ def renamed(op: Op, own: list[inspect.Parameter], count: int, names: tuple[str, 
     positional: list[str] = []
     while (at := count + len(positional)) < len(order) and order[at] in given:
         p = own[min(at, len(own) - 1)]
-        variable = p.kind is p.VAR_POSITIONAL and not takes_any
+        variable = p.kind is p.VAR_POSITIONAL and (not takes_any or p is own[0])
         if not variable and (p.kind not in FREE or (p.name != order[at] and order[at] in takes)):
             break
         positional.append(given[order[at]])

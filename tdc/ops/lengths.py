@@ -77,8 +77,8 @@ def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
 
 def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
     """Static dims grow or shrink, and every row along a ragged one; several ragged dims go through a rectangle."""
-    x, found = input, amounts(input, pad, mode)
-    packs = isinstance(x, NestedTensor)
+    x: Any = input
+    found, packs = amounts(x, pad, mode), x._kind == "nested"
     if packs and len(x.ragged_dims) > 1 and any([d in x.ragged_dims for d, _, _ in found]):
         return to_packed(pad_rectangle(to_padded(x), found, mode, value))
     for entry in found:

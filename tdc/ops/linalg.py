@@ -381,14 +381,14 @@ matrix_rule(LINALG.householder_product, tau=1)
 matrix_rule(torch.lu_unpack, pivots=1)
 define(LINALG.matrix_norm, "linalg", ragged=matrix_norm)
 SIDES: dict[Op, tuple[int, dict[str, int]]] = {
-    torch.cholesky_solve: (1, {"B": 2, "L": 2}),
+    torch.cholesky_solve: (1, {"input": 2, "input2": 2}),
     **dict.fromkeys((LINALG.solve, LINALG.solve_ex, LINALG.solve_triangular), (0, {"A": 2, "B": 2})),
 }
 for _op, (_at, _cores) in SIDES.items():
     define(_op, "linalg", ragged=partial(of_system, _op, _at, _cores))
 FACTORS: dict[Op, dict[str, int]] = {
     LINALG.lu_solve: {"LU": 2, "pivots": 1, "B": 2},
-    LINALG.ldl_solve: {"LD": 2, "pivots": 1, "B": 2}, torch.ormqr: {"input": 2, "tau": 1, "other": 2},
+    LINALG.ldl_solve: {"LD": 2, "pivots": 1, "B": 2}, torch.ormqr: {"input": 2, "input2": 1, "input3": 2},
 }  # fmt: skip
 define(torch.lu_solve, "linalg", ragged=lu_solve, ref=lu_solve)
 for _op, _cores in FACTORS.items():

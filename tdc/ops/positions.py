@@ -101,19 +101,21 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     """
     d = dim_of(op, x, dim)
     is_ragged, count = d in x.ragged_dims, x.batch_size[0]
-    if isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count:
+    other = isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count
+    if other:
         hint = "an entry for each example"
         raise ShapeError(message(op, f"positions for {count} examples", describe(index), hint=hint))
     if isinstance(index, type(x)):
-        if (index.ragged_dims, index._batch_dim, index.ndim) != (x.ragged_dims, x._batch_dim, x.ndim):
+        like: Any = index
+        if (like.ragged_dims, like._batch_dim, like.ndim) != (x.ragged_dims, x._batch_dim, x.ndim):
             hint = "an index with as many dims, the batch and the ragged dim in the same positions"
             raise StructureError(message(op, f"an index laid out as {describe(x)}", describe(index), hint=hint))
         if not is_ragged:
             require_alike(op, x, index)
-        elif index.batch_size[0] != count:
-            got = f"{index.batch_size[0]}"
+        elif like.batch_size[0] != count:
+            got = f"{like.batch_size[0]}"
             raise StructureError(message(op, f"positions for {count} examples", got, hint="an entry for each example"))
-        return find_packed(op, x, d, index) if isinstance(x, NestedTensor) else find_padded(op, x, d, index)
+        return find_packed(op, x, d, like) if isinstance(x, NestedTensor) else find_padded(op, x, d, like)
     dense = isinstance(index, Tensor) and index.ndim == x.ndim
     if dense and not is_ragged and isinstance(x, MaskedBatch):
         return find_padded(op, x, d, x.with_data(index))

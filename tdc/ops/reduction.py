@@ -77,7 +77,7 @@ def reduce_ragged(
     Raises:
         ShapeError: a dim out of range, or the batch of a NestedTensor without its ragged dims.
     """
-    packed = isinstance(x, NestedTensor)
+    packed = x._kind == "nested"
     if packed and dim is None and not keepdim:
         return dense(x.values, **kwargs)
     dims = reduced_dims(op, dim, x.ndim)

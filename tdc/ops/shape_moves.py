@@ -87,6 +87,7 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
         StructureError: a batch of other lengths.
         UnsupportedError: `view_as` and `reshape_as` of a dense tensor, which no sizes make ragged.
     """
+    both: list[Any] = [x, other]
     if isinstance(x, Tensor) and method != "expand":
         hint = "x.reshape(td.batch_size), batch.with_data(x), or tdc.nested_like(x, batch)"
         raise UnsupportedError(message(op, "a batch to be as another", describe(x), hint=hint))
@@ -98,11 +99,12 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
         return getattr(x, method)(*other.shape)
     if method == "expand":
         return expanded(op, x, other)
-    if type(x) is not type(other) or ragged_sizes(x).shape != ragged_sizes(other).shape:
+    sizes: list[Any] = [ragged_sizes(b) if type(x) is type(other) else None for b in both]
+    if sizes[0] is None or sizes[0].shape != sizes[1].shape:
         got, hint = f"{describe(x)} and {describe(other)}", "convert one of them, or name the sizes"
         raise StructureError(message(op, "batches of one kind with as many ragged dims", got, hint=hint))
     text = message(op, "batches of one ragged structure", "rows of different lengths", hint="x.reshape(sizes)")
-    require((ragged_sizes(x) == ragged_sizes(other)).all(), text, StructureError)
+    require((sizes[0] == sizes[1]).all(), text, StructureError)
     return getattr(x, method)(*[-1 if d in other.ragged_dims else n for d, n in enumerate(other.shape)])
 
 

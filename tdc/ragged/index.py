@@ -95,7 +95,8 @@ def index_dims(x: Any, index: Any) -> Any:
     ragged dims, then new dims."""
     b, dims = x._batch_dim, x.ragged_dims
     parts, new = full_index(index, [-1 if d in dims else n for d, n in enumerate(x.shape)], b, x.device)
-    rows = parts[b] = as_rows(parts[b], x.batch_size[0], x.device)
+    rows: Any = as_rows(parts[b], x.batch_size[0], x.device)
+    parts[b] = rows
     if around_batch(parts, b, dims) and not new:
         return at_examples(x, parts)
     check_vectors(parts, b, dims)
@@ -108,9 +109,9 @@ def index_dims(x: Any, index: Any) -> Any:
         if d != b and d not in dims and not takes_all(parts[d]):
             axis = axis_of("index", y, d)
             y = with_static(y, cut(data_of(y), axis, parts[d]), d, kept(parts[d]) - 1)
-    ragged = [parts[d] for d in dims]
+    ragged: list[Any] = [parts[d] for d in dims]
     if paired:
-        ragged[0], parts[dims[0]] = Each(paired_positions(ragged[0], rows)), 0
+        ragged, parts[dims[0]] = [Each(paired_positions(ragged[0], rows)), *ragged[1:]], 0
     if isinstance(y, MaskedBatch):
         y = cut_padded(y, ragged)
     elif len(dims) > 1:
@@ -147,7 +148,7 @@ def rows_at(x: Any, index: Any) -> Pick:
     if isinstance(x, MaskedBatch):
         return padded_rows(x, rows)
     s = x.structure
-    if not isinstance(rows, Tensor):
+    if isinstance(rows, int):
         ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         return lambda x: one_row(x, ends[0], ends[1], sizes)
@@ -297,7 +298,7 @@ def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
 def at_masked(x: MaskedBatch, dim: int, part: Any) -> Any:
     """Positions that every row has, or one of each row: the dim is ragged no more. Dense where no other dim is."""
     column, rest = x.ragged_dims.index(dim), [r for r in x.ragged_dims if r != dim]
-    data = at_each(x, dim, positions_of(part, x.lengths[:, column, None]))
+    data: Any = at_each(x, dim, positions_of(part, x.lengths[:, column, None]))
     data = data.unflatten(dim, part.shape) if isinstance(part, Tensor) else data.squeeze(dim)
     if not rest:
         return data

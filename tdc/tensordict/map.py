@@ -51,17 +51,7 @@ def map(
     Source:
         RFC torch.dict.TensorDict, "TensorDict.map".
     """
-    if not is_tensordict(td):
-        hint = "tdc.map(fn, td); td.apply(fn) for a function of leaves"
-        raise DtypeError(message("map", "a function and a TensorDict", describe(td), hint=hint))
-    expect_function("map", fn)
-    expect_number("map", dim, chunksize or 0, num_chunks or 0, whole=True)
-    if num_workers:
-        hint = "num_workers=0, or a torch.utils.data.DataLoader for work in processes"
-        raise UnsupportedError(message("map", "work in this process", f"num_workers={num_workers}", hint=hint))
-    if (chunksize is not None and num_chunks is not None) or (chunksize or 0) < 0:
-        got, hint = f"chunksize={chunksize}, num_chunks={num_chunks}", "chunksize=64, or num_chunks=8"
-        raise ShapeError(message("map", "one of both, chunksize of at least 0", got, hint=hint))
+    check_parts(fn, td, dim, chunksize, num_chunks, num_workers)
     batch: Any = td
     if chunksize == 0:
         results = [fn(example) for example in batch.unbind(dim)]
@@ -79,6 +69,26 @@ def map(
         hint = "return the part itself where nothing changes"
         raise StructureError(message("map", "results of all parts, or none", "None for some", hint=hint))
     return torch.stack(results, dim) if chunksize == 0 else torch.cat(results, dim)
+
+
+def check_parts(fn: Any, td: Any, dim: Any, chunksize: int | None, num_chunks: int | None, num_workers: int) -> None:
+    """
+    Raises:
+        DtypeError: no function, no TensorDict, or no number.
+        ShapeError: a chunk size below 0, or both `chunksize` and `num_chunks`.
+        UnsupportedError: workers.
+    """
+    if not is_tensordict(td):
+        hint = "tdc.map(fn, td); td.apply(fn) for a function of leaves"
+        raise DtypeError(message("map", "a function and a TensorDict", describe(td), hint=hint))
+    expect_function("map", fn)
+    expect_number("map", dim, chunksize or 0, num_chunks or 0, whole=True)
+    if num_workers:
+        hint = "num_workers=0, or a torch.utils.data.DataLoader for work in processes"
+        raise UnsupportedError(message("map", "work in this process", f"num_workers={num_workers}", hint=hint))
+    if (chunksize is not None and num_chunks is not None) or (chunksize or 0) < 0:
+        got, hint = f"chunksize={chunksize}, num_chunks={num_chunks}", "chunksize=64, or num_chunks=8"
+        raise ShapeError(message("map", "one of both, chunksize of at least 0", got, hint=hint))
 
 
 def map_of(td: TensorDict, fn: Callable[..., Any], dim: int = 0, **kwargs: Any) -> Any:

@@ -24,10 +24,6 @@ def lines() -> Any:
 
 
 DIM = "expected one dim, got {}\nhint: name one dim, e.g. dim=-1"
-LAYOUT = (
-    "expected operands of one ragged structure, got 2 rows, ragged dims (2, 3) and 2 rows, ragged dims (2,)\n"
-    "hint: build both from one structure, e.g. x.with_values(y), or pad both with x.to_padded()"
-)
 NEIGHBOURS = "hint: dim 0 is the batch; permute the rows so that ragged dims are neighbours"
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no ragged dim": (
@@ -64,7 +60,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "at operand 1: NestedTensor float32[2, 3, -1]\n"
         "hint: y.unsqueeze(d) where y lacks a dim of x",
     ),
-    "a mask of sequences": (lambda: x()[lines() > 0], "index: " + LAYOUT),
+    "a mask of sequences": (
+        lambda: x()[lines() > 0],
+        "index: expected a mask with the first dims of NestedTensor float32[2, 3, -1, -1], "
+        "got NestedTensor bool[2, 3, -1]\n"
+        "hint: mask.expand(...), or x.transpose(a, b)",
+    ),
     "other heights": (
         lambda: torch.cat([x(), x()[:, :, 1:]], 3),
         "cat: expected rows that differ in the dim they are joined along only, got others\nhint: F.pad or crop them",

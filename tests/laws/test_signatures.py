@@ -15,7 +15,7 @@ from tdc.core.signatures import Form, forms_of, renamed
 
 SPARED = {  # by the name of the function: what a rule leaves out, and why
     "bmm addmm baddbmm mm _grouped_mm": "out_dtype is for kernels of CUDA alone",
-    "group_norm": "cudnn_enabled says nothing about the result",
+    "norm": "the function has out= before dtype=, the method has not: a dtype by position is told by its type",
     "expand": "implicit is for the old vmap",
     "gru lstm rnn_relu rnn_tanh": "one function with two orders: of a batch, and of PyTorch's PackedSequence",
     "max min std std_mean var var_mean tensor_split repeat_interleave": "several forms, told apart by their types",

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from expecttest import TestCase
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader
 
 import tdc
-from tdc import KeyPathError, ShapeError, Static, TensorDict
+from tdc import KeyPathError, ShapeError, TensorDict
 
 
 def example() -> TensorDict:
@@ -464,35 +463,6 @@ def test_a_tensordict_is_always_locked():
     new = data.set("key", torch.zeros(3))
     assert "key" in new
     assert "key" not in data
-
-
-# -- Utilisation: data representation, dataloading
-
-
-def test_dataloader_fetches_whole_batches():
-    data = TensorDict({"x": torch.arange(10), "name": Static("train"), "y": {"z": torch.zeros(10, 2)}}, [10])
-    assert data.__getitems__([3, 1])["x"].tolist() == [3, 1]
-    loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=lambda batch: batch)
-    batches = list(loader)
-    assert [b.batch_size for b in batches] == [(4,), (4,), (2,)]
-    assert sorted(torch.cat(batches)["x"].tolist()) == list(range(10))
-    assert batches[0]["name"] == "train"
-
-
-def test_training_loop():
-    data = TensorDict({"x": torch.randn(32, 3), "y": torch.randn(32, 1)}, [32])
-    model = nn.Linear(3, 1)
-    optim = torch.optim.SGD(model.parameters(), 0.1)
-    losses = []
-    for _ in range(20):
-        for part in data.split(8):
-            part = part.to("cpu", non_blocking=True)
-            loss = F.mse_loss(model(part["x"]), part["y"])
-            loss.backward()
-            optim.step()
-            optim.zero_grad()
-            losses.append(loss.item())
-    assert sum(losses[-4:]) < sum(losses[:4])
 
 
 # -- Open questions: torch.compile
