@@ -219,11 +219,8 @@ def hand_on(module: Any, ops: tuple[Op, ...]) -> None:
     Eagerly it hands on all of them. In a graph Dynamo goes by `torch.overrides.get_overridable_functions`, which leaves
     some out, and refuses containers as their arguments. A list that Dynamo made before `tdc` was imported lacks them.
     """
-    overrides = internals.overrides
-    overrides.get_ignored_functions().difference_update(ops)  # of which that list is made, when first asked for
-    if overrides._get_overridable_functions.cache_info().currsize:
-        known: list[Op] = overrides.get_overridable_functions()[module]
-        known += [op for op in ops if op not in known]
+    known: list[Op] = internals.overrides.get_overridable_functions()[module]
+    known += [op for op in ops if op not in known]
 
 
 for _module, _ops in LEFT_OUT.items():

@@ -98,11 +98,11 @@ hint: tdc.pack(rows)""",
             lambda: F.linear(torch.ones(3, 4), ragged()),
             """\
 DtypeError
-tdc.linear: expected a ragged input and a dense weight, got others
+tdc.linear: expected a ragged input and dense weights, got others
 at input: Tensor float32[3, 4]
-at weight: NestedTensor float32[3, -1, 4]
-at bias: NoneType
-hint: torch.matmul(x, w.mT) for a weight of each example""",
+at weight 0: NestedTensor float32[3, -1, 4]
+at weight 1: NoneType
+hint: torch.matmul(x, w.mT), or x.gather, for a weight of each example""",
         )
 
     def test_a_ragged_weight_of_padded_rows(self):
@@ -110,11 +110,11 @@ hint: torch.matmul(x, w.mT) for a weight of each example""",
             lambda: F.linear(ragged(), ragged().to_padded()),
             """\
 DtypeError
-tdc.linear: expected a ragged input and a dense weight, got others
+tdc.linear: expected a ragged input and dense weights, got others
 at input: NestedTensor float32[3, -1, 4]
-at weight: MaskedBatch float32[3, 3, 4]
-at bias: NoneType
-hint: torch.matmul(x, w.mT) for a weight of each example""",
+at weight 0: MaskedBatch float32[3, 3, 4]
+at weight 1: NoneType
+hint: torch.matmul(x, w.mT), or x.gather, for a weight of each example""",
         )
 
     def test_matrices_that_do_not_fit(self):
