@@ -181,7 +181,10 @@ def arguments(name: str) -> argparse.Namespace:
 
 @dataclass
 class Report:
-    """Prints a benchmark while it runs, and stores it: `results/<name>.json`, `.md`, and `.png` with matplotlib."""
+    """Prints a benchmark while it runs, and stores it: `results/<name>.json`, `.md`, and `.png` with matplotlib.
+
+    What was measured on a GPU is stored as `<name>_cuda`.
+    """
 
     name: str
     question: str
@@ -238,10 +241,11 @@ class Report:
         """Store everything."""
         RESULTS.mkdir(exist_ok=True)
         data = json.dumps(self.__dict__, indent=1, default=lambda x: x.__dict__) + "\n"
-        (RESULTS / f"{self.name}.json").write_text(data, encoding="utf-8")
-        (RESULTS / f"{self.name}.md").write_text(markdown(self), encoding="utf-8")
-        plot(self, RESULTS / f"{self.name}.png")
-        print(f"written: bench/results/{self.name}.json, .md", flush=True)
+        name = self.name if self.device == "cpu" else f"{self.name}_{self.device}"
+        (RESULTS / f"{name}.json").write_text(data, encoding="utf-8")
+        (RESULTS / f"{name}.md").write_text(markdown(self), encoding="utf-8")
+        plot(self, RESULTS / f"{name}.png")
+        print(f"written: bench/results/{name}.json, .md", flush=True)
 
 
 def machine_line(device: str) -> str:

@@ -7,6 +7,7 @@ raises `AssertionError` that names all differences. It never skips: what a row c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,8 @@ from tdc.testing.conformance import CHECKS, LENGTHS, Case
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER = ((3, 0, 5, 1), (4, 4), (1, 7, 2))
+DEVICE = os.environ.get("TDC_DEVICE", "cpu")  # where operations run; the loop over examples runs on the CPU
+BACKEND = os.environ.get("TDC_BACKEND", "aot_eager")
 GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
     "We do not support batching operators that can output dynamic shape",  # nonzero under vmap
@@ -185,7 +188,8 @@ def case_of(rule: Rule, sample: Sample, lengths: tuple[int, ...], seed: int = 0,
     draw = Draw(rule.kind, lengths, seed, grad)
     args, kwargs = sample.draw(draw)
     want = sample.expect(rule.ref, args, dict(kwargs))
-    return Case(spelled(rule), (args, kwargs), want, rule.kind, draw.leaves, f"{sample.label} {lengths}")
+    label = f"{sample.label} {lengths}"
+    return Case(spelled(rule), (args, kwargs), want, rule.kind, draw.leaves, label, device=DEVICE)
 
 
 def spelled(rule: Rule) -> Callable[..., Any]:
@@ -220,7 +224,7 @@ def check(rule: Rule, samples: Iterable[Sample], mode: str) -> None:
             continue
         try:
             batches = sample.batches if mode in ("eager", "grad") else LENGTHS
-            wrong += CHECKS[mode](partial(case_of, rule, sample), batches, "aot_eager")
+            wrong += CHECKS[mode](partial(case_of, rule, sample), batches, BACKEND)
         except Exception as error:
             raise AssertionError(f"{rule} in mode {mode}, sample {sample.label}: {error}") from error
     assert not wrong, "\n".join([f"{rule} in mode {mode}:", *wrong])

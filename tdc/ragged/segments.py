@@ -107,9 +107,12 @@ def longest_on_host(s: Structure) -> tuple[int, ...]:
 
 @once
 def row_ids(s: Structure, total: int) -> Tensor:
-    """The example that each packed position belongs to, (N,): a binary search, which Inductor fuses into its reader."""
+    """The example that each packed position belongs to, (N,): a binary search, which Inductor fuses into its reader.
+
+    All offsets are searched: of a view, as `offsets[1:]`, Inductor of torch 2.11 reads the wrong end on a GPU.
+    """
     positions = torch.arange(total, device=s.offsets.device)
-    return torch.bucketize(positions, s.offsets[1:], right=True)
+    return torch.bucketize(positions, s.offsets, right=True) - 1
 
 
 @once

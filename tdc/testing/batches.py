@@ -15,7 +15,7 @@ neither trusts the library. All padding holds NaN (a large number, True), and so
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,13 +102,14 @@ def loop(ref: Any, args: Any, kwargs: Any) -> list[Any]:
 # -- containers of examples
 
 
-def build(tree: Any, kind: str, cut: Callable[[Tensor], Tensor]) -> Any:
-    """Containers and tensors for each `Ragged`, `Dense` and `Dict`; their data passes through `cut`."""
+def build(tree: Any, kind: str, cut: Callable[[Tensor], Tensor], device: str = "cpu") -> Any:
+    """Containers and tensors on a device for each `Ragged`, `Dense` and `Dict`; their data passes through `cut`."""
     made: dict[int, Any] = {}
 
     def container(x: Ragged) -> Any:
         masked = (x.kind or kind) == "masked"
-        y: Any = build_masked(x) if masked else build_nested(x)
+        there = replace(x, rows=[row.to(device) for row in x.rows])
+        y: Any = build_masked(there) if masked else build_nested(there)
         structured = y if x.like is None else made[id(x.like)]
         return structured.with_data(cut(y.data)) if masked else structured.with_values(cut(y.values))
 
@@ -120,11 +121,11 @@ def build(tree: Any, kind: str, cut: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(x, Dict):
             return TensorDict({key: one(leaf) for key, leaf in x.leaves.items()}, x.size)
         if isinstance(x, Dense):
-            tensor = cut(x.tensor)
+            tensor = cut(x.tensor.to(device))
             for dim in x.follows:
                 mark_dynamic(tensor, dim)  # as containers mark their own
             return tensor
-        return cut(x) if isinstance(x, Tensor) else x
+        return cut(x.to(device)) if isinstance(x, Tensor) else x
 
     return pytree.tree_map(one, tree)
 

@@ -44,6 +44,7 @@ class Case:
         leaves: the tensors to differentiate; gradients are compared where there are any.
         label: names the case in reports.
         exact: whether a result requires grad just where the loop's does, not only at least there.
+        device: where the operation runs; the loop over examples runs where its tensors are.
     """
 
     op: Callable[..., Any]
@@ -53,10 +54,11 @@ class Case:
     leaves: list[Tensor] = field(default_factory=list)
     label: str = ""
     exact: bool = True
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self.cut = Cut()
-        flat, self.spec = pytree.tree_flatten(build(self.arguments, self.kind, self.cut), is_leaf=is_input)
+        flat, self.spec = pytree.tree_flatten(build(self.arguments, self.kind, self.cut, self.device), is_leaf=is_input)
         self.slots = [is_input(x) for x in flat]
         self.inputs = [x for x in flat if is_input(x)]
         self.constants = [None if is_input(x) else x for x in flat]
@@ -70,7 +72,8 @@ class Case:
 
     def compare(self, result: Any) -> list[str]:
         """Differences of values and structure, else of gradients."""
-        wrong, pairs = matched(unbuild(result), self.want, self.kind)
+        here = result if self.device == "cpu" else pytree.tree_map(on_cpu, result)
+        wrong, pairs = matched(unbuild(here), self.want, self.kind)
         wrong += unequal(pairs)
         if not wrong and self.leaves:
             wrong = self.compare_gradients(pairs)
@@ -93,6 +96,11 @@ class Case:
 def is_input(x: Any) -> bool:
     """What a traced call takes as an argument; everything else is a constant of the call."""
     return isinstance(x, (Tensor, Container))
+
+
+def on_cpu(x: Any) -> Any:
+    """A tensor moved; everything else as it is."""
+    return x.cpu() if isinstance(x, Tensor) else x
 
 
 def check_eager(draw: MakeCase, batches: Batches, backend: str, grad: bool = False) -> list[str]:
