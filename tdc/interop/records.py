@@ -232,28 +232,29 @@ def field_values(x: Any) -> list[Any]:
 def record(op: OpName, td: TensorDict, cls: Any) -> Any:
     """An instance of a class of records, of the entries of `td`."""
     rows, keys = plan(cls), Keyed.keys(td)
-    names = [name for name, _, _ in rows]
+    names = [name for name, *_ in rows]
     wrong = [f"{k}: no field" for k in keys if k not in names]
-    wrong += [f"{name}: missing" for name, required, _ in rows if required and name not in keys]
+    wrong += [f"{name}: missing" for name, required, *_ in rows if required and name not in keys]
     if wrong:
         hint = f"fields of {cls.__name__}: {', '.join(names)}; td.select(...) takes some keys"
         raise KeyPathError(message(op, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
-    forms = {name: form for name, _, form in rows}
-    return cls(**{k: formed(op, td.get(k), forms[k]) for k in keys if forms[k] != "made"})
+    forms = {name: form for name, _, taken, form in rows if taken}
+    return cls(**{k: formed(op, td.get(k), forms[k]) for k in keys if k in forms})
 
 
 def formed(op: OpName, value: Any, form: Any) -> Any:
     """An inner node in the form that a field asks for; any other value as it is."""
     if form is None or type(value) is not TensorDict:
         return value
-    return value.to_dict() if form == "dict" else record(op, value, form)
+    return value.to_dict() if isinstance(form, str) else record(op, value, form)
 
 
 @constant
-def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
-    """For each field of a class of records its name, whether it must be given, and the form of an inner node there.
+def plan(cls: Any) -> tuple[tuple[str, bool, bool, Any], ...]:
+    """For each field of a class of records its name, whether it must be given, whether the class takes it (others it
+    makes itself), and the form of an inner node there: a class of records, "dict", or None for a TensorDict.
 
-    The form is a class of records, "dict", None for a TensorDict, or "made" where the class makes the value itself.
+    None of it is compared: Dynamo cannot compare a class that a constant function returned (torch 2.11).
     """
     try:
         notes = get_type_hints(cls)
@@ -262,8 +263,8 @@ def plan(cls: Any) -> tuple[tuple[str, bool, Any], ...]:
     if is_dataclass(cls):
         made = {f.name for f in fields(cls) if not f.init}  # by the class itself
         bare = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-        return tuple([(n, n in bare - made, "made" if n in made else form_of(notes.get(n))) for n in field_names(cls)])
-    return tuple([(n, n not in cls._field_defaults, form_of(notes.get(n))) for n in cls._fields])
+        return tuple([(n, n in bare - made, n not in made, form_of(notes.get(n))) for n in field_names(cls)])
+    return tuple([(n, n not in cls._field_defaults, True, form_of(notes.get(n))) for n in cls._fields])
 
 
 def form_of(note: Any) -> Any:
