@@ -155,6 +155,20 @@ def is_zero(n: int) -> bool:
     return known(n == 0)
 
 
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two sizes, without a guard on which it is."""
+    return internals.sym_max(a, b)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two sizes, without a guard on which it is."""
+    return internals.sym_min(a, b)
+
+
+trace_as(larger, lambda a, b: max(a, b))  # `torch.sym_max` of two that a graph knows breaks it (torch 2.11)
+trace_as(smaller, lambda a, b: min(a, b))
+
+
 def without_vmap(condition: Tensor) -> Tensor:
     """A condition for all members of a `torch.vmap`, which has no rule for assertions."""
     while functorch.is_batchedtensor(condition):
@@ -246,12 +260,16 @@ def own_name(op: Any) -> str:
 
 
 def schemas(name: str) -> list[tuple[tuple[str, bool], ...]]:
-    """The parameters of an operation of torch, in each of its forms: their names, and whether by position, too."""
+    """The parameters of an operation of torch, in each of its forms: their names, and whether by position, too.
+
+    The forms of named tensors, which torch 2.11 still has, are left out.
+    """
     forms = internals._C._jit_get_schemas_for_operator(f"aten::{name}")
     return [
         tuple([("input" if a.name == "self" else a.name, not a.kwarg_only) for a in form.arguments])
         for form in forms
         if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
+        if "name" not in form.overload_name.lower()
     ]
 
 

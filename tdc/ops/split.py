@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
+from tdc.core.dynamo import larger, smaller
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -96,7 +97,7 @@ def tensor_split(
         raise ShapeError(message("tensor_split", "a number of parts of at least 1, or positions", got, hint=hint))
     if not is_ragged(x, d):
         least, more = x.shape[d] // given, x.shape[d] % given
-        return apart(x, d, [least + torch.sym_min(torch.sym_max(more - k, 0), 1) for k in range(given)])
+        return apart(x, d, [least + smaller(larger(more - k, 0), 1) for k in range(given)])
     least, more = sizes_along(x, d) // given, sizes_along(x, d) % given
     return tuple([part(x, d, a, b) for a, b in pairwise([least * k + more.clamp(max=k) for k in range(given + 1)])])
 

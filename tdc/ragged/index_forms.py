@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.container import Container
+from tdc.core.dynamo import larger, smaller
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
 
 FULL = slice(None)
@@ -290,9 +291,9 @@ def longest_span(part: slice | Span, size: Any) -> Any:
     start, stop = 0 if part.start is None else part.start, part.stop
     if start < 0 and stop is not None and stop >= 0:
         return None  # a shorter row may have more of them
-    first = untyped.sym_max(size + start, 0) if start < 0 else start
-    last = size if stop is None else untyped.sym_max(size + stop, 0) if stop < 0 else untyped.sym_min(stop, size)
-    return untyped.sym_max(last - first, 0)
+    first = larger(size + start, 0) if start < 0 else start
+    last = size if stop is None else larger(size + stop, 0) if stop < 0 else smaller(stop, size)
+    return larger(last - first, 0)
 
 
 def enough(there: Tensor, part: Any = None, sizes: str = "x.lengths") -> None:

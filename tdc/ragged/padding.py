@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import in_direction, is_zero, known, trace_as
+from tdc.core.dynamo import in_direction, is_zero, known, larger, trace_as
 from tdc.core.errors import ShapeError, message
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
@@ -171,7 +171,7 @@ def shift_rows(data: Tensor, lengths: Tensor, side: str, op: str, back: bool = F
     rows, longest = data.shape[:2]
     positions = untyped.arange(longest, device=data.device)
     shift, first = longest - lengths[:, None], untyped.arange(rows, device=data.device)[:, None] * longest
-    size = untyped.sym_max(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
+    size = larger(longest, 1)  # a remainder by 0 has no meaning, though there is nothing to take it of
     there, here = first + (positions + shift) % size, first + (positions - shift) % size
     index, inverse = (here, there) if back else (there, here)
     return exchange(data.flatten(0, 1), index, None, 0.0, inverse, None)
