@@ -32,6 +32,7 @@ GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "We do not support batching operators that can output dynamic shape",  # nonzero under vmap
     "Cannot call numel() on tensor with symbolic",  # quantile, in torch 2.11
     "aten._ctc_loss.Tensor",  # whose result depends on the lengths
+    "aten.geqrf.default",  # which has no fake kernel
     "Batching rule not implemented",  # in torch 2.11, of a view as another dtype
     "Failed to convert args/kwargs to proxy",  # a function that Dynamo does not hand on to `__torch_function__`
 )  # fmt: skip

@@ -222,7 +222,7 @@ def capturing_numbers(fn: Callable[[], Any]) -> Any:
 # -- functions that torch hands on
 
 LEFT_OUT: dict[Any, tuple[Op, ...]] = {
-    torch: (torch.fill, torch.rand_like, torch.randn_like, torch.randint_like),
+    torch: (torch.fill, torch.rand_like, torch.randn_like, torch.randint_like, torch.vander),
     F: (F.hardsigmoid, F.hardswish),
 }
 

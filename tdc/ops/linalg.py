@@ -372,9 +372,13 @@ define(
 for _op in (
     LINALG.qr, torch.svd, LINALG.svd, LINALG.svdvals, LINALG.eig, LINALG.eigh, LINALG.eigvals,
     LINALG.eigvalsh, LINALG.cond, LINALG.lu, LINALG.lu_factor, LINALG.lu_factor_ex,
-    LINALG.ldl_factor, LINALG.ldl_factor_ex, torch.geqrf,
+    LINALG.ldl_factor, LINALG.ldl_factor_ex,
 ):  # fmt: skip
     matrix_rule(_op)
+define(
+    torch.geqrf, "linalg", ragged=partial(of_matrices, torch.geqrf, torch.geqrf, (), {"A": 2}),
+    modes=("eager", "vmap", "grad"),  # it has no fake kernel (torch 2.11-2.13)
+)  # fmt: skip
 matrix_rule(LINALG.pinv, rcond=0, atol=0, rtol=0)
 matrix_rule(LINALG.matrix_rank, tol=0, atol=0, rtol=0)
 matrix_rule(LINALG.householder_product, tau=1)
