@@ -111,8 +111,8 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     number = torch.stack([sizes[r] for r in kept], 1)
     rows = torch.repeat_interleave(number.prod(1))
     each = torch.stack([sizes[r] for r in along], 1)[rows]
-    inner = structure_of_sizes(each, None, e)
-    known = None if s.extent is None else tuple([s.extent.shape[r] for r in kept])
+    longest, known = [None if s.extent is None else tuple([s.extent.shape[r] for r in at]) for at in (along, kept)]
+    inner = structure_of_sizes(each, longest, e)
     lost = [d for d in s.ragged_dims if d in dims]
     outer = structure_of_sizes(number, known, e, s.batch_dim - len([d for d in lost if d < s.batch_dim]))
     wide = outer.moved(e + len([r for r in along if r < kept[0]]), s.batch_dim)

@@ -213,16 +213,32 @@ def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype 
 
 
 def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """One dim after another, as torch's function takes only one."""
-    if dim is None:
-        return torch.prod(values, dtype=dtype)
+    dims = tuple(range(values.ndim)) if dim is None else dim
+    return rounded_once(partial(product, dims=dims, keepdim=keepdim), values, dtype)
 
-    def run(values: Tensor) -> Tensor:
-        for d in sorted(dim, reverse=True):
-            values = torch.prod(values, d, keepdim)
-        return values
 
-    return rounded_once(run, values, dtype)
+def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """torch's product, one dim after another, as a constant, times what has its derivatives and is 1 or 0.
+
+    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data. The product
+    of zeros is their elementary symmetric polynomial: exact up to the second derivative.
+    """
+
+    def times(t: Tensor) -> Tensor:
+        for d in sorted(dims, reverse=True):
+            t = torch.prod(t, d, keepdim)
+        return t
+
+    fixed = values.detach()
+    if not (values.is_floating_point() or values.is_complex()):
+        return times(fixed)
+    zero = fixed == 0
+    scale = torch.where(zero, 1, fixed)
+    growth = torch.where(scale.isfinite(), torch.log(torch.where(zero, 1, values) / scale), 0).sum(dims, keepdim).exp()
+    zeros, count = torch.where(zero, values, 0), zero.sum(dims, keepdim)
+    once, twice = zeros.sum(dims, keepdim), (zeros * zeros).sum(dims, keepdim)
+    none = torch.where(count == 1, once, torch.where(count == 2, (once * once - twice) / 2, 0))
+    return times(scale) * growth * torch.where(count == 0, 1, none)
 
 
 reduction(torch.sum, sum_of, identity=0)

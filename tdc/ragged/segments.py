@@ -94,15 +94,13 @@ def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
     """
     if s.extent is not None and not (exact and eager()):
         return tuple(s.extent.shape[:-1])
-    if s.batch_size == 0:
-        return (0,) * s.ragged_ndim
     return longest_on_host(s)
 
 
 @once
 def longest_on_host(s: Structure) -> tuple[int, ...]:
-    """Largest size of each ragged dim, read from the data: a device sync."""
-    return tuple([int(n) for n in sizes_of(s).amax(0).unbind()])
+    """Largest size of each ragged dim, read from the data, 0 of no examples: a device sync."""
+    return tuple([int(n) for n in F.pad(sizes_of(s), (0, 0, 0, 1)).amax(0).unbind()])
 
 
 @once

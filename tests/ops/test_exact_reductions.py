@@ -145,8 +145,24 @@ class TestDerivatives:
         alike(lambda x, dim: torch.nanmean(x, dim), rows, kind, order=1)
 
     def test_products_with_zeros(self, kind: str):
-        rows = [torch.tensor([0.0, 2.0, 3.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 4.0])]
-        alike(lambda x, dim: torch.prod(x, dim), [r.double() for r in rows], kind)
+        numbers = [0.0, 2.0, 3.0], [0.0, 0.0], [1.0, 4.0], [0.0, 0.0, 0.0], [math.inf, -2.0], [math.nan, 1.0]
+        alike(lambda x, dim: torch.prod(x, dim), [torch.tensor(r).double() for r in numbers], kind)
+
+    @pytest.mark.parametrize("dims", [1, 2, (0, 1, 2)])
+    def test_products_in_a_graph_of_lengths_that_are_data(self, kind: str, dims: Any):
+        """Backward, too; the product of everything, torch's own of packed values, among them."""
+
+        def run(values: torch.Tensor) -> torch.Tensor:
+            y = x.with_values(values)
+            out: Any = (y if kind == "nested" else y.to_padded())[:, 1:]
+            out = out.prod() if isinstance(dims, tuple) else out.prod(dims)
+            return out.sum()
+
+        x = batch([r + 1 for r in rows_of(torch.float64, 2)], "nested")
+        want = torch.func.grad(run)(x.values)
+        values = x.values.detach().requires_grad_()
+        torch.compile(run, backend="aot_eager", fullgraph=True)(values).backward()
+        torch.testing.assert_close(values.grad, want)
 
     def test_forward_mode_of_products(self, kind: str):
         rows, more = (rows_of(torch.float64, 2, lengths=(3, 1, 2)) for _ in range(2))
