@@ -56,7 +56,7 @@ class Case:
         alone: the module for one example: the same, with dims of an example.
         batched: whether dim 0 of its tensors is a batch already, of which each draw gives one example.
         dim: the ragged dim of the input, counted without the batch.
-        lengths: sizes of the three examples along it.
+        lengths: sizes of the three examples along it: equal ones where a window takes no shorter example.
     """
 
     name: str
@@ -142,7 +142,8 @@ def cases(info: Any, draws: list[Any], training: bool) -> Iterator[Case]:
         module = built(info, draws[0], training, 1)
     for dim in free:
         size = first.shape[dim]
-        for lengths in ((size, min(size, 1), (size + 1) // 2), (size, max(size - 1, 0), size)):
+        whole = ((size,) * COUNT,) if batched else ()
+        for lengths in ((size, min(size, 1), (size + 1) // 2), (size, max(size - 1, 0), size), *whole):
             examples = [cut(c, dim, size, k, batched) for c, k in zip(calls, lengths, strict=True)]
             case = Case(name, module, alone, examples, batched, dim, lengths)
             if accepted(case):
