@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.dynamo import under_transform
 from tdc.ops.attention.flex import ScoreMod
 from tdc.ops.attention.masks import additive, as_dense, causal_mask, check_mask
 from tdc.ragged.padding import pack_rows, pad_rows, valid_mask
@@ -45,7 +46,8 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
 
     Padded queries give anything finite.
     """
-    if how.score_mod is not None:
+    # Under vmap the fused kernels of a GPU take no mask that all members share (torch 2.11).
+    if how.score_mod is not None or (q_BHLD.is_cuda and under_transform()):
         weights = attention_weights(q_BHLD, k_BHMD, sizes, how)
         return weights.to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
     mask = score_mask(q_BHLD, k_BHMD, sizes, how)
