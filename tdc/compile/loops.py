@@ -12,9 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.tracing import before_operator, loop_operator, refuse_in_scan, trace_outside
+from tdc.compile._torch.tracing import (
+    before_operator,
+    loop_operator,
+    refuse_in_scan,
+    scan_copies_gradients,
+    trace_outside,
+)
 from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
-from tdc.compile.upstream import Code, anchored, copied, needs_grad, traced
+from tdc.compile.upstream import Code, anchored, copied, needs_grad, tied, traced
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, expect_number, normal_dim
 from tdc.core.container import Container
@@ -136,15 +142,21 @@ def scan_in_graph(combine_fn: Fn, init: Any, steps: Steps, tensors: list[Tensor]
             leaves[position] = x
         return form.join(leaves)
 
+    ties = ref is not None and not scan_copies_gradients()
+    code_x, learns = Code(ref, steps.tensors), [x.requires_grad for x in steps.tensors]
+    given = [anchored(x, ref) for x in code_x.encode(steps.tensors, 1)] if ties else steps.tensors
+
     def step(flat: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        carry, y = combine_fn(carry_of(flat[: len(positions)]), steps.form.join(slices))
+        read = code_x.decode([x if g else x.detach() for x, g in zip(slices, learns, strict=True)]) if ties else slices
+        carry, y = combine_fn(carry_of(flat[: len(positions)]), steps.form.join(read))
         now = tensors_of(carry)
-        moved = code.encode([now[i] for i in positions])
-        return [*moved, *[x + 1 for x in flat[len(positions) :]]], code_y.encode(tensors_of(y))
+        moved = [*code.encode([now[i] for i in positions]), *[x + 1 for x in flat[len(positions) :]]]
+        moved[0] = tied(moved[0], [*flat, *slices]) if ties else moved[0]
+        return moved, code_y.encode(tensors_of(y))
 
     start = [anchored(x, ref) for x in code.encode([tensors[i] for i in positions])]
-    start += [] if positions else [torch.zeros(())]  # torch wants a carry
-    end, ys = loop_operator("scan")(step, start, steps.tensors, dim=0, reverse=steps.reverse)
+    start += [] if positions else [anchored(torch.zeros(()), ref)]  # torch wants a carry
+    end, ys = loop_operator("scan")(step, start, given, dim=0, reverse=steps.reverse)
     return carry_of(end[: len(positions)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
 
 

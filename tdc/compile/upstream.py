@@ -10,6 +10,7 @@ Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` th
                         `before_operator` has graphs with control flow compiled without donation
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
     views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
+    zeros as results    torch 2.11 fails where the gradient of a step in scan is zeros that it saved: `tied`
 
 A body is traced once more outside the operator, to learn its form and what needs gradients. `trace_outside` takes back
 what that trace would assert at run time; the rest is dead code. It and `before_operator` are in `_torch/tracing`.
@@ -88,18 +89,25 @@ class Code:
         exact = [ref is not None and not (x.is_floating_point() or x.is_complex()) for x in like]
         self.dtypes = [x.dtype if is_exact else None for x, is_exact in zip(like, exact, strict=True)]
 
-    def encode(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies to pass; int64 as two halves, in front."""
-        return [copied(x) if d is None else halves(x).double() for x, d in zip(tensors, self.dtypes, strict=True)]
+    def encode(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
+        """Copies to pass; int64 as two halves, at `dim`."""
+        return [copied(x) if d is None else halves(x, dim).double() for x, d in zip(tensors, self.dtypes, strict=True)]
 
     def decode(self, tensors: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         """What was passed; `dim` is where the halves are now."""
         return [x if d is None else from_halves(x, d, dim) for x, d in zip(tensors, self.dtypes, strict=True)]
 
 
-def halves(x: Tensor) -> Tensor:
+def halves(x: Tensor, dim: int = 0) -> Tensor:
     """int64 as two numbers that float64 holds exactly; other dtypes as they are."""
-    return torch.stack([x >> 32, x & 0xFFFFFFFF]) if x.dtype == torch.int64 else x
+    return torch.stack([x >> 32, x & 0xFFFFFFFF], dim) if x.dtype == torch.int64 else x
+
+
+def tied(x: Tensor, slices: Sequence[Tensor]) -> Tensor:
+    """The same numbers, whose derivative in each of the slices is zero: no slice is without a gradient."""
+    for other in slices:
+        x = x - other.reshape(-1)[:0].sum().abs().to(x.dtype)
+    return x
 
 
 def from_halves(x: Tensor, dtype: torch.dtype, dim: int) -> Tensor:

@@ -18,9 +18,6 @@ from tdc import DtypeError, ShapeError, StructureError, TensorDict, UnsupportedE
 from tdc.core.asserts import require
 
 Fn = Callable[..., Any]
-trains_scans = pytest.mark.skipif(
-    torch.__version__ < "2.13", reason="torch 2.11 refuses to differentiate most scans: 'might be aliasing'"
-)
 
 
 def tree() -> TensorDict:
@@ -211,7 +208,6 @@ class TestCompiled:
         f = lambda x: tdc.while_loop(lambda n, a, b: n < 3, lambda n, a, b: (n + 1, b, a + 1), (torch.tensor(0), x, x))  # noqa: E731
         same(f, x)
 
-    @trains_scans
     def test_scan_with_a_module(self):
         cell, xs = nn.GRUCell(4, 4), steps()
 
@@ -221,14 +217,12 @@ class TestCompiled:
 
         same(lambda xs: tdc.scan(step, torch.zeros(3, 4), xs, reverse=True), xs, wrt=list(cell.parameters()))
 
-    @trains_scans
     @pytest.mark.slow
     def test_scan_of_a_ragged_carry_and_closure(self):
         w, x, xs = weight(4), ragged(), steps()
         f = lambda x, xs: tdc.scan(lambda h, s: (torch.tanh(h + x * w * s["r"][0]), h.values.sum()), x * 0, xs)  # noqa: E731
         same(f, x, xs, wrt=[w])
 
-    @trains_scans
     def test_integers_in_the_carry_and_among_results(self):
         w, xs = weight(), steps()
 
@@ -240,7 +234,6 @@ class TestCompiled:
         out = same(lambda xs: tdc.scan(step, start, xs), xs, wrt=[w])
         assert out[1][1].tolist() == [k * 2**40 + 1 for k in (3, 2, 1, 0, -1)]
 
-    @trains_scans
     @pytest.mark.slow
     def test_map_and_associative_scan(self):
         w, xs = weight(), steps()
@@ -248,7 +241,6 @@ class TestCompiled:
         f = lambda xs: tdc.associative_scan(lambda a, b: a * b, xs * w.mean(), 1, True, combine_mode="generic")  # noqa: E731
         same(f, xs, wrt=[w])
 
-    @trains_scans
     @pytest.mark.slow
     def test_carries_that_the_body_hands_back(self):
         w, xs = weight(), steps()
@@ -282,7 +274,6 @@ class TestCompiled:
         with pytest.raises(Exception, match="expected positive numbers"):
             run(torch.tensor(False), -torch.ones(3))
 
-    @trains_scans
     @pytest.mark.slow
     @pytest.mark.parametrize("outer", ["while", "scan", "cond"])
     @pytest.mark.parametrize("inner", ["while", "scan", "cond"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pkgutil import resolve_name
 from typing import Any
 
@@ -15,9 +16,8 @@ import torch
 from torch import Tensor
 
 import tdc
+from tdc.compile._torch.tracing import scan_copies_gradients
 
-NEW = torch.__version__ >= "2.13"
-pytestmark = pytest.mark.skipif(not NEW, reason="states of torch 2.13; 2.11 has other defects in these operators")
 Fn = Callable[..., Any]
 internals: Any = torch
 RAW = internals._higher_order_ops
@@ -76,6 +76,15 @@ def chained(loop: Fn, x: Tensor) -> Tensor:
     """One loop closes over what another gives."""
     _, h = loop(lambda n, h: n < 3, lambda n, h: (n + 1, h.sin()), (count(), x * 1.0))
     return loop(lambda n, k: n < 2, lambda n, k: (n + 1, k * h), (count(), x.cos()))[1].sum()
+
+
+X, N = torch.randn(5, 4, dtype=torch.float64), torch.arange(20).view(5, 4) + 2**40
+STEPS: list[Fn] = [
+    lambda w: lambda h, x: (w * h + x[0], x[1] + 1),
+    lambda w: lambda h, x: (w * h + x[1] % 3, x[0] + h),
+    lambda w: lambda h, x: (w[x[1] % 4] * h, x[0].sum()),
+    lambda w: lambda h, x: (h, w * x[0]),
+]
 
 
 class TestWhileLoop:
@@ -160,6 +169,17 @@ class TestScanAndCond:
         assert right(gradients(fn, tdc.cond, *args, backend="aot_eager"), gradients(fn, tdc.cond, *args))
         with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from cond
             gradients(fn, torch.cond, *args, backend="aot_eager")
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_slices_that_the_gradient_does_not_reach(self, step: Fn):
+        fn = lambda scan, w: sum([y.sum() for y in scan(step(w), torch.ones(4, dtype=torch.float64), (X, N))], 0)  # noqa: E731
+        args = inputs((4,))
+        assert right(gradients(fn, tdc.scan, *args, backend="aot_eager"), gradients(fn, tdc.scan, *args))
+
+    def test_torch_returns_zeros_as_they_came_in(self):
+        fn = lambda scan, w: scan(lambda h, x: (w * h + x, h + 0), torch.ones(4, dtype=torch.float64), X)[0].sum()  # noqa: E731
+        with nullcontext() if scan_copies_gradients() else pytest.raises(Exception, match="might be aliasing"):
+            gradients(fn, RAW.scan, *inputs((4,)), backend="aot_eager")
 
     @pytest.mark.slow
     def test_torch_has_no_gradient_of_a_scan_in_a_scan(self):

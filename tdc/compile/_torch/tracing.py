@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tdc.compile._torch.inductor import apart_in_caches
-from tdc.core.dynamo import load
+from tdc.core.dynamo import constant, load
 from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types
@@ -42,6 +42,12 @@ def translator(context: Any) -> Any:
 def loop_operator(name: str) -> Callable[..., Any]:
     """torch's "while_loop", "scan", "associative_scan" or "map", on tuples of tensors; `torch.cond` alone is public."""
     return getattr(internals._higher_order_ops, name)
+
+
+@constant
+def scan_copies_gradients() -> bool:
+    """Whether the backward of "scan" copies gradients that it would return as they came in, as torch 2.13 does."""
+    return hasattr(load("torch._higher_order_ops.scan:ScanAutogradImpl"), "_break_bw_input_output_aliasing")
 
 
 def innermost_transform() -> str | None:
