@@ -68,6 +68,7 @@ PASSES: dict[str, dict[str, Any]] = {  # the whole of it
 }
 BY_VECTOR = re.compile("triplet|multilabel|multi_margin|cosine_embedding|cross_entropy|nll_loss")
 BAD = ("raw", "differs", "accepted")
+UNMAPPED = {"lu_unpack": "pivots of a larger matrix than the example that was cut from it: torch writes beyond it"}
 RANDOM = re.compile("dropout|rrelu|bernoulli|multinomial|normal|rand|uniform|exponential|geometric|cauchy|empty|gumbel")
 
 
@@ -216,6 +217,8 @@ def calls_of(op: Any, given: argparse.Namespace) -> Iterator[tuple[str, str, str
 
 def called(op: Any, column: list[Any], form: Form, kind: str, given: argparse.Namespace) -> tuple[str, str]:
     """The outcome of one call at the level that is asked for, and the text."""
+    if named(op) in UNMAPPED:
+        return "unmapped", UNMAPPED[named(op)]
     if given.level == "errors":
         return refusal(op, column[0], form, kind, given)
     if given.level != "forward":
