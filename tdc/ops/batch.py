@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect, normal_dim
 from tdc.core.errors import (
     DtypeError,
     IndexingError,
@@ -64,6 +64,7 @@ def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any =
     Raises:
         ShapeError, IndexingError, DtypeError: what torch raises for a leaf; all such leaves are named.
     """
+    expect(op, x, TensorDict, of=" as the first argument")  # another one may be why the call came here
     try:
         if others:
             out = {p: fn(*values) for p, values in together(op, x, *others)}

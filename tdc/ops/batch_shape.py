@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.rules import define
 from tdc.core.typing import Dims
@@ -25,7 +25,7 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    order = full_order(ints(dims), x.ndim)
+    order = full_order(ints("permute", dims), x.ndim)
     axes = {n: [*order, *range(len(order), n)] for n in {v.ndim for v in x._leaves.values()}}
     return lift(x, lambda v: v.permute(axes[v.ndim]), size=[x.batch_size[d] for d in order], op="permute")
 
@@ -39,7 +39,7 @@ def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
-    k, size = x.ndim, resolve(ints(sizes), x.batch_size)
+    k, size = x.ndim, resolve(ints(method, sizes), x.batch_size)
     return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size, op=method)
 
 
@@ -71,7 +71,7 @@ def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> 
 
 def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
     d = normal_dim(dim, x.ndim, "unflatten")
-    split = resolve(tuple(sizes), x.batch_size[d : d + 1])
+    split = resolve(int_tuple("unflatten", sizes), x.batch_size[d : d + 1])
     return lift(
         x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]], op="unflatten"
     )
@@ -83,7 +83,7 @@ def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
 
 
 def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
-    size = x._size
+    size = x.batch_size
     if isinstance(dim, int) and -len(size) <= dim < len(size) and size[dim] != 1:
         return x
     given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
@@ -99,7 +99,7 @@ def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
 
 
 def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
-    k, size = x.ndim, list(ints(sizes))
+    k, size = len(x.batch_size), list(ints("expand", sizes))
     old = [1] * (len(size) - k) + list(x.batch_size)
     if len(size) < k or any([n not in (-1, m) and m != 1 for n, m in zip(size, old, strict=True)]):
         got = str(size)
@@ -116,7 +116,7 @@ def ravel_tensordict(x: TensorDict) -> TensorDict:
 
 
 def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
-    axes = normal_dims("flip", ints(dims), x.ndim)
+    axes = normal_dims("flip", ints("flip", dims), x.ndim)
     return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
 
 
@@ -131,7 +131,7 @@ def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
 
 def repeat_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     """Copies along batch dims, of which there may be more in front."""
-    times = ints(sizes)
+    times = ints("repeat", sizes)
     if len(times) < x.ndim:
         hint = "torch.tile adds what is missing"
         raise ShapeError(message("repeat", f"at least {x.ndim} numbers", f"{len(times)}", hint=hint))

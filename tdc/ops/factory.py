@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect
+from tdc.core.arguments import expect, int_tuple
 from tdc.core.errors import ShapeError, describe, message, show_sizes
 from tdc.core.rules import define
 from tdc.ops.batch import lift
@@ -49,7 +49,7 @@ def positions(x: NestedTensor) -> NestedTensor:
 
 def new_tensordict(name: str, x: TensorDict, *size: Any, **kwargs: Any) -> TensorDict:
     """`new_zeros`, `new_ones`, `new_empty`: sizes are those of the batch, features stay."""
-    given = ints(size)
+    given = ints(name, size)
     return lift(x, lambda v: getattr(v, name)((*given, *v.shape[x.ndim :]), **kwargs), size=given, op=name)
 
 
@@ -64,9 +64,9 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedT
         ShapeError: -1 elsewhere, or another number of examples.
     """
     if (name == "new_full" and len(size) > 1) or name == "new_empty_strided":
-        given, rest = tuple(size[0]), size[1:]  # type: ignore[misc]  # there is one
+        given, rest = int_tuple(name, size[0]), size[1:]  # type: ignore[misc]  # there is one
     else:
-        given, rest = ints(size), ()
+        given, rest = ints(name, size), ()
     make: Any = lambda n: getattr(x.data if isinstance(x, MaskedBatch) else x.values, name)(n, *rest, **kwargs)  # noqa: E731
     if all([n >= 0 for n in given]):
         return make(given)

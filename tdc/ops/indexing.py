@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import (
     DtypeError,
@@ -362,6 +362,7 @@ def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Any:
         ShapeError: they are not there.
     """
     d = normal_dim(dim, x.ndim, "narrow")
+    expect_number("narrow", start, length, whole=True)
     if isinstance(start, bool):
         raise DtypeError(message("narrow", "a whole number", f"{start}", hint="int(start)"))
     if d in x.ragged_dims:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
@@ -145,6 +145,8 @@ def pad_rectangle(x: Any, found: list[tuple[int, int, int]], mode: str, value: f
 
 def repeats_of(repeats: Any) -> Any:
     """A number of times as an int, where it is one."""
+    if not isinstance(repeats, (Tensor, NestedTensor, MaskedBatch)):
+        expect_number("repeat_interleave", repeats, whole=True)
     return int(repeats) if isinstance(repeats, Tensor) and repeats.numel() == 1 and repeats.ndim < 2 else repeats
 
 

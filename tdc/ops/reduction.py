@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
@@ -62,8 +62,8 @@ def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
     Raises:
         ShapeError: a dim out of range, or named twice.
     """
-    given = (dim,) if isinstance(dim, int) else tuple(range(ndim)) if dim is None or len(dim) == 0 else tuple(dim)
-    dims = tuple([normal_dim(d, ndim, op) for d in given])
+    given = () if dim is None else int_tuple(op, dim)
+    dims = tuple([normal_dim(d, ndim, op) for d in given or range(ndim)])
     if len(set(dims)) < len(dims):
         raise ShapeError(message(op, "each dim once", f"dim {dim}", hint=f"the batch has {ndim} dims"))
     return dims

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -89,6 +89,7 @@ def less(later: Tensor, former: Tensor) -> Tensor:
 
 def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Ragged:
     """Differences of neighbours, n times over; `prepend` and `append` are batches of as many examples."""
+    expect_number("diff", n, whole=True)
     if n < 0:
         raise ShapeError(message("diff", "n of 0 or more", f"{n}", hint="n = 1 is the difference of neighbours"))
     if n == 0:  # as torch has it, whatever stands before or behind

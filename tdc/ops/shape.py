@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Dims, OpName
@@ -35,18 +35,16 @@ from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_alo
 from tdc.ragged.structure import Structure, extent_of
 
 
-def ints(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+def ints(op: OpName, sizes: tuple[Any, ...]) -> tuple[int, ...]:
     """Dims or sizes given one by one or as one sequence.
 
     Raises:
-        DtypeError: a dtype, of which `Tensor.view` reads the bytes anew.
+        DtypeError: others than ints; a dtype, of which `Tensor.view` reads the bytes anew.
     """
-    if len(sizes) != 1 or isinstance(sizes[0], int):
-        return sizes
-    if isinstance(sizes[0], torch.dtype):
+    if len(sizes) == 1 and isinstance(sizes[0], torch.dtype):
         hint = "x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew"
         raise DtypeError(message("view", "sizes", "a dtype", hint=hint))
-    return tuple(sizes[0])
+    return int_tuple(op, sizes[0] if len(sizes) == 1 else sizes)
 
 
 def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
@@ -85,7 +83,7 @@ def regrouped(op: OpName, x: Ragged, got: str) -> ShapeError:
 
 def permute_ragged(x: Ragged, *dims: Any) -> Ragged:
     """Logical dims in another order; several ragged dims stay side by side. In another order they are a gather."""
-    order = full_order(ints(dims), x.ndim)
+    order = full_order(ints("permute", dims), x.ndim)
     return permute_nested(x, order) if isinstance(x, NestedTensor) else permute_masked(x, order)
 
 
@@ -161,9 +159,10 @@ def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:
     if d == x._batch_dim or d in x.ragged_dims:
         raise regrouped("unflatten", x, f"dim {dim}")
     axis = axis_of("unflatten", x, d)
+    sizes = int_tuple("unflatten", sizes)
     parts = filled(sizes, data_of(x).shape[axis])
     if parts is None:
-        raise regrouped("unflatten", x, f"sizes {tuple(sizes)} for dim {dim}")
+        raise regrouped("unflatten", x, f"sizes {sizes} for dim {dim}")
     return with_static(x, data_of(x).unflatten(axis, parts), d, len(parts) - 1)
 
 
@@ -217,7 +216,7 @@ def into_batch_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
 
 def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
     """Static dims regrouped; the batch and the ragged dims keep their sizes, side by side and in order."""
-    given, old, b = list(ints(sizes)), list(x.shape), x._batch_dim
+    given, old, b = list(ints("reshape", sizes)), list(x.shape), x._batch_dim
     if len(given) == x.ndim and all([n == -1 or n == m for n, m in zip(given, old, strict=True)]):
         return x
     found = grouped(given, old, sorted((b, *x.ragged_dims)))
@@ -302,7 +301,7 @@ def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
     Raises:
         ShapeError: fewer sizes than dims, or one that is no size.
     """
-    given = list(ints(sizes))
+    given = list(ints(op, sizes))
     if len(given) < x.ndim or (op == "repeat" and any([n < 0 for n in given])):
         hint = "one for each dim; more of them stand in front"
         raise ShapeError(message(op, f"at least {x.ndim} numbers for {describe(x)}", f"{given}", hint=hint))
@@ -316,7 +315,7 @@ def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
 
 def flip_ragged(x: Any, *dims: Any) -> Any:
     """Static dims, the examples, or each example in reverse."""
-    given = normal_dims("flip", ints(dims), x.ndim)
+    given = normal_dims("flip", ints("flip", dims), x.ndim)
     ragged = tuple([d for d in given if d in x.ragged_dims])
     static = [axis_of("flip", x, d) for d in given if d != x._batch_dim and d not in ragged]
     x = with_data(x, data_of(x).flip(static)) if static else x
@@ -370,7 +369,7 @@ def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
     Raises:
         ShapeError: not as many shifts as dims.
     """
-    each = [(n,) if isinstance(n, int) else n for n in (shifts, dims)]
+    each = [int_tuple("roll", n) for n in (shifts, dims)]
     if len(each[0]) != len(each[1]):
         got = f"{len(each[0])} for {len(each[1])} dims"
         raise ShapeError(message("roll", "one shift for each dim", got, hint="x.roll((1, 2), (1, 2))"))

@@ -73,7 +73,7 @@ def t(x: Any) -> Any:
 
 
 def tile(x: Any, *dims: Any) -> Any:
-    times = ints(dims)
+    times = ints("tile", dims)
     return x.repeat(*[1] * (x.ndim - len(times)), *times)
 
 
@@ -126,7 +126,7 @@ def spread(x: Any, like: Any, wide: Tensor) -> Any:
 
 
 def broadcast_to(x: Any, *size: Any) -> Any:
-    return x.expand(*ints(size))
+    return x.expand(*ints("broadcast_to", size))
 
 
 def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:

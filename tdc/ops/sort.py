@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -73,6 +73,7 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
     Raises:
         ShapeError: k is negative; an example is shorter: at once on CPU, asynchronously on CUDA.
     """
+    expect_number("topk", k, whole=True)
     if k < 0:
         raise ShapeError(message("topk", "k of 0 or more", f"{k}", hint="k = 1 is the largest element"))
     if is_static(torch.topk, x, dim):

@@ -144,6 +144,7 @@ def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float 
     """
     announce("padding", "to_padded")
     fill = fill if values.is_floating_point() or values.is_complex() else fill_of(fill, values.dtype)
+    padded = tuple([0 if is_zero(n) else n for n in padded])  # else torch (2.11-2.13) solves rows * n == 0 for the rows
     index, valid = pad_index(s, padded)
     back, inside = pack_index(s, values.shape[0], padded, cut)
     return exchange(values, index, valid, fill, back, inside)

@@ -227,6 +227,40 @@ def test_what_is_no_function_is_refused_before_it_is_called(name: str, kind: str
         public()[name](*args, **named)
 
 
+NUMBERED: list[Callable[[Any, Any], Any]] = [  # methods that take dims, sizes and numbers
+    lambda x, n: x.sum(n), lambda x, n: x.var(n), lambda x, n: x.mean((1, n)), lambda x, n: x.cumsum(n),
+    lambda x, n: x.transpose(1, n), lambda x, n: x.permute(0, 1, n), lambda x, n: x.movedim(1, n),
+    lambda x, n: x.unsqueeze(n), lambda x, n: x.squeeze(n), lambda x, n: x.flatten(n, 2), lambda x, n: x.flip(n),
+    lambda x, n: x.reshape(2, -1, n), lambda x, n: x.reshape(n), lambda x, n: x.view(2, -1, n),
+    lambda x, n: x.unflatten(2, (2, n)), lambda x, n: x.unflatten(2, n), lambda x, n: x.unflatten(n, (2, 2)),
+    lambda x, n: x.expand(2, -1, n), lambda x, n: x.repeat(1, 1, n), lambda x, n: torch.tile(x, (1, 1, n)),
+    lambda x, n: x.roll(n, 1), lambda x, n: x.roll(1, n), lambda x, n: x.repeat_interleave(n, 2),
+    lambda x, n: x.sort(n), lambda x, n: x.topk(n, 1), lambda x, n: x.select(2, n), lambda x, n: x.narrow(2, n, 1),
+    lambda x, n: x.diff(n), lambda x, n: x.chunk(n, 2), lambda x, n: x.new_zeros(n, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [lambda: tdc.pack([torch.ones(2, 4), torch.ones(1, 4)]), td], ids=["ragged", "td"])
+@pytest.mark.parametrize("kind", ["str", "None", "td", "float", "list", "dict", "tensor", "object"])
+def test_numbers_of_methods(make: Callable[[], Any], kind: str):
+    wrong, x = {**WRONG, "td": td(), "float": 1.5}[kind], make()
+    found = []
+    for y in (x, x.to_padded()) if isinstance(x, NestedTensor) else (x,):
+        for at, call in enumerate(NUMBERED):
+            try:
+                call(y, wrong)
+            except Exception as error:
+                if said := problem(f"{at}", error):
+                    found.append(f"{type(y).__name__}, call {at}: {said.splitlines()[0]}")
+    assert not found, "\n".join(["", *found])
+
+
+def test_a_tensordict_among_the_arguments_of_a_batch():
+    """Its rows run, and want one as what they are called on."""
+    with pytest.raises(DtypeError, match="expected a TensorDict as the first argument, got NestedTensor"):
+        rows().sum(1, td())
+
+
 @pytest.mark.parametrize("make", [tdc.optim.adam, tdc.optim.adamw, tdc.optim.lion, tdc.optim.sgd])
 @pytest.mark.parametrize("kind", WRONG)
 def test_optimizers(make: Any, kind: str):

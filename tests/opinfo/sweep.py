@@ -108,7 +108,9 @@ def pool(op: Any, mapped: Mapped, dim: int) -> list[Any]:
         else:
             raise NotMapped("asks for all elements, which are not one by one")
     args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
-    return [op.op(*args, **kwargs)]
+    out = op.op(*args, **kwargs)
+    ones = [1] * (len(shape) + 1)
+    return [pytree.tree_map(lambda t: t.view(ones), out) if mapped.value("keepdim", False) is True else out]
 
 
 def leaves_of(column: list[Any]) -> list[Tensor]:
