@@ -86,7 +86,7 @@ def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, r
     square = torch.real(apart.mul(apart.conj())) if dtype.is_complex else apart.square()
     total = square.sum(dims, True)
     bound = left.clamp(min=0).masked_fill(number == 0, 0)
-    out = total / left + (total.detach() / bound).masked_fill(bound > 0, 0)
+    out = total / left.masked_fill(number == 0, 1) + (total.detach() / bound).masked_fill(bound > 0, 0)
     if root:  # whose derivative at 0 is 0 here, as in torch
         none = out == 0
         out = out.masked_fill(none, 1).sqrt().masked_fill(none, 0)

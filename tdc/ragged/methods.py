@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import is_zero
+from tdc.core.errors import ShapeError, describe, message
 from tdc.core.frozen import read_only
 from tdc.ragged.convert import to_packed, to_padded, to_torch
 from tdc.ragged.index import index_ragged, picker, same_structure, with_structure_of
@@ -123,13 +124,19 @@ def occupancy(x: Ragged) -> float:
 
 
 def mT(x: Any) -> Any:  # torch's name
-    """Each matrix, the last two dims, transposed."""
+    """Each matrix, the last two dims, transposed.
+
+    Raises:
+        ShapeError: one of these is the batch.
+    """
+    if x._batch_dim >= x.ndim - 2:
+        raise ShapeError(message("mT", "matrices", describe(x), hint="x.transpose(0, 1) moves the batch"))
     return x.transpose(-2, -1)
 
 
 def mH(x: Any) -> Any:  # torch's name
     """Each matrix, the last two dims, transposed and conjugated."""
-    return x.transpose(-2, -1).conj()
+    return mT(x).conj()
 
 
 OF_DATA = {

@@ -52,7 +52,7 @@ POOLED = (  # without a dim these ask for all elements
     "min", "argmax", "argmin", "median", "nanmedian", "logsumexp", "aminmax", "norm", "linalg.norm",
     "linalg.vector_norm", "quantile", "nanquantile", "std_mean", "var_mean", "hash_tensor", "unique",
     "unique_consecutive", "dist",
-    "allclose", "equal", "histc", "bincount",
+    "allclose", "equal", "histc", "bincount", "masked.mean", "masked.var", "masked.std",
 )  # fmt: skip
 LEVELS = ("values", "grad", "second", "forward", "errors")
 PASSES: dict[str, dict[str, Any]] = {  # the whole of it

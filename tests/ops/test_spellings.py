@@ -41,6 +41,9 @@ def test_matrices_transposed(padded: bool):
         torch.testing.assert_close(got, r @ r.mT)
     z = x * (1 + 2j)
     same(z.mH, [r.mH for r in z.unbind()])
+    for name in ("mT", "mH"):
+        with pytest.raises(tdc.ShapeError, match="expected matrices, got"):
+            getattr(x[:, :, 0], name)
 
 
 def test_dense_rows_join_ragged_ones():
