@@ -289,16 +289,11 @@ def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Ragged:
 
 
 def trace(x: Any) -> Ragged | Tensor:
-    """Of ragged matrices as well, since 0 adds nothing."""
-    if ends_static(x, 2):
-        return at_positions(torch.trace, traces, (x,), {}, identities)
-    if min(*x.ragged_dims, x.ndim) < x.ndim - 2 or x._batch_dim >= x.ndim - 2:
-        raise no_matrices(torch.trace, x, True)
-    return traces(rectangle(x, 0))
-
-
-def traces(x: Tensor) -> Tensor:
-    return x.diagonal(0, -2, -1).sum(-1)
+    """Of ragged matrices: 0 adds nothing."""
+    if x.ndim != 3 or x._batch_dim != 0:
+        hint = "x.diagonal(0, -2, -1).sum(-1) of matrices at each position"
+        raise ShapeError(message(torch.trace, "a matrix for each example", describe(x), hint=hint))
+    return rectangle(x, 0).diagonal(0, 1, 2).sum(-1)
 
 
 def vander(op: Op, turned: bool, x: Any, N: int | None = None, increasing: bool = False) -> Any:

@@ -23,7 +23,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.dtypes import rounded_once, widened
 from tdc.core.dynamo import eager
-from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
 from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, resized, spatial
@@ -233,8 +233,8 @@ def max_unpool(op: Op, n: int) -> Op:
         if output_size is not None:
             hint = "leave output_size out, and F.pad the rows behind"
             raise UnsupportedError(message(op, "no output_size", "one size for rows of different sizes", hint=hint))
-        if type(indices) is not type(input):
-            raise ShapeError(message(op, "indices as max_pool gave them", type(indices).__name__, hint="keep them"))
+        if type(indices) is not type(input) or fixed_sizes(indices) != fixed_sizes(input):
+            raise ShapeError(message(op, f"indices as max_pool gave them for {describe(input)}", describe(indices)))
         if isinstance(input, NestedTensor):
             require_same(input.structure, indices.structure, op)
         else:
@@ -246,6 +246,11 @@ def max_unpool(op: Op, n: int) -> Op:
         return resized(p, scattered(op, p, index, spans), spans)
 
     return rule
+
+
+def fixed_sizes(x: Any) -> list[int]:
+    """Sizes of the dims that are not ragged."""
+    return [n for d, n in enumerate(x.shape) if d not in x.ragged_dims]
 
 
 def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:

@@ -182,7 +182,7 @@ def refusal(op: Any, error: Any, form: Form, kind: str, given: argparse.Namespac
     except tdc.TdcError as ours:
         return "refused", first_line(ours)
     except Exception as raised:
-        own = isinstance(raised, (*kinds, RuntimeError)) and not isinstance(raised, AttributeError)
+        own = isinstance(raised, (*kinds, RuntimeError, IndexError)) and not isinstance(raised, AttributeError)
         return "pass" if own else "raw", f"{type(raised).__name__}: {first_line(raised)}"
     return "accepted", str(error.error_regex)
 

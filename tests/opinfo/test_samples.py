@@ -32,10 +32,8 @@ OPEN = {  # what is known to be wrong, or to be no batch in the sweep's mapping
     "masked.std": "as masked.var",
     "index_put": "dims of its index are counted without the batch by the mapping",
     "atleast_1d": "tensors=, which torch takes as several arguments", "atleast_2d": "as atleast_1d",
-    "atleast_3d": "as atleast_1d", "trace": "takes stacks of matrices, which torch refuses",
+    "atleast_3d": "as atleast_1d",
     "linalg.cross": "broadcasts examples of other numbers of dims, which torch refuses",
-    "nn.functional.max_unpool2d": "does not check sizes of indices", "nn.functional.max_unpool3d": "as max_unpool2d",
-    "amax": "an empty static dim raises torch's IndexError", "amin": "as amax", "aminmax": "as amax",
 }  # fmt: skip
 WHOLE = {name: how for name, how in PASSES.items() if how.get("mode", "eager") == "eager"}
 USUAL: dict[str, Any] = {
