@@ -193,7 +193,7 @@ zeros(schema, batch_size=None, *, device=None)""",
             """\
 RULES
 class Rule(op, kind, family, impl, ref, identity=None, modes=('eager', 'compile', 'vmap', 'grad', 'export'),
-    source='', reason='')
+    reason='')
 implements(op, kinds=('nested',), *, ref=None, identity=None, modes=('eager', 'compile', 'vmap', 'grad',
     'export'), override=False)
 varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0.0, mask=None, score_mod=None)""",

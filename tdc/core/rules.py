@@ -43,7 +43,6 @@ class Rule:
         ref: the same operation on one dense example.
         identity: for reductions, the value that changes nothing and that padding is filled with.
         modes: the modes in which the matrix proves the row.
-        source: what defines the semantics (a torch function, a paper, an issue).
         reason: why there is no implementation; empty where there is one.
     """
 
@@ -54,7 +53,6 @@ class Rule:
     ref: Op
     identity: float | None = None
     modes: tuple[str, ...] = MODES
-    source: str = ""
     reason: str = ""
 
     @property

@@ -264,18 +264,15 @@ def weights_first(norm: Op) -> Op:
     return run
 
 
-define(F.batch_norm, "channel", ragged=batch_norm, source="torch.nn.BatchNorm1d")
-define(F.instance_norm, "channel", ragged=instance_norm, source="torch.nn.InstanceNorm1d")
-define(F.group_norm, "channel", ragged=group_norm, source="torch.nn.GroupNorm", aliases=[torch.group_norm])
-define(F.prelu, "channel", ragged=prelu, source="torch.nn.PReLU", aliases=[torch.prelu])
-define(F.dropout1d, "channel", ragged=dropout, source="torch.nn.Dropout1d", aliases=[torch.feature_dropout])
-define(F.dropout2d, "channel", ragged=dropout, source="torch.nn.Dropout2d")
-define(F.dropout3d, "channel", ragged=dropout, source="torch.nn.Dropout3d")
-define(
-    F.feature_alpha_dropout, "channel", ragged=feature_alpha_dropout, source="torch.nn.FeatureAlphaDropout",
-    aliases=[torch.feature_alpha_dropout],
-)  # fmt: skip
-define(F.local_response_norm, "channel", ragged=local_response_norm, source="torch.nn.LocalResponseNorm")
+define(F.batch_norm, "channel", ragged=batch_norm)
+define(F.instance_norm, "channel", ragged=instance_norm)
+define(F.group_norm, "channel", ragged=group_norm, aliases=[torch.group_norm])
+define(F.prelu, "channel", ragged=prelu, aliases=[torch.prelu])
+define(F.dropout1d, "channel", ragged=dropout, aliases=[torch.feature_dropout])
+define(F.dropout2d, "channel", ragged=dropout)
+define(F.dropout3d, "channel", ragged=dropout)
+define(F.feature_alpha_dropout, "channel", ragged=feature_alpha_dropout, aliases=[torch.feature_alpha_dropout])
+define(F.local_response_norm, "channel", ragged=local_response_norm)
 for _kind in ("nested", "masked"):  # no rows of their own: the same rules in torch's other order
     for _op, _norm in ((torch.batch_norm, batch_norm), (torch.instance_norm, instance_norm)):
         add_rule(Rule(_op, _kind, "channel", weights_first(_norm), _op), rows=[])

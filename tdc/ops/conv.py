@@ -59,5 +59,5 @@ def conv_transpose(op: Op, n: int) -> Op:
 for _n, _conv, _transposed in (
     (1, F.conv1d, F.conv_transpose1d), (2, F.conv2d, F.conv_transpose2d), (3, F.conv3d, F.conv_transpose3d),
 ):  # fmt: skip
-    spatial(_conv, conv(_conv, _n), _n, "conv", f"torch.nn.Conv{_n}d")
-    spatial(_transposed, conv_transpose(_transposed, _n), _n, "conv", f"torch.nn.ConvTranspose{_n}d")
+    spatial(_conv, conv(_conv, _n), _n, "conv")
+    spatial(_transposed, conv_transpose(_transposed, _n), _n, "conv")

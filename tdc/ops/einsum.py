@@ -408,4 +408,4 @@ def sizes_by_letter(op: Op, batches: list[Term]) -> dict[str, Tensor]:
     return {c: column for c, (column, _, _) in found.items()}
 
 
-define(torch.einsum, "einsum", ragged=einsum, source="torch.einsum")
+define(torch.einsum, "einsum", ragged=einsum)

@@ -65,7 +65,7 @@ def embedding_bag(
     return rounded_once(lambda t: reduce_rows(t, s, "sum", 0) / number, found)
 
 
-define(F.embedding_bag, "embedding_bag", ragged=embedding_bag, source="torch.nn.EmbeddingBag")
+define(F.embedding_bag, "embedding_bag", ragged=embedding_bag)
 unsupported(
     torch.embedding_bag, ("nested", "masked"), "offsets of bags, which a ragged batch has itself",
     family="embedding_bag", hint="F.embedding_bag(rows, weight)",

@@ -257,7 +257,7 @@ def losses(rule: Op, *ops: Op, **run: Op) -> None:
     for op in ops:
         names = tuple(inspect.signature(op).parameters)
         first = (op, names) if rule is cross_entropy else (op, run.get(op.__name__, op), names)
-        define(op, "loss", ragged=partial(rule, *first), source=f"torch.nn.functional.{op.__name__}")
+        define(op, "loss", ragged=partial(rule, *first))
 
 
 losses(cross_entropy, F.cross_entropy, F.nll_loss)
@@ -270,10 +270,7 @@ losses(
     by_vector, F.multi_margin_loss, F.multilabel_margin_loss, F.multilabel_soft_margin_loss, F.cosine_embedding_loss,
     F.triplet_margin_loss, F.triplet_margin_with_distance_loss, cosine_embedding_loss=cosine_embedding_loss,
 )  # fmt: skip
-define(
-    F.ctc_loss, "loss", ragged=ctc_loss, source="torch.nn.functional.ctc_loss",
-    modes=("eager", "grad", "vmap"),  # torch reads the lengths on the host
-)  # fmt: skip
+define(F.ctc_loss, "loss", ragged=ctc_loss, modes=("eager", "grad", "vmap"))  # torch reads the lengths on the host
 for _op in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
     F.poisson_nll_loss,

@@ -95,13 +95,10 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     return dim
 
 
-positionwise(F.layer_norm, "norm", check_normalized, fill=ascending, source="torch.nn.LayerNorm")
-positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, source="torch.nn.RMSNorm", aliases=(torch.rms_norm,))
+positionwise(F.layer_norm, "norm", check_normalized, fill=ascending)
+positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
-    define(
-        _op, "norm", ragged=partial(softmax, _op), identity=-math.inf,
-        source="torch.nn.Softmax", aliases=[_alias],
-    )  # fmt: skip
+    define(_op, "norm", ragged=partial(softmax, _op), identity=-math.inf, aliases=[_alias])
     along(_op, "dim dtype", "norm", default=NEEDED, aliases=[_alias])
-define(F.softmin, "norm", ragged=softmin_ragged, identity=math.inf, source="torch.nn.Softmin")
+define(F.softmin, "norm", ragged=softmin_ragged, identity=math.inf)
 along(F.softmin, "dim dtype", "norm", default=NEEDED)

@@ -281,20 +281,20 @@ def inside(p: Planes) -> Tensor:
 
 RANDOM = "the regions of its windows are random, and would differ from those of an example by itself"
 
-for _name, _rule, _module in (
-    ("max_pool{}d", max_pool, "MaxPool"),
-    ("max_pool{}d_with_indices", partial(max_pool, indexed=True), "MaxPool"),
-    ("avg_pool{}d", avg_pool, "AvgPool"),
-    ("lp_pool{}d", lp_pool, "LPPool"),
-    ("max_unpool{}d", max_unpool, "MaxUnpool"),
-    ("adaptive_avg_pool{}d", adaptive_avg, "AdaptiveAvgPool"),
-    ("adaptive_max_pool{}d", adaptive_max, "AdaptiveMaxPool"),
-    ("adaptive_max_pool{}d_with_indices", partial(adaptive_max, indexed=True), "AdaptiveMaxPool"),
+for _name, _rule in (
+    ("max_pool{}d", max_pool),
+    ("max_pool{}d_with_indices", partial(max_pool, indexed=True)),
+    ("avg_pool{}d", avg_pool),
+    ("lp_pool{}d", lp_pool),
+    ("max_unpool{}d", max_unpool),
+    ("adaptive_avg_pool{}d", adaptive_avg),
+    ("adaptive_max_pool{}d", adaptive_max),
+    ("adaptive_max_pool{}d_with_indices", partial(adaptive_max, indexed=True)),
 ):
     for _n in (1, 2, 3):
         _op: Any = getattr(F, _name.format(_n))
         _aliases = [getattr(torch, _name.format(_n))] if _rule is max_pool else []
-        spatial(_op, _rule(_op, _n), _n, "pool", f"torch.nn.{_module}{_n}d", *_aliases)
+        spatial(_op, _rule(_op, _n), _n, "pool", *_aliases)
 for _op in (
     F.fractional_max_pool2d, F.fractional_max_pool3d, F.fractional_max_pool2d_with_indices,
     F.fractional_max_pool3d_with_indices,

@@ -33,9 +33,7 @@ from tdc.ragged.nested import NestedTensor, build_nested, build_result
 from tdc.ragged.storage import require_alike
 
 
-def positionwise(
-    op: Op, family: str, check: Op, *, fill: Op | None = None, source: str = "", aliases: tuple[Op, ...] = ()
-) -> None:
+def positionwise(op: Op, family: str, check: Op, *, fill: Op | None = None, aliases: tuple[Op, ...] = ()) -> None:
     """Rows for a function of one ragged batch and dense weights.
 
     Args:
@@ -51,7 +49,7 @@ def positionwise(
         check(op, input, *args, **kwargs)
         return cut_padding(input, op(input.filled(0) if fill is None else fill(input), *args, **kwargs))
 
-    define(op, family, nested=nested, masked=masked, source=source, aliases=aliases)
+    define(op, family, nested=nested, masked=masked, aliases=aliases)
 
 
 def at_positions(
@@ -170,9 +168,9 @@ def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Any:
     return at_positions(F.one_hot, F.one_hot, (input, num_classes), {})
 
 
-positionwise(F.linear, "positionwise", check_linear, source="torch.nn.Linear")
-define(F.embedding, "positionwise", ragged=embedding, source="torch.nn.Embedding")
-define(F.bilinear, "positionwise", ragged=bilinear, source="torch.nn.Bilinear")
-define(F.glu, "positionwise", ragged=glu, source="torch.nn.GLU")
+positionwise(F.linear, "positionwise", check_linear)
+define(F.embedding, "positionwise", ragged=embedding)
+define(F.bilinear, "positionwise", ragged=bilinear)
+define(F.glu, "positionwise", ragged=glu)
 along(F.glu, "dim", "positionwise", default=-1)
 define(F.one_hot, "positionwise", ragged=one_hot)

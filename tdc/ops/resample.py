@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import Rule, add_rule, unsupported
+from tdc.core.rules import define, unsupported
 from tdc.ops.pool import averaged, bins, taken
 from tdc.ops.spatial import Span, assembled, each, kernel_text, planes, resized, spatial
 
@@ -208,12 +208,9 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     return assembled(input, taken(blocks, 2, index).movedim(1, 2), (high * wide).unsqueeze(1), (2,))
 
 
-spatial(F.interpolate, interpolate, None, "resample", "torch.nn.Upsample")
-spatial(F.unfold, unfold, 2, "resample", "torch.nn.Unfold")
-for _kind in ("nested", "masked"):
-    add_rule(
-        Rule(F.grid_sample, _kind, "resample", grid_sample, F.grid_sample, source="torch.nn.functional.grid_sample")
-    )
+spatial(F.interpolate, interpolate, None, "resample")
+spatial(F.unfold, unfold, 2, "resample")
+define(F.grid_sample, "resample", ragged=grid_sample)
 RAGGED = ("nested", "masked")
 DENSE = "theta that is ragged; it has one matrix for each example"
 unsupported(F.affine_grid, RAGGED, DENSE, family="resample", hint="pass theta as a dense tensor")

@@ -324,5 +324,5 @@ def recurrent(mode: str) -> Op:
     return rule
 
 
-for _mode, _source in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn_tanh", "RNN"), ("rnn_relu", "RNN")):
-    define(KERNELS[_mode], "rnn", ragged=recurrent(_mode), source=f"torch.nn.{_source}")
+for _mode, _op in KERNELS.items():
+    define(_op, "rnn", ragged=recurrent(_mode))

@@ -26,7 +26,7 @@ from torch import Tensor
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.rules import Rule, add_rule
+from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -227,7 +227,7 @@ def each_frame(run: Op, x: Ragged) -> Any:
     return tuple(parts) if isinstance(out, tuple) else parts[0]
 
 
-def spatial(op: Op, impl: Op, n: int | None, family: str, source: str, *aliases: Op) -> None:
+def spatial(op: Op, impl: Op, n: int | None, family: str, *aliases: Op) -> None:
     """Rows for both ragged containers, of images and of frames."""
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,5 +235,4 @@ def spatial(op: Op, impl: Op, n: int | None, family: str, source: str, *aliases:
             return each_frame(lambda frames: op(frames, *args, **kwargs), input)
         return impl(input, *args, **kwargs)
 
-    for kind in ("nested", "masked"):
-        add_rule(Rule(op, kind, family, run, op, source=source), aliases)
+    define(op, family, ragged=run, aliases=aliases)

@@ -189,4 +189,4 @@ def append(parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], sizes: Ten
     return k, v, sizes + 1
 
 
-define(F.multi_head_attention_forward, "attention", ragged=mha, source="torch.nn.MultiheadAttention")
+define(F.multi_head_attention_forward, "attention", ragged=mha)

@@ -198,5 +198,4 @@ def sdpa(
     return cut_padding(query, attend_padded(q, k, v, (query.lengths, key.lengths), how))
 
 
-_source = "torch.nn.functional.scaled_dot_product_attention"
-define(F.scaled_dot_product_attention, "attention", ragged=sdpa, source=_source)
+define(F.scaled_dot_product_attention, "attention", ragged=sdpa)
