@@ -33,9 +33,8 @@ from typing import TextIO
 import torch
 
 from . import __version__
-from .compile._torch.probes import PROBES as COMPILE_PROBES
-from .core.probes import FEATURES
-from .core.probes import PROBES as CORE_PROBES
+from .compile._torch import probes as compile_probes
+from .core import probes as core_probes
 
 EXTRAS = {
     "io": ("safetensors",),
@@ -99,9 +98,9 @@ def findings() -> Iterator[Finding]:
     yield Finding("threads", True, text)
     for extra in EXTRAS:
         yield find_extra(extra)
-    for name, holds in (*CORE_PROBES, *COMPILE_PROBES):
+    for name, holds in (*core_probes.PROBES, *compile_probes.PROBES):
         yield find_probe(name, holds)
-    for name, has in FEATURES:
+    for name, has in (*core_probes.FEATURES, *compile_probes.FEATURES):
         yield Finding("torch may", has() or None, name)
     yield find_compile("cpu")
     if torch.cuda.is_available():

@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 import types
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 from expecttest import TestCase
@@ -34,7 +34,7 @@ def one(name: str, x: Any) -> str:
         return f"{name}/"
     if isinstance(x, type):
         return f"class {name}" + ("" if issubclass(x, Exception) else signature(x))
-    return f"{name}{signature(x)}" if callable(x) else name
+    return f"{name}{signature(x)}" if callable(x) and get_origin(x) is None else name
 
 
 SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.nn", "tdc.ops", "tdc.optim", "tdc.testing")
@@ -206,7 +206,7 @@ varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0
 class Average(init, update)
 class Optimizer(init, update)
 Rate
-Schedule(...)
+Schedule
 class Transform(init, update)
 adam(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0)
 adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01)

@@ -12,10 +12,7 @@ import torch
 
 from tdc.compile import backend, counted, export, load, report
 from tdc.compile._torch import probes
-from tdc.compile._torch.inductor import asks_no_example
-from tdc.compile._torch.probes import PROBES
-
-OLD = torch.__version__.startswith("2.11.")
+from tdc.compile._torch.probes import FEATURES, PROBES
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +22,12 @@ def new_dynamo():
 
 @pytest.mark.parametrize("holds", [pytest.param(holds, id=name) for name, holds in PROBES])
 def test_torch_does_what_we_rely_on(holds: Callable[[], bool]):
-    assert holds() is not (OLD and holds is asks_no_example)
+    assert holds()
+
+
+@pytest.mark.parametrize("has", [pytest.param(has, id=name) for name, has in FEATURES])
+def test_feature(has: Callable[[], bool]):
+    assert has() or torch.__version__ < "2.13"
 
 
 def test_probes_can_fail(monkeypatch):
@@ -46,7 +48,7 @@ def test_probes_can_fail(monkeypatch):
         "graph breaks counted",
         "transforms seen",
         "ids of compiles",
-    } | ({"Inductor free of the example"} if OLD else set())
+    }
 
 
 def test_kernels_are_counted_and_read():

@@ -15,6 +15,7 @@ from harness import case_of, check, check_gap
 
 import tdc
 from tdc.core.errors import UnsupportedError
+from tdc.core.probes import traces_quantile
 from tdc.core.rules import DISPATCH, IMPLS, MODES, Rule
 from tdc.ops import RULES
 from tdc.testing.conformance import CHECKS
@@ -60,7 +61,8 @@ def test_families_are_files_of_operations():
 @pytest.mark.parametrize("mode", CHECKS)
 def test_every_row_is_sampled_in_every_mode(mode: str):
     bare = [title(rule) for rule in LIVE if not any(mode in sample.modes for sample in samples(rule))]
-    assert not bare, f"no sample for mode {mode}: " + ", ".join(bare)
+    lost = ["quantile", "nanquantile"] if mode in ("compile", "export") and not traces_quantile() else []
+    assert bare == lost, f"no sample for mode {mode}: " + ", ".join(bare)
 
 
 def test_labels_differ_within_a_row():

@@ -4,7 +4,7 @@
 
 Each is a function without arguments that returns whether it holds; one that raises does not. They compile nothing with
 Inductor, and take a few seconds in all, most of it to load Dynamo and Inductor. What they ask is what would degrade
-without an error: a mark that marks nothing, a log that nobody writes to.
+without an error: a mark that marks nothing, a log that nobody writes to. `FEATURES` are what older versions lack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from tdc.compile._torch.dynamo import (
 from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
-from tdc.compile._torch.tracing import at_trace_time, innermost_transform, is_batched, trace_outside
+from tdc.compile._torch.tracing import (
+    at_trace_time,
+    innermost_transform,
+    is_batched,
+    scan_copies_gradients,
+    trace_outside,
+)
 from tdc.core.dynamo import load, mark_dynamic
 
 Fn = Callable[..., Any]
@@ -172,7 +178,10 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("transforms seen", sees_transforms),
     ("trace of guards and recompiles", hears_trace),
     ("sizes 0 and 1 exported as any", frees_sizes),
-    ("Inductor free of the example", asks_no_example),
     ("Inductor's settings and caches", sets_inductor),
     ("Inductor's counters", counts_kernels),
+)
+FEATURES: tuple[tuple[str, Callable[[], bool]], ...] = (
+    ("Inductor free of the example", asks_no_example),
+    ("gradients of scan copied", scan_copies_gradients),
 )
