@@ -316,7 +316,8 @@ def check(row: Row, mode: str) -> list[str]:
         batch = Batch(lengths, row.operands)
         differ = compare(row, module, call, batch, mode != "compiled" and row.differentiable)
         wrong += [f"lengths {lengths}: {text}" for text in differ]
-    if isinstance(call, counted) and call.counts.compiles != 1:
+    odd = row.name == "max_pool1d" and torch.__version__ < "2.12"  # as in test_conv.py
+    if isinstance(call, counted) and call.counts.compiles != 1 + odd:
         wrong.append(f"{call.counts.compiles} graphs for {len(BATCHES)} batches")
     return wrong
 

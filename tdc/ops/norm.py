@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
+from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -95,6 +96,12 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     return dim
 
 
+def rms_norm_traced(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """What Dynamo traces in place of `F.rms_norm`, in which it breaks where there is no weight (torch 2.11)."""
+    return torch.rms_norm(input, normalized_shape, weight, eps)
+
+
+trace_as(F.rms_norm, rms_norm_traced)
 positionwise(F.layer_norm, "norm", check_normalized, fill=ascending)
 positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
