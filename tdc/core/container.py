@@ -37,7 +37,7 @@ from tdc.core.rules import (
     method_of,
     name_of,
 )
-from tdc.core.signatures import bind
+from tdc.core.signatures import run_named
 from tdc.core.slow_paths import BLOCKS, watched
 from tdc.core.typing import Op
 
@@ -59,8 +59,7 @@ class Container(Frozen):
         row = row_of(func, cls, types)
         if not kwargs:
             return getattr(ROWS, row)(*args)
-        args, kwargs = bind(row, func, args, kwargs)
-        return getattr(ROWS, row)(*args, **kwargs)
+        return run_named(row, func, args, kwargs)
 
     if TYPE_CHECKING:  # what every container has of its own; operations are in the stubs beside the containers
 
@@ -141,8 +140,7 @@ def as_method(op: Op, name: str) -> Op:
         row = row_of(op, cls)
         if not kwargs:
             return getattr(ROWS, row)(self, *args)
-        args, kwargs = bind(row, spelled, (self, *args), kwargs)
-        return getattr(ROWS, row)(*args, **kwargs)
+        return run_named(row, spelled, (self, *args), kwargs)
 
     spelled: Op = getattr(torch.Tensor, name, op)
     method.__name__ = method.__qualname__ = name

@@ -176,12 +176,7 @@ def without_vmap(condition: Tensor) -> Tensor:
     return condition
 
 
-def as_is(condition: Tensor) -> Tensor:
-    """What Dynamo traces in place of `without_vmap`."""
-    return condition
-
-
-trace_as(without_vmap, as_is)
+trace_as(without_vmap, lambda condition: condition)
 
 
 def program_stack() -> traceback.StackSummary:

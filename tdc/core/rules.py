@@ -84,7 +84,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
     method: Any = method_of(rule.op)
     IMPLS[row] = rule.impl
     if rule.op in SELF_SECOND:
-        IMPLS[row + METHOD] = self_second(rule.impl)
+        IMPLS[row + METHOD] = swapped(rule.impl)
         table.setdefault(getattr(torch.Tensor, rule.name), row + METHOD)
     operator = TENSOR_OPERATORS.get(rule.op)
     for op in (rule.op, method, operator, *aliases):
@@ -123,21 +123,12 @@ def define(
 
 
 def swapped(impl: Op) -> Op:
-    """An implementation that takes its two operands the other way round."""
+    """An implementation that takes its first two operands the other way round."""
 
-    def reflected(a: Any, b: Any) -> Any:
-        return impl(b, a)
-
-    return reflected
-
-
-def self_second(impl: Op) -> Op:
-    """An implementation as the method calls it, whose object is the second argument."""
-
-    def method(x: Any, first: Any, *others: Any) -> Any:
+    def run(x: Any, first: Any, *others: Any) -> Any:
         return impl(first, x, *others)
 
-    return method
+    return run
 
 
 def unsupported(

@@ -20,7 +20,7 @@ import torch
 
 from tdc.core.dynamo import constant, own_name, schemas
 from tdc.core.errors import DtypeError, UnsupportedError, message
-from tdc.core.rules import IMPLS, SELF_SECOND, name_of
+from tdc.core.rules import IMPLS, ROWS, SELF_SECOND, name_of
 from tdc.core.typing import Op
 
 Form = tuple[tuple[str, bool], ...]  # the parameters that a function takes: their names, and whether by position, too
@@ -30,8 +30,8 @@ FREE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWO
 KNOWN: dict[tuple[str, Op, int, tuple[str, ...]], Renaming | None] = {}
 
 
-def bind(row: str, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call of `op` as the row takes them.
+def run_named(row: str, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a row gives for a call of `op` with keywords.
 
     Raises:
         DtypeError: `op` has no such argument.
@@ -42,9 +42,10 @@ def bind(row: str, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
             raise UnsupportedError(message(op, "no out=", "out=", hint="use the returned object"))
         kwargs = {name: a for name, a in kwargs.items() if name != "out"}
     plan = renaming(row, op, len(args), tuple(kwargs))
-    if plan is None:
-        return args, kwargs
-    return (*args, *[kwargs[name] for name in plan[0]]), {own: kwargs[name] for name, own in plan[1]}
+    if plan is not None:
+        args = (*args, *[kwargs[name] for name in plan[0]])
+        kwargs = {own: kwargs[name] for name, own in plan[1]}
+    return getattr(ROWS, row)(*args, **kwargs)
 
 
 @constant

@@ -84,8 +84,5 @@ def noting(name: str, impl: Op) -> Op:
         finally:
             OPERATION.reset(token)
 
-    def run_traced(*args: Any, **kwargs: Any) -> Any:
-        return impl(*args, **kwargs)
-
-    trace_as(run, run_traced)
+    trace_as(run, lambda *args, **kwargs: impl(*args, **kwargs))
     return run
