@@ -116,7 +116,7 @@ class Names:
 
 
 def outputs(program: Any, names: Names) -> list[Output]:
-    """The flat results; refuses those that are neither tensors nor constants."""
+    """The flat results. Raises UnsupportedError where one is neither a tensor nor a constant."""
     values = {n.name: n.meta.get("val") for n in program.graph.nodes}
     found = []
     for spec in [s for s in program.graph_signature.output_specs if s.kind.name in ("USER_OUTPUT", "LOSS_OUTPUT")]:

@@ -91,10 +91,8 @@ def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> TdcE
     hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
     got = f"{len(wrong)} keys that differ" if wrong else "others"
     hint = hint if wrong else first_line(error)
-    places = {show(p): [v.device for v in group] for p, group in together(op_name(join), *tds)}
-    apart = {
-        p: " and ".join([f"{d}" for d in dict.fromkeys(found)]) for p, found in places.items() if len({*found}) > 1
-    }
+    devices = {show(p): dict.fromkeys([f"{v.device}" for v in group]) for p, group in together(op_name(join), *tds)}
+    apart = {p: " and ".join(found) for p, found in devices.items() if len(found) > 1}
     if apart:
         expected, hint = "leaves on one device for each key", "td.to(device) of one of them"
         return StructureError(message(join, expected, f"{len(apart)} that differ", apart, hint))

@@ -126,7 +126,7 @@ def scatter_rule(op: Op) -> Op:
 
 
 def into(x: Tensor, rows: Any) -> Tensor:
-    """A dense tensor with the elements of a batch, which has no longer rows, in place of its own."""
+    """A dense tensor with the elements of a batch in place of its own; it is as wide as the longest row, or wider."""
     sizes = [x.shape[r] for r in rows.ragged_dims]
     padded = rows.to_padded() if isinstance(rows, NestedTensor) else rows
     wide = build_masked(grown(padded, sizes), padded.lengths, padded.ragged_dims, padded.batch_dim)
