@@ -126,6 +126,8 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, given: argparse.N
         mapped = (map_leaves if kind == "tensordict" else partial(map_sample, kind=kind, fill=given.fill))(
             op, column, form
         )
+        if kind == "tensordict" and op.name in ("all", "any") and pooled(op, mapped):
+            raise NotMapped("asks for one answer of all leaves")
         fn, mapped = spelled(op, mapped, given.spelling)
         want = (
             pool(op, mapped, form.ragged)
