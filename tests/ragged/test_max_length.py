@@ -71,3 +71,16 @@ def test_a_rectangle_that_varies_along_one_of_two_ragged_dims():
     x = tdc.pack(rows, ragged_dim=(1, 2))
     for batch in (x, NestedTensor(x.values, x.offsets, shapes=x.sizes)):
         assert_rows(batch * y, [rows[0] * y[0], rows[1] * y[1, :, :1]])
+
+
+def test_a_graph_of_a_slice_that_leaves_nothing():
+    """The first rows are all too short, so that the hint of the longest row is 0."""
+
+    def run(x: Any) -> Any:
+        return x[:, 3:].to_padded().data
+
+    compiled = tdc.compile.counted(run, backend="aot_eager")
+    for lengths in ((3, 1), (6, 2, 1), (2, 2, 2, 2), (9, 1)):
+        x = tdc.pack([torch.rand(n, 2) for n in lengths])
+        assert torch.equal(compiled(x), run(x))
+    assert compiled.counts.compiles == 2
