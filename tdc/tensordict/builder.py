@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from tdc.core.errors import ImmutableError, message
-from tdc.core.keys import as_path, missing_key
+from tdc.core.keys import as_path
 from tdc.core.typing import NestedKey
 from tdc.tensordict.leaf import unwrap
-from tdc.tensordict.mapping import Keyed
+from tdc.tensordict.mapping import Keyed, existing_path
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.storage import Leaves, absorb, check_leaves, put_all, remove, retype
 
@@ -65,22 +65,15 @@ class Builder:
         put_all(self._leaves, self._nodes, new_leaves, new_nodes)
 
     def __getitem__(self, key: NestedKey) -> Any:
-        td, path = unfinished(self), as_path(key, "mutate")
+        td, path = unfinished(self), existing_path(self, "mutate", key)
         if path in self._leaves:
             return unwrap(self._leaves[path])
-        entry = self._nodes.get(path)
-        if type(entry) is Static:
-            return entry.value
-        if entry is None:
-            raise missing_key("mutate", path, [*self._leaves, *self._nodes])
-        return td._with(dict(self._leaves), dict(self._nodes))[path]
+        entry = self._nodes[path]
+        return entry.value if type(entry) is Static else td._with(dict(self._leaves), dict(self._nodes))[path]
 
     def __delitem__(self, key: NestedKey) -> None:
         unfinished(self)
-        path = as_path(key, "mutate")
-        if path not in self._leaves and path not in self._nodes:
-            raise missing_key("mutate", path, [*self._leaves, *self._nodes])
-        remove(self._leaves, self._nodes, path)
+        remove(self._leaves, self._nodes, existing_path(self, "mutate", key))
 
     def __contains__(self, key: NestedKey) -> bool:
         path = as_path(key, "mutate")

@@ -18,8 +18,7 @@ from tdc.core.errors import show_sizes, sizes_of
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
 from tdc.tensordict.nodes import Nodes, Static, Typed
-from tdc.tensordict.paths import top_keys
-from tdc.tensordict.storage import Leaves, node_size, subtree
+from tdc.tensordict.storage import Leaves, children
 
 Fields = Iterable[tuple[str, Any]]
 COLUMNS = ("kind", "shape", "dtype", "device", "bytes")
@@ -90,14 +89,14 @@ def row_html(key: str, fields: Iterable[tuple[str, str]]) -> str:
 
 
 def leaf_html(key: str, x: Any) -> str:
-    """One leaf as a list item: key, kind, shape, dtype, device, bytes."""
+    """One leaf: key, kind, shape, dtype, device, bytes."""
     size = bytes_text(bytes_of([x])) if tensors_of(x) else ""
-    return f"<li>{row_html(key, zip(COLUMNS, (*cells(x), size), strict=True))}</li>"
+    return row_html(key, zip(COLUMNS, (*cells(x), size), strict=True))
 
 
-def static_html(key: str, value: Any) -> str:
-    """One static value as a list item."""
-    return f"<li>{row_html(key, [('kind', 'Static'), ('value', shortened(repr(value)))])}</li>"
+def static_html(key: str, entry: Static) -> str:
+    """One static value."""
+    return row_html(key, [("kind", "Static"), ("value", shortened(repr(entry.value)))])
 
 
 def tree_html(key: str, fields: Iterable[tuple[str, str]], items: Iterable[str], opened: bool) -> str:
@@ -106,23 +105,12 @@ def tree_html(key: str, fields: Iterable[tuple[str, str]], items: Iterable[str],
     return f"<details{' open' * opened}>{head}<ul>{''.join(items)}</ul></details>"
 
 
-def page_html(tree: str) -> str:
-    """The tree of the root, with a style that it can do without."""
-    return f'<div class="tdc"><style>{STYLE}</style>{tree}</div>'
-
-
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
     """A tree as the RFC prints it, keys sorted."""
     fields: list[tuple[str, Any]] = []
-    for key in sorted(top_keys([*leaves, *nodes])):
-        if key in leaves:
-            fields.append((key, leaves[key]))
-            continue
-        if type(nodes[key]) is Static:
-            fields.append((key, static_text(nodes[key].value)))
-            continue
-        found, inner, extra = subtree(leaves, nodes, key)
-        fields.append((key, node_text(found, inner, node_size(found, size, extra), device, indent + " " * 8)))
+    for key, entry, inner in sorted(children(leaves, nodes, size), key=lambda child: child[0]):
+        value = static_text(entry.value) if type(entry) is Static else entry
+        fields.append((key, value if inner is None else node_text(*inner, device=device, indent=indent + " " * 8)))
     shared = bool(leaves) and all([is_shared(x) for x in leaves.values()])
     return tree_text(title(nodes), fields, size, device, shared, indent)
 
@@ -136,16 +124,10 @@ def title(nodes: Nodes) -> str:
 def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None = None) -> str:
     """A tree as nested `<details>`, keys in insertion order: that of a named inner node, or the page of the root."""
     items: list[str] = []
-    for key in top_keys([*leaves, *nodes]):
-        if key in leaves:
-            items.append(leaf_html(key, leaves[key]))
-            continue
-        if type(nodes[key]) is Static:
-            items.append(static_html(key, nodes[key].value))
-            continue
-        found, inner, extra = subtree(leaves, nodes, key)
-        items.append(f"<li>{node_html(found, inner, node_size(found, size, extra), key)}</li>")
+    for key, entry, inner in children(leaves, nodes, size):
+        row = static_html if type(entry) is Static else leaf_html
+        items.append(f"<li>{row(key, entry) if inner is None else node_html(*inner, name=key)}</li>")
     sizes, count = f"batch_size={sizes_text(size)}", bytes_text(bytes_of(leaves.values()))
     fields = [("kind", title(nodes) if name is not None else ""), ("shape", sizes), ("bytes", count)]
     tree = tree_html(title(nodes) if name is None else name, fields, items, name is None or len(leaves) <= MANY)
-    return page_html(tree) if name is None else tree
+    return f'<div class="tdc"><style>{STYLE}</style>{tree}</div>' if name is None else tree

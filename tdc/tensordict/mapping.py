@@ -368,7 +368,7 @@ def class_at(td: Keyed, path: KeyPath) -> Any:
     return Static if type(td._nodes.get(path)) is Static else td.get(path).__class__
 
 
-def existing_path(td: Keyed, op: OpName, key: NestedKey) -> KeyPath:
+def existing_path(td: Any, op: OpName, key: NestedKey) -> KeyPath:
     """The path of a key that is there."""
     path = key if type(key) is str else as_path(key, op)
     if path not in td._leaves and path not in td._nodes:

@@ -20,11 +20,6 @@ from tdc.tensordict.summary import summary
 from tdc.tensordict.tensordict import TensorDict
 
 
-def batch_dims(td: TensorDict) -> int:
-    """Number of batch dims, as `td.ndim`."""
-    return len(td._size)
-
-
 def dtype(td: TensorDict) -> torch.dtype | None:
     """The dtype of all leaves; None where they differ, or where there are none."""
     found = {leaf.dtype for leaf in td._leaves.values()}
@@ -36,25 +31,15 @@ def depth(td: TensorDict) -> int:
     return max([depth_of(path) - 1 for path in [*td._leaves, *[p for p in td._nodes if p != ()]]], default=0)
 
 
-def all_on(td: TensorDict, device_type: str) -> bool:
-    """Whether all leaves are on devices of one type. Without leaves the TensorDict's own device counts."""
-    found = {device.type for device in [leaf.device for leaf in td._leaves.values()] if device is not None}
-    return (found or {td._device.type if td._device is not None else ""}) == {device_type}
+def all_on(device_type: str) -> Callable[[TensorDict], bool]:
+    """A property: whether all leaves are on devices of one type."""
 
+    def get(td: TensorDict) -> bool:
+        found = {device.type for device in [leaf.device for leaf in td._leaves.values()] if device is not None}
+        return (found or {td._device.type if td._device is not None else ""}) == {device_type}
 
-def is_cpu(td: TensorDict) -> bool:
-    """Whether all leaves are in the memory of the host."""
-    return all_on(td, "cpu")
-
-
-def is_cuda(td: TensorDict) -> bool:
-    """Whether all leaves are on CUDA devices."""
-    return all_on(td, "cuda")
-
-
-def is_meta(td: TensorDict) -> bool:
-    """Whether all leaves are without data, on the meta device."""
-    return all_on(td, "meta")
+    get.__doc__ = f"Whether all leaves are on {device_type} devices. Without leaves the TensorDict's own device counts."
+    return get
 
 
 def is_empty(td: TensorDict) -> bool:
@@ -74,8 +59,8 @@ def imag(td: TensorDict) -> TensorDict:
 
 METHODS: dict[str, Callable[..., Any]] = {"is_empty": is_empty, "map": map_of, "summary": summary}
 PROPERTIES: dict[str, Callable[[TensorDict], Any]] = {
-    "at": at_of, "batch_dims": batch_dims, "depth": depth, "dtype": dtype, "imag": imag, "is_cpu": is_cpu,
-    "is_cuda": is_cuda, "is_meta": is_meta, "real": real,
+    "at": at_of, "depth": depth, "dtype": dtype, "imag": imag, "is_cpu": all_on("cpu"), "is_cuda": all_on("cuda"),
+    "is_meta": all_on("meta"), "real": real,
 }  # fmt: skip
 
 for _name, _member in (METHODS | {n: read_only(n, property(get)) for n, get in PROPERTIES.items()}).items():

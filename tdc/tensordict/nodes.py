@@ -135,11 +135,6 @@ def name_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def static_from(data: Any) -> Static:
-    """A static value from the JSON data of a context."""
-    return Static(tuples_of(data))
-
-
 def typed_from(data: Any) -> Typed:
     """The entry of a tensorclass from the JSON data of a context."""
     name, extra = data
@@ -149,5 +144,5 @@ def typed_from(data: Any) -> Typed:
     return Typed(extra, TYPES[name])
 
 
-register_entry(Static, "static", lambda entry: lists_of(entry.value), static_from)
+register_entry(Static, "static", lambda entry: lists_of(entry.value), lambda data: Static(tuples_of(data)))
 register_entry(Typed, "type", lambda entry: [name_of(entry.cls), entry.extra], typed_from)

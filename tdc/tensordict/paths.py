@@ -101,10 +101,8 @@ def subtable_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
     first, count = span(tuple(table), node)
     if first < 0:
         return from_node(below(table, node), node)
-    last = first + count
-    return from_node(
-        {p: x for p, x in zip(list(table)[first:last], list(table.values())[first:last], strict=True)}, node
-    )
+    run = slice(first, first + count)
+    return from_node({p: x for p, x in zip(list(table)[run], list(table.values())[run], strict=True)}, node)
 
 
 trace_as(subtable, subtable_traced)

@@ -212,9 +212,8 @@ def not_a_leaf(value: Any, path: KeyPath) -> DtypeError:
     """The error for a value that cannot be a leaf."""
     at = {show(path): type(value).__name__}
     hint = "Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes"
-    return DtypeError(
-        message("TensorDict", "tensors, arrays, numbers or mappings", "a value of another type", at, hint)
-    )
+    expected = "tensors, arrays, numbers or mappings"
+    return DtypeError(message("TensorDict", expected, "a value of another type", at, hint))
 
 
 def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hint: str = "") -> None:
@@ -228,9 +227,8 @@ def check_leaves(op: OpName, leaves: Leaves, nodes: Nodes, size: torch.Size, hin
         if misfits:
             wrong = {show(p): describe(leaves[p]) for p in misfits}
             hint = hint or "give the batch size that all leaves share, or reshape the leaf"
-            raise ShapeError(
-                message(op, f"leaves of shape {show_sizes([*size, '...'])}", f"{len(wrong)} that differ", wrong, hint)
-            )
+            expected = f"leaves of shape {show_sizes([*size, '...'])}"
+            raise ShapeError(message(op, expected, f"{len(wrong)} that differ", wrong, hint))
     if any_extra(nodes):
         check_extra(op, leaves, nodes, k)
 
@@ -250,10 +248,8 @@ def same_keys(op: OpName, first: Any, *others: Any) -> None:
             here, there = set(first._leaves), set(other._leaves)
             wrong = [f"{show(p)}: only in operand 0" for p in ordered(here - there)]
             wrong += [f"{show(p)}: only in operand {i}" for p in ordered(there - here)]
-            hint = "select the keys they share first"
-            raise StructureError(
-                message(op, "TensorDicts with the same keys", f"{len(wrong)} that differ", wrong, hint)
-            )
+            got, hint = f"{len(wrong)} that differ", "select the keys they share first"
+            raise StructureError(message(op, "TensorDicts with the same keys", got, wrong, hint))
         if nodes_differ(first._nodes, other._nodes):
             check_statics(op, first, other)
 
@@ -328,17 +324,13 @@ def check_extra(op: OpName, leaves: Leaves, nodes: Nodes, k: int) -> None:
     for node, entry in nodes.items():
         extra = extra_of(entry)
         own = below(leaves, node) if extra else {}
-        sizes = [x.shape[: k + extra] for x in own.values()]
-        wrong = {
-            show(p): describe(x)
-            for (p, x), z in zip(own.items(), sizes, strict=True)
-            if z != sizes[0] or len(z) < k + extra
-        }
+        sizes = {p: x.shape[: k + extra] for p, x in own.items()}
+        first = [*sizes.values(), None][0]
+        wrong = {show(p): describe(own[p]) for p, z in sizes.items() if z != first or len(z) < k + extra}
         if wrong:
             expected = f"leaves that share {k + extra} batch dims below {show(node)!r}"
-            raise ShapeError(
-                message(op, expected, f"{len(wrong)} that differ", wrong, "give the inner TensorDict fewer batch dims")
-            )
+            hint = "give the inner TensorDict fewer batch dims"
+            raise ShapeError(message(op, expected, f"{len(wrong)} that differ", wrong, hint))
 
 
 def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes, int]:
@@ -357,6 +349,19 @@ def node_size(leaves: Leaves, batch_size: Any, extra: int) -> Any:
     for leaf in leaves.values() if extra and isinstance(batch_size, torch.Size) else ():
         return leaf.shape[: len(batch_size) + extra]
     return batch_size
+
+
+def children(leaves: Leaves, nodes: Nodes, size: Any) -> list[tuple[str, Any, Any]]:
+    """What lies directly below the root, in insertion order: each key, what is there, and of an inner node its leaves,
+    nodes and batch size; None of a leaf or a static value."""
+    found: list[tuple[str, Any, Any]] = []
+    for key in top_keys([*leaves, *nodes]):
+        entry, inner = leaves[key] if key in leaves else nodes[key], None
+        if key not in leaves and type(entry) is not Static:
+            below_it, inner_nodes, extra = subtree(leaves, nodes, key)
+            inner = below_it, inner_nodes, node_size(below_it, size, extra)
+        found.append((key, entry, inner))
+    return found
 
 
 def shape_of(x: Any) -> Any:

@@ -15,8 +15,8 @@ from tdc.core.typing import KeyPath
 from tdc.tensordict.display import cells, sizes_text, static_text, title
 from tdc.tensordict.nbytes import bytes_of, bytes_text, nbytes, param_count, tensors_of
 from tdc.tensordict.nodes import Nodes, Static
-from tdc.tensordict.paths import depth, join, top_keys
-from tdc.tensordict.storage import Leaves, is_tensordict, node_size, subtree
+from tdc.tensordict.paths import depth, join
+from tdc.tensordict.storage import Leaves, children, is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 HEAD = ("key", "kind", "shape", "dtype", "device", "bytes")
@@ -113,15 +113,14 @@ def summary(td: TensorDict) -> Summary:
 def rows_of(prefix: KeyPath, leaves: Leaves, nodes: Nodes, size: Any) -> list[Row]:
     """Rows of a node and of everything in it, in insertion order."""
     rows = [Row(prefix, title(nodes), sizes_text(size), "", "", bytes_of(leaves.values()))]
-    for key in top_keys([*leaves, *nodes]):
-        path, leaf, entry = join(prefix, key), leaves.get(key), nodes.get(key)
-        if leaf is not None:
-            rows.append(Row(path, *cells(leaf), bytes_of([leaf]) if tensors_of(leaf) else None))
+    for key, entry, inner in children(leaves, nodes, size):
+        path = join(prefix, key)
+        if inner is not None:
+            rows += rows_of(path, *inner)
         elif type(entry) is Static:
             rows.append(Row(path, static_text(entry.value, 32), "", "", "", None))
         else:
-            found, inner, extra = subtree(leaves, nodes, key)
-            rows += rows_of(path, found, inner, node_size(found, size, extra))
+            rows.append(Row(path, *cells(entry), bytes_of([entry]) if tensors_of(entry) else None))
     return rows
 
 

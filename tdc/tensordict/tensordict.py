@@ -137,6 +137,8 @@ class TensorDict(Operations):
         """Number of batch dims."""
         return len(self._size)
 
+    batch_dims = ndim
+
     def dim(self) -> int:
         """Number of batch dims."""
         return len(self._size)
@@ -151,9 +153,8 @@ class TensorDict(Operations):
 
     def __len__(self) -> int:
         if not self._size:
-            raise DtypeError(
-                message("len", "at least one batch dim", "batch_size=[]", hint="len(td.keys()) counts keys")
-            )
+            hint = "len(td.keys()) counts keys"
+            raise DtypeError(message("len", "at least one batch dim", "batch_size=[]", hint=hint))
         return self._size[0]
 
     def __iter__(self) -> Iterator[TensorDict]:
@@ -262,9 +263,7 @@ class TensorDict(Operations):
     def _with(self, leaves: Leaves, nodes: Nodes, size: Any = None) -> TensorDict:
         if nodes and () in nodes:
             return build_td(leaves, nodes, self._size if size is None else size, self._device)
-        td = object.__new__(
-            TensorDict
-        )  # as `build_td`, without the call: this is all that a write costs beside its dict
+        td = object.__new__(TensorDict)  # as `build_td`, without the call: all that a write costs beside its dict
         td._leaves = leaves
         td._nodes = nodes
         td._size = self._size if size is None else size
@@ -293,9 +292,7 @@ class TensorDict(Operations):
 
     def with_device(self, device: Any) -> TensorDict:
         """With leaves on `device` from here on; None lets them stay anywhere."""
-        return (
-            build_td(self._leaves, self._nodes, self._size, None) if device is None else self.to(torch.device(device))
-        )
+        return build_td(self._leaves, self._nodes, self._size) if device is None else self.to(torch.device(device))
 
     def mutate(self) -> Builder:
         """A builder, for a loop that sets many keys: `m[key] = value`, `del m[key]`, then `m.finish()`."""
@@ -304,7 +301,7 @@ class TensorDict(Operations):
     @property
     def grad(self) -> TensorDict:
         """Gradients of the leaves that have one."""
-        return self.apply(grad_of)
+        return self.apply(lambda leaf: getattr(leaf, "grad", None))
 
     @property
     def requires_grad(self) -> bool:
@@ -313,7 +310,7 @@ class TensorDict(Operations):
 
     def pin_memory(self) -> TensorDict:
         """With leaves in page-locked memory, from which a copy to a GPU need not wait."""
-        return self.apply(pinned)
+        return self.apply(lambda leaf: leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf)
 
     def share_memory(self) -> TensorDict:
         """With leaves in memory that other processes share; leaves that are there already stay."""
@@ -326,9 +323,8 @@ class TensorDict(Operations):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         spelling = f"td = td.set({key!r}, value)" if is_key(key) else "td = td.at[index].set(value)"
-        raise ImmutableError(
-            message("TensorDict", "no assignment, TensorDicts are immutable", "td[...] = value", hint=spelling)
-        )
+        expected = "no assignment, TensorDicts are immutable"
+        raise ImmutableError(message("TensorDict", expected, "td[...] = value", hint=spelling))
 
     def __delitem__(self, key: Any) -> None:
         got, spelling = f"del td[{key!r}]", f"td = td.delete({key!r})"
@@ -349,16 +345,6 @@ def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device
     if typed:
         td._fill()
     return td
-
-
-def grad_of(leaf: Any) -> Any:
-    """The gradient of a leaf; None where it has none."""
-    return getattr(leaf, "grad", None)
-
-
-def pinned(leaf: Any) -> Any:
-    """A leaf in page-locked memory, where it can be."""
-    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
 
 
 def shared(leaf: Any) -> Any:
@@ -407,13 +393,8 @@ def flatten(td: Any) -> tuple[list[Any], Any]:
     paths, k = tuple(ordered(leaves)), len(size)
     ranks = tuple([len(leaves[p].shape) - k for p in paths])
     device = None if td._device is None else str(td._device)
-    return [unwrap(leaves[p]) for p in paths], (
-        paths,
-        ranks,
-        tuple([(p, td._nodes[p]) for p in ordered(td._nodes)]),
-        device,
-        None if paths else tuple(size),
-    )
+    nodes = tuple([(p, td._nodes[p]) for p in ordered(td._nodes)])
+    return [unwrap(leaves[p]) for p in paths], (paths, ranks, nodes, device, None if paths else tuple(size))
 
 
 def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
