@@ -26,10 +26,9 @@ from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
+from tdc.ops.reduction import finite
 from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, resized, spatial
-from tdc.ragged.masked import require_same_lengths
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.structure import require_same
+from tdc.ragged.storage import require_alike
 
 
 def window(n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
@@ -202,7 +201,7 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
         x, found = p.data, own_positions(p)
         for dim, position, inside in todo:
             parts = taken(x, dim, position)
-            parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), lowest(x.dtype))
+            parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), finite(-math.inf, x.dtype))
             out, which = parts.max(2)
             x = out.movedim(1, dim)
             found = taken(found, dim, position).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
@@ -219,11 +218,6 @@ def own_positions(p: Planes) -> Tensor:
     return plane_positions(index, p.sizes, width).expand(p.data.shape)
 
 
-def lowest(dtype: torch.dtype) -> float:
-    """The identity of a maximum."""
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
 def max_unpool(op: Op, n: int) -> Op:
     """The rule of max_unpool in n dims; rows are as large as windows without overlap make them."""
 
@@ -235,15 +229,11 @@ def max_unpool(op: Op, n: int) -> Op:
             raise UnsupportedError(message(op, "no output_size", "one size for rows of different sizes", hint=hint))
         if type(indices) is not type(input) or fixed_sizes(indices) != fixed_sizes(input):
             raise ShapeError(message(op, f"indices as max_pool gave them for {describe(input)}", describe(indices)))
-        if isinstance(input, NestedTensor):
-            require_same(input.structure, indices.structure, op)
-        else:
-            require_same_lengths(input, indices, op)
+        require_alike(op, input, indices)
         columns = zip(*[each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding)], strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
-        p = planes(input, n, op, spans, kernel_text(each(kernel_size, n)))
-        index = planes(indices, n, op, spans, kernel_text(each(kernel_size, n))).data
-        return resized(p, scattered(op, p, index, spans), spans)
+        p, index = [planes(x, n, op, spans, kernel_text(each(kernel_size, n))) for x in (input, indices)]
+        return resized(p, scattered(op, p, index.data, spans), spans)
 
     return rule
 

@@ -211,6 +211,5 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
 spatial(F.interpolate, interpolate, None, "resample")
 spatial(F.unfold, unfold, 2, "resample")
 define(F.grid_sample, "resample", ragged=grid_sample)
-RAGGED = ("nested", "masked")
 DENSE = "theta that is ragged; it has one matrix for each example"
-unsupported(F.affine_grid, RAGGED, DENSE, family="resample", hint="pass theta as a dense tensor")
+unsupported(F.affine_grid, ["nested", "masked"], DENSE, family="resample", hint="pass theta as a dense tensor")

@@ -28,13 +28,14 @@ from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
+from tdc.ops.positionwise import is_ragged, map_results
 from tdc.ops.rectangle import rectangle, repacked
+from tdc.ops.reduction import finite
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows
 from tdc.ragged.segments import structure_of_sizes, total_of
-
-Ragged = NestedTensor | MaskedBatch
+from tdc.ragged.storage import Ragged, ragged_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +101,15 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
     Raises:
         ShapeError: another layout, or a row that is too short.
     """
-    if not isinstance(x, (NestedTensor, MaskedBatch)):
+    if not is_ragged(x):
         got, hint = describe(x), "weights are common to all rows; the input is the batch"
         raise ShapeError(message(op, "a ragged batch as its input", got, hint=hint))
     if x._batch_dim != 0 or x.ndim != n + 2 or x.ragged_dims[0] < 2:
         expected = f"(B, C, {', '.join(['-1'] * n)}), {n} dim{'s' * (n > 1)} behind channels"
         got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"
         raise ShapeError(message(op, expected, got, hint=hint))
-    if fill < 0 and not x.dtype.is_floating_point:
-        fill = torch.iinfo(x.dtype).min
     ragged = tuple([d - 2 for d in x.ragged_dims])
-    data, lengths = rectangle(x, fill), x.sizes if isinstance(x, NestedTensor) else x.lengths
+    data, lengths = rectangle(x, finite(fill, x.dtype)), ragged_sizes(x)
     first = ragged[0]
     sizes = [
         lengths[:, d - first] if d in ragged else lengths.new_full((lengths.shape[0],), data.shape[d + 2])
@@ -165,17 +164,13 @@ def beside(x: Any, out: Tensor) -> Any:
     return out if isinstance(x, Tensor) else repacked(out, x)
 
 
-def packed_total(x: NestedTensor) -> int:
-    """Packed elements of a batch."""
-    return x.values.shape[x.structure.packed_dim]
-
-
 def total_after(x: NestedTensor, spans: Sequence[Span]) -> int | None:
     """Packed elements of the result where they follow from those of the operand; None where lengths must be read."""
     times: Any = math.prod([span.times for span in spans])
+    total = x.values.shape[x.structure.packed_dim] * times
     if len(spans) == 1:
-        return packed_total(x) * times + x.structure.batch_size * spans[0].add
-    return packed_total(x) * times if all([span.add == 0 for span in spans]) else None
+        return total + x.structure.batch_size * spans[0].add
+    return total if all([span.add == 0 for span in spans]) else None
 
 
 def plane_positions(index: Tensor, own: Sequence[Tensor], width: Sequence[int], back: bool = False) -> Tensor:
@@ -212,19 +207,16 @@ def kernel_text(kernel: Any) -> str:
 
 def is_frames(x: Any, n: int | None) -> bool:
     """Whether examples are sequences of frames `(T, C, *S)`, with n dims in S where that is known."""
-    ragged = isinstance(x, (NestedTensor, MaskedBatch)) and x.ragged_dims == (1,)
-    return ragged and (x.ndim > 3 if n is None else x.ndim == n + 3) and x._batch_dim == 0
+    first = is_ragged(x) and x.ragged_dims == (1,) and x._batch_dim == 0
+    return first and (x.ndim > 3 if n is None else x.ndim == n + 3)
 
 
 def each_frame(run: Op, x: Ragged) -> Any:
     """An operation on all frames of all examples; several results as a tuple."""
     if isinstance(x, NestedTensor):
-        out = run(x.values.movedim(x.structure.packed_dim, 0))
-        return tuple([x.with_values(t) for t in out]) if isinstance(out, tuple) else x.with_values(out)
-    out = run(x.filled(0).flatten(0, 1))
+        return map_results(run(x.values.movedim(x.structure.packed_dim, 0)), x.with_values)
     first = (len(x), x.data.shape[1])
-    parts = [repacked(t.view(*first, *t.shape[1:]), x) for t in (out if isinstance(out, tuple) else (out,))]
-    return tuple(parts) if isinstance(out, tuple) else parts[0]
+    return map_results(run(x.filled(0).flatten(0, 1)), lambda t: repacked(t.view(*first, *t.shape[1:]), x))
 
 
 def spatial(op: Op, impl: Op, n: int | None, family: str, *aliases: Op) -> None:
