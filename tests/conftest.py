@@ -9,6 +9,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False  # before a test imports torch.testing, which locks it: the digits of a CPU
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,6 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER = ((3, 0, 5, 1), (4, 4), (1, 7, 2))
 DEVICE = os.environ.get("TDC_DEVICE", "cpu")  # where operations run; the loop over examples runs on the CPU
 BACKEND = os.environ.get("TDC_BACKEND", "aot_eager")
-torch.backends.cudnn.allow_tf32 = False  # a GPU's convolutions and RNNs to the digits of a CPU's
 GAPS_OF_TORCH = (  # what torch says before a rule of ours can
     "Data dependent operator", "must only return Tensors",  # a Python bool in a graph, and under vmap
     "We do not support batching operators that can output dynamic shape",  # nonzero under vmap
