@@ -106,16 +106,8 @@ def save_weights(package: Path, program: Any) -> dict[str, Any]:
 
 
 def read_weights(source: Any, data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Weights by name.
-
-    Args:
-        source: a TensorDict or mapping, the path of a `.pt` or `.safetensors` file, or None for the file that was
-            written with the package.
-        data: what `save_weights` said, and the folder of the package.
-
-    Raises:
-        FormatError: the file written with the package is not there, or has changed.
-        StructureError: weights of other names, dtypes or shapes than the package takes; every difference is named.
+    """Weights by name, from a TensorDict or mapping, or the path of a `.pt` or `.safetensors` file; None for the file
+    that was written with the package, which must be there unchanged. `data`: what `save_weights` said, and the folder.
     """
     if isinstance(source, (str, os.PathLike)):
         source = tensors_in(Path(source))
@@ -148,7 +140,7 @@ def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
         raise StructureError(message(op, "weights as the function was exported with", got, wrong, hint))
 
 
-def tensors_in(path: Path) -> dict[str, Tensor]:
+def tensors_in(path: Path) -> Any:
     """Tensors by name in a `.safetensors` file, or in one of `torch.save`, nested or flat."""
     if not path.is_file():
         got = f"nothing at {path.name}"
@@ -157,5 +149,4 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return load_file(path)
-    found = torch.load(path, weights_only=True)
-    return {show(p): x for p, x in found._leaves.items()} if is_tensordict(found) else found
+    return torch.load(path, weights_only=True)

@@ -137,16 +137,11 @@ def unbucket(x: T, valid: Tensor) -> T:
     count, real = valid.shape[0], int(valid.sum())
     leaves, spec = pytree.tree_flatten(x, is_leaf=lambda v: isinstance(v, Container))
     plain = [not isinstance(v, (Tensor, Container)) or v.ndim == 0 for v in leaves]
-    wrong = [describe(v) for v, kept in zip(leaves, plain, strict=True) if not kept and size_of(v) != count]
+    wrong = [describe(v) for v, kept in zip(leaves, plain, strict=True) if not kept and len(v) != count]
     if wrong:
         hint = "results over all rows are not split by rows; mask them with valid instead"
         raise ShapeError(message("compile.unbucket", f"{count} rows", f"{len(wrong)} others", wrong, hint))
     return pytree.tree_unflatten([v if kept else v[:real] for v, kept in zip(leaves, plain, strict=True)], spec)
-
-
-def size_of(x: Any) -> int:
-    """Number of rows of a tensor or container."""
-    return x.shape[0] if isinstance(x, Tensor) else x.batch_size[0]
 
 
 def packed_leaves(x: Any) -> bool:
@@ -193,8 +188,7 @@ def repeated(x: Tensor, count: int) -> Tensor:
 def fill_nested(x: NestedTensor, count: int, totals: Sizes, lengths: Sizes | None) -> NestedTensor:
     """Filling rows that share the filling elements evenly."""
     s, n, more = x.structure, x.values.shape[0], count - x.structure.batch_size
-    what = f"{n} packed elements and {more} for filling rows"
-    total = next_size(n + more, totals, "totals", what)
+    total = next_size(n + more, totals, "totals", f"{n} packed elements and {more} for filling rows")
     each = [(total - n) // more + (i < (total - n) % more) for i in range(more)]
     added = torch.tensor(each, device=s.offsets.device)
     offsets = torch.cat([s.offsets, s.offsets[-1:] + added.cumsum(0)])

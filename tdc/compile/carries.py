@@ -40,21 +40,21 @@ class Form:
 
     def join(self, tensors: Sequence[Any]) -> Any:
         """The tree with these tensors."""
-        leaves = list(self.constants)
-        for position, tensor in zip(self.positions, tensors, strict=True):
-            leaves[position] = tensor
-        return pytree.tree_unflatten(leaves, self.spec)
+        return pytree.tree_unflatten(replaced(self.constants, self.positions, tensors), self.spec)
+
+
+def replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """Values with others at some positions."""
+    out = list(values)
+    for position, x in zip(positions, others, strict=True):
+        out[position] = x
+    return out
 
 
 def split(op: str, what: str, tree: Any, *, numbers: bool = True) -> tuple[list[Tensor], Form]:
-    """The tensors of a tree, and its form.
+    """The tensors of a tree, which messages call `what`, and its form; refuses leaves that are no constants either.
 
-    Args:
-        what: what the tree is to the user, for messages: "the carry".
-        numbers: whether Python numbers may be constants; in a loop they would be values that never change.
-
-    Raises:
-        DtypeError: leaves that are neither tensors nor constants; all are named.
+    Without `numbers` Python numbers are no constants: in a loop they would be values that never change.
     """
     leaves, spec = pytree.tree_flatten(tree)
     takes = CONSTANTS + NUMBERS if numbers else CONSTANTS
@@ -72,14 +72,8 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def agree(op: str, before: tuple[str, Any], after: tuple[str, Any], hint: str) -> None:
-    """Two trees have one treedef, equal constants, and tensors of equal dtypes and shapes.
-
-    Args:
-        before, after: what each tree is, and the tree.
-
-    Raises:
-        StructureError: they do not. Both are shown, in full where their keys differ, else the leaves that differ.
-    """
+    """Refuse two trees, each given with what it is, that do not have one treedef, equal constants, and tensors of equal
+    dtypes and shapes. Both are shown, in full where their keys differ, else the leaves that differ."""
     (name_a, a), (name_b, b) = before, after
     leaves_a, spec_a = pytree.tree_flatten(a)
     leaves_b, spec_b = pytree.tree_flatten(b)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.tracing import before_operator, is_batched, loop_operator, refuse_in_scan, trace_outside
-from tdc.compile.carries import agree, moving, split, tensors_of
+from tdc.compile.carries import agree, moving, replaced, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, ends_if_ran, needs_grad, traced
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
@@ -91,8 +91,7 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
             return run
 
         found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple(tensors))
-        for position, x in zip(positions, code.decode(found), strict=True):
-            outs[position] = x
+        outs = replaced(outs, positions, code.decode(found))
     return result.join(outs)
 
 
@@ -143,10 +142,7 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
     refuse_in_scan("while_loop", ref)
 
     def carry_of(flat: Sequence[Tensor]) -> Any:
-        leaves = list(tensors)
-        for position, x in zip(positions, flat, strict=True):
-            leaves[position] = x
-        return form.join(leaves)
+        return form.join(replaced(tensors, positions, flat))
 
     def body(*flat: Tensor) -> tuple[Tensor, ...]:
         out = tensors_of(body_fn(*carry_of(flat)))

@@ -82,16 +82,10 @@ class Entry(NamedTuple):
 
 
 def declared(arguments: Mapping[str, Any], dynamic: Any) -> list[Entry]:
-    """Entries of all arguments, in order.
+    """Entries of all arguments, in order; `arguments` by name, `dynamic` as `tdc.compile.export` takes it.
 
-    Args:
-        arguments: by name, in the order of the flattened arguments.
-        dynamic: as `tdc.compile.export` takes it.
-
-    Raises:
-        KeyPathError: names in `dynamic` that are no argument, key or word; all are named.
-        DtypeError: what stands for a dim is none; all are named.
-        UnsupportedError: arguments that are neither tensors, containers nor constants; all are named.
+    Refuses names in `dynamic` that are no argument, key or word, what stands for a dim and is none, and arguments that
+    are neither tensors, containers nor constants; all are named.
 
     Example:
         >>> import torch
@@ -223,9 +217,16 @@ class Reader:
         bound: Any = wishes[0]
         if extent is not None or not isinstance(bound, Vary) or not has_bounds(bound):
             bound = None
+        ends = rows._replace(plus=1) if isinstance(rows, Vary) else rows + 1
         entries = [
             Entry(f"{name}.values", name, x.values, tuple(sizes)),
-            Entry(f"{name}.offsets", name, s.offsets, (shifted(rows, 1),), bound if s.shapes is None else None),
+            Entry(
+                f"{name}.offsets",
+                name,
+                s.offsets,
+                (ends,),
+                bound if s.shapes is None else None,
+            ),
         ]
         if s.shapes is not None:
             entries.append(Entry(f"{name}.shapes", name, s.shapes, (rows, s.ragged_ndim), bound))
@@ -308,11 +309,6 @@ def is_declaration(parts: Any) -> bool:
 
 def has_bounds(v: Vary) -> bool:
     return v.low > 0 or v.high is not None
-
-
-def shifted(size: Any, plus: int) -> Any:
-    """A size one has, larger by so much."""
-    return size._replace(plus=plus) if isinstance(size, Vary) else size + plus
 
 
 def distinct(tree: Any) -> Any:

@@ -161,23 +161,12 @@ def dynamic_shapes(tree: Any, *, batch_dim: int = 0) -> Any:
     """
 
     def one(x: Any) -> Any:
-        if isinstance(x, NestedTensor):
-            s = x.structure
-            shapes = [] if s.shapes is None else [{0: Dim.AUTO}]
-            extent = [] if s.extent is None else [leading(s.ragged_ndim)]
-            return [{s.packed_dim: Dim.AUTO}, {0: Dim.AUTO}, *shapes, *extent]
-        if isinstance(x, MaskedBatch):
-            return [dict.fromkeys((x.batch_dim, *x.ragged_dims), Dim.AUTO), {0: Dim.AUTO}]
         if isinstance(x, TensorDict):
-            return [
-                leading(x.ndim) if isinstance(leaf, Tensor) else one(leaf)
-                for leaf in [x._leaves[p] for p in ordered(x._leaves)]
-            ]
+            leaves, batch = [x._leaves[p] for p in ordered(x._leaves)], dict.fromkeys(range(x.ndim), Dim.AUTO)
+            return [{**batch} if isinstance(leaf, Tensor) else one(leaf) for leaf in leaves]
+        if isinstance(x, Container):
+            found = [*axes_of(x, "batch"), *axes_of(x, "length")]
+            return [{axis: Dim.AUTO for t, axis, _ in found if t is part} for part in pytree.tree_leaves(x)]
         return {batch_dim: Dim.AUTO} if isinstance(x, Tensor) and x.ndim > batch_dim else None
 
     return pytree.tree_map(one, tree, is_leaf=lambda x: isinstance(x, Container))
-
-
-def leading(count: int) -> dict[int, Any]:
-    """The first dims, as varying."""
-    return dict.fromkeys(range(count), Dim.AUTO)

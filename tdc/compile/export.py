@@ -270,9 +270,7 @@ def named(
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]:
     """Arguments as the function declares them, positional where they can be, and names of the positional ones.
 
-    Raises:
-        DtypeError: arguments that the function does not take.
-        UnsupportedError: a module that takes some of them as `**kwargs`.
+    Refuses arguments that the function does not take, and a module that takes some of them as `**kwargs`.
     """
     try:
         declared_as = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)

@@ -320,18 +320,16 @@ def nearest(path: KeyPath, known: Tensors) -> str:
 def differences(modules: list[nn.Module], parts: list[TensorDict], i: int) -> dict[str, str]:
     """Where module i differs from the first, `{where: how}`."""
     first, other = [dict(m.named_modules(remove_duplicate=False)) for m in (modules[0], modules[i])]
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for name in [*first, *[n for n in other if n not in first]]:
         a, b = first.get(name), other.get(name)
         if a is None or b is None or type(a) is not type(b):
-            texts = ["nothing" if m is None else describe(m) for m in (b, a)]
-            found[name or "itself"] = f"{texts[0]}, in module 0 {texts[1]}"
+            found[name or "itself"] = ["nothing" if m is None else describe(m) for m in (b, a)]
         elif a.training != b.training:
-            texts = ["training" if m.training else "evaluating" for m in (b, a)]
-            found[name or "itself"] = f"{texts[0]}, in module 0 {texts[1]}"
+            found[name or "itself"] = ["training" if m.training else "evaluating" for m in (b, a)]
     here, there = parts[0]._leaves, parts[i]._leaves
     for path in [*here, *[p for p in there if p not in here]]:
         texts = [describe(x[path]) if path in x else "nothing" for x in (there, here)]
         if texts[0] != texts[1]:
-            found[show(path)] = f"{texts[0]}, in module 0 {texts[1]}"
-    return found
+            found[show(path)] = texts
+    return {where: f"{ours}, in module 0 {theirs}" for where, (ours, theirs) in found.items()}

@@ -19,7 +19,7 @@ from tdc.compile._torch.tracing import (
     scan_copies_gradients,
     trace_outside,
 )
-from tdc.compile.carries import Form, agree, lines, moving, rowwise, split, tensors_of
+from tdc.compile.carries import Form, agree, lines, moving, replaced, rowwise, split, tensors_of
 from tdc.compile.upstream import Code, anchored, copied, needs_grad, tied, traced
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, expect_number, normal_dim
@@ -137,10 +137,7 @@ def scan_in_graph(combine_fn: Fn, init: Any, steps: Steps, tensors: list[Tensor]
     code, code_y = Code(ref, [tensors[i] for i in positions]), Code(ref, outs)
 
     def carry_of(flat: Sequence[Tensor]) -> Any:
-        leaves = list(tensors)
-        for position, x in zip(positions, code.decode(flat), strict=True):
-            leaves[position] = x
-        return form.join(leaves)
+        return form.join(replaced(tensors, positions, code.decode(flat)))
 
     ties = ref is not None and not scan_copies_gradients()
     code_x, learns = Code(ref, steps.tensors), [x.requires_grad for x in steps.tensors]

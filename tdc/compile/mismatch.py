@@ -26,12 +26,8 @@ from tdc.tensordict.tensordict import build_td
 
 
 class Mismatch:
-    """Collects differences.
-
-    Args:
-        dims: bounds by name.
-        read: names of dims that bound the longest row of batches that do not carry it, by key path.
-    """
+    """Collects differences. `read` are names of dims, by key path, that bound the longest row of batches that do not
+    carry it."""
 
     def __init__(self, dims: Mapping[str, Bounds], read: Mapping[str, str]) -> None:
         self.dims = dims
@@ -185,15 +181,12 @@ def same_layout(want: Any, got: Any) -> Any:
         if (want.structure.extent is None) == (s.extent is None):
             return got
         extent = extent_of(longest(s), s.offsets.device) if s.extent is None else None
-        return build_nested(
-            Structure(s.offsets, s.shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim), got.values
-        )
+        t = Structure(s.offsets, s.shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
+        return build_nested(t, got.values)
     if is_tensordict(want):
         leaves = {p: same_layout(want._leaves.get(p), x) for p, x in got._leaves.items()}
         return build_td(leaves, got._nodes, got._size, want._device)
-    if isinstance(want, dict):
-        if want.keys() != got.keys():
-            return got
+    if isinstance(want, dict) and want.keys() == got.keys():
         return {k: same_layout(want[k], got[k]) for k in want}
     if type(want) in (tuple, list) and len(want) == len(got):
         return type(want)([same_layout(w, g) for w, g in zip(want, got, strict=True)])

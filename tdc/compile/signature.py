@@ -32,8 +32,6 @@ from tdc.compile.mismatch import Mismatch, same_layout
 from tdc.core import pytree
 from tdc.core.errors import FormatError, StructureError, TdcError, message
 
-HINT = "print(exported.signature()) shows what it takes"
-
 
 @dataclass(frozen=True, repr=False)
 class Signature:
@@ -137,10 +135,10 @@ class Signature:
         return self._error(found.lines or ["the arguments: another structure"])
 
     def _error(self, wrong: list[str]) -> TdcError:
+        expected = f"arguments as {self.name} was exported with"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        return StructureError(
-            message("compile.Exported", f"arguments as {self.name} was exported with", got, wrong, HINT)
-        )
+        hint = "print(exported.signature()) shows what it takes"
+        return StructureError(message("compile.Exported", expected, got, wrong, hint))
 
     def __repr__(self) -> str:
         lines = [f"{self.name}({', '.join((*self.positional, *self.keywords))})"]

@@ -78,9 +78,7 @@ def ends_if_ran(first: Any, ends: Sequence[Tensor], starts: Sequence[Tensor]) ->
 class Code:
     """Integers and bools as float64 on their way through an operator that is to be differentiated; exactly, and back.
 
-    Args:
-        ref: None where nothing is differentiated; then tensors pass as they are.
-        like: tensors of the dtypes that pass.
+    Without `ref` nothing is differentiated, and tensors pass as they are. `like` has the dtypes that pass.
     """
 
     __slots__ = ("dtypes",)

@@ -321,23 +321,15 @@ class Refusal(torch.autograd.Function):
 
 
 def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> Any:
-    """
-    Raises:
-        UnsupportedError: always.
-    """
+    """Raise an UnsupportedError of this text."""
     raise UnsupportedError(text)
-
-
-def shaped_as(text: str, grads: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """What `raise_refused` would return, for graphs."""
-    return [torch.empty_like(t) for t in inputs]
 
 
 refusal: Any = Refusal  # the stubs leave `apply` open
 LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
-LIBRARY.impl("refused", shaped_as, "Meta")
+LIBRARY.impl("refused", lambda text, grads, inputs: [torch.empty_like(t) for t in inputs], "Meta")  # for graphs
 
 
 def storage_id(x: Tensor) -> int:
@@ -346,15 +338,10 @@ def storage_id(x: Tensor) -> int:
     return storage._cdata
 
 
-def load(name: str) -> Any:
-    """A module of torch by its name, loaded now. The first call may take seconds."""
-    return resolve_name(name)
-
-
 @constant
 def has_loaded(name: str) -> bool:
-    """`load` it: in a graph, while it is traced."""
-    return bool(load(name))
+    """Load a module of torch: in a graph, while it is traced. The first call may take seconds."""
+    return bool(resolve_name(name))
 
 
 def flex_module() -> Any:

@@ -7,6 +7,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from tdc.compile._torch.inductor import asks_no_example
 from tdc.compile._torch.symbolic import any_size
 from tdc.core import pytree
-from tdc.core.dynamo import load
 
 
 class Package:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pkgutil import resolve_name as load
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from tdc.core.dynamo import load
 
 CompileId = tuple[int, int]  # which frame, and which compile of that frame
 NO_COMPILE: CompileId = (-1, 0)

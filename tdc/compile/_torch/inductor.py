@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
 
 from tdc.compile._torch.symbolic import any_size
-from tdc.core.dynamo import load
 
 
 def compile_graph(
     graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.Graph], None], settings: dict[str, Any]
 ) -> Any:
-    """Compile a graph, for all sizes where Inductor can.
-
-    Args:
-        change: called with each graph that is lowered, of the forward and of the backward pass.
-        settings: of Inductor, as `settings_of` gives them.
-    """
+    """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
+    forward and of the backward pass."""
     inductor, flag = load("torch._inductor.compile_fx"), asks_no_example()
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:

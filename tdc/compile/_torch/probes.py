@@ -10,6 +10,7 @@ without an error: a mark that marks nothing, a log that nobody writes to. `FEATU
 from __future__ import annotations
 
 from collections.abc import Callable
+from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from tdc.compile._torch.tracing import (
     scan_copies_gradients,
     trace_outside,
 )
-from tdc.core.dynamo import load, mark_dynamic
+from tdc.core.dynamo import mark_dynamic
 
 Fn = Callable[..., Any]
 internals: Any = torch  # parts of torch without types

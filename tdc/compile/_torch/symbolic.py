@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pkgutil import resolve_name as load
 from typing import Any, NamedTuple
 
 import torch
-
-from tdc.core.dynamo import load
 
 
 class Line(NamedTuple):

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pkgutil import resolve_name as load
 from typing import Any
 
 from tdc.compile._torch.dynamo import CompileId
-from tdc.core.dynamo import load
 
 LOGGER = "torch.__trace"
 METRICS = "torch._inductor.compile_fx.__inductor_metrics"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
+from pkgutil import resolve_name as load
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tdc.compile._torch.inductor import apart_in_caches
-from tdc.core.dynamo import constant, load
+from tdc.core.dynamo import constant
 from tdc.core.errors import UnsupportedError, message
 
 internals: Any = torch  # parts of torch without types

@@ -62,12 +62,7 @@ def kernels_of(events: Iterable[Event]) -> tuple[Kernel, ...]:
 
 
 def read(code: str, nodes: Mapping[str, Sequence[str]], stacks: Mapping[str, Sequence[str]]) -> list[Kernel]:
-    """The kernels of one generated module.
-
-    Args:
-        code: the module.
-        nodes, stacks: nodes of the graph and stacks for each kernel, whose name may end in `:` and a number.
-    """
+    """The kernels of one generated module, and for each, whose name may end in `:` and a number, nodes and stacks."""
     stage = re.search(STAGE, code)
     languages = {name: LANGUAGES.get(how, how) for name, how in re.findall(DEFINED, code)}
     own = re.compile(rf"(?<![\w.'\"])(?<!def )({'|'.join(map(re.escape, languages)) or '(?!)'})(?:\.run)?\(")

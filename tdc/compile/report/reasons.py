@@ -88,12 +88,8 @@ def cause_of(text: str) -> str:
 
 
 def causes_of(payload: str, known: set[tuple[int, int]]) -> tuple[str, ...]:
-    """Causes of a recompile, one for each of the compiles it could not reuse, the newest first.
-
-    Args:
-        payload: the event `recompile_reasons`: one text, or a list of them as JSON.
-        known: the compiles that count; others were made before, with another backend.
-    """
+    """Causes of a recompile, one for each of the `known` compiles it could not reuse, the newest first; others were
+    made before, with another backend. The event `recompile_reasons` holds one text, or a list of them as JSON."""
     try:
         texts = json.loads(payload)
     except ValueError:
@@ -129,17 +125,18 @@ def guard_of(text: str) -> str:
     return head
 
 
-def location(file: str, line: str, function: str) -> str:
-    """A line of a file, from the working directory where it is below it."""
-    short = os.path.relpath(file)
-    return f"{file if short.startswith('..') else short}:{line} in {function}"
-
-
 def user_line(stack: str) -> str:
-    """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are."""
+    """The innermost line of a stack that is not of torch or of this library; the innermost at all if all are.
+
+    Its file is told from the working directory where it is below it.
+    """
     frames = re.findall(FRAME, stack)
     own = [frame for frame in frames if not frame[0].startswith(LIBRARIES)]
-    return location(*(own or frames)[-1]) if frames else ""
+    if not frames:
+        return ""
+    file, line, function = (own or frames)[-1]
+    short = os.path.relpath(file)
+    return f"{file if short.startswith('..') else short}:{line} in {function}"
 
 
 def break_of(payload: str) -> Break:
