@@ -86,7 +86,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def run(command: list[str], text: str = "") -> str:
     """What a command prints."""
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), *sys.path])}
     done = subprocess.run(command, capture_output=True, text=True, input=text, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("name", ["train", "ensemble", "actor_critic"])
 def test_example(name: str):
     command = [sys.executable, "-W", "error::UserWarning:tdc", f"examples/{name}.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert run.returncode == 0, run.stderr
     assert "graphs 1, breaks 0, compiles 1" in run.stdout
