@@ -226,12 +226,7 @@ def error_of(text: str) -> AttributeError:
     return MethodError(text)
 
 
-def traced_error(text: str) -> AttributeError:
-    """What Dynamo traces in place of `error_of`: in a graph `hasattr` knows no other class (torch 2.11-2.13)."""
-    return AttributeError(text)
-
-
-trace_as(error_of, traced_error)
+trace_as(error_of, lambda text: AttributeError(text))  # in a graph `hasattr` knows no other class (torch 2.11-2.13)
 
 
 def text_of(name: str, owner: str, instead: str) -> str:

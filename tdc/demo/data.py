@@ -95,7 +95,7 @@ def load_docstrings(max_bytes: int = 512, min_per_class: int = 50, *, root: Path
         texts=tuple(text for _, text in kept),
         labels=tuple(label for label, _ in kept),
         classes=classes,
-        is_test=tuple(_is_test(text) for _, text in kept),
+        is_test=tuple(int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % TEST_SHARE == 0 for _, text in kept),
     )
 
 
@@ -165,21 +165,15 @@ def _docstrings(root: Path) -> Iterator[tuple[str, bytes]]:
         if parts[0] in _SKIPPED_ROOTS or not _SKIPPED_FOLDERS.isdisjoint(parts[:-1]):
             continue
         name = parts[0].removesuffix(".py")
-        for text in _docstrings_of(path):
-            yield name, text
-
-
-def _docstrings_of(path: Path) -> Iterator[bytes]:
-    try:
-        with warnings.catch_warnings():  # old sources hold invalid escapes, which newer parsers warn about
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_bytes(), str(path))
-    except (OSError, SyntaxError, ValueError):  # templates and fixtures that are not meant to parse
-        return
-    for node in _documented(tree):
-        text = ast.get_docstring(node)
-        if text:
-            yield text.encode("utf-8", "replace")
+        try:
+            with warnings.catch_warnings():  # old sources hold invalid escapes, which newer parsers warn about
+                warnings.simplefilter("ignore")
+                tree = ast.parse(path.read_bytes(), str(path))
+        except (OSError, SyntaxError, ValueError):  # templates and fixtures that are not meant to parse
+            continue
+        for node in _documented(tree):
+            if text := ast.get_docstring(node):
+                yield name, text.encode("utf-8", "replace")
 
 
 def _documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -193,7 +187,3 @@ def _documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.Fu
             body = getattr(node, field, None)
             if isinstance(body, list):  # `body` of a lambda or a conditional expression is a single node
                 stack.extend(body)
-
-
-def _is_test(text: bytes) -> bool:
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % TEST_SHARE == 0

@@ -18,16 +18,8 @@ from tdc.demo.data import Corpus
 from tdc.demo.model import Classifier, ragged_batch
 from tdc.demo.records import ExportRecord
 from tdc.demo.train import loader, predict
-from tdc.interop.pytrees import to_state_dict
-from tdc.tensordict.tensordict import TensorDict
 
 TOLERANCE = 1e-4
-
-
-def trained(model: Classifier, params: TensorDict) -> Classifier:
-    """The model with the trained parameters, on CPU and in eval mode."""
-    model.load_state_dict(to_state_dict(params))
-    return model.cpu().eval()
 
 
 def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Path) -> Exported:

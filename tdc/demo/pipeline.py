@@ -19,10 +19,11 @@ import torch
 from tdc.demo.console import progress, section, table
 from tdc.demo.data import Corpus, batches, length_histogram, load_docstrings, majority_accuracy, padded_occupancy, split
 from tdc.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch
-from tdc.demo.package import compare, trained
+from tdc.demo.package import compare
 from tdc.demo.records import DemoFacts, Pair
 from tdc.demo.report import write_report
 from tdc.demo.train import BATCH, Run, loader, schedule, step_of, train
+from tdc.interop.pytrees import to_state_dict
 from tdc.optim import adamw
 
 COMPARED = 40
@@ -59,12 +60,15 @@ def run(*, steps: int | None, seed: int, device: str, out: str) -> int:
     section("Export: an AOTInductor package with dynamic batch and length")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    model = trained(Classifier(len(corpus.classes)), ragged.state["params"])
+    model = Classifier(len(corpus.classes)).eval()
+    model.load_state_dict(to_state_dict(ragged.state["params"]))
     exported, logits = compare(model, corpus, test, folder / "model.pt2")
     labels = torch.tensor([corpus.labels[i] for i in test])
     (batch,) = loader(corpus, plan[:1], ragged_batch, "cpu")
+    where = {"device": device, "processor": platform.machine(), "threads": str(torch.get_num_threads())}
+    pairs = tuple(map(Pair, ragged.steps, padded.steps))
     facts = DemoFacts(
-        versions=versions(device),
+        versions={"Python": platform.python_version(), "torch": torch.__version__, **where},
         classes={name: corpus.labels.count(i) for i, name in enumerate(corpus.classes)},
         lengths=corpus.lengths,
         occupancy=share,
@@ -73,7 +77,7 @@ def run(*, steps: int | None, seed: int, device: str, out: str) -> int:
         steps=ragged.steps,
         test_accuracy=float((logits.argmax(1) == labels).float().mean()),
         majority_accuracy=majority_accuracy(corpus),
-        comparison=side_by_side(ragged, padded),
+        comparison=pairs[1:] or pairs,  # the first step compiled, so it is left out where there are others
         peak_bytes_ragged=ragged.peak,
         peak_bytes_padded=padded.peak,
         compiled=(ragged.counts, padded.counts),
@@ -98,12 +102,6 @@ def fit(kind: str, corpus: Corpus, plan: Plan, seed: int, device: str) -> Run:
     return replace(done, counts=replace(done.counts, name=f"{kind} training step"))
 
 
-def versions(device: str) -> dict[str, str]:
-    """What runs where."""
-    found = {"Python": platform.python_version(), "torch": torch.__version__, "device": device}
-    return {**found, "processor": platform.machine(), "threads": str(torch.get_num_threads())}
-
-
 def show_data(corpus: Corpus, training: tuple[int, ...], share: float) -> None:
     """Counts, the length histogram, and the share of real tokens if padded."""
     ordered = sorted(corpus.lengths)
@@ -115,12 +113,6 @@ def show_data(corpus: Corpus, training: tuple[int, ...], share: float) -> None:
     edges, counts = length_histogram(ordered, 8)
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
         print(f"  {low:>4}-{high:<4} {'█' * round(40 * count / max(counts))} {count}")
-
-
-def side_by_side(ragged: Run, padded: Run) -> tuple[Pair, ...]:
-    """The steps that both runs took; the first compiled, so it is left out where there are others."""
-    pairs = tuple(map(Pair, ragged.steps, padded.steps))
-    return pairs[1:] or pairs
 
 
 def show_results(facts: DemoFacts) -> None:

@@ -27,15 +27,6 @@ _SMALL, _TEXT = 8.5, 9.5  # points
 _BINS = 32
 
 
-def have_matplotlib() -> bool:
-    """Whether the extra that draws the pictures is installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def draw(out: Path, facts: DemoFacts) -> dict[str, tuple[str, str]]:
     """Write the pictures into `out`; returns their file names for a light and a dark page, by name."""
     drawn = {}

@@ -10,8 +10,10 @@ the name of a file written beside the page.
 import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 
+from tdc.compile.report.view import table_html
 from tdc.demo import plots
 from tdc.demo.data import length_histogram
 from tdc.demo.records import DemoFacts, ExportRecord, spread
@@ -30,9 +32,9 @@ def write_report(out: Path, facts: DemoFacts) -> Path:
     `-dark` twin.
     """
     out.mkdir(parents=True, exist_ok=True)
-    pictures = plots.draw(out, facts) if plots.have_matplotlib() else {}
+    pictures = plots.draw(out, facts) if find_spec("matplotlib") else {}
     parts = (_data(facts, pictures), _training(facts, pictures), _comparison(facts, pictures), _compiled(facts))
-    machine = _table("Machine and versions", ("", ""), facts.versions.items(), text=True)
+    machine = _table("Machine and versions", (), facts.versions.items(), text=True)
     light, dark = (" ".join([f"--{name}: {colour};" for name, colour in t._asdict().items()]) for t in (LIGHT, DARK))
     page = beside("report.html").format(
         style=beside("report.css").replace("LIGHT", light).replace("DARK", dark),
@@ -172,7 +174,7 @@ def _exported(export: ExportRecord) -> str:
         "The exported model",
         "<p>The trained model was written to a file, loaded again without its Python code, and asked about "
         "the whole test set.</p>",
-        _table("The exported model against the one it came from", ("", ""), rows, text=True),
+        _table("The exported model against the one it came from", (), rows, text=True),
     )
 
 
@@ -225,21 +227,10 @@ def _picture(pictures: dict[str, tuple[str, str]], name: str, alt: str, caption:
     )
 
 
-def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[object]], *, text: bool = False) -> str:
+def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:
     """A table whose first column names the rows; `text` cells read from the left, others are figures."""
-    head = "".join(f'<th scope="col">{escape(each)}</th>' if each else "<td></td>" for each in headings)
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(str(first))}</th>'
-        + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
-        + "</tr>"
-        for first, *cells in rows
-    )
-    shown = f"<thead><tr>{head}</tr></thead>\n" if any(headings) else ""
-    kind = ' class="text"' if text else ""
-    return (
-        f'<div class="wide" tabindex="0"><table{kind}>\n<caption>{escape(caption)}</caption>\n'
-        f"{shown}<tbody>\n{body}\n</tbody></table></div>"
-    )
+    table = table_html(caption, headings, rows)
+    return f'<div class="text">{table}</div>' if text else table
 
 
 def _folded(summary: str, body: str) -> str:

@@ -117,8 +117,10 @@ def as_tensordict(obj: Any, batch_size: Any = None, *, batch_dims: int | None = 
     if batch_dims is not None:
         source = TensorDict(source, (), device=device)
         size = shared_size(source, batch_dims)
+    elif batch_size is None:  # mappings and records have none of their own
+        size = () if isinstance(obj, Mapping) or is_record(obj) else obj.shape
     else:
-        size = own_size(obj) if batch_size is None else batch_size
+        size = batch_size
     return TensorDict(source, size, device=device)
 
 
@@ -183,14 +185,11 @@ def is_dataclass(x: Any) -> bool:
     return hasattr(x, "__dataclass_fields__") and not issubclass(x if isinstance(x, type) else type(x), Container)
 
 
-def is_namedtuple(x: Any) -> bool:
-    """Whether a value is a named tuple, or one of torch's, such as `torch.max` returns."""
-    return isinstance(x, tuple) and (hasattr(x, "_fields") or hasattr(x, "n_sequence_fields"))
-
-
 def is_record(x: Any) -> bool:
-    """Whether a value has fields that become entries: a dataclass or a named tuple."""
-    return is_namedtuple(x) or (is_dataclass(x) and not isinstance(x, type))
+    """Whether a value has fields that become entries: a dataclass, a named tuple, or one of torch's (`torch.max`)."""
+    if isinstance(x, tuple):
+        return hasattr(x, "_fields") or hasattr(x, "n_sequence_fields")
+    return is_dataclass(x) and not isinstance(x, type)
 
 
 def has_fields(x: Any) -> bool:
@@ -204,9 +203,9 @@ def entries(obj: Any) -> dict[Any, Any]:
         return {k: entries(v) if is_nested(v) else v for k, v in obj.items()}
     if not is_record(obj):
         return columns(obj)
-    return {
-        k: entries(v) if is_nested(v) else as_entry(v) for k, v in zip(field_names(obj), field_values(obj), strict=True)
-    }
+    names = field_names(obj)
+    values = obj if isinstance(obj, tuple) else [getattr(obj, n) for n in names]
+    return {k: entries(v) if is_nested(v) else as_entry(v) for k, v in zip(names, values, strict=True)}
 
 
 def is_nested(value: Any) -> bool:
@@ -222,11 +221,6 @@ def field_names(x: Any) -> tuple[str, ...]:
         return tuple(x._fields)
     cls = x if isinstance(x, type) else type(x)  # torch.return_types: their fields are descriptors of the C API
     return tuple(cls.__match_args__)  # type: ignore[attr-defined]  # every struct sequence has it
-
-
-def field_values(x: Any) -> list[Any]:
-    """Values of the fields of a record."""
-    return list(x) if isinstance(x, tuple) else [getattr(x, n) for n in field_names(x)]
 
 
 def record(op: OpName, td: TensorDict, cls: Any) -> Any:
@@ -291,11 +285,6 @@ def fields_class(names: tuple[str, ...]) -> Any:
 def batch_of(leaf: Any) -> torch.Size:
     """Sizes of a leaf that may be batch sizes: of a ragged one the number of examples, of any other all."""
     return leaf.batch_size if isinstance(leaf, (NestedTensor, MaskedBatch)) else leaf.shape
-
-
-def own_size(obj: Any) -> Any:
-    """The batch size of a TensorDict or a structured array; mappings and records have none of their own."""
-    return () if isinstance(obj, Mapping) or is_record(obj) else obj.shape
 
 
 def shared_size(td: TensorDict, dims: int) -> torch.Size:

@@ -270,19 +270,19 @@ def read_schema(
             read_schema(op, value, path, leaves, nodes, wrong)
         elif isinstance(value, Static):
             put_node(leaves, nodes, path, value)
-        elif is_pair(value):
-            shape = (value[0],) if isinstance(value[0], int) else tuple(value[0])
-            put_leaf(leaves, nodes, path, LeafSpec("Tensor", value[1], shape))
+        elif (leaf := leaf_of(value)) is not None:
+            put_leaf(leaves, nodes, path, leaf)
         else:
             wrong[show(path)] = f"{value!r}" if isinstance(value, (tuple, list, torch.dtype)) else type(value).__name__
 
 
-def is_pair(value: Any) -> bool:
-    """Whether a value is a feature shape and a dtype."""
+def leaf_of(value: Any) -> LeafSpec | None:
+    """The leaf that a feature shape and a dtype stand for; None for any other value."""
     if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], torch.dtype):
-        return False
+        return None
     sizes = (value[0],) if isinstance(value[0], int) else value[0]
-    return isinstance(sizes, (tuple, list)) and all([isinstance(n, int) and n >= 0 for n in sizes])
+    fits = isinstance(sizes, (tuple, list)) and all([isinstance(n, int) and n >= 0 for n in sizes])
+    return LeafSpec("Tensor", value[1], tuple(sizes)) if fits else None
 
 
 def zero_tensor(entry: LeafSpec, shape: tuple[int, ...], device: Any) -> Tensor:

@@ -26,8 +26,6 @@ from tdc.tensordict.paths import top_keys
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
 
-NATIVE = "="
-
 
 def is_struct_array(x: Any) -> bool:
     """Whether a value is a numpy array of records, or one record."""
@@ -64,8 +62,9 @@ def to_struct_array(td: TensorDict) -> Any:
         target = out
         for key in parts(path):
             target = target[key]
-        if isinstance(source, ObjectArray):
-            put_objects(target, source)
+        if isinstance(source, ObjectArray):  # one by one, each as one element even if it is a list
+            for i, position in enumerate(ints(source._positions)):
+                target.flat[i] = source._items[position]
         else:
             target[...] = source
     return out
@@ -90,7 +89,7 @@ def columns(array: Any) -> dict[str, Any]:
         elif field.dtype.kind in "OUS":
             found[name] = field
         else:
-            found[name] = field.astype(field.dtype.newbyteorder(NATIVE), copy=True)
+            found[name] = field.astype(field.dtype.newbyteorder("="), copy=True)  # the native one
     return found
 
 
@@ -102,12 +101,6 @@ def has_dtype(x: Any) -> bool:
 def host(x: Any) -> Any:
     """A tensor as a numpy array; an ObjectArray as it is."""
     return x if isinstance(x, ObjectArray) else x.detach().cpu().numpy()
-
-
-def put_objects(target: Any, x: ObjectArray) -> None:
-    """Write objects into a numpy array one by one, each as one element even if it is a list."""
-    for i, position in enumerate(ints(x._positions)):
-        target.flat[i] = x._items[position]
 
 
 def dtype_of(ndim: int, leaves: Leaves, nodes: Nodes) -> list[Any]:

@@ -95,12 +95,7 @@ def rate_of(lr: Rate, step: Tensor) -> Scalar:
 
 @constant
 def grouped(dtypes: Sequence[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
-    """Each dtype and the positions where it is.
-
-    Example:
-        >>> grouped([torch.float32, torch.float64, torch.float32])
-        ((torch.float32, (0, 2)), (torch.float64, (1,)))
-    """
+    """Each dtype and the positions where it is: `((torch.float32, (0, 2)), (torch.float64, (1,)))`."""
     kinds: dict[torch.dtype, list[int]] = {}
     for i, dtype in enumerate(dtypes):
         kinds.setdefault(dtype, []).append(i)
@@ -122,9 +117,7 @@ def updated(
 ) -> tuple[TensorDict, TensorDict]:  # fmt: skip
     """New parameters and state: `many` on all leaves of one dtype that have a gradient, the rest as it was.
 
-    Args:
-        names: of the moments.
-        scalars: of the number of this step, from 1: a float with the digits that the parameters have.
+    `names` are of the moments; `scalars` get the number of this step, from 1, with the digits that the parameters have.
     """
     for x in (grads, state, params):
         expect(op, x, TensorDict)

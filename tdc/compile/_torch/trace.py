@@ -21,9 +21,6 @@ from typing import Any
 
 from tdc.compile._torch.dynamo import CompileId
 
-LOGGER = "torch.__trace"
-METRICS = "torch._inductor.compile_fx.__inductor_metrics"
-
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -58,9 +55,10 @@ def listening() -> Iterator[list[Event]]:
     with ExitStack() as stack:
         stack.enter_context(inductor.patch({"fx_graph_cache": False, "trace.provenance_tracking_level": 1}))
         stack.enter_context(load("torch._functorch.config").patch(enable_autograd_cache=False))
-        stack.enter_context(handled(logging.getLogger(LOGGER), listener, logging.DEBUG))
+        stack.enter_context(handled(logging.getLogger("torch.__trace"), listener, logging.DEBUG))
         # Inductor counts the bytes that kernels touch only for a log that somebody reads
-        stack.enter_context(handled(logging.getLogger(METRICS), logging.NullHandler(), logging.INFO))
+        metrics = logging.getLogger("torch._inductor.compile_fx.__inductor_metrics")
+        stack.enter_context(handled(metrics, logging.NullHandler(), logging.INFO))
         yield listener.events
 
 

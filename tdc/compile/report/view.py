@@ -104,7 +104,7 @@ def report_html(title: str, figures: Figures, sections: Sequence[Section], page:
 
 def table_html(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with a caption; the first column heads its row."""
-    columns = "".join([f'<th scope="col">{escape(name)}</th>' for name in head])
+    columns = "".join([f'<th scope="col">{escape(name)}</th>' if name else "<td></td>" for name in head])
     top = f"<thead><tr>{columns}</tr></thead>" if head else ""
     body = "".join([row_html(row) for row in rows])
     label = escape(caption)
