@@ -30,8 +30,7 @@ from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupporte
 from tdc.core.typing import Op
 from tdc.ops.einsum import Term, contract, joined
 from tdc.ops.positionwise import is_ragged
-from tdc.ops.rectangle import cut_padding
-from tdc.ragged.masked import build_masked
+from tdc.ops.rectangle import resized
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure, extent_of
@@ -113,11 +112,7 @@ def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
 
 
 def check_inner(a: Any, b: Any) -> None:
-    """The dims that are summed over are both ragged, or static and of one size.
-
-    Raises:
-        ShapeError: they are not.
-    """
+    """A ShapeError unless the dims that are summed over are both ragged, or static and of one size."""
     dims = inner_dims(a, b)
     if dims and dims[0][1] != dims[1][1]:
         got = " and ".join([f"dim {d} {n if n == 'ragged' else f'of size {n}'}" for d, n in dims])
@@ -174,32 +169,25 @@ def inner(input: Any, other: Any) -> Ragged | Tensor:
 
 
 def bmm(input: Any, mat2: Any) -> Ragged | Tensor:
+    return of_matrices(torch.bmm, "bik", input, mat2, "x @ y broadcasts")
+
+
+def summed_bmm(batch1: Any, batch2: Any) -> Ragged | Tensor:
+    """The sum of all examples' products, or of the products of each example that is a stack of matrices."""
+    return of_matrices(torch.addbmm, "ik", batch1, batch2, "input + (x @ y).sum(0)")
+
+
+def of_matrices(op: Op, out: str, a: Any, b: Any, hint: str) -> Ragged | Tensor:
     """Of three dims, the first of them the batch, or of four: then examples are stacks of matrices.
 
     Raises:
         ShapeError: other dims.
     """
-    if stacks(input, mat2):
-        return on_examples(torch.bmm, "cij,cjk->cik", input, mat2)
-    if input.ndim != 3 or mat2.ndim != 3:
-        got = f"{describe(input)} and {describe(mat2)}"
-        raise ShapeError(message("bmm", "two operands of three dims", got, hint="x @ y broadcasts"))
-    return contract(torch.bmm, [Term("bij", input), Term("bjk", mat2)], "bik", exact="bjk")
-
-
-def stacks(*xs: Any) -> bool:
-    """Whether the examples of a batch have three dims."""
-    return any([is_ragged(x) and x.ndim == 4 for x in xs])
-
-
-def summed_bmm(batch1: Any, batch2: Any) -> Ragged | Tensor:
-    """The sum of all examples' products, or of the products of each example that is a stack of matrices."""
-    if stacks(batch1, batch2):
-        return on_examples(torch.addbmm, "cij,cjk->ik", batch1, batch2)
-    if batch1.ndim != 3 or batch2.ndim != 3:
-        got = f"{describe(batch1)} and {describe(batch2)}"
-        raise ShapeError(message("addbmm", "two operands of three dims", got, hint="input + (x @ y).sum(0)"))
-    return contract(torch.addbmm, [Term("bij", batch1), Term("bjk", batch2)], "ik", exact="bj")
+    if any([is_ragged(x) and x.ndim == 4 for x in (a, b)]):
+        return on_examples(op, f"cij,cjk->{out.replace(BATCH, 'c')}", a, b)
+    if a.ndim != 3 or b.ndim != 3:
+        raise ShapeError(message(op, "two operands of three dims", f"{describe(a)} and {describe(b)}", hint=hint))
+    return contract(op, [Term("bij", a), Term("bjk", b)], out, exact="bjk")
 
 
 def added(
@@ -277,10 +265,8 @@ def kron(input: Any, other: Any) -> Ragged:
     """
     if not is_ragged(input) or is_ragged(other) or len(input.ragged_dims) > 1:
         given = {"input": describe(input), "other": describe(other)}
-        hint = "torch.einsum, or loop over x.unbind()"
-        raise UnsupportedError(
-            message("kron", "a batch with one ragged dim and a dense tensor behind it", "others", given, hint)
-        )
+        expected = "a batch with one ragged dim and a dense tensor behind it"
+        raise UnsupportedError(message("kron", expected, "others", given, "torch.einsum, or loop over x.unbind()"))
     if other.ndim >= input.ndim:
         got = f"{describe(other)} for {describe(input)}"
         raise ShapeError(message("kron", "as many dims as an example at most", got, hint="the batch is no dim of it"))
@@ -296,8 +282,7 @@ def kron(input: Any, other: Any) -> Ragged:
         extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), out.device)
         return build_nested(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
     out = products(input.filled(0), dense.unsqueeze(input._batch_dim))
-    like = build_masked(out, input.lengths * times, input.ragged_dims, input._batch_dim, new_lengths=True)
-    return cut_padding(like, out)
+    return resized(input, out, input.lengths * times, input.ragged_dims)
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:
@@ -307,9 +292,7 @@ def products(a: Tensor, b: Tensor) -> Tensor:
     return (left * right).reshape([n * m for n, m in zip(a.shape, b.shape, strict=True)])
 
 
-EXAMPLES = {
-    torch.mm: "ij,jk->ik", torch.mv: "ij,j->i", torch.dot: "i,i->", torch.outer: "i,j->ij",
-}  # fmt: skip
+EXAMPLES = {torch.mm: "ij,jk->ik", torch.mv: "ij,j->i", torch.dot: "i,i->", torch.outer: "i,j->ij"}
 PRODUCTS: dict[Op, Op] = {op: partial(on_examples, op, dims) for op, dims in EXAMPLES.items()}
 ADDED: dict[Op, Op] = {
     torch.addmm: PRODUCTS[torch.mm], torch.addmv: PRODUCTS[torch.mv], torch.addr: PRODUCTS[torch.outer],

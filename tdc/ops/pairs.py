@@ -26,8 +26,9 @@ from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides, structure_of_sizes, total_of
-from tdc.ragged.structure import Structure, require_same
+from tdc.ragged.segments import positions_in, sizes_of, structure_of_sizes, total_of
+from tdc.ragged.storage import ragged_sizes
+from tdc.ragged.structure import require_same
 
 UNEQUAL = "rows of different lengths"
 
@@ -66,10 +67,9 @@ def spanned(op: Op, xs: list[NestedTensor]) -> NestedTensor:
         s, total = full[0]._structure, full[0]._values.shape[full[0]._structure.packed_dim]
         s = s if (s.packed_dim, s.batch_dim) == (e, batch) else s.moved(e, batch)
     else:
-        columns = [next(c for x in xs for c, n in column_sizes(x, ndim) if n == d) for d in ragged]
         longs = [next(n for x in xs for n, r in bounds(x, ndim) if r == d) for d in ragged]
         known = None if any([n is None for n in longs]) else tuple(longs)
-        s = structure_of_sizes(torch.stack(columns, 1), known, e, batch)
+        s = structure_of_sizes(first_sizes(xs, ndim, ragged), known, e, batch)
         total = total_of(s.offsets)
     sizes[e : e + len(ragged)] = [total]
     return build_nested(s, xs[0]._values.new_empty(()).expand(sizes))
@@ -126,9 +126,11 @@ def operands(xs: list[Any]) -> dict[str, str]:
     return {f"operand {i}": describe(x) for i, x in enumerate(xs)}
 
 
-def column_sizes(x: NestedTensor, ndim: int) -> list[tuple[Tensor, int]]:
-    """The sizes of each ragged dim, (B,), and the dim, among as many as `ndim`."""
-    return list(zip(sizes_of(x._structure).unbind(1), [d + ndim - x.ndim for d in x.ragged_dims], strict=True))
+def first_sizes(xs: list[Any], ndim: int, ragged: tuple[int, ...]) -> Tensor:
+    """The sizes (B, R) of ragged dims among as many dims as `ndim`, each of the first batch that has it."""
+    pairs = [(x, d, n) for x in reversed(xs) for d, n in zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True)]
+    found = {d + ndim - x.ndim: n for x, d, n in pairs}
+    return torch.stack([found[d] for d in ragged], 1)
 
 
 def bounds(x: NestedTensor, ndim: int) -> list[tuple[Any, int]]:
@@ -168,19 +170,6 @@ def onto(x: NestedTensor, like: NestedTensor, op: Op) -> Tensor:
     return values.index_select(e, index)
 
 
-def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -> Tensor:
-    """The position of `s` that each packed position of `out` reads, (N,).
-
-    Args:
-        columns: for each ragged dim of s, its number among those of `out`.
-    """
-    rows = row_ids(out, total)
-    positions, index = coordinates(out, total), s.offsets[rows]
-    for c, r in enumerate(columns):
-        index = index + positions[r] * strides(s)[c][rows]
-    return index
-
-
 # -- MaskedBatch: rectangles broadcast as they are
 
 
@@ -193,13 +182,11 @@ def widest_masked(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask
     ndim = max([x.ndim for x in xs])
     batch, ragged = spans_of(op, xs, ndim)
     static_sizes(op, xs, ndim, batch, ragged)
-    columns = [[(n, d + ndim - x.ndim) for d, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)] for x in xs]
-    lengths = torch.stack([next(n for pairs in columns for n, at in pairs if at == d) for d in ragged], 1)
     try:
         data = torch.broadcast_tensors(*[x.data for x in xs])[0].detach()
     except RuntimeError:
         raise misfit(op, xs, "rectangles that broadcast", "others", "x.to_padded(length=...) for all") from None
-    return build_masked(data, lengths, ragged, batch, new_lengths=True)
+    return build_masked(data, first_sizes(xs, ndim, ragged), ragged, batch, new_lengths=True)
 
 
 def onto_masked(x: MaskedBatch, like: MaskedBatch, op: Op) -> Tensor:

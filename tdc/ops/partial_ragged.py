@@ -29,7 +29,7 @@ from tdc.core.typing import Op, OpName
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import exchange, valid_mask
-from tdc.ragged.segments import coordinates, offsets_of, row_ids, sizes_of, strides, structure_of_sizes
+from tdc.ragged.segments import offsets_of, positions_in, sizes_of, structure_of_sizes
 from tdc.ragged.storage import ragged_sizes
 from tdc.ragged.structure import Structure
 
@@ -143,21 +143,12 @@ def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
     """Packed positions (N, *D) with the ragged dims of each example in another order."""
     total = values.shape[0]
     turned = Structure(s.offsets, sizes_of(s)[:, order], None, 0, 0, s.ragged_ndim)
-    index, back = positions_in_order(s, turned, order, total), positions_in_order(turned, s, inverse(order), total)
+    index, back = positions_in(s, turned, total, inverse(order)), positions_in(turned, s, total, order)
     return exchange(values, index, None, 0.0, back, None)
 
 
 def inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
-
-
-def positions_in_order(s: Structure, turned: Structure, order: list[int], total: int) -> Tensor:
-    """For each position of examples whose ragged dims are those of `s` in `order`, its position in `s`, (N,)."""
-    rows = row_ids(s, total)
-    index = s.offsets[rows]
-    for r, position in zip(order, coordinates(turned, total), strict=True):
-        index = index + position * strides(s)[r][rows]
-    return index
 
 
 def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:

@@ -321,7 +321,7 @@ def flip_ragged(x: Any, *dims: Any) -> Any:
     x = with_data(x, data_of(x).flip(static)) if static else x
     packs = isinstance(x, NestedTensor)
     if packs and by_lines("flip", x, ragged):
-        x = along_lines("flip", flip_lines, x, ragged)
+        x = along_lines("flip", lambda lines, dim: flip_ragged(lines, dim), x, ragged)
     elif packs and ragged:
         s, values = x.structure, x.values
         x = x.with_values(values.index_select(s.packed_dim, mirrored(s, values.shape[s.packed_dim])))
@@ -329,10 +329,6 @@ def flip_ragged(x: Any, *dims: Any) -> Any:
         if d == x._batch_dim or (d in ragged and not packs):
             x = x[(FULL,) * d + (slice(None, None, -1),)]
     return x
-
-
-def flip_lines(x: Any, dim: Any) -> Any:
-    return flip_ragged(x, dim)
 
 
 def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Any:

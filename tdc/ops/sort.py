@@ -28,7 +28,6 @@ from tdc.ops.batch import along, lift
 from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
 from tdc.ragged.masked import MaskedBatch
-from tdc.tensordict.tensordict import TensorDict
 
 
 def sort_ragged(op: Op) -> Op:
@@ -98,10 +97,6 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     return named_result(torch.topk, *found)
 
 
-def msort_tensordict(x: TensorDict) -> TensorDict:
-    return lift(x, torch.msort, size=x.batch_size, op="msort")
-
-
 def searchsorted_ragged(
     sorted_sequence: Any, input: Any, *, side: str | None = None, right: bool = False, **kwargs: Any
 ) -> Any:
@@ -126,7 +121,7 @@ for _op in (torch.sort, torch.argsort):
 define(torch.topk, "sort", ragged=topk_ragged)
 along(torch.topk, "k dim largest sorted", "sort", default=-1)
 define(torch.searchsorted, "sort", ragged=searchsorted_ragged)
-define(torch.msort, "sort", tensordict=msort_tensordict)
+define(torch.msort, "sort", tensordict=lambda x: lift(x, torch.msort, size=x.batch_size, op="msort"))
 
 unsupported(
     torch.msort, ["nested", "masked"], "the batch, along which msort orders elements, while rows differ in length",

@@ -31,6 +31,7 @@ from tdc.ops.batch import lift
 from tdc.ragged.index import cut_rows, rows_between
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
 from tdc.ragged.storage import sizes_along
 from tdc.tensordict.tensordict import TensorDict
@@ -121,11 +122,6 @@ def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> t
     return tensor_split(x, given, d)
 
 
-def unbind_ragged(x: Any, dim: int = 0) -> tuple[Any, ...]:
-    """The rows, or ragged batches along a static dim."""
-    return x.unbind(dim)
-
-
 def unbind_tensordict(x: TensorDict, dim: int = 0) -> tuple[TensorDict, ...]:
     d = normal_dim(dim, x.ndim, "unbind")
     return lift(x, lambda v: v.unbind(d), op="unbind")
@@ -183,4 +179,4 @@ for _op, _impl in (
     (torch.vsplit, partial(split_at, 2, 0, torch.vsplit)), (torch.dsplit, partial(split_at, 3, 2, torch.dsplit)),
 ):  # fmt: skip
     define(_op, "split", ragged=_impl, tensordict=_impl)
-define(torch.unbind, "split", ragged=unbind_ragged, tensordict=unbind_tensordict)
+define(torch.unbind, "split", nested=NestedTensor.unbind, masked=MaskedBatch.unbind, tensordict=unbind_tensordict)

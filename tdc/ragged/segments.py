@@ -136,6 +136,19 @@ def coordinates(s: Structure, total: int) -> tuple[Tensor, ...]:
     return (*found, rest)
 
 
+def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -> Tensor:
+    """The position of `s` that each packed position of `out` reads, (N,).
+
+    Args:
+        columns: for each ragged dim of s, its number among those of `out`.
+    """
+    rows = row_ids(out, total)
+    positions, index = coordinates(out, total), s.offsets[rows]
+    for c, r in enumerate(columns):
+        index = index + positions[r] * strides(s)[c][rows]
+    return index
+
+
 def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
     """One entry for each example to one for each packed position: (B, *D) -> (N, *D)."""
     return per_row.index_select(0, row_ids(s, total))
