@@ -71,7 +71,8 @@ def collate(
         return samples  # type: ignore[return-value]  # what `__getitems__` of a TensorDict fetched
     found = checked("data.collate", samples)
     check_fills("data.collate", {"value": value})
-    tds = with_dtypes([as_sample(sample) for sample in found], found)
+    given = [TensorDict(with_objects(x)) if isinstance(x, Mapping) else as_tensordict(x) for x in found]
+    tds = with_dtypes(given, found)
     same_keys("data.collate", *tds)
     same_size("data.collate", *tds)
     ragged = dims_of("data.collate", tds[0], ragged_keys)
@@ -88,13 +89,6 @@ def collate(
     hint = "name keys of different sizes in ragged_keys= or pad_keys="
     leaves = stack_leaves("data.collate", tds, ragged | padded, convert, hint)
     return as_batch("data.collate", leaves, tds[0]._nodes, (len(tds), *tds[0].batch_size), tds[0].device)
-
-
-def as_sample(sample: Any) -> TensorDict:
-    """A sample as a TensorDict; strings and other objects in mappings become ObjectArrays."""
-    if isinstance(sample, Mapping):
-        return TensorDict(with_objects(sample))
-    return as_tensordict(sample)
 
 
 def with_objects(sample: Mapping[Any, Any]) -> dict[Any, Any]:

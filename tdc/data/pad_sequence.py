@@ -122,9 +122,8 @@ def ragged_stack(
         >>> ragged_stack(tds)["x"].shape
         torch.Size([2, -1, 2])
     """
-    return stack_along(
-        "data.ragged_stack", examples_of("data.ragged_stack", tds, strict), dim, keys, lambda path, packed: packed
-    )
+    examples = examples_of("data.ragged_stack", tds, strict)
+    return stack_along("data.ragged_stack", examples, dim, keys, lambda path, packed: packed)
 
 
 def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[TensorDict]:
@@ -149,9 +148,8 @@ def unpad_sequence(td: TensorDict, *, batch_dims: int | None = None) -> list[Ten
     """
     if not is_tensordict(td) or td.ndim == 0:
         got = "batch_size=[]" if is_tensordict(td) else type(td).__name__
-        raise ShapeError(
-            message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint="tdc.data.pad_sequence(tds)")
-        )
+        hint = "tdc.data.pad_sequence(tds)"
+        raise ShapeError(message("data.unpad_sequence", "a TensorDict with a batch dim", got, hint=hint))
     if batch_dims is not None:
         expect_number("data.unpad_sequence", batch_dims, whole=True)
     examples: Any = td.unbind(0)  # type: ignore[attr-defined]  # a method that the rule table gives
@@ -186,9 +184,8 @@ def checked(op: OpName, examples: Any) -> list[Any]:
         raise DtypeError(message(op, "a list of TensorDicts", describe(examples), hint=hint))
     found = list(examples)
     if not found:
-        raise StructureError(
-            message(op, "at least one example", "an empty list", hint="give one; its keys are those of the batch")
-        )
+        hint = "give one; its keys are those of the batch"
+        raise StructureError(message(op, "at least one example", "an empty list", hint=hint))
     wrong = {f"example {i}": describe(x) for i, x in enumerate(found) if not is_tensordict(x) and not has_fields(x)}
     if wrong:
         hint = "[{'x': x, 'y': y} for x, y in samples]"

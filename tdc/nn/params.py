@@ -112,10 +112,8 @@ def check(leaves: dict[KeyPath, Any]) -> None:
     """
     odd = {show(p): describe(x) for p, x in leaves.items() if not isinstance(x, Tensor)}
     if odd:
-        got, hint = (
-            f"{len(odd)} others",
-            "hold the tensor inside, x.values or x.data, and build the batch where it is used",
-        )
+        got = f"{len(odd)} others"
+        hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
         raise UnsupportedError(message("nn.TensorDictParams", "leaves that are tensors", got, odd, hint))
     dotted = [repr(p) for p in leaves if any(["." in key or not key for key in parts(p)])]
     if dotted:

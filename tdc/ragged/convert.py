@@ -214,9 +214,8 @@ def from_torch(x: Any) -> NestedTensor:
     """
     if not (isinstance(x, Tensor) and x.is_nested and x.layout == torch.jagged):
         got = "one of layout torch.strided" if isinstance(x, Tensor) and x.is_nested else describe(x)
-        raise UnsupportedError(
-            message("from_torch", "a nested tensor of layout torch.jagged", got, hint="tdc.pack(x.unbind())")
-        )
+        expected, hint = "a nested tensor of layout torch.jagged", "tdc.pack(x.unbind())"
+        raise UnsupportedError(message("from_torch", expected, got, hint=hint))
     jagged: Any = x
     values, offsets, lengths = jagged.values(), jagged.offsets(), jagged.lengths()
     ragged_dim, longest = jagged_layout(jagged)

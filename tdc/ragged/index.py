@@ -34,6 +34,7 @@ from tdc.ragged.index_forms import (
     around_batch,
     as_rows,
     at_examples,
+    at_rows,
     bounds,
     check_vectors,
     cut,
@@ -42,7 +43,6 @@ from tdc.ragged.index_forms import (
     insert_dims,
     kept,
     longest_span,
-    no_row,
     paired_positions,
     positions_of,
     spans,
@@ -152,11 +152,7 @@ def rows_at(x: Any, index: Any) -> Pick:
         ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         return lambda x: one_row(x, ends[0], ends[1], sizes)
-    try:
-        starts = s.offsets[:-1][rows]
-    except IndexError:
-        raise no_row(s.batch_size) from None
-    offsets, gather = take_spans(starts, lengths_of(s)[rows])
+    offsets, gather = take_spans(at_rows(s.offsets[:-1], rows), lengths_of(s)[rows])
     shapes = None if s.shapes is None else s.shapes[rows]
     part = Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     return lambda x: build_nested(part, x.values.index_select(s.packed_dim, gather))
@@ -168,10 +164,7 @@ def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
     if isinstance(rows, int):
         sizes = x._lengths[rows].tolist()
         return lambda y: crop(y, y.data.select(b, rows), sizes)
-    try:
-        lengths = mark_dynamic(x.lengths[rows], 0)
-    except IndexError:
-        raise no_row(x.lengths.shape[0]) from None
+    lengths = mark_dynamic(at_rows(x.lengths, rows), 0)
     return lambda y: build_masked(y.data[(FULL,) * b + (rows,)], lengths, y.ragged_dims, b)
 
 
@@ -245,10 +238,7 @@ def at_positions(x: NestedTensor, part: Any, rows: Tensor | None = None) -> Tens
     s, e = x.structure, x.structure.packed_dim
     begin, lengths = s.offsets[:-1], lengths_of(s)
     if rows is not None:
-        try:
-            begin, lengths = begin[rows], lengths[rows]
-        except IndexError:
-            raise no_row(s.batch_size) from None
+        begin, lengths = at_rows(begin, rows), lengths[rows]
     where = begin[:, None] + positions_of(part, lengths[:, None])
     shape = part.shape if isinstance(part, Tensor) else ()
     found = x._values.index_select(e, where.reshape(-1)).unflatten(e, (begin.shape[0], *shape))

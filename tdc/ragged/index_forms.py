@@ -5,8 +5,8 @@
 An entry is an int, a slice (whose ends may be tensors, one for each row), or a vector of positions; a mask becomes the
 positions where it is True. `cut` applies an entry to a dim of a tensor, `spans` to rows of different lengths.
 
-Invariants: an index is refused or means what it means for each row on its own; no vector of rows is read on the host,
-except a mask, whose number of rows is data; sizes may be symbolic.
+Invariants: an index is refused, with an IndexingError, or means what it means for each row on its own; no vector of
+rows is read on the host, except a mask, whose number of rows is data; sizes may be symbolic.
 """
 
 from __future__ import annotations
@@ -42,9 +42,6 @@ def as_rows(index: Entry, count: int, device: Any) -> Entry:
 
     Args:
         index: int, slice, mask `(count,)` or vector of rows; as a list, an array or a tensor.
-
-    Raises:
-        IndexingError: it has another form, or is an int that is out of range.
     """
     if isinstance(index, slice):
         return index
@@ -55,7 +52,9 @@ def as_rows(index: Entry, count: int, device: Any) -> Entry:
         return index if index >= 0 else index + count
     rows = as_vector(index, device)
     if rows is None or rows.ndim > 1 or (rows.dtype == torch.bool and tuple(rows.shape) != (count,)):
-        raise not_rows(index, count)
+        expected = f"an int, a slice, a mask of [{count}] or a vector of rows"
+        hint = "rows of different lengths stay in one batch dim: index it with one dim"
+        raise IndexingError(message("index", expected, describe_index(index), hint=hint))
     if rows.dtype == torch.bool:
         return rows.nonzero().squeeze(1)
     return rows.to(torch.int64) if rows.ndim else as_rows(int(rows), count, device)
@@ -73,19 +72,8 @@ def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor
     return None if found.is_floating_point() or found.is_complex() else found
 
 
-def not_rows(index: Any, count: int) -> IndexingError:
-    """The error for an index of the batch that has another form."""
-    expected = f"an int, a slice, a mask of [{count}] or a vector of rows"
-    hint = "rows of different lengths stay in one batch dim: index it with one dim"
-    return IndexingError(message("index", expected, describe_index(index), hint=hint))
-
-
 def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
-    """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it.
-
-    Raises:
-        IndexingError: more entries than dims, an entry of another form, or an int out of range.
-    """
+    """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it."""
     given = index if isinstance(index, tuple) else (index,)
     gaps = [i for i, part in enumerate(given) if part is Ellipsis]
     real = [part for part in given if part is not None and part is not Ellipsis]
@@ -108,11 +96,7 @@ def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, devic
 
 
 def as_step(part: Entry, dim: int, shape: Any, device: Any) -> Entry:
-    """An entry of an index behind the batch dim: an int, a slice, or whole numbers of any number of dims.
-
-    Raises:
-        IndexingError: it is something else, an int out of range, or a mask of another size.
-    """
+    """An entry of an index behind the batch dim: an int, a slice, or whole numbers of any number of dims."""
     if isinstance(part, slice):
         return part
     other = part.ndim > 0 or part.dtype == torch.bool if isinstance(part, Tensor) else isinstance(part, (bool, list))
@@ -122,10 +106,9 @@ def as_step(part: Entry, dim: int, shape: Any, device: Any) -> Entry:
     size = shape[dim]
     if isinstance(part, int) and not isinstance(part, bool):
         if size != -1 and not -size <= part < size:
+            expected = f"an index in [{-size}, {size - 1}] at dim {dim}"
             hint = f"the logical shape is {show_sizes(shape)}"
-            raise IndexingError(
-                message("index", f"an index in [{-size}, {size - 1}] at dim {dim}", f"{part}", hint=hint)
-            )
+            raise IndexingError(message("index", expected, f"{part}", hint=hint))
         return part
     found = as_vector(part, device)
     masked = found is not None and found.dtype == torch.bool
@@ -148,11 +131,7 @@ def around_batch(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...])
 
 
 def at_examples(x: Any, parts: list[Any]) -> Any:
-    """Examples that vectors name on several dims, as the batch is one of them in a TensorDict with several batch dims.
-
-    Raises:
-        IndexingError: an example that is not there, or vectors of other sizes.
-    """
+    """Examples that vectors name on several dims: in a TensorDict with several batch dims the batch is one of them."""
     found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
     first, last = found[0], found[-1]
     flat = x.flatten(first, last)
@@ -177,9 +156,7 @@ def kept(part: Any) -> int:
 
 def bounds(part: slice, size: int) -> tuple[int, int, int]:
     """First position, the one behind the last, and step of a slice; `slice.indices` for sizes that may be symbolic."""
-    step = 1 if part.step is None else operator.index(part.step)
-    if step == 0:
-        raise no_step()
+    step = step_of(part)
     low, high = (0, size) if step > 0 else (-1, size - 1)
 
     def end(at: Any, default: int) -> int:
@@ -193,31 +170,24 @@ def bounds(part: slice, size: int) -> tuple[int, int, int]:
 
 
 def as_end(at: Any) -> Any:
-    """An end of a slice as a whole number.
-
-    Raises:
-        IndexingError: it is none.
-    """
+    """An end of a slice as a whole number."""
     try:
         return at if isinstance(at, torch.SymInt) else operator.index(at)
     except TypeError:
-        hint = "n // 2 for half of them, a tensor of lengths for other ends in each row"
-        raise IndexingError(
-            message("index", "whole numbers as ends of a slice", describe_index(at), hint=hint)
-        ) from None
+        got, hint = describe_index(at), "n // 2 for half of them, a tensor of lengths for other ends in each row"
+        raise IndexingError(message("index", "whole numbers as ends of a slice", got, hint=hint)) from None
 
 
-def no_step() -> IndexingError:
-    """The error for a slice that does not move."""
-    return IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
+def step_of(part: slice | Span) -> int:
+    """The step of a slice, which is not 0."""
+    step = 1 if part.step is None else operator.index(part.step)
+    if step == 0:
+        raise IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
+    return step
 
 
 def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
-    """One entry of an index, applied to one dim of a tensor.
-
-    Raises:
-        IndexingError: a position that is not there.
-    """
+    """One entry of an index, applied to one dim of a tensor."""
     if isinstance(part, slice) and part.step is not None and part.step < 0:
         first, last, step = bounds(part, x.shape[dim])
         return x.index_select(dim, torch.arange(first, min(last, first), step, device=x.device))
@@ -228,10 +198,8 @@ def cut(x: Tensor, dim: int, part: Entry) -> Tensor:
         return x[(FULL,) * dim + (part,)]
     except IndexError:
         size = x.shape[dim]
-        got = f"{part}" if isinstance(part, int) else "one beyond"
-        raise IndexingError(
-            message("index", f"positions in [{-size}, {size - 1}]", got, hint=f"the dim has {size} positions")
-        ) from None
+        got, hint = f"{part}" if isinstance(part, int) else "one beyond", f"the dim has {size} positions"
+        raise IndexingError(message("index", f"positions in [{-size}, {size - 1}]", got, hint=hint)) from None
 
 
 def index_example(row: Tensor, parts: list[Any], batch_dim: int, new: list[int]) -> Tensor:
@@ -251,14 +219,8 @@ def insert_dims(x: Any, parts: list[Any], new: list[int], insert: Callable[[Any,
 
 
 def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
-    """A slice of every row: where it begins, how many positions it has, and its step. Ends may be tensors.
-
-    Raises:
-        IndexingError, ShapeError: step 0, or a tensor that has not one end for each row.
-    """
-    step = 1 if part.step is None else operator.index(part.step)
-    if step == 0:
-        raise no_step()
+    """A slice of every row: where it begins, how many positions it has, and its step. Ends may be tensors."""
+    step = step_of(part)
     zero = torch.zeros_like(lengths)
     low, high = (zero, lengths) if step > 0 else (zero - 1, lengths - 1)
 
@@ -296,13 +258,6 @@ def longest_span(part: slice | Span, size: Any) -> Any:
     return larger(last - first, 0)
 
 
-def enough(there: Tensor, part: Any = None, sizes: str = "x.lengths") -> None:
-    """Every row has the positions that are asked for: an assertion on the device."""
-    at = f"at {part}" if isinstance(part, int) else "at each position"
-    hint = f"drop short rows first: x = x[{sizes} > k]"
-    require(there, message("index", f"rows with an element {at}", "a shorter row", hint=hint), IndexingError)
-
-
 class Each(NamedTuple):
     """One position of each row, (B, 1)."""
 
@@ -319,7 +274,10 @@ def positions_of(part: Any, sizes: Tensor, name: str = "x.lengths") -> Tensor:
         positions = part.positions
     else:
         positions = part.reshape(1, -1) if isinstance(part, Tensor) else torch.full_like(sizes, part)
-    enough(((positions < sizes) & (positions >= -sizes)).all(), part, name)
+    at = f"at {part}" if isinstance(part, int) else "at each position"
+    hint = f"drop short rows first: x = x[{name} > k]"
+    text = message("index", f"rows with an element {at}", "a shorter row", hint=hint)
+    require(((positions < sizes) & (positions >= -sizes)).all(), text, IndexingError)
     return torch.where(positions < 0, positions + sizes, positions)
 
 
@@ -328,34 +286,28 @@ Pick = Callable[[Any], Any]  # of batches of one structure
 VECTORS = "one vector at a time: x[rows][..., positions]; rows pair only with positions of the ragged dim"
 
 
-def no_row(count: int) -> IndexingError:
-    """The error for rows out of range."""
-    hint = f"the batch has {count} rows"
-    return IndexingError(message("index", f"rows in [{-count}, {count - 1}]", "one beyond", hint=hint))
+def at_rows(entries: Tensor, rows: Any) -> Tensor:
+    """The entries of the rows named; IndexingError where one is out of range."""
+    try:
+        return entries[rows]
+    except IndexError:
+        count = entries.shape[0]
+        hint = f"the batch has {count} rows"
+        raise IndexingError(message("index", f"rows in [{-count}, {count - 1}]", "one beyond", hint=hint)) from None
 
 
 def check_vectors(parts: list[Any], batch_dim: int, ragged_dims: tuple[int, ...]) -> None:
-    """Vectors would pair up as in NumPy; only rows and positions of the ragged dim have a meaning together.
-
-    Raises:
-        IndexingError: several others.
-    """
+    """Vectors would pair up as in NumPy; only rows and positions of the ragged dim have a meaning together."""
     found = [d for d, part in enumerate(parts) if isinstance(part, Tensor)]
     if len(found) > 1 and set(found) != {batch_dim, ragged_dims[0]}:
         raise IndexingError(message("index", "at most one vector", f"vectors at dims {found}", hint=VECTORS))
 
 
 def paired_positions(positions: Tensor, rows: Tensor) -> Tensor:
-    """One position for each row named, (K, 1).
-
-    Raises:
-        IndexingError: as many positions as rows, or one for all, are expected.
-    """
+    """One position for each row named, (K, 1); one position may serve all rows."""
     if positions.ndim > 1 or positions.shape[0] not in (1, rows.shape[0]):
-        expected = f"one position for each of {rows.shape[0]} rows"
-        raise IndexingError(
-            message("index", expected, describe(positions), hint="x[rows][:, positions] for all of them")
-        )
+        expected, hint = f"one position for each of {rows.shape[0]} rows", "x[rows][:, positions] for all of them"
+        raise IndexingError(message("index", expected, describe(positions), hint=hint))
     return positions[:, None]
 
 

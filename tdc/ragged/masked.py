@@ -178,16 +178,6 @@ class MaskedBatch(Operations):
         """Device of the data."""
         return self.data.device
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether the data is on a CUDA device."""
-        return self.data.is_cuda
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether the data takes part in autograd."""
-        return self.data.requires_grad
-
     def __len__(self) -> int:
         return self.lengths.shape[0]
 
@@ -243,11 +233,7 @@ def crop(x: MaskedBatch, row: Tensor, sizes: list[int]) -> Tensor:
 
 
 def require_same_lengths(a: MaskedBatch, b: MaskedBatch, op: OpName) -> None:
-    """Two padded batches combine when their lengths are one tensor or equal by value.
-
-    Raises:
-        StructureError: different ragged dims, sizes or lengths.
-    """
+    """Two padded batches combine when their lengths are one tensor or equal by value; else a StructureError."""
     hint = "build both from one batch, e.g. x.with_data(y)"
     if (a.ragged_dims, a.batch_dim) != (b.ragged_dims, b.batch_dim) or a.lengths.shape != b.lengths.shape:
         got = f"ragged dims {a.ragged_dims} of {len(a)} rows and {b.ragged_dims} of {len(b)}"

@@ -147,6 +147,8 @@ OF_DATA = {
     "is_pinned": of_data("is_pinned", "bool", "Whether the elements are in page-locked memory.", called=True),
     "itemsize": of_data("itemsize", "int", "Bytes of one element."),
     "is_cpu": of_data("is_cpu", "bool", "Whether the batch is in the memory of the host."),
+    "is_cuda": of_data("is_cuda", "bool", "Whether the elements are on a CUDA device."),
+    "requires_grad": of_data("requires_grad", "bool", "Whether the elements take part in autograd."),
     "is_leaf": of_data("is_leaf", "bool", "Whether the elements are a leaf of autograd."),
     "grad_fn": of_data("grad_fn", "Any", "The node of autograd that made the elements."),
 }

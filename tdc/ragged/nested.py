@@ -193,16 +193,6 @@ class NestedTensor(Operations):
         """Device of values and offsets."""
         return self.values.device
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether values are on a CUDA device."""
-        return self.values.is_cuda
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether values take part in autograd."""
-        return self.values.requires_grad
-
     def __len__(self) -> int:
         s = self.structure
         return s.batch_size if s.batch_dim == 0 or s.packed_dim == 0 else self.values.shape[0]

@@ -44,7 +44,12 @@ def from_list(
     """
     check_rows("from_list", rows, (list, tuple))
     found = [row_of("from_list", row, i, dtype, device) for i, row in enumerate(rows)]
-    return pack_as_one(found, ragged_dim, dtype)
+    full = [row for row in found if row.numel()] or found
+    common = dtype or reduce(torch.promote_types, [row.dtype for row in full])
+    dims = int_tuple("from_list", ragged_dim)
+    sizes = [0 if i + 1 in dims else n for i, n in enumerate(full[0].shape)]  # of an empty list
+    found = [row.new_zeros(sizes) if row.shape == (0,) and 0 in sizes else row for row in found]
+    return pack([row.to(common) for row in found], ragged_dim=ragged_dim)
 
 
 def from_numpy(arrays: Any, *, ragged_dim: Dims = 1, device: Any = None) -> NestedTensor:
@@ -101,16 +106,6 @@ def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) ->
             raise ShapeError(message(op, "lists of one length in each row", got, at, hint)) from None
         hint = "turn texts and objects into numbers first, as a tokenizer does"
         raise DtypeError(message(op, "rows of numbers", "something else", at, hint)) from None
-
-
-def pack_as_one(rows: list[Tensor], ragged_dim: Dims, dtype: torch.dtype | None) -> NestedTensor:
-    """Pack examples as one dtype; an empty list takes the sizes of the others."""
-    full = [row for row in rows if row.numel()] or rows
-    common = dtype or reduce(torch.promote_types, [row.dtype for row in full])
-    dims = int_tuple("from_list", ragged_dim)
-    sizes = [0 if i + 1 in dims else n for i, n in enumerate(full[0].shape)]
-    rows = [row.new_zeros(sizes) if row.shape == (0,) and 0 in sizes else row for row in rows]
-    return pack([row.to(common) for row in rows], ragged_dim=ragged_dim)
 
 
 def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:

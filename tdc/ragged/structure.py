@@ -114,11 +114,7 @@ class Structure(Frozen):
         return torch.Size(sizes)
 
     def axis(self, dim: int, ndim: int, op: OpName) -> int | None:
-        """The dim of `values` that a logical dim lies on; None for the batch dim.
-
-        Raises:
-            ShapeError: `dim` is outside `[-ndim, ndim)`.
-        """
+        """The dim of `values` that a logical dim in `[-ndim, ndim)` lies on; None for the batch dim."""
         d = normal_dim(dim, ndim, op)
         if d == self.batch_dim:
             return None
@@ -126,11 +122,7 @@ class Structure(Frozen):
         return k if k < self.packed_dim else max(self.packed_dim, k - self.ragged_ndim + 1)
 
     def with_new_dim(self, dim: int, ndim: int, op: OpName) -> tuple[Structure, int]:
-        """The structure with a new static dim at logical `dim`, and the axis of `values` that it becomes.
-
-        Raises:
-            ShapeError: `dim` is outside `[-ndim - 1, ndim]`, or between ragged dims.
-        """
+        """The structure with a new static dim at logical `dim`, and the axis of `values` that it becomes."""
         d = normal_dim(dim, ndim + 1, op)
         before = d - (d > self.batch_dim)  # dims of an example in front of it
         if self.packed_dim < before < self.packed_dim + self.ragged_ndim:
@@ -138,10 +130,6 @@ class Structure(Frozen):
             raise ShapeError(message(op, "a new dim in front of the ragged dims or behind", got, hint=hint))
         axis = before if before <= self.packed_dim else before - self.ragged_ndim + 1
         return self.moved(self.packed_dim + (axis <= self.packed_dim), self.batch_dim + (d <= self.batch_dim)), axis
-
-    def is_ragged(self, axis: int | None) -> bool:
-        """Whether an axis of `values` is the packed one."""
-        return axis == self.packed_dim
 
 
 def memo_of(s: Structure) -> dict[str, Any]:
@@ -199,9 +187,8 @@ def check_offsets(offsets: Tensor, op: OpName) -> None:
         hint = "offsets.long() (zero-copy needs int64, torch's jagged layout)"
         raise DtypeError(message(op, "int64 offsets", describe(offsets), hint=hint))
     if offsets.ndim != 1 or offsets.shape[0] < 1:
-        raise ShapeError(
-            message(op, "offsets of shape (B+1,)", describe(offsets), hint="offsets = tdc.offsets_of(lengths)")
-        )
+        hint = "offsets = tdc.offsets_of(lengths)"
+        raise ShapeError(message(op, "offsets of shape (B+1,)", describe(offsets), hint=hint))
 
 
 def other_size(op: OpName, old: Tensor, new: Tensor) -> ShapeError:

@@ -72,8 +72,9 @@ class Case:
 
     def compare(self, result: Any) -> list[str]:
         """Differences of values and structure, else of gradients."""
-        here = result if self.device == "cpu" else pytree.tree_map(on_cpu, result)
-        wrong, pairs = matched(unbuild(here), self.want, self.kind)
+        if self.device != "cpu":
+            result = pytree.tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, result)
+        wrong, pairs = matched(unbuild(result), self.want, self.kind)
         wrong += unequal(pairs)
         if not wrong and self.leaves:
             wrong = self.compare_gradients(pairs)
@@ -96,11 +97,6 @@ class Case:
 def is_input(x: Any) -> bool:
     """What a traced call takes as an argument; everything else is a constant of the call."""
     return isinstance(x, (Tensor, Container))
-
-
-def on_cpu(x: Any) -> Any:
-    """A tensor moved; everything else as it is."""
-    return x.cpu() if isinstance(x, Tensor) else x
 
 
 def check_eager(draw: MakeCase, batches: Batches, backend: str, grad: bool = False) -> list[str]:
