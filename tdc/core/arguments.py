@@ -47,22 +47,14 @@ def expect(op: str, x: Any, *classes: type, of: str = "") -> None:
 
 
 def expect_function(op: str, *fns: Any) -> None:
-    """Refuse what cannot be called.
-
-    Raises:
-        DtypeError: one cannot.
-    """
+    """Refuse what cannot be called, with a DtypeError."""
     for fn in fns:
         if not callable(fn):
             raise DtypeError(message(op, "a function", describe(fn), hint="the function itself, e.g. torch.relu"))
 
 
 def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
-    """Refuse what is no number; of tensors and arrays those without dims are numbers.
-
-    Raises:
-        DtypeError: one is none, or where they are to be whole not whole.
-    """
+    """Refuse with a DtypeError what is no (whole) number; tensors and arrays without dims are numbers."""
     for x in numbers:
         real = getattr(getattr(x, "dtype", None), "is_floating_point", False)  # a tensor has all methods of numbers
         is_number = hasattr(x, "__index__") and not real if whole else hasattr(x, "__float__")
@@ -79,11 +71,7 @@ def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
 
 
 def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str = LISTED) -> list[Any]:
-    """Several keys as a list; one alone is no such list.
-
-    Raises:
-        KeyPathError: something else than a list, a tuple or another iterable.
-    """
+    """Several keys as a list, from any iterable; one key alone is refused, with a KeyPathError."""
     if isinstance(keys, (str, bytes)) or not hasattr(keys, "__iter__") or hasattr(keys, "dtype"):
         got = f"{keys!r}" if isinstance(keys, str) else describe(keys)
         raise KeyPathError(message(op, expected, got, hint=hint))
@@ -91,11 +79,7 @@ def keys_of(op: OpName, keys: Any, expected: str = "a list of keys", hint: str =
 
 
 def check_entries(entries: dict[str, Any]) -> None:
-    """A keyword is a key; one that is nearly `batch_size`, with sizes, is meant as that.
-
-    Raises:
-        KeyPathError: there is one. In the mapping such a key may have any value.
-    """
+    """A keyword is a key; one that is nearly `batch_size`, with sizes, is refused: a mapping may hold such a key."""
     for name, value in entries.items():
         if isinstance(value, (int, list, tuple)) and get_close_matches(name, ARGUMENTS, 1, 0.8):
             hint = f"batch_size=..., or TensorDict({{{name!r}: ...}}) for a key of this name"

@@ -166,11 +166,7 @@ def as_operator(op: Op, name: str, reflected: bool = False) -> Op:
 
 
 def dense(name: str, array: Any) -> torch.Tensor:
-    """An operand that numpy made as a tensor.
-
-    Raises:
-        DtypeError: it holds no numbers.
-    """
+    """An operand that numpy made as a tensor; a DtypeError where it holds no numbers."""
     try:
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError):

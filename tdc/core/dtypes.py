@@ -83,10 +83,7 @@ def floating(op: Op, impl: Op) -> Op:
 
 
 def refuse_integers(op: OpName, *operands: Any) -> None:
-    """
-    Raises:
-        DtypeError: all operands are integers or bools, or some leaves of a TensorDict are, all of which are named.
-    """
+    """Refuse operands that are all integers or bools, and a TensorDict with such leaves, all of which are named."""
     if hasattr(operands[0], "_leaves"):
         leaves = {p: getattr(x, "dtype", None) for p, x in operands[0]._leaves.items()}
         wrong = [p for p, dtype in leaves.items() if isinstance(dtype, torch.dtype) and not is_floating(dtype)]

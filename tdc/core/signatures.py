@@ -88,11 +88,7 @@ def renamed(op: Op, own: list[inspect.Parameter], count: int, names: tuple[str, 
 
 
 def form_for(op: Op, count: int, names: tuple[str, ...]) -> tuple[dict[str, str], Form]:
-    """torch's own names of keywords, and the form of `op` that has them all.
-
-    Raises:
-        DtypeError: it has no such argument.
-    """
+    """torch's own names of keywords, and the form of `op` that has them all; a DtypeError for a name that none has."""
     forms = forms_of(op)
     known = {name for form in forms for name, _ in form}
     theirs = {name: name if name in known or not known else NUMPY.get(name, name) for name in names}

@@ -71,8 +71,7 @@ def collate(
         return samples  # type: ignore[return-value]  # what `__getitems__` of a TensorDict fetched
     found = checked("data.collate", samples)
     check_fills("data.collate", {"value": value})
-    given = [TensorDict(with_objects(x)) if isinstance(x, Mapping) else as_tensordict(x) for x in found]
-    tds = with_dtypes(given, found)
+    tds = as_samples(found)
     same_keys("data.collate", *tds)
     same_size("data.collate", *tds)
     ragged = dims_of("data.collate", tds[0], ragged_keys)
@@ -107,8 +106,9 @@ def entry_of(value: Any) -> Any:
     return value if hasattr(value, "__array__") else ObjectArray([value], ())
 
 
-def with_dtypes(tds: list[TensorDict], samples: list[Any]) -> list[TensorDict]:
-    """Samples whose empty lists, which say nothing of a dtype, have that of the other samples."""
+def as_samples(samples: list[Any]) -> list[TensorDict]:
+    """Samples as TensorDicts; empty lists, which say nothing of a dtype, have that of the other samples."""
+    tds = [TensorDict(with_objects(x)) if isinstance(x, Mapping) else as_tensordict(x) for x in samples]
     empty = [[p for p in td._leaves if is_empty_list(sample, p)] for td, sample in zip(tds, samples, strict=True)]
     if not any(empty):
         return tds

@@ -105,11 +105,7 @@ class TensorDictParams(nn.Module):
 
 
 def check(leaves: dict[KeyPath, Any]) -> None:
-    """Leaves are tensors, keys have no dots.
-
-    Raises:
-        UnsupportedError, KeyPathError: they are not; all are named.
-    """
+    """Leaves are tensors (else an UnsupportedError), keys have no dots (else a KeyPathError); all others are named."""
     odd = {show(p): describe(x) for p, x in leaves.items() if not isinstance(x, Tensor)}
     if odd:
         got = f"{len(odd)} others"

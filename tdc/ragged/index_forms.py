@@ -5,8 +5,8 @@
 An entry is an int, a slice (whose ends may be tensors, one for each row), or a vector of positions; a mask becomes the
 positions where it is True. `cut` applies an entry to a dim of a tensor, `spans` to rows of different lengths.
 
-Invariants: an index is refused, with an IndexingError, or means what it means for each row on its own; no vector of
-rows is read on the host, except a mask, whose number of rows is data; sizes may be symbolic.
+Invariants: an index is refused, with an IndexingError or a ShapeError, or means what it means for each row on its own;
+no vector of rows is read on the host, except a mask, whose number of rows is data; sizes may be symbolic.
 """
 
 from __future__ import annotations

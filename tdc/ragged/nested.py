@@ -243,11 +243,7 @@ class NestedTensor(Operations):
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
-    """No example is larger than the given sizes.
-
-    Raises:
-        StructureError: one is. Immediate on CPU, asynchronous on CUDA.
-    """
+    """No example is larger than the given sizes: an assertion, immediate on CPU and asynchronous on CUDA."""
     inside = [(column <= n).all() for column, n in zip(sizes_of(s).unbind(1), sizes, strict=True)]
     hint = "leave max_length out, or pass a bound of all rows"
     text = message("NestedTensor", "max_length at least as long as the longest row", "a shorter one", hint=hint)

@@ -62,11 +62,7 @@ def sizes_along(x: Ragged, dim: int) -> Tensor:
 
 
 def require_alike(op: OpName, x: Any, y: Any, hint: str = "") -> None:
-    """Two batches of one container have examples of the same sizes.
-
-    Raises:
-        StructureError: they have not. Immediate on CPU, asynchronous on CUDA.
-    """
+    """Two batches of one container have examples of the same sizes; else a StructureError, asynchronous on CUDA."""
     if isinstance(x, NestedTensor):
         require_same(x.structure, y.structure, op, hint)
     else:

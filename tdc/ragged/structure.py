@@ -205,13 +205,10 @@ def extent_of(longest: tuple[int, ...], device: Any = None) -> Tensor:
 
 
 def require_same(a: Structure, b: Structure, op: OpName, hint: str = "") -> None:
-    """Two structures combine when they are one object or equal by value.
+    """Two structures combine when they are one object or equal by value; else a StructureError.
 
     The comparison of values is an assertion on the device: immediate on CPU, asynchronous on CUDA, a node in a graph.
     So there is no hidden sync.
-
-    Raises:
-        StructureError: different number of rows, layout or lengths.
     """
     if a is b:
         return

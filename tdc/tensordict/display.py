@@ -20,7 +20,6 @@ from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
 from tdc.tensordict.nodes import Nodes, Static, Typed
 from tdc.tensordict.storage import Leaves, children
 
-Fields = Iterable[tuple[str, Any]]
 COLUMNS = ("kind", "shape", "dtype", "device", "bytes")
 LONGEST = 80  # characters of a static value
 MANY = 20  # leaves of an inner node that is shown closed
@@ -47,15 +46,6 @@ def is_shared(x: Any) -> bool:
         return bool(x.is_shared())
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
-
-
-def tree_text(name: str, fields: Fields, batch_size: Any, device: Any, shared: bool, indent: str = "") -> str:
-    """A TensorDict as text; `fields` holds leaves as they are and inner nodes as ready text."""
-    inner = indent + "    "
-    entries = [f"{inner}    {key}: {value if isinstance(value, str) else leaf_text(value)}" for key, value in fields]
-    body = "{\n" + ",\n".join(entries) + "}" if entries else "{\n" + inner + "}"
-    lines = [f"fields={body}", f"batch_size={batch_size}", f"device={device}", f"is_shared={shared}"]
-    return f"{name}(\n" + ",\n".join(inner + line for line in lines) + ")"
 
 
 def shortened(text: str, limit: int = LONGEST) -> str:
@@ -107,12 +97,17 @@ def tree_html(key: str, fields: Iterable[tuple[str, str]], items: Iterable[str],
 
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
     """A tree as the RFC prints it, keys sorted."""
-    fields: list[tuple[str, Any]] = []
+    pad, entries = indent + "    ", []
     for key, entry, inner in sorted(children(leaves, nodes, size), key=lambda child: child[0]):
-        value = static_text(entry.value) if type(entry) is Static else entry
-        fields.append((key, value if inner is None else node_text(*inner, device=device, indent=indent + " " * 8)))
+        if inner is None:
+            text = static_text(entry.value) if type(entry) is Static else leaf_text(entry)
+        else:
+            text = node_text(*inner, device=device, indent=pad + "    ")
+        entries.append(f"{pad}    {key}: {text}")
+    body = "{\n" + (",\n".join(entries) or pad) + "}"
     shared = bool(leaves) and all([is_shared(x) for x in leaves.values()])
-    return tree_text(title(nodes), fields, size, device, shared, indent)
+    lines = [f"fields={body}", f"batch_size={size}", f"device={device}", f"is_shared={shared}"]
+    return f"{title(nodes)}(\n" + ",\n".join([pad + line for line in lines]) + ")"
 
 
 def title(nodes: Nodes) -> str:

@@ -32,6 +32,8 @@ from tdc.tensordict.nodes import Static, check_static
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
+MARKERS: dict[str, Any] = {"ClassVar": ClassVar, "InitVar": dataclasses.InitVar, "KW_ONLY": dataclasses.KW_ONLY}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
@@ -68,9 +70,11 @@ def annotations_in(body: dict[str, Any]) -> dict[str, Any]:
     return body.get("__annotations__") or (lazy(1) if lazy else {})
 
 
-def is_class_var(note: Any) -> bool:
-    """Whether an annotation declares a class variable."""
-    return ClassVar in (note, get_origin(note)) or (isinstance(note, str) and "ClassVar" in note)
+def is_marker(note: Any, name: str) -> bool:
+    """Whether an annotation is `ClassVar` or `InitVar`, of any type, or `KW_ONLY`, which makes no field."""
+    if isinstance(note, str):
+        return note.split("[")[0].split(".")[-1] == name
+    return any([x is MARKERS[name] for x in (note, get_origin(note), type(note))])
 
 
 def hints(cls: Any) -> dict[str, Any]:
@@ -181,21 +185,10 @@ def as_dataclass(cls: Any, fields: Iterable[Field], notes: Mapping[str, Any]) ->
     cls.__dataclass_params__ = made.__dataclass_params__
 
 
-def is_mark(note: Any) -> bool:
-    """Whether an annotation is `dataclasses.KW_ONLY`: the constructor takes the fields behind it by name."""
-    return note is dataclasses.KW_ONLY or (isinstance(note, str) and note.split(".")[-1] == "KW_ONLY")
-
-
 def check_stored(name: str, notes: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Check that every field is stored and is an argument of the constructor."""
-    wrong = [f"{n}: InitVar" for n, note in notes.items() if is_init_var(note)]
+    wrong = [f"{n}: InitVar" for n, note in notes.items() if is_marker(note, "InitVar")]
     wrong += [f"{n}: init=False" for n, x in defaults.items() if isinstance(x, dataclasses.Field) and not x.init]
     if wrong:
         got, hint = f"{len(wrong)} others", "a classmethod that computes them, or a property"
         raise StructureError(message(name, "fields that are stored and given", got, wrong, hint))
-
-
-def is_init_var(note: Any) -> bool:
-    if isinstance(note, str):
-        return note.split("[")[0].split(".")[-1] == "InitVar"
-    return isinstance(note, dataclasses.InitVar) or dataclasses.InitVar in (note, get_origin(note))

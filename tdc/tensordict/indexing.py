@@ -191,11 +191,7 @@ def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
 
 
 def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
-    """Where a mask over batch dims is True, one index tensor for each.
-
-    Raises:
-        IndexingError: its shape is not that of these batch dims.
-    """
+    """Where a mask over whole batch dims is True, one index tensor for each; an IndexingError for another shape."""
     if mask.shape != size:
         got = f"mask of shape {show_sizes(mask.shape)}"
         hint = "a mask covers whole batch dims"

@@ -36,6 +36,7 @@ def map(
         num_workers: only 0, this process. A `torch.utils.data.DataLoader` works in processes.
 
     Raises:
+        DtypeError: no function, no TensorDict, or no number.
         ShapeError: a dim that is not there, a chunk size below 0, both `chunksize` and `num_chunks`.
         StructureError: results of which only some are None, or that do not go together.
         UnsupportedError: workers.
@@ -72,12 +73,7 @@ def map(
 
 
 def check_parts(fn: Any, td: Any, dim: Any, chunksize: int | None, num_chunks: int | None, num_workers: int) -> None:
-    """
-    Raises:
-        DtypeError: no function, no TensorDict, or no number.
-        ShapeError: a chunk size below 0, or both `chunksize` and `num_chunks`.
-        UnsupportedError: workers.
-    """
+    """Refuse arguments that `map` does not take."""
     if not is_tensordict(td):
         hint = "tdc.map(fn, td); td.apply(fn) for a function of leaves"
         raise DtypeError(message("map", "a function and a TensorDict", describe(td), hint=hint))

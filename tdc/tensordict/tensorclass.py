@@ -42,9 +42,8 @@ from tdc.tensordict.fields import (
     check_stored,
     declared,
     hints,
-    is_class_var,
     is_inner_value,
-    is_mark,
+    is_marker,
     stored_as,
 )
 from tdc.tensordict.leaf import Leaf
@@ -82,9 +81,9 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
     ) -> Any:
         if TensorDict in bases:  # TensorClass itself, which has no fields
             return super().__new__(mcs, name, bases, {**body, "__slots__": ()}, **kwargs)
-        notes = {n: note for n, note in annotations_in(body).items() if not is_class_var(note)}
-        marks = [i for i, note in enumerate(notes.values()) if is_mark(note)]
-        names = [n for n, note in notes.items() if not is_mark(note)]
+        notes = {n: note for n, note in annotations_in(body).items() if not is_marker(note, "ClassVar")}
+        marks = [i for i, note in enumerate(notes.values()) if is_marker(note, "KW_ONLY")]  # by name behind it
+        names = [n for n, note in notes.items() if not is_marker(note, "KW_ONLY")]
         defaults = {n: body.pop(n) for n in names if n in body}
         check_stored(name, notes, defaults)
         slots = tuple([f"_field_{n}" for n in names])

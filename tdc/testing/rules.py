@@ -60,7 +60,8 @@ def check_rule(
         >>> from tdc import pack
         >>> check_rule(torch.tanh, lambda lengths: (pack([torch.randn(n, 2) for n in lengths]),), modes="eager")
     """
-    found = {kind: rule_of(op, kind) for kind in chosen(op, kinds)}
+    given = [kinds] if isinstance(kinds, str) else [k for k in KINDS if op in DISPATCH[k]] if kinds is None else kinds
+    found = {kind: rule_of(op, kind) for kind in given}
     for sizes in lengths:
         made_by(make_args, sizes, 0)
     wrong: list[str] = []
@@ -77,13 +78,6 @@ def check_rule(
     if wrong:
         results = f"the results of {name_of(op)!r} for each example"
         raise AssertionError(message(OP, results, f"{len(wrong)} differences", wrong, "see tdc.ops.implements"))
-
-
-def chosen(op: Any, kinds: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The kinds to check."""
-    if kinds is None:
-        return tuple([kind for kind in KINDS if op in DISPATCH[kind]])
-    return (kinds,) if isinstance(kinds, str) else tuple(kinds)
 
 
 def rule_of(op: Any, kind: str) -> Rule:
