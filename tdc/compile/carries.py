@@ -12,14 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tdc.compile.vectorize import is_container, is_ragged
 from tdc.core import pytree
-from tdc.core.container import Container
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts
 from tdc.tensordict.tensordict import TensorDict
@@ -121,8 +121,7 @@ def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
 
 def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
     """Refuse ragged and padded batches where tensors are sliced or stacked step by step."""
-    is_ragged: Callable[[Any], bool] = lambda x: isinstance(x, Container) and x._kind in ("nested", "masked")  # noqa: E731
-    found = pytree.tree_flatten_with_path(tree, is_leaf=lambda x: isinstance(x, Container))[0]
+    found = pytree.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     wrong: list[str] = []
     for path, x in found:
         inner = x._leaves.items() if isinstance(x, TensorDict) else [((), x)]

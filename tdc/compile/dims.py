@@ -44,41 +44,26 @@ CONSTANTS = (bool, int, float, str, type(None))
 
 
 class Vary(NamedTuple):
-    """A size that varies.
+    """A size that varies."""
 
-    Attributes:
-        key: what makes two of them the same: the name, or where it is.
-        word: what it is: "batch", "length", "total", "dim 1".
-        at: the argument and key it belongs to.
-        asked: declared, so that it is an error when the function fixes it.
-        plus: how much larger the size of this tensor is: 1 for offsets.
-    """
-
-    key: str
-    word: str
-    at: str
+    key: str  # what makes two of them the same: the name, or where it is
+    word: str  # what it is: "batch", "length", "total", "dim 1"
+    at: str  # the argument and key it belongs to
     named: bool = False
-    asked: bool = False
+    asked: bool = False  # declared, so that it is an error when the function fixes it
     low: int = 0
     high: int | None = None
-    plus: int = 0
+    plus: int = 0  # how much larger the size of this tensor is: 1 for offsets
 
 
 class Entry(NamedTuple):
-    """One tensor among the flattened arguments, or a constant.
+    """One tensor among the flattened arguments, or a constant."""
 
-    Attributes:
-        name: as in `batch.tokens.values`.
-        at: the argument and key it belongs to, `batch.tokens`.
-        sizes: for each dim the size in the example, or how it varies.
-        longest: for the offsets of a batch that does not carry its longest length: how that varies.
-    """
-
-    name: str
-    at: str
+    name: str  # as in `batch.tokens.values`
+    at: str  # the argument and key it belongs to, `batch.tokens`
     value: Any
-    sizes: tuple[int | Vary, ...] = ()
-    longest: Vary | None = None
+    sizes: tuple[int | Vary, ...] = ()  # for each dim the size in the example, or how it varies
+    longest: Vary | None = None  # for the offsets of a batch that does not carry its longest length: how that varies
 
 
 def declared(arguments: Mapping[str, Any], dynamic: Any) -> list[Entry]:

@@ -37,9 +37,6 @@ from tdc.core import pytree
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe, message
 
-FORMATS = ("export", "aoti")
-WEIGHTS = ("inside", "separate")
-
 
 class Function(nn.Module):
     """A function as the module that torch.export wants, with positional arguments only.
@@ -190,8 +187,7 @@ class Exported:
             UnsupportedError: a compiled package is saved again.
         """
         path = Path(path)
-        known = path.suffix == ".pt2" and format in FORMATS and weights in WEIGHTS
-        if not known:
+        if path.suffix != ".pt2" or format not in ("export", "aoti") or weights not in ("inside", "separate"):
             expected, got = "a .pt2 path, a format and a place for weights", f"{path.name}, {format!r}, {weights!r}"
             hint = "exported.save('model.pt2', format='export' or 'aoti', weights='inside' or 'separate')"
             raise FormatError(message("compile.Exported.save", expected, got, hint=hint))

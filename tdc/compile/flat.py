@@ -42,15 +42,10 @@ class Bounds(NamedTuple):
 
 
 class Input(NamedTuple):
-    """One flat argument: a tensor, or a constant, which has no dtype.
+    """One flat argument: a tensor, or a constant, which has no dtype."""
 
-    Attributes:
-        name: as in `batch.tokens.offsets`.
-        at: the container it belongs to, `batch.tokens`.
-    """
-
-    name: str
-    at: str
+    name: str  # as in `batch.tokens.offsets`
+    at: str  # the container it belongs to, `batch.tokens`
     dtype: torch.dtype | None
     device: str = ""
     sizes: tuple[int | Size, ...] = ()

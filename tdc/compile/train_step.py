@@ -286,10 +286,8 @@ class Step:
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         self.check(state, batch)
         params, buffers = state["params"], state["buffers"] if self.buffers else None
-        if self.accumulate == 1:
-            grads, metrics, buffers = self.gradients_of(params, buffers, batch)
-        else:
-            grads, metrics, buffers = self.gradients_of_parts(params, buffers, batch)
+        gradients = self.gradients_of if self.accumulate == 1 else self.gradients_of_parts
+        grads, metrics, buffers = gradients(params, buffers, batch)
         new: dict[str, Any] = {"step": state["step"] + 1}
         new["params"], new["optimizer"] = self.optimizer.update(grads, state["optimizer"], params)
         if buffers is not None:

@@ -23,11 +23,7 @@ TOLERANCE = 1e-4
 
 
 def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Path) -> Exported:
-    """Write the model as a `.pt2` package with dynamic batch and lengths, and load it back.
-
-    Returns:
-        The loaded package: a function of a batch.
-    """
+    """Write the model as a `.pt2` package with dynamic batch and lengths, and load it back: a function of a batch."""
     (example,) = loader(corpus, [indices], ragged_batch, "cpu")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")  # torch 2.13 itself does it
@@ -35,11 +31,7 @@ def export(model: Classifier, corpus: Corpus, indices: tuple[int, ...], path: Pa
 
 
 def compare(model: Classifier, corpus: Corpus, test: tuple[int, ...], path: Path) -> tuple[ExportRecord, Tensor]:
-    """Export, predict the test set with the package and with eager, and say how far they are apart.
-
-    Returns:
-        The record, and the package's logits (test, classes).
-    """
+    """Predict the test set with the package and with eager: how far they are apart, and the package's logits."""
     begin = time.perf_counter()
     package = export(model, corpus, test[:8], path)
     seconds = time.perf_counter() - begin

@@ -45,37 +45,22 @@ class ExportRecord:
 
 @dataclass(frozen=True, slots=True)
 class DemoFacts:
-    """Everything the report shows.
+    """Everything the report shows."""
 
-    Args:
-        versions: what ran where, in the order to show: Python, torch, processor, device.
-        classes: examples by class name.
-        lengths: the length of every example, in tokens.
-        occupancy: the share of real tokens if the training batches were padded.
-        tree_html: the tree of one batch as trusted, already escaped HTML.
-        batch_text: the repr of one batch, plain text.
-        steps: the training run, in order.
-        test_accuracy, majority_accuracy: on the test split, 0..1; the second by always giving one answer.
-        comparison: warm steps, ragged and padded.
-        peak_bytes_ragged, peak_bytes_padded: peak device memory of one side of the comparison.
-        compiled: one row for each compiled function.
-        export: the exported model against the trained one.
-    """
-
-    versions: Mapping[str, str]
-    classes: Mapping[str, int]
-    lengths: tuple[int, ...]
-    occupancy: float
-    tree_html: str
-    batch_text: str
-    steps: tuple[StepRecord, ...]
-    test_accuracy: float
-    majority_accuracy: float
-    comparison: tuple[Pair, ...]
-    peak_bytes_ragged: int
+    versions: Mapping[str, str]  # what ran where, in the order to show
+    classes: Mapping[str, int]  # examples by class name
+    lengths: tuple[int, ...]  # of every example, in tokens
+    occupancy: float  # the share of real tokens if the training batches were padded
+    tree_html: str  # the tree of one batch as trusted, already escaped HTML
+    batch_text: str  # the repr of one batch, plain text
+    steps: tuple[StepRecord, ...]  # the training run, in order
+    test_accuracy: float  # 0..1, on the test split
+    majority_accuracy: float  # the same by always giving one answer
+    comparison: tuple[Pair, ...]  # warm steps, ragged and padded
+    peak_bytes_ragged: int  # of device memory, on one side of the comparison
     peak_bytes_padded: int
-    compiled: tuple[Counts, ...]
-    export: ExportRecord
+    compiled: tuple[Counts, ...]  # one row for each compiled function
+    export: ExportRecord  # the exported model against the trained one
 
     @property
     def apart(self) -> float:

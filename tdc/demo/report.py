@@ -26,11 +26,8 @@ _NO_PICTURES = '<p class="note">The pictures need matplotlib: <code>pip install 
 
 
 def write_report(out: Path, facts: DemoFacts) -> Path:
-    """Write `index.html` into the folder `out`, over an earlier one, and return its path.
-
-    Where matplotlib is installed, `loss.png`, `throughput.png` and `lengths.png` are written beside it, each with a
-    `-dark` twin.
-    """
+    """Write `index.html` into the folder `out`, over an earlier one, and return its path; with matplotlib
+    installed also `loss.png`, `throughput.png` and `lengths.png`, each with a `-dark` twin."""
     out.mkdir(parents=True, exist_ok=True)
     pictures = plots.draw(out, facts) if find_spec("matplotlib") else {}
     parts = (_data(facts, pictures), _training(facts, pictures), _comparison(facts, pictures), _compiled(facts))
