@@ -54,8 +54,9 @@ Run = Callable[[list[Term], str], Tensor]
 
 def einsum(equation: str, *operands: Any) -> Ragged | Tensor:
     """`torch.einsum`, operands taken from left to right, two at a time."""
-    given = tuple(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
-    terms, out = parse(equation, given)
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):  # Dynamo hands a list on as it is (2.11-2.13)
+        operands = tuple(operands[0])
+    terms, out = parse(equation, operands)
     while len(terms) > 2:
         first, second, *rest = terms
         terms = [join(first, second, out + joined(rest)), *rest]

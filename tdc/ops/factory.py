@@ -20,6 +20,7 @@ from tdc.ops.shape import ints
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import local_positions
+from tdc.ragged.storage import axis_entries, data_of
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -67,25 +68,21 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedT
         given, rest = int_tuple(name, size[0]), size[1:]  # type: ignore[misc]  # there is one
     else:
         given, rest = ints(name, size), ()
-    make: Any = lambda n: getattr(x.data if isinstance(x, MaskedBatch) else x.values, name)(n, *rest, **kwargs)  # noqa: E731
+    make = getattr(data_of(x), name)
     if all([n >= 0 for n in given]):
-        return make(given)
-    s = x.structure if isinstance(x, NestedTensor) else None
-    if (
-        s is None
-        or [d for d, n in enumerate(given) if n == -1] != list(s.ragged_dims)
-        or given[s.batch_dim] != s.batch_size
-    ):
+        return make(given, *rest, **kwargs)
+    gone = tuple([d for d, n in enumerate(given) if n == -1])
+    if isinstance(x, MaskedBatch) or gone != x.ragged_dims or given[x._batch_dim] != x.batch_size[0]:
         expected = f"sizes of a tensor, or {len(x)} rows with -1 where {describe(x)} is ragged"
         raise ShapeError(message(name, expected, show_sizes(given), hint="torch.zeros_like(x) keeps the lengths"))
-    sizes = [n for d, n in enumerate(given) if d != s.batch_dim and d not in s.ragged_dims]
-    sizes.insert(s.packed_dim, x.values.shape[s.packed_dim])
-    return build_nested(s, make(sizes))
+    s, sizes = x.structure, axis_entries(x, list(given))
+    sizes[s.packed_dim] = x.values.shape[s.packed_dim]
+    return build_nested(s, make(sizes, *rest, **kwargs))
 
 
 def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Tensor:
     """A tensor of the dtype and on the device of the batch."""
-    return (x.data if isinstance(x, MaskedBatch) else x.values).new_tensor(data, **kwargs)
+    return data_of(x).new_tensor(data, **kwargs)
 
 
 for _op in (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like):

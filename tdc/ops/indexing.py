@@ -14,15 +14,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import (
-    DtypeError,
-    IndexingError,
-    ShapeError,
-    StructureError,
-    describe,
-    message,
-    op_name,
-)
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.join import grown

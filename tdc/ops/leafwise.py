@@ -13,7 +13,7 @@ Invariant: the result has the keys, nodes and batch size of the first TensorDict
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -70,7 +70,10 @@ def nary_tensordict(op: Op, call: Op) -> Op:
             return by_columns(op, call, args, kwargs)
         except RuntimeError as error:
             like, n = first_of(TensorDict, op, args, kwargs), len(args)
-            again: Op = lambda *values: call(*values[:n], **dict(zip(kwargs, values[n:], strict=True)))  # noqa: E731
+
+            def again(*values: Any) -> Any:
+                return call(*values[:n], **dict(zip(kwargs, values[n:], strict=True)))
+
             raise refused(op, again, like, (*args, *kwargs.values()), error) from None
 
     return run
@@ -101,16 +104,16 @@ def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     found = [own.pop(0) if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
     if len(tds) > 1:
         found = aligned(found, [isinstance(a, TensorDict) for a in operands], k)
-    columns = found[: len(args)]
     if kwargs:
-        named = dict(zip(kwargs, found[len(args) :], strict=True))
+        n, names = len(args), list(kwargs)
         done: Any = [
-            call(*values, **{k: c[i] for k, c in named.items()}) for i, values in enumerate(rows(columns, paths))
+            call(*row[:n], **{name: x for name, x in zip(names, row[n:], strict=True)})
+            for row in zip(*found, strict=True)
         ]
     elif eager() and op in FOREACH and pairs(args) and at_once([x for td in tds for x in td._leaves.values()]):
-        done = FOREACH[op](columns[0], columns[1] if len(tds) == 2 else args[1])
+        done = FOREACH[op](found[0], found[1] if len(tds) == 2 else args[1])
     else:
-        done = [call(*values) for values in zip(*columns, strict=True)]
+        done = [call(*values) for values in zip(*found, strict=True)]
     leaves = {p: x for p, x in zip(paths, done, strict=True)}  # a call of dict takes 2 ms to trace
     if len(tds) > 1 and any_extra(like._nodes):
         check_extra(op, leaves, like._nodes, k)
@@ -139,11 +142,6 @@ def first_of(cls: Any, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return a
     name = cls.__name__ if isinstance(cls, type) else "ragged batch"
     raise StructureError(message(op, f"a {name} among the operands", "one inside a list", hint="pass it directly"))
-
-
-def rows(columns: list[list[Any]], paths: list[Any]) -> Iterable[tuple[Any, ...]]:
-    """Positional operands of each leaf; none at all where all are named."""
-    return zip(*columns, strict=True) if columns else [()] * len(paths)
 
 
 def column(x: Any, like: TensorDict, op: Op) -> list[Any]:
