@@ -100,17 +100,17 @@ def segments_of(op: Op, x: Any, dim: Any) -> Segments:
         back = partial(lambda dims, out, keepdim: settle(out, s, dims, keepdim), s.ragged_dims)
         return Segments(x.values.movedim(s.packed_dim, 0), s, None, back)
     mask = x.mask.expand(x.data.shape)
+    back = partial(put_back, x.ndim, d)
     if d is None:
-        return Segments(x.data.flatten(), None, mask.flatten(), partial(as_number, x.ndim))
-    return Segments(x.data.movedim(d, 0), None, mask.movedim(d, 0), partial(put_back, d))
+        return Segments(x.data.flatten(), None, mask.flatten(), back)
+    return Segments(x.data.movedim(d, 0), None, mask.movedim(d, 0), back)
 
 
-def as_number(ndim: int, out: Tensor, keepdim: bool) -> Tensor:
-    return out.view([1] * ndim) if keepdim else out.squeeze(0)
-
-
-def put_back(dim: int, out: Tensor, keepdim: bool) -> Tensor:
-    return out.movedim(0, dim) if keepdim else out.squeeze(0)
+def put_back(ndim: int, dim: int | None, out: Tensor, keepdim: bool) -> Tensor:
+    """What a single segment gives, its dim in its place if it is kept; None for all dims."""
+    if not keepdim:
+        return out.squeeze(0)
+    return out.view([1] * ndim) if dim is None else out.movedim(0, dim)
 
 
 def at(segments: Segments, position: Tensor, none: float) -> Tensor:
@@ -145,11 +145,8 @@ def order_of(segments: Segments, descending: bool = False) -> Tensor:
 
 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:
-    """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim.
-
-    Args:
-        dense: what runs along a static dim, `(values, axis)`, and keeps it; None for `op` itself.
-    """
+    """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim, or
+    `dense(values, axis)`, which keeps it."""
     if by_lines(op, x, dim):
         return over_lines(op, run, x, dim, keepdim)
     if dim is not None and is_static(op, x, dim):
@@ -169,11 +166,7 @@ def picked(op: Op, segments: Segments, position: Tensor, none: float, keepdim: b
 
 
 def is_static(op: Op, x: Any, dim: int) -> bool:
-    """Whether a dim is one that torch can work along on packed or padded data.
-
-    Raises:
-        ShapeError: it is the batch of a NestedTensor, out of range or no number.
-    """
+    """Whether torch can work along a dim on packed or padded data; a ShapeError for the batch of a NestedTensor."""
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(message(op, "one dim", f"{dim}", hint="name one dim, e.g. dim=-1"))
     d = normal_dim(dim, x.ndim, op)

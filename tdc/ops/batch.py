@@ -165,7 +165,8 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     given = bound(op, how, args, kwargs)
     dim = given.pop("dim", how.default)
     if not isinstance(dim, int) and (dim is NEEDED or (dim is None and how.default is not None)):
-        raise needs_dim(op, x.ndim)
+        expected = f"a dim in [{-x.ndim}, {x.ndim - 1}]"
+        raise ShapeError(message(op, expected, "None", hint="name the dim, e.g. dim=-1"))
     dims, run = batch_dims(op, dim, x.ndim, how.several), how.run
     if dims is None and how.several and x.ndim:
         dims = tuple(range(x.ndim))
@@ -197,11 +198,7 @@ def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool =
 
 
 def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, as given; those that torch's Python functions pass on without being asked are dropped.
-
-    Raises:
-        UnsupportedError: more arguments than the operation has.
-    """
+    """Arguments by name, no more than there are; those that torch's Python functions pass on unasked are dropped."""
     given = {k: v for k, v in kwargs.items() if k not in UNASKED}
     if len(args) > len(how.names):
         got = f"{len(args)} of them"
@@ -210,11 +207,7 @@ def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def batch_dims(op: Op, dim: Any, ndim: int, several: bool) -> Any:
-    """Batch dims counted from the front; None for all of them.
-
-    Raises:
-        ShapeError: a dim out of range, or several where torch takes one.
-    """
+    """Batch dims counted from the front, several only where torch takes them; None for all of them."""
     if dim is None or dim == ():
         return None
     if isinstance(dim, int) and not isinstance(dim, bool):
@@ -223,11 +216,6 @@ def batch_dims(op: Op, dim: Any, ndim: int, several: bool) -> Any:
         return tuple([normal_dim(d, ndim, op) for d in dim])
     hint = "name the argument, e.g. unbiased=False" if isinstance(dim, bool) else "flatten batch dims first"
     raise ShapeError(message(op, "one batch dim", f"{dim}", hint=hint))
-
-
-def needs_dim(op: Op, ndim: int) -> ShapeError:
-    """The error for a dim that is missing."""
-    return ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", "None", hint="name the dim, e.g. dim=-1"))
 
 
 def all_as_one(run: Op, leaf: Any, ndim: int, keepdim: bool = False, **given: Any) -> Any:
@@ -248,11 +236,7 @@ def kept(out: Tensor, rank: int, ndim: int) -> Tensor:
 
 
 def spread_over(op: Op, name: str, value: Any, features: Any, count: int) -> Any:
-    """A dense operand with batch dims, extended over the features of a leaf; numbers as they are.
-
-    Raises:
-        ShapeError: it has another number of dims.
-    """
+    """A dense operand with `count` batch dims, extended over the features of a leaf; numbers as they are."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     if value.ndim != count:

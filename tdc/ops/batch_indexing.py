@@ -32,11 +32,7 @@ def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDic
 
 
 def masked_select_tensordict(x: TensorDict, mask: Tensor) -> TensorDict:
-    """The examples where a mask over batch dims is True, as one batch dim: `[*batch] -> [n]`.
-
-    Raises:
-        UnsupportedError: the mask is no tensor; leaves would differ in size.
-    """
+    """The examples where a dense mask over batch dims is True, as one batch dim: `[*batch] -> [n]`."""
     if not isinstance(mask, Tensor):
         hint = "a mask over batch dims, or torch.where(mask, td, other)"
         raise UnsupportedError(message("masked_select", "a mask that is a tensor", describe(mask), hint=hint))

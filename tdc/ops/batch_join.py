@@ -49,11 +49,7 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
 
 
 def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
-    """`torch.stack` or `torch.cat` of the leaves at each path.
-
-    Raises:
-        ShapeError, StructureError: leaves that differ in shape, kind or device; every path is named.
-    """
+    """`torch.stack` or `torch.cat` of the leaves at each path; the error for those that differ names every path."""
     try:
         known: list[tuple[list[Any], Any]] = []
         return {p: joined(join, group, dim, known) for p, group in together(op_name(join), *tds)}
@@ -81,21 +77,23 @@ def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[A
 
 def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> TdcError:
     """The error for leaves that do not go together."""
+    groups = {show(p): group for p, group in together(op_name(join), *tds)}
+    places = {p: list(dict.fromkeys([f"{v.device}" for v in group])) for p, group in groups.items()}
+    apart = {p: " and ".join(found) for p, found in places.items() if len(found) > 1}
+    if apart:
+        expected, hint = "leaves on one device for each key", "td.to(device) of one of them"
+        return StructureError(message(join, expected, f"{len(apart)} that differ", apart, hint))
     wrong = {}
-    for path, group in together(op_name(join), *tds):
+    for path, group in groups.items():
         kinds = [(not isinstance(v, Tensor), v.ndim, list(v.shape)) for v in group]
         if join is torch.cat:
             kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
         if any([kind != kinds[0] for kind in kinds]):
-            wrong[show(path)] = " and ".join(dict.fromkeys([describe(v) for v in group]))
-    hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
-    got = f"{len(wrong)} keys that differ" if wrong else "others"
-    hint = hint if wrong else first_line(error)
-    devices = {show(p): dict.fromkeys([f"{v.device}" for v in group]) for p, group in together(op_name(join), *tds)}
-    apart = {p: " and ".join(found) for p, found in devices.items() if len(found) > 1}
-    if apart:
-        expected, hint = "leaves on one device for each key", "td.to(device) of one of them"
-        return StructureError(message(join, expected, f"{len(apart)} that differ", apart, hint))
+            wrong[path] = " and ".join(dict.fromkeys([describe(v) for v in group]))
+    got, hint = "others", first_line(error)
+    if wrong:
+        got = f"{len(wrong)} keys that differ"
+        hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"
     return ShapeError(message(join, "leaves of one shape for each key", got, wrong, hint))
 
 

@@ -18,7 +18,7 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message, sho
 from tdc.core.rules import define
 from tdc.core.typing import Dims
 from tdc.ops.batch import lift
-from tdc.ops.shape import full_order, ints, normal_dims
+from tdc.ops.shape import filled, full_order, ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
@@ -44,20 +44,14 @@ def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
 
 
 def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
-    """Sizes with -1 replaced by what is left over.
-
-    Raises:
-        ShapeError: the numbers of elements differ.
-    """
-    known, total = 1, math.prod(old)
-    for n in sizes:
-        known = known * (1 if n == -1 else n)
-    free = len([n for n in sizes if n == -1])  # torch 2.11 cannot trace `count` of symbolic sizes
-    if free > 1 or (free == 1 and (known == 0 or total % known)) or (free == 0 and known != total):
-        hint = "reshape acts on batch dims only; features stay"
+    """Sizes with -1 replaced by what is left over; a ShapeError for another number of elements."""
+    total = math.prod(old)
+    found = filled(sizes, total)
+    if found is None:
         expected = f"sizes with {total} examples, batch_size {show_sizes(old)}"
+        hint = "reshape acts on batch dims only; features stay"
         raise ShapeError(message("reshape", expected, show_sizes(sizes), hint=hint))
-    return torch.Size([total // known if n == -1 else n for n in sizes])
+    return torch.Size(found)
 
 
 def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> TensorDict:
@@ -72,9 +66,8 @@ def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> 
 def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
     d = normal_dim(dim, x.ndim, "unflatten")
     split = resolve(int_tuple("unflatten", sizes), x.batch_size[d : d + 1])
-    return lift(
-        x, lambda v: v.unflatten(d, split), size=[*x.batch_size[:d], *split, *x.batch_size[d + 1 :]], op="unflatten"
-    )
+    size = [*x.batch_size[:d], *split, *x.batch_size[d + 1 :]]
+    return lift(x, lambda v: v.unflatten(d, split), size=size, op="unflatten")
 
 
 def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
@@ -102,10 +95,8 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     k, size = len(x.batch_size), list(ints("expand", sizes))
     old = [1] * (len(size) - k) + list(x.batch_size)
     if len(size) < k or any([n not in (-1, m) and m != 1 for n, m in zip(size, old, strict=True)]):
-        got = str(size)
-        raise ShapeError(
-            message("expand", f"sizes that extend batch_size {show_sizes(x.batch_size)}", got, hint="only size 1 grows")
-        )
+        expected = f"sizes that extend batch_size {show_sizes(x.batch_size)}"
+        raise ShapeError(message("expand", expected, str(size), hint="only size 1 grows"))
     size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
     return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
 
@@ -159,11 +150,7 @@ def unfold_tensordict(x: TensorDict, dimension: int, size: int, step: int) -> Te
 
 
 def pad_tensordict(input: TensorDict, pad: Any, mode: str = "constant", value: float | None = None) -> TensorDict:
-    """Batch dims grown or cut, two numbers for each, the last batch dim first.
-
-    Raises:
-        UnsupportedError: a mode that torch has only for images.
-    """
+    """Batch dims grown or cut, two numbers for each, the last batch dim first; torch has other modes for images."""
     if mode != "constant":
         raise UnsupportedError(message("pad", "mode 'constant'", f"{mode!r}", hint="td.apply(lambda x: F.pad(x, ...))"))
     if len(pad) > 2 * input.ndim:

@@ -165,32 +165,24 @@ def batch_norm(
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
         p = positions(input, "batch_norm", weight, bias)
         return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
-    return batch_norm_masked(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
+    def masked(x: Any) -> Ragged:
+        p = positions(x, "batch_norm", weight, bias)
+        if not training:
+            return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
+        n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)
+        mean = p.data.sum((0, 1, 3)) / n.clamp(min=1)
+        centered = p.clean(p.data - mean.unsqueeze(-1))
+        var = centered.square().sum((0, 1, 3)) / n.clamp(min=1)
+        update(running_mean, mean[None], n > 0, momentum)
+        update(running_var, unbiased(var, n)[None], n > 1, momentum)
+        return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
 
-@summing
-def batch_norm_masked(
-    input: Any, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
-    bias: Tensor | None, training: bool, momentum: float, eps: float,
-) -> Ragged:  # fmt: skip
-    p = positions(input, "batch_norm", weight, bias)
-    if not training:
-        return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
-    n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)
-    mean = p.data.sum((0, 1, 3)) / n.clamp(min=1)
-    centered = p.clean(p.data - mean.unsqueeze(-1))
-    var = centered.square().sum((0, 1, 3)) / n.clamp(min=1)
-    update(running_mean, mean[None], n > 0, momentum)
-    update(running_var, unbiased(var, n)[None], n > 1, momentum)
-    return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
+    return rounded_once(masked, input)
 
 
 def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> Tensor:
-    """Data normalised by given statistics of each channel.
-
-    Raises:
-        ShapeError: there are none.
-    """
+    """Data normalised by given statistics of each channel; a ShapeError where there are none."""
     if mean is None or var is None:
         hint = "training=True for statistics of the batch"
         raise ShapeError(message("batch_norm", "running_mean and running_var", "None", hint=hint))

@@ -96,11 +96,7 @@ def fit(dst: TensorDict, src: TensorDict, outer: int, inner: int) -> None:
 
 
 def write(dst: Any, src: Any, index: Any) -> None:
-    """Write into one leaf.
-
-    Raises:
-        UnsupportedError: neither a tensor nor a padded batch.
-    """
+    """Write into one leaf, a tensor or a padded batch."""
     if isinstance(dst, MaskedBatch) and isinstance(src, MaskedBatch):
         write(dst.data, src.data, index)
         write(dst.lengths, src.lengths, index)

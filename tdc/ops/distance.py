@@ -67,11 +67,7 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
 
 def vecdot(x: Any, y: Any, *, dim: int = -1) -> Ragged | Tensor:
     op = torch.linalg.vecdot
-
-    def along_ragged(d: int) -> Tensor:
-        return torch.mul(torch.conj(x), y).sum(d)
-
-    return of_pairs(op, lambda a, b, axis: op(a, b, dim=axis), along_ragged, x, y, dim)
+    return of_pairs(op, lambda a, b, d: op(a, b, dim=d), lambda d: torch.mul(torch.conj(x), y).sum(d), x, y, dim)
 
 
 def of_pairs(op: Op, run: Op, along_ragged: Op, x1: Any, x2: Any, dim: int, keepdim: bool = False) -> Ragged | Tensor:
@@ -193,11 +189,7 @@ def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) 
 
 
 def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Ragged:
-    """Matrices with the last dim as their diagonal; ragged square ones where that dim is ragged.
-
-    Raises:
-        UnsupportedError: the new dims are not the last two.
-    """
+    """Matrices, in the last two dims, with the last dim as their diagonal; ragged square ones where it is ragged."""
     x, last = input, input.ndim - 1
     if sorted([d % (x.ndim + 1) for d in (dim1, dim2)]) != [last, last + 1] or x._batch_dim == last:
         hint = "put the batch in front, and permute the result"
@@ -224,11 +216,7 @@ def diag(input: Any, diagonal: int = 0) -> Ragged:
 
 
 def diagflat(input: Any, offset: int = 0) -> Ragged:
-    """Matrices of examples that are vectors.
-
-    Raises:
-        UnsupportedError: examples of more dims, which would have to be flattened.
-    """
+    """Matrices of examples that are vectors; those of more dims would have to be flattened, and are refused."""
     if input.ndim != 2:
         got, hint = describe(input), "loop over x.unbind()"
         raise UnsupportedError(message("diagflat", "examples that are vectors", got, hint=hint))

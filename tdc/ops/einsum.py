@@ -64,11 +64,7 @@ def einsum(equation: str, *operands: Any) -> Ragged | Tensor:
 
 
 def parse(equation: str, operands: tuple[Any, ...]) -> tuple[list[Term], str]:
-    """Operands with their letters, and the letters of the result.
-
-    Raises:
-        ShapeError: an equation of another number of operands or dims, or with other characters.
-    """
+    """Operands with their letters, and the letters of the result; a ShapeError for what is no such equation."""
     left, arrow, out = equation.replace(" ", "").partition("->")
     inputs = left.split(",")
     if len(inputs) != len(operands):
@@ -138,10 +134,6 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
         return multiply(terms, out)
     check_result(op, out, ragged, batch)
     return (in_rectangles if isinstance(batches[0].x, MaskedBatch) else of_nested)(op, terms, out, batch)
-
-
-def equation(terms: list[Term], out: str) -> str:
-    return ",".join([t.dims for t in terms]) + "->" + out
 
 
 def ragged_of(t: Term) -> str:
@@ -300,7 +292,7 @@ class Bound(NamedTuple):
 
 
 def multiply(terms: list[Term], out: str) -> Tensor:
-    return torch.einsum(equation(terms, out), *[t.x for t in terms])
+    return torch.einsum(",".join([t.dims for t in terms]) + "->" + out, *[t.x for t in terms])
 
 
 def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
@@ -353,10 +345,8 @@ def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
 
 def loop_pays(batches: list[Term], bounds: dict[str, Bound]) -> bool:
     """Whether examples one by one are faster than rectangles."""
-    work = 0
-    for t in batches:
-        sizes = [bounds[c].size if c in bounds else n for c, n in zip(t.dims, t.x.shape, strict=True)]
-        work += math.prod(sizes)
+    sizes = [[bounds[c].size if c in bounds else n for c, n in zip(t.dims, t.x.shape, strict=True)] for t in batches]
+    work = sum([math.prod(z) for z in sizes])
     return subrows.pays(batches[0].x._values, batches[0].x._structure.batch_size, work)
 
 

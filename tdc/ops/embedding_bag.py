@@ -55,10 +55,10 @@ def embedding_bag(
         found = found * packed_operand(per_sample_weights, input, F.embedding_bag).unsqueeze(-1)
     real = None if padding_idx is None else input.values != padding_idx % weight.shape[0]
     count = lengths_of(s) if real is None else reduce_rows(real.long(), s, "sum", 0)
+    if real is not None:
+        found = found.masked_fill(~real.unsqueeze(-1), -math.inf if mode == "max" else 0)
     if mode == "max":
-        found = found if real is None else found.masked_fill(~real.unsqueeze(-1), -math.inf)
         return reduce_rows(found, s, "amax", -math.inf).masked_fill((count == 0).unsqueeze(-1), 0)
-    found = found if real is None else found.masked_fill(~real.unsqueeze(-1), 0)
     if mode == "sum":
         return reduce_rows(found, s, "sum", 0)
     number = count.clamp(min=1).unsqueeze(-1)

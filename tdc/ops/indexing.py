@@ -137,11 +137,7 @@ def index_select_ragged(x: Ragged, dim: int, index: Tensor) -> Any:
 
 
 def flat_index(index: Any) -> Tensor:
-    """The index of `index_select`, one dim.
-
-    Raises:
-        DtypeError: it is no tensor.
-    """
+    """The index of `index_select`, one dim; a DtypeError for what is no tensor."""
     if not isinstance(index, Tensor):
         hint = "torch.tensor([0, 2]), or x[[0, 2]]"
         raise DtypeError(message("index_select", "an index tensor", describe(index), hint=hint))
@@ -189,11 +185,7 @@ def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Any:
 
 
 def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, Tensor, Tensor]:
-    """Where whole examples are written, and the storage of the source.
-
-    Raises:
-        StructureError: the source is another container, or its examples have other numbers or lengths.
-    """
+    """Where whole examples are written, and the storage of the source, whose examples have their number and lengths."""
     count = index.shape[0]
     kind: Any = type(x)
     fits = isinstance(source, kind) and source.batch_size[0] == count and source.ragged_dims == x.ragged_dims
@@ -213,12 +205,10 @@ def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, 
 
 def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
     d = normal_dim(dim, x.ndim, "index_fill")
-    if d != x._batch_dim:
-        axis, where = common(torch.index_fill, x, d, index)
-        return with_data(x, data_of(x).index_fill(axis, where, value))
-    return (
-        filled(x, (index,), value) if isinstance(x, NestedTensor) else x.with_data(x.data.index_fill(d, index, value))
-    )
+    if d == x._batch_dim and isinstance(x, NestedTensor):
+        return filled(x, (index,), value)
+    axis, where = (d, index) if d == x._batch_dim else common(torch.index_fill, x, d, index)
+    return with_data(x, data_of(x).index_fill(axis, where, value))
 
 
 # -- an index for each dim
@@ -256,24 +246,15 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
 
 def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate: bool = False) -> NestedTensor:
     """A number, or a tensor over the dims behind the ragged one, put into whole examples, or into static positions of
-    them in front of the ragged dim.
-
-    Raises:
-        ShapeError: a value with more dims.
-    """
+    them in front of the ragged dim."""
     s, e = x.structure, x.structure.packed_dim
     if isinstance(value, NestedTensor) or (isinstance(value, Tensor) and value.ndim > x.values.ndim - e - 1):
-        expected, hint = (
-            "a value over the dims behind the ragged one",
-            "x.index_copy(0, rows, source) for whole examples",
-        )
+        expected = "a value over the dims behind the ragged one"
+        hint = "x.index_copy(0, rows, source) for whole examples"
         raise ShapeError(message("index_put", expected, describe(value), hint=hint))
     sizes = (s.batch_size, *x.values.shape[: len(indices) - 1])
-    if accumulate:
-        hits = x.values.new_zeros(sizes).index_put(indices, x.values.new_ones(()), accumulate=True)
-    else:
-        hits = x.values.new_zeros(sizes, dtype=torch.bool)
-        hits = hits.index_put(indices, torch.ones((), dtype=torch.bool, device=x.device))
+    kind = x.dtype if accumulate else torch.bool
+    hits = x.values.new_zeros(sizes, dtype=kind).index_put(indices, x.values.new_ones((), dtype=kind), accumulate)
     hit = spread(hits, s, x.values.shape[e])
     hit = hit.view(*hit.shape, *[1] * (x.values.ndim - hit.ndim)).movedim(0, e)
     value = torch.as_tensor(value, device=x.device).to(x.dtype)
@@ -328,11 +309,7 @@ def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any
 
 def take_flat(x: Any, indices: Any) -> Any:
     """`take_along_dim` without a dim: `take`, whose result is flat. A dense index has an entry for each example, or is
-    a vector for all.
-
-    Raises:
-        ShapeError: a dense index of other dims.
-    """
+    a vector for all."""
     op = torch.take_along_dim
     if isinstance(indices, (NestedTensor, MaskedBatch)):
         return take_ragged(x, flat_examples(op, indices))
@@ -348,11 +325,7 @@ def take_flat(x: Any, indices: Any) -> Any:
 
 
 def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Any:
-    """Neighbouring examples, part of a static dim, or the same positions of every example: dense.
-
-    Raises:
-        ShapeError: they are not there.
-    """
+    """Neighbouring examples, part of a static dim, or the same positions of every example: dense. All must be there."""
     d = normal_dim(dim, x.ndim, "narrow")
     expect_number("narrow", start, length, whole=True)
     if isinstance(start, bool):

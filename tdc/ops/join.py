@@ -29,11 +29,7 @@ from tdc.ragged.structure import Structure, extent_of
 
 
 def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
-    """The operands as a list, all of one class.
-
-    Raises:
-        StructureError: something else is among them; every one is named.
-    """
+    """The operands as a list, all of one class; the error for others names every one."""
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(xs) if not isinstance(x, cls)}
     if wrong:
         hint = f"make each a {cls.__name__} first"
@@ -75,11 +71,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def check_layouts(op: str, xs: list[Any], but: int | None = None) -> None:
-    """Ragged batches to be joined have their axes at the same positions, and sizes that are equal but for one dim.
-
-    Raises:
-        StructureError, ShapeError: they do not; every operand is named.
-    """
+    """Ragged batches to be joined have their axes at the same positions, and sizes that are equal but for one dim."""
     first = xs[0]
     layouts = [(x.ragged_dims, x._batch_dim, x.ndim) for x in xs]
     if any([z != layouts[0] for z in layouts]):
@@ -123,12 +115,7 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
     for x in xs[1:]:
         offsets.append(x.offsets[1:] + offsets[-1][-1])
     shapes = None if s.shapes is None else torch.cat([x.sizes for x in xs])
-    extents = [x.structure.extent for x in xs]
-    extent = None
-    if all([e is not None for e in extents]):
-        sizes = zip(*[e.shape[:-1] for e in extents if e is not None], strict=True)
-        extent = extent_of(tuple([max(z) for z in sizes]), s.offsets.device)
-    joined = Structure(torch.cat(offsets), shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
+    joined = Structure(torch.cat(offsets), shapes, joined_extent(xs), s.packed_dim, s.batch_dim, s.ragged_ndim)
     return build_nested(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
 
 
@@ -144,11 +131,7 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
 
 
 def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
-    """The same along one of several ragged dims, number `r`: every line of row i goes on in the next operand.
-
-    Raises:
-        StructureError: rows differ in another dim.
-    """
+    """Along one of several ragged dims, number `r`, every line of row i goes on; other sizes of a row are equal."""
     s, each = xs[0].structure, torch.stack([x.sizes for x in xs], 1)  # (B, K, R)
     others = [k for k in range(s.ragged_ndim) if k != r]
     text = message("cat", "rows that differ in the dim they are joined along only", "others", hint="F.pad or crop them")
@@ -173,13 +156,15 @@ def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
     return build_nested(t.marked(), values.index_select(s.packed_dim, source))
 
 
-def joined_extent(xs: list[NestedTensor], r: int) -> Tensor | None:
-    """The longest sizes of rows that are joined along a ragged dim, or a bound of them."""
+def joined_extent(xs: list[NestedTensor], r: int | None = None) -> Tensor | None:
+    """The longest sizes, or a bound of them, of rows after rows, or of rows that are joined along a ragged dim."""
     extents = [x.structure.extent for x in xs]
-    if extents[0] is None or any([e is None for e in extents]):
+    known = [e.shape[:-1] for e in extents if e is not None]
+    if len(known) < len(xs):
         return None
-    top = [sum([e.shape[k] for e in extents if e is not None]) if k == r else n for k, n in enumerate(extents[0].shape)]
-    return extent_of(tuple(top[:-1]), extents[0].device)
+    columns = enumerate(zip(*known, strict=True))
+    top = [max(sizes) if r is None else sum(sizes) if k == r else sizes[0] for k, sizes in columns]
+    return extent_of(tuple(top), xs[0].offsets.device)
 
 
 # -- MaskedBatch

@@ -178,11 +178,7 @@ def at_once(leaves: Collection[Any]) -> bool:
 
 
 def check_broadcast(x: Any, size: Sequence[int], op: Op) -> None:
-    """A dense operand of a TensorDict broadcasts against its batch size, and does not make it larger.
-
-    Raises:
-        ShapeError: it does not.
-    """
+    """Let a dense operand of a TensorDict broadcast against its batch size, and not make it larger."""
     tail = list(size[len(size) - x.ndim :]) if x.ndim <= len(size) else None
     if tail is None or any([n != 1 and n != m for n, m in zip(x.shape, tail, strict=True)]):
         expected = f"a tensor that broadcasts against batch_size {show_sizes(size)}"

@@ -69,9 +69,8 @@ def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
     """Every row is long enough for what is cut off it or mirrored in it: an assertion on the device."""
     most = max(front, behind, 0)
     need = {"constant": 0, "reflect": most + 1, "replicate": 1, "circular": max(most, 1)}[mode]
-    text = message(
-        "pad", f"rows long enough to {'cut' if need == 0 else mode}", "a shorter row", hint="mode='constant'"
-    )
+    expected = f"rows long enough to {'cut' if need == 0 else mode}"
+    text = message("pad", expected, "a shorter row", hint="mode='constant'")
     require((lengths >= max(need, -front - behind, -front, -behind)).all(), text, ShapeError)
 
 
@@ -99,9 +98,8 @@ def pad_axis(x: Tensor, axis: int, front: int, behind: int, mode: str, value: fl
         return F.pad(x, [*[0, 0] * (x.ndim - 1 - axis), front, behind], mode, value)
     most = size - 1 if mode == "reflect" else size
     if mode != "replicate" and not max(front, behind) <= most:
-        raise ShapeError(
-            message("pad", f"at most {most} on each side", f"{front} and {behind}", hint="mode='constant'")
-        )
+        expected, got = f"at most {most} on each side", f"{front} and {behind}"
+        raise ShapeError(message("pad", expected, got, hint="mode='constant'"))
     return x.index_select(axis, source(torch.arange(-front, size + behind, device=x.device), size, mode))
 
 
@@ -193,9 +191,8 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_si
 def windows(lengths: Tensor, size: int, step: int) -> Tensor:
     """How many windows each row has."""
     hint = "drop short rows first: x = x[x.lengths >= size]"
-    require(
-        (lengths >= size).all(), message("unfold", f"rows of at least {size} positions", "a shorter row", hint=hint)
-    )
+    text = message("unfold", f"rows of at least {size} positions", "a shorter row", hint=hint)
+    require((lengths >= size).all(), text)
     return (lengths - size) // step + 1
 
 

@@ -77,11 +77,7 @@ def leading(x: Any, count: int) -> Any:
 
 
 def beside(op: Op, like: Any, x: Any, count: int) -> Any:
-    """An operand as it broadcasts against the data of a batch with its own last dims behind; with all of these dims.
-
-    Raises:
-        ShapeError: a dense one that does not.
-    """
+    """An operand as it broadcasts against the data of a batch with its own last dims behind; with all of these dims."""
     if not is_ragged(x) and (not isinstance(x, Tensor) or x.ndim == 0):
         return x
     data = data_of(like)
@@ -95,9 +91,8 @@ def beside(op: Op, like: Any, x: Any, count: int) -> Any:
     else:
         out = x
     full = out[(None,) * (data.ndim + count - out.ndim)]
-    if isinstance(like, MaskedBatch) and any(
-        [full.shape[d] not in (1, data.shape[d]) for d in (like.batch_dim, *like.ragged_dims)]
-    ):
+    fixed = (like._batch_dim, *like.ragged_dims) if isinstance(like, MaskedBatch) else ()
+    if any([full.shape[d] not in (1, data.shape[d]) for d in fixed]):
         raise grown(op, wide, full)
     return full
 
@@ -142,10 +137,9 @@ def with_identity(op: Op, x: Any) -> Tensor:
     text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
     require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
     data = squares(x)
-    beyond = torch.arange(data.shape[-1], device=data.device) >= sizes[:, :1]
-    return data + torch.diag_embed(beyond.to(data.dtype)).view(
-        data.shape[0], *[1] * (data.ndim - 3), data.shape[-1], data.shape[-1]
-    )
+    rows, n = data.shape[0], data.shape[-1]
+    beyond = torch.arange(n, device=data.device) >= sizes[:, :1]
+    return data + torch.diag_embed(beyond.to(data.dtype)).view(rows, *[1] * (data.ndim - 3), n, n)
 
 
 def squares(x: Any) -> Tensor:
@@ -276,11 +270,7 @@ def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
 
 
 def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Ragged:
-    """A function that keeps the shape and reads nothing behind a matrix: padded where a dim of it is ragged.
-
-    Raises:
-        UnsupportedError: examples are no matrices.
-    """
+    """A function of matrices that keeps the shape and reads nothing behind one: padded where a dim of it is ragged."""
     if x.ndim < 3 or x._batch_dim >= x.ndim - 2:
         raise no_matrices(op, x, False)
     if isinstance(x, NestedTensor) and ends_static(x, 2):
@@ -297,20 +287,16 @@ def trace(x: Any) -> Ragged | Tensor:
 
 
 def vander(op: Op, turned: bool, x: Any, N: int | None = None, increasing: bool = False) -> Any:
-    """Powers of every element, as many as the last dim has elements where `N` does not say.
+    """Powers of every element, as many as the last dim has elements where `N` does not say; then it is static.
 
     Args:
         turned: whether the highest power comes first, unless `increasing`.
-
-    Raises:
-        UnsupportedError: that dim is ragged.
     """
     if N is None and not ends_static(x, 1):
         hint = f"torch.{op.__name__}(x, N=...)"
         raise UnsupportedError(message(op, "a number of powers", "a ragged dim to count them", hint=hint))
-    return at_positions(
-        op, powers, (x,), {"N": x.shape[-1] if N is None else N, "increasing": increasing or not turned}
-    )
+    options = {"N": x.shape[-1] if N is None else N, "increasing": increasing or not turned}
+    return at_positions(op, powers, (x,), options)
 
 
 def powers(x: Tensor, N: int, increasing: bool = False) -> Tensor:
@@ -342,9 +328,9 @@ def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:
 # -- the table
 
 
-def matrix_rule(op: Op, *parts: str, run: Op | None = None, **cores: int) -> None:
+def matrix_rule(op: Op, *parts: str, run: Op | None = None, cores: Any = None, **facts: Any) -> None:
     """Rows for a function of matrices and further operands, see `of_matrices`; `run` is called in its place."""
-    define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts, {"A": 2, **cores}), ref=run)
+    define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts, {"A": 2, **(cores or {})}), ref=run, **facts)
 
 
 LINALG = torch.linalg
@@ -357,34 +343,22 @@ for _op in (LINALG.inv, LINALG.matrix_power, LINALG.matrix_exp, LINALG.cholesky,
 for _op in (LINALG.inv_ex, LINALG.cholesky_ex):
     matrix_rule(_op, "ij", "")
 matrix_rule(torch.qr, run=qr)
-define(
-    torch.Tensor.lu,
-    "linalg",
-    ragged=partial(of_matrices, torch.Tensor.lu, lu, (), {"A": 2}),
-    ref=lu,
-    aliases=[torch.lu],
-)
+matrix_rule(torch.Tensor.lu, run=lu, aliases=[torch.lu])
 for _op in (
     LINALG.qr, torch.svd, LINALG.svd, LINALG.svdvals, LINALG.eig, LINALG.eigh, LINALG.eigvals,
     LINALG.eigvalsh, LINALG.cond, LINALG.lu, LINALG.lu_factor, LINALG.lu_factor_ex,
     LINALG.ldl_factor, LINALG.ldl_factor_ex,
 ):  # fmt: skip
     matrix_rule(_op)
-define(
-    torch.geqrf, "linalg", ragged=partial(of_matrices, torch.geqrf, torch.geqrf, (), {"A": 2}),
-    modes=("eager", "vmap", "grad"),  # it has no fake kernel (torch 2.11-2.13)
-)  # fmt: skip
-matrix_rule(LINALG.pinv, rcond=0, atol=0, rtol=0)
-matrix_rule(LINALG.matrix_rank, tol=0, atol=0, rtol=0)
-matrix_rule(LINALG.householder_product, tau=1)
-matrix_rule(torch.lu_unpack, pivots=1)
+matrix_rule(torch.geqrf, modes=("eager", "vmap", "grad"))  # it has no fake kernel (torch 2.11-2.13)
+matrix_rule(LINALG.pinv, cores={"rcond": 0, "atol": 0, "rtol": 0})
+matrix_rule(LINALG.matrix_rank, cores={"tol": 0, "atol": 0, "rtol": 0})
+matrix_rule(LINALG.householder_product, cores={"tau": 1})
+matrix_rule(torch.lu_unpack, cores={"pivots": 1})
 define(LINALG.matrix_norm, "linalg", ragged=matrix_norm)
-SIDES: dict[Op, tuple[int, dict[str, int]]] = {
-    torch.cholesky_solve: (1, {"input": 2, "input2": 2}),
-    **dict.fromkeys((LINALG.solve, LINALG.solve_ex, LINALG.solve_triangular), (0, {"A": 2, "B": 2})),
-}
-for _op, (_at, _cores) in SIDES.items():
-    define(_op, "linalg", ragged=partial(of_system, _op, _at, _cores))
+for _op in (LINALG.solve, LINALG.solve_ex, LINALG.solve_triangular):
+    define(_op, "linalg", ragged=partial(of_system, _op, 0, {"A": 2, "B": 2}))
+define(torch.cholesky_solve, "linalg", ragged=partial(of_system, torch.cholesky_solve, 1, {"input": 2, "input2": 2}))
 FACTORS: dict[Op, dict[str, int]] = {
     LINALG.lu_solve: {"LU": 2, "pivots": 1, "B": 2},
     LINALG.ldl_solve: {"LD": 2, "pivots": 1, "B": 2}, torch.ormqr: {"input": 2, "input2": 1, "input3": 2},

@@ -56,11 +56,7 @@ def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple
 
 
 def class_dim(op: Op, x: Any) -> int:
-    """The logical dim of the classes.
-
-    Raises:
-        ShapeError: it is ragged.
-    """
+    """The logical dim of the classes; a ShapeError where it is ragged."""
     dim = x.ragged_dims[-1] + 1 if 1 in x.ragged_dims else 1
     if dim >= x.ndim or dim == x._batch_dim:
         got, hint = f"ragged dims {x.ragged_dims} of {describe(x)}", "examples choose among the same classes"
@@ -89,10 +85,8 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
     if target.shape != (input if probable else classes).shape:
         got, hint = f"{describe(input)} and {describe(target)}", "the logits without their dim of classes"
         raise ShapeError(message(op, "one target for each position", got, hint=hint))
-    if isinstance(target, NestedTensor):
-        labels = target.values
-    else:
-        labels = target.filled(0 if probable else given.get("ignore_index", -100))
+    fill = 0 if probable else given.get("ignore_index", -100)
+    labels = target.values if isinstance(target, NestedTensor) else target.filled(fill)
     labels = labels.movedim(axis, -1).movedim(-1, 1) if probable else labels
     if probable or reduction == "none":
         loss = op(logits, labels, reduction="none", **given)
@@ -116,18 +110,17 @@ def loss_tensordict(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -
     run = partial(op, reduction=reduction, **given)
     if isinstance(target, TensorDict):
         same_size(op, input, target)
-        return flat_nodes(lift(input, run, target, size=size, op=op), reduction)
-    check_broadcast(target, input.batch_size, op)
+        out = lift(input, run, target, size=size, op=op)
+    else:
+        check_broadcast(target, input.batch_size, op)
 
-    def one(x: Any) -> Tensor:
-        return run(x, target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape))
+        def one(x: Any) -> Tensor:
+            return run(x, target.view(*target.shape, *[1] * (x.ndim - input.ndim)).expand(x.shape))
 
-    return flat_nodes(lift(input, one, size=size, op=op), reduction)
-
-
-def flat_nodes(x: TensorDict, reduction: str) -> TensorDict:
-    """Inner nodes of leaves without dims have no batch dims of their own."""
-    return x if reduction == "none" else build_td(x._leaves, without_extra(x._nodes), x.batch_size, x.device)
+        out = lift(input, one, size=size, op=op)
+    if reduction == "none":
+        return out
+    return build_td(out._leaves, without_extra(out._nodes), size, out.device)  # nodes of numbers have no batch dims
 
 
 def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
@@ -142,11 +135,7 @@ def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: A
 
 
 def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
-    """An operand as it broadcasts against the data of a batch; `fill` in padding, also of a dense one.
-
-    Raises:
-        ShapeError: a dense one that does not broadcast.
-    """
+    """An operand as it broadcasts against the data of a batch; `fill` in padding, also of a dense one."""
     if isinstance(like, NestedTensor):
         return packed_operand(a, like, op)
     if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.data.shape)):
@@ -156,11 +145,7 @@ def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
 
 
 def reduced(op: Op, loss: Any, reduction: str) -> Ragged | Tensor:
-    """All losses, or their sum or mean over what is real.
-
-    Raises:
-        ShapeError: another reduction.
-    """
+    """All losses, or their sum or mean over what is real; torch has no other reductions."""
     if reduction == "none":
         return loss
     data = data_of(loss)
@@ -172,27 +157,19 @@ def reduced(op: Op, loss: Any, reduction: str) -> Ragged | Tensor:
         hint = "torch has no others"
         raise ShapeError(message(op, "reduction 'mean', 'sum' or 'none'", repr(reduction), hint=hint))
     refuse_integers(op, loss)
-    count = data.numel() if isinstance(loss, NestedTensor) else real_elements(loss)
+    count: Any = data.numel()  # of real elements
+    if isinstance(loss, MaskedBatch):
+        static = [n for d, n in enumerate(data.shape) if d not in (loss.batch_dim, *loss.ragged_dims)]
+        count = loss.lengths.prod(1).sum() * math.prod(static)
     return rounded_once(lambda t: t.sum() / count, data)
 
 
-def real_elements(x: MaskedBatch) -> Tensor:
-    """How many there are."""
-    static = [n for d, n in enumerate(x.data.shape) if d not in (x.batch_dim, *x.ragged_dims)]
-    return x.lengths.prod(1).sum() * math.prod(static)
-
-
 def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
-    """The loss of each vector along the last dim; of two losses the target is one number for each vector.
-
-    Raises:
-        StructureError: all vectors are dense.
-    """
+    """The loss of each vector along the last dim; of two losses the target is one number for each vector."""
     given, reduction = named(names, args, kwargs)
     single = ("target",) if op in (F.multi_margin_loss, F.cosine_embedding_loss) else ()
-    vectors = {
-        k: a for k, a in given.items() if k not in (*single, "weight") and (is_ragged(a) or isinstance(a, Tensor))
-    }
+    others = (*single, "weight")
+    vectors = {k: a for k, a in given.items() if k not in others and (is_ragged(a) or isinstance(a, Tensor))}
     if not any([is_ragged(a) for a in vectors.values()]):
         at = {k: describe(a) for k, a in given.items()}
         raise StructureError(message(op, "ragged vectors", "dense ones", at, "x.to_padded().data of the others"))
@@ -237,9 +214,8 @@ def ctc_loss(
     """
     if not (is_ragged(log_probs) and is_ragged(targets)):
         got = f"{describe(log_probs)} and {describe(targets)}"
-        raise StructureError(
-            message("ctc_loss", "log_probs and targets that are both ragged", got, hint="tdc.pack both")
-        )
+        expected = "log_probs and targets that are both ragged"
+        raise StructureError(message("ctc_loss", expected, got, hint="tdc.pack both"))
     for x, expected, ndim in ((log_probs, "(B, -1, C)", 3), (targets, "(B, -1)", 2)):
         if x.ndim != ndim or x.ragged_dims != (1,):
             raise StructureError(message("ctc_loss", expected, describe(x), hint="batch first, then what is ragged"))
