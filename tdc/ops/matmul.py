@@ -231,11 +231,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Ragged | Tensor
 
 
 def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Ragged | Tensor:
-    """`bmm`: the groups are the examples, whose offsets the batch carries.
-
-    Raises:
-        UnsupportedError: other groups.
-    """
+    """`bmm`: the groups are the examples, whose offsets the batch carries; an UnsupportedError for others."""
     if offs is not None or not is_ragged(mat_a):
         hint = "F.grouped_mm(x, weights) for a batch x (B, -1, D) and weights (B, D, E)"
         raise UnsupportedError(message("grouped_mm", "groups that are the rows of a batch", "offs=", hint=hint))
@@ -245,11 +241,7 @@ def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any = None, bias: Any = None, ou
 
 
 def chain(op: Op, *matrices: Any) -> Ragged | Tensor:
-    """Matrices multiplied from left to right.
-
-    Raises:
-        ShapeError: fewer than two.
-    """
+    """Matrices multiplied from left to right; a ShapeError for fewer than two."""
     given = matrices[0] if len(matrices) == 1 and isinstance(matrices[0], (list, tuple)) else matrices
     if len(given) < 2:
         raise ShapeError(message(op, "at least two matrices", f"{len(given)}", hint="x itself is the product of one"))

@@ -123,9 +123,7 @@ def histc_nested(input: NestedTensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.histc(input.values, *args, **kwargs)
 
 
-reduction(
-    torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, names="dim", identity=0
-)  # fmt: skip
+reduction(torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, names="dim", identity=0)
 reduction(torch.nansum, nansum_of, family="moments", identity=0)
 reduction(torch.nanmean, nanmean_of, family="moments", dense=nanmean_values)
 reduction(torch.logsumexp, logsumexp_of, family="moments", dense=log_values, identity=-math.inf)

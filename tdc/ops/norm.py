@@ -31,10 +31,7 @@ from tdc.ragged.structure import Structure
 
 
 def check_normalized(op: Op, input: NestedTensor | MaskedBatch, normalized_shape: Any, *args: Any, **kw: Any) -> None:
-    """
-    Raises:
-        ShapeError: one of the dims is not static.
-    """
+    """A ShapeError where one of the dims is not static."""
     last_is_static(input, op, len(normalized_shape))
 
 

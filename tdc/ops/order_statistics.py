@@ -131,8 +131,7 @@ def kthvalue_ragged(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Rag
     if not is_static(torch.kthvalue, x, dim):
         check_lengths(torch.kthvalue, k, x, dim)
     run = partial(ranked, torch.kthvalue, partial(kth_rank, k))
-    dense = lambda values, axis: torch.kthvalue(values, k, axis, True)  # noqa: E731
-    return reduce_along(torch.kthvalue, run, x, dim, keepdim, dense)
+    return reduce_along(torch.kthvalue, run, x, dim, keepdim, lambda v, axis: torch.kthvalue(v, k, axis, True))
 
 
 def rank_of(q: Tensor, last: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +164,10 @@ def quantile_ragged(
         return out.view(*out.shape, *[1] * x.ndim) if keepdim else out
     qs = torch.as_tensor(q, dtype=x.dtype, device=x.device)
     each = qs.reshape(-1)
-    dense = lambda values, axis: op(values, each, axis, True, interpolation=interpolation).unbind(0)  # noqa: E731
+
+    def dense(values: Tensor, axis: int) -> tuple[Tensor, ...]:
+        return op(values, each, axis, True, interpolation=interpolation).unbind(0)
+
     found = reduce_along(op, partial(each_quantile, op, each, interpolation), x, dim, keepdim, dense)
     return torch.stack(found) if qs.ndim else found[0]
 

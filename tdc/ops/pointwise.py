@@ -299,11 +299,7 @@ def beside_table(op: Op, impl: Op) -> Op:
 
 
 def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
-    """All tensors of a batch on a CUDA device, its structure as well.
-
-    Raises:
-        UnsupportedError: there is none.
-    """
+    """All tensors of a batch on a CUDA device, its structure as well; an UnsupportedError where there is none."""
     if not torch.cuda.is_available():
         raise UnsupportedError(message("cuda", "a CUDA device", "a machine without", hint="x.to(device)"))
     target = torch.device("cuda" if device is None else device)

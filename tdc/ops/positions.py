@@ -101,8 +101,7 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     """
     d = dim_of(op, x, dim)
     is_ragged, count = d in x.ragged_dims, x.batch_size[0]
-    other = isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count
-    if other:
+    if isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count:
         hint = "an entry for each example"
         raise ShapeError(message(op, f"positions for {count} examples", describe(index), hint=hint))
     if isinstance(index, type(x)):
@@ -173,7 +172,6 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
         inside(~real | ((given >= 0) & (given < length)), op)
     storage = F.pad(x.data, [*[0, 0] * (x.ndim - 1 - dim), 0, 1])
     where = torch.where(real, given, size)
-    cut = lambda data: x.with_data(data.narrow(dim, 0, size))  # noqa: E731
 
     def operand(src: Any) -> Any:
         if isinstance(src, Tensor) and src.ndim:
@@ -182,7 +180,7 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
             require_alike(op, index, src)
         return data_if_padded(src)
 
-    return Found(storage, dim, where, index.with_data, operand, cut)
+    return Found(storage, dim, where, index.with_data, operand, lambda data: x.with_data(data.narrow(dim, 0, size)))
 
 
 def cut_to(op: Op, x: Tensor, like: Any) -> Any:

@@ -95,11 +95,7 @@ def ends_static(x: NestedTensor | MaskedBatch, count: int) -> bool:
 
 
 def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> None:
-    """Check that the last `count` dims are features, neither ragged nor the batch.
-
-    Raises:
-        ShapeError: one of them is not.
-    """
+    """A ShapeError unless the last `count` dims are features, neither ragged nor the batch."""
     if not ends_static(x, count):
         got, hint = f"shape {list(x.shape)} with ragged dims {x.ragged_dims}", "transpose the ragged dim to the front"
         raise ShapeError(message(op, f"{count} static dims at the end", got, hint=hint))
@@ -111,10 +107,7 @@ def check_linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
 
 
 def dense_weights(op: OpName, input: Any, *weights: Any) -> None:
-    """
-    Raises:
-        DtypeError: a weight is ragged, or the input is not: a batch is what a layer is applied to, not what it learns.
-    """
+    """A DtypeError for a ragged weight or a dense input: a batch is what a layer is applied to, not what it learns."""
     if not is_ragged(input) or any([is_ragged(w) for w in weights]):
         at = {"input": describe(input), **{f"weight {i}": describe(w) for i, w in enumerate(weights)}}
         hint = "torch.matmul(x, w.mT), or x.gather, for a weight of each example"

@@ -203,8 +203,7 @@ def sum_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype |
 
 
 def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
-    run = lambda x: sum_of(x, dims, keepdim) / count(x, dims, keepdim)  # noqa: E731
-    return rounded_once(run, x, dtype)
+    return rounded_once(lambda x: sum_of(x, dims, keepdim) / count(x, dims, keepdim), x, dtype)
 
 
 def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -121,10 +121,7 @@ def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
 
 
 def trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Ragged | Tensor:
-    """
-    Raises:
-        DtypeError: integers of few bits, of which torch lets the ends overflow.
-    """
+    """A DtypeError for integers of few bits, of which torch lets the ends overflow."""
     if x is None and not (y.dtype.is_floating_point or y.dtype.is_complex) and y.dtype.itemsize < 4:
         raise DtypeError(message("trapezoid", "a dtype in which sums fit", describe(y), hint="y.long() or y.float()"))
     area = strips(torch.trapezoid, y, x, dim).sum(dim)

@@ -220,9 +220,8 @@ def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
     if len(given) == x.ndim and all([n == -1 or n == m for n, m in zip(given, old, strict=True)]):
         return x
     found = grouped(given, old, sorted((b, *x.ragged_dims)))
-    for d in range(
-        b if found is None and b < x.ragged_dims[0] else 0
-    ):  # static dims from d on become part of the batch
+    # Static dims from d on become part of the batch.
+    for d in range(b if found is None and b < x.ragged_dims[0] else 0):
         merged, kept = [*old[:d], math.prod(old[d : b + 1]), *old[b + 1 :]], [d, *[r - b + d for r in x.ragged_dims]]
         if grouped(given, merged, kept) is not None:
             return reshape_ragged(flatten_ragged(x, d, b), *given)
@@ -360,11 +359,7 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Any:
 
 
 def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
-    """The shift and the dim of each step of a roll.
-
-    Raises:
-        ShapeError: not as many shifts as dims.
-    """
+    """The shift and the dim of each step of a roll; a ShapeError where there are not as many of both."""
     each = [int_tuple("roll", n) for n in (shifts, dims)]
     if len(each[0]) != len(each[1]):
         got = f"{len(each[0])} for {len(each[1])} dims"

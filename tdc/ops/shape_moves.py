@@ -41,11 +41,7 @@ def movedim(x: Any, source: Any, destination: Any) -> Any:
 
 
 def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
-    """A quarter turn is a reversal and a transposition.
-
-    Raises:
-        ShapeError: not two dims.
-    """
+    """A quarter turn is a reversal and a transposition; a ShapeError for others than two dims."""
     found = normal_dims("rot90", dims, x.ndim)
     if len(found) != 2:
         raise ShapeError(message("rot90", "two dims", f"{dims}", hint="x.rot90(1, (1, 2))"))
@@ -61,11 +57,7 @@ def flip_along(dim: int, x: Any) -> Any:
 
 
 def t(x: Any) -> Any:
-    """Two dims swapped, fewer as they are.
-
-    Raises:
-        ShapeError: there are more.
-    """
+    """Two dims swapped, fewer as they are; a ShapeError for more."""
     if x.ndim > 2:
         hint = "name them: x.transpose(0, 1)"
         raise ShapeError(message("t", "2 dims at most", f"{x.ndim} of {describe(x)}", hint=hint))

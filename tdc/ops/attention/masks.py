@@ -74,11 +74,7 @@ def operand(mask: Any, q: Tensor, q_rows: Structure, k_rows: Structure) -> tuple
 
 
 def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
-    """A dense mask covers the longest example.
-
-    Raises:
-        ShapeError: it ends before.
-    """
+    """A ShapeError where a dense mask ends before the longest example."""
     if any([h < n and h != 1 for h, n in zip(have, need, strict=True)]):
         expected = "a mask (..., Lq, Lk) of at least the longest rows"
         got = f"(..., {have[0]}, {have[1]}) for {need[0]} queries and {need[1]} keys"

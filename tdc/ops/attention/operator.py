@@ -60,12 +60,6 @@ def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) ->
     return tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)])
 
 
-for _op in (varlen_rows, masked_rows, flash_rows):  # `register_fake` looks for its caller in every module
-    LIBRARY.impl(_op, fake_rows, "Meta")
-for _op in (varlen_rows_backward, flash_rows_backward):
-    LIBRARY.impl(_op, fake_gradients, "Meta")
-
-
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Under vmap members become heads, (K, N, H, D) -> (N, K·H, D), those of a mask as well; they share offsets."""
     tensors = [(a, d) for a, d in zip(args, in_dims, strict=True) if isinstance(a, Tensor)]
@@ -80,10 +74,6 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     ]  # fmt: skip
     outs = op(*folded)
     return tuple([o.unflatten(1, (members, -1)) for o in outs]), (1,) * len(outs)
-
-
-for _op in (varlen_rows, masked_rows, flash_rows, varlen_rows_backward, flash_rows_backward):
-    torch.library.register_vmap(_op, partial(over_members, _op))
 
 
 class Attend(torch.autograd.Function):
@@ -195,6 +185,10 @@ def without_derivative(op: Any, keys: Any, *args: Any) -> Any:
 
 
 for _op in (varlen_rows, masked_rows, flash_rows):
+    LIBRARY.impl(_op, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
     LIBRARY.impl(_op, partial(without_derivative, _op), "Autograd", with_keyset=True)
+    torch.library.register_vmap(_op, partial(over_members, _op))
 for _op in (varlen_rows_backward, flash_rows_backward):
+    LIBRARY.impl(_op, fake_gradients, "Meta")
     refuse_derivative(_op, no_second("attention"))
+    torch.library.register_vmap(_op, partial(over_members, _op))

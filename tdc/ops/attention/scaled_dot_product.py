@@ -134,11 +134,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: T
 
 
 def check_heads(heads: int, *groups: int) -> None:
-    """Heads of queries are a multiple of those of keys.
-
-    Raises:
-        ShapeError: they are not.
-    """
+    """A ShapeError unless heads of queries are a multiple of those of keys."""
     for n in groups:
         if heads % n:
             got, hint = f"{heads} and {n}", "check dim 1"
