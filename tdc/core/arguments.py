@@ -91,11 +91,9 @@ for _check in (expect_function, expect_number):
 
 
 def normal_dim(dim: int, ndim: int, op: OpName) -> int:
-    """`dim` counted from the front. In a graph a constant, also where it is an argument that took several values.
+    """A `dim` in `[-ndim, ndim)` (else a ShapeError), an int (else a DtypeError), counted from the front.
 
-    Raises:
-        ShapeError: `dim` is outside `[-ndim, ndim)`.
-        DtypeError: it is no int.
+    In a graph a constant, also where it is an argument that took several values.
     """
     try:
         if -ndim <= dim < ndim:

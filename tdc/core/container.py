@@ -83,13 +83,10 @@ class Container(Frozen):
 
 @constant
 def row_of(op: Op, cls: Any, types: Sequence[type] = ()) -> str:
-    """Name of the row that runs `op` for a container class, or for the outermost of several types.
+    """Name of the row that runs `op` for a container class, or the outermost of several types; else UnsupportedError.
 
     A constant of a compiled call, which looks its rule up by name: the call holds a guard on the rows it uses and
     none on the table, so that neither its cost nor the time to trace it grows with the number of rows.
-
-    Raises:
-        UnsupportedError: no row.
     """
     kind = (cls if len(types) < 2 else outermost(types))._kind
     row = DISPATCH[kind].get(op)

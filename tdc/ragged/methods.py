@@ -35,11 +35,6 @@ def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguo
     return data_of(x).is_contiguous(memory_format=memory_format)
 
 
-def layout(x: NestedTensor) -> torch.layout:
-    """Layout of the values."""
-    return x.values.layout
-
-
 def is_nested(x: Ragged) -> bool:
     """False: this is no `torch.nested` tensor; see `to_torch`."""
     return False
@@ -174,7 +169,8 @@ SHARED: dict[str, Any] = {
 NESTED: dict[str, Any] = {
     "to_padded": to_padded,
     "to_torch": to_torch,
-    "layout": property(layout),  # a MaskedBatch has none: torch.masked would take it for a tensor of its mask
+    # a MaskedBatch has no layout: torch.masked would take it for a tensor of its mask
+    "layout": of_data("layout", "torch.layout", "Layout of the values."),
     "cu_seqlens": property(cu_seqlens),
     "max_seqlen": NestedTensor.max_length,
 }

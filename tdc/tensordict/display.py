@@ -89,12 +89,6 @@ def static_html(key: str, entry: Static) -> str:
     return row_html(key, [("kind", "Static"), ("value", shortened(repr(entry.value)))])
 
 
-def tree_html(key: str, fields: Iterable[tuple[str, str]], items: Iterable[str], opened: bool) -> str:
-    """A node as `<details>` with its items, which are ready HTML."""
-    head = f"<summary>{row_html(key, fields)}</summary>"
-    return f"<details{' open' * opened}>{head}<ul>{''.join(items)}</ul></details>"
-
-
 def node_text(leaves: Leaves, nodes: Nodes, size: torch.Size, device: Any, indent: str = "") -> str:
     """A tree as the RFC prints it, keys sorted."""
     pad, entries = indent + "    ", []
@@ -124,5 +118,6 @@ def node_html(leaves: Leaves, nodes: Nodes, size: torch.Size, name: str | None =
         items.append(f"<li>{row(key, entry) if inner is None else node_html(*inner, name=key)}</li>")
     sizes, count = f"batch_size={sizes_text(size)}", bytes_text(bytes_of(leaves.values()))
     fields = [("kind", title(nodes) if name is not None else ""), ("shape", sizes), ("bytes", count)]
-    tree = tree_html(title(nodes) if name is None else name, fields, items, name is None or len(leaves) <= MANY)
+    head, opened = row_html(title(nodes) if name is None else name, fields), name is None or len(leaves) <= MANY
+    tree = f"<details{' open' * opened}><summary>{head}</summary><ul>{''.join(items)}</ul></details>"
     return f'<div class="tdc"><style>{STYLE}</style>{tree}</div>' if name is None else tree

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tdc.core import pytree
 from tdc.core.container import Container
@@ -25,11 +24,11 @@ from tdc.tensordict.storage import is_tensordict
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def tensors_of(leaf: Any) -> list[Tensor]:
+def tensors_of(leaf: Any) -> list[torch.Tensor]:
     """The tensors that a leaf is made of: itself, or the values, offsets or lengths of a ragged batch."""
-    if isinstance(leaf, Tensor):
+    if isinstance(leaf, torch.Tensor):
         return [leaf]
-    return [x for x in pytree.tree_leaves(unwrap(leaf)) if isinstance(x, Tensor)]
+    return [x for x in pytree.tree_leaves(unwrap(leaf)) if isinstance(x, torch.Tensor)]
 
 
 def bytes_of(leaves: Iterable[Any]) -> int:
@@ -54,7 +53,7 @@ def bytes_of_traced(leaves: Iterable[Any]) -> int:
     return sum([dense_numel(x) * x.element_size() for x in found])
 
 
-def dense_numel(x: Tensor) -> int:
+def dense_numel(x: torch.Tensor) -> int:
     """Number of elements in memory: an expanded dim has one."""
     return math.prod([n for n, step in zip(x.shape, x.stride(), strict=True) if step != 0])
 
@@ -116,8 +115,8 @@ def param_count(td: Any) -> int:
         >>> param_count(from_state_dict(torch.nn.Linear(3, 4).state_dict()))
         16
     """
-    found = [content_of(leaf) for leaf in leaves_of("param_count", td)]
-    return sum([x.numel() for x in dict.fromkeys(found) if x is not None])
+    found = [x if isinstance(x, torch.Tensor) else getattr(x, "_content", None) for x in leaves_of("param_count", td)]
+    return sum([x.numel() for x in dict.fromkeys([x for x in found if isinstance(x, torch.Tensor)])])
 
 
 def leaves_of(op: str, x: Any) -> list[Any]:
@@ -130,9 +129,3 @@ def leaves_of(op: str, x: Any) -> list[Any]:
         hint = "tdc.from_module(module) for the parameters of a module"
         raise DtypeError(message(op, "a TensorDict or a tree of tensors", describe(x), hint=hint))
     return found
-
-
-def content_of(leaf: Any) -> Any:
-    """The tensor whose elements count; None for what is no tensor."""
-    content = leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "_content", None)
-    return content if isinstance(content, torch.Tensor) else None

@@ -96,7 +96,6 @@ class Typed(NamedTuple):
         return self.extra > 0
 
 
-Node = int | Typed | Static
 Nodes = dict[KeyPath, Any]
 
 
