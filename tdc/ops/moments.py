@@ -26,7 +26,6 @@ from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import count, filled, reduce_ragged, reduction, sum_of
-from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
@@ -118,11 +117,6 @@ def with_mean_ragged(
     return moment_ragged(op, x, dim, unbiased, keepdim, **kwargs), mean
 
 
-def histc_nested(input: NestedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Of all real elements."""
-    return torch.histc(input.values, *args, **kwargs)
-
-
 reduction(torch.count_nonzero, count_nonzero_of, family="moments", dense=count_values, names="dim", identity=0)
 reduction(torch.nansum, nansum_of, family="moments", identity=0)
 reduction(torch.nanmean, nanmean_of, family="moments", dense=nanmean_values)
@@ -133,7 +127,7 @@ for _op, _impl in (
 ):  # fmt: skip
     define(_op, "moments", ragged=_impl)
     along(_op, "dim unbiased keepdim", "moments", several=True)
-define(torch.histc, "moments", nested=histc_nested)
+define(torch.histc, "moments", nested=lambda input, *args, **kwargs: torch.histc(input.values, *args, **kwargs))
 unsupported(
     torch.histc, ["masked"], "bins, into which padding would be counted", family="moments",
     hint="x.to_packed().histc()",

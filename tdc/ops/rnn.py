@@ -290,11 +290,7 @@ def run_layers(
 
 
 def check_input(x: Any, mode: str, batch_first: bool) -> None:
-    """Rows of steps of features.
-
-    Raises:
-        StructureError: another layout.
-    """
+    """A StructureError for another layout than rows of steps of features."""
     if x.ndim != 3 or (x.ragged_dims, x._batch_dim) != (((1,), 0) if batch_first else ((0,), 1)):
         expected = f"(B, -1, D) and batch_first=True, or (-1, B, D) without, for a {type(x).__name__}"
         got = f"{describe(x)} and batch_first={batch_first}"

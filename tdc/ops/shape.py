@@ -59,11 +59,7 @@ def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
 
 
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:
-    """A permutation of all dims, counted from the front.
-
-    Raises:
-        ShapeError: some dim is missing, doubled or out of range.
-    """
+    """All dims in an order, counted from the front; a ShapeError where one is missing, doubled or out of range."""
     order = [normal_dim(d, ndim, "permute") for d in dims]
     if sorted(order) != list(range(ndim)):
         hint = f"e.g. {tuple(range(ndim))}"

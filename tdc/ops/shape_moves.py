@@ -173,11 +173,7 @@ def view_as_real(x: Any) -> Any:
 
 
 def view_as_complex(x: Any) -> Any:
-    """Numbers whose real and imaginary parts lie along the last dim.
-
-    Raises:
-        ShapeError: it is ragged or the batch, or has another size.
-    """
+    """Numbers whose parts lie along the last dim; a ShapeError where it is ragged or the batch, or has another size."""
     if x.ndim - 1 in (x._batch_dim, *x.ragged_dims) or x.shape[-1] != 2:
         hint = "torch.stack([real, imag], -1)"
         raise ShapeError(message("view_as_complex", "a static last dim of size 2", describe(x), hint=hint))

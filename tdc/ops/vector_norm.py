@@ -63,11 +63,7 @@ def norm_of(x: Any, dims: tuple[int, ...], keepdim: bool, ord: float, dtype: Any
 def norm_ragged(
     x: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Ragged | Tensor:
-    """`torch.norm`: of vectors; the norms of matrices are in `torch.linalg`.
-
-    Raises:
-        UnsupportedError: `p="nuc"`.
-    """
+    """`torch.norm`: of vectors; the norms of matrices are in `torch.linalg`, and `p="nuc"` is an UnsupportedError."""
     if isinstance(out, torch.dtype):  # the method has no `out`
         dtype = out
     if p == "nuc":
@@ -79,11 +75,7 @@ def norm_ragged(
 def linalg_norm_ragged(
     x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Ragged | Tensor:
-    """`torch.linalg.norm`: of vectors where there is one dim or no ord.
-
-    Raises:
-        UnsupportedError: the norm of a matrix.
-    """
+    """`torch.linalg.norm`: of vectors where there is one dim or no ord; an UnsupportedError for matrices."""
     one = isinstance(dim, int) or (dim is not None and len(dim) == 1)
     if ord is None or (one and not isinstance(ord, str)):
         return vector_norm_ragged(x, 2 if ord is None else ord, dim, keepdim, dtype=dtype, op=torch.linalg.norm)
@@ -97,11 +89,7 @@ def dist_ragged(input: Any, other: Any, p: float = 2) -> Ragged | Tensor:
 
 
 def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Ragged:
-    """Vectors along dim 1, unless another is named, divided by their norm.
-
-    Raises:
-        UnsupportedError: `out` is given.
-    """
+    """Vectors along dim 1, unless another is named, divided by their norm; an UnsupportedError where `out` is given."""
     if out is not None:
         raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
     if by_lines(F.normalize, input, dim):

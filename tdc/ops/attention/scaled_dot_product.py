@@ -85,10 +85,8 @@ def varlen_attention(
         torch.Size([5, 1, 4])
     """
     if q_rows.batch_size != k_rows.batch_size:
-        got = f"{q_rows.batch_size} and {k_rows.batch_size}"
-        raise StructureError(
-            message("attention", "as many rows of queries as of keys", got, hint="pair the batches row by row")
-        )
+        got, hint = f"{q_rows.batch_size} and {k_rows.batch_size}", "pair the batches row by row"
+        raise StructureError(message("attention", "as many rows of queries as of keys", got, hint=hint))
     q, k, v = as_autocast(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     check_heads(q.shape[1], k.shape[1], v.shape[1])
@@ -165,11 +163,7 @@ def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool) -
 
 
 def require_paired(op: OpName, query: Any, key: Any, value: Any) -> None:
-    """As many examples of queries as of keys, and as long values as keys.
-
-    Raises:
-        StructureError: others.
-    """
+    """A StructureError unless there are as many examples of queries as of keys, and values as long as keys."""
     count, keys = query.shape[query._batch_dim], key.shape[key._batch_dim]
     if count != keys:
         got, hint = f"{count} and {keys}", "pair the batches example by example"
