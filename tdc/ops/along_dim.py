@@ -178,10 +178,8 @@ def is_static(op: Op, x: Any, dim: int) -> bool:
 
 
 def along_static(op: Op, x: Any, dim: int, run: Callable[[Tensor, int], Any], keepdim: bool = True) -> Any:
-    """`run(values, axis)` along a static dim, which it keeps; each of its results as a batch, without the dim if asked.
-
-    Several results come in the named tuple that torch returns.
-    """
+    """`run(values, axis)` along a static dim, which it keeps; its result, or each in torch's named tuple, as a
+    batch, without the dim if asked."""
     d = normal_dim(dim, x.ndim, op)
     out = run(data_of(x), axis_of(op, x, d))
     if isinstance(out, Tensor):

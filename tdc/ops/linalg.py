@@ -49,11 +49,8 @@ def identities(x: MaskedBatch) -> Tensor:
 
 
 def of_operands(op: Op, run: Op, cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-    """A function of several operands, which broadcast but for the last dims of each.
-
-    Args:
-        cores: names of the operands, in order, and how many dims at the end of each do not broadcast.
-    """
+    """A function of several operands, which broadcast but for the last dims of each: `cores` has their names, in order,
+    and how many these are."""
     names = list(cores)
     given = [*zip(names, args, strict=False), *kwargs.items()]
     batches = [(x, cores[name]) for name, x in given if is_ragged(x)]
@@ -317,8 +314,7 @@ def qr(input: Tensor, some: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def lu(input: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tensor, ...]:
-    factors: tuple[Tensor, ...] = (LINALG.lu_factor_ex if get_infos else LINALG.lu_factor)(input, pivot=pivot)
-    return tuple(factors)
+    return tuple((LINALG.lu_factor_ex if get_infos else LINALG.lu_factor)(input, pivot=pivot))
 
 
 def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:

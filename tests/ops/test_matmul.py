@@ -77,6 +77,12 @@ def test_rows_of_other_lengths_are_noticed():
             call()
 
 
+def test_operands_in_a_list_are_traced():
+    x, w = batch(2, 3), torch.ones(4, 5)
+    run = torch.compile(lambda x, w: torch.einsum("bld,de->ble", [x, w]), backend="eager", fullgraph=True)
+    assert torch.equal(run(x, w).values, x.values @ w)
+
+
 @pytest.mark.slow
 def test_a_compiled_product_makes_one_graph():
     graphs = 0
