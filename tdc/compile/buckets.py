@@ -147,8 +147,7 @@ def unbucket(x: T, valid: Tensor) -> T:
 def packed_leaves(x: Any) -> bool:
     """Whether there is a packed batch to fill; refuses what cannot be filled at all."""
     if is_tensordict(x) and x.ndim == 1:
-        leaves = [leaf for leaf in x._leaves.values() if not isinstance(leaf, Tensor)]
-        return any([packed_leaves(leaf) for leaf in leaves])
+        return any([packed_leaves(leaf) for leaf in x._leaves.values() if not isinstance(leaf, Tensor)])
     if isinstance(x, NestedTensor) and x.structure.batch_dim == 0 and x.structure.packed_dim == 0:
         return True
     if isinstance(x, MaskedBatch) and x.batch_dim == 0:

@@ -52,9 +52,8 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         check_state(op, state, params, keys, ())
         states: dict[str, Any] = {}
-        out = grads
         for k, part in zip(keys, parts, strict=True):
-            out, states[k] = part.update(out, state[k], params)
-        return out, TensorDict(states, params.batch_size)
+            grads, states[k] = part.update(grads, state[k], params)
+        return grads, TensorDict(states, params.batch_size)
 
     return Optimizer(init, update)

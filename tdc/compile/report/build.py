@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -96,8 +96,7 @@ def report(
     return Report(name, label, len(calls), breaks, compiles, call, raw, peak)
 
 
-@dataclass(slots=True)
-class BackendCall:
+class BackendCall(NamedTuple):
     """One call of the backend: for which compile, and what it gave."""
 
     id: CompileId
