@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
+from tdc.core.dynamo import eager
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -26,7 +27,7 @@ from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import build_nested
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, take_spans
 from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure
@@ -36,9 +37,22 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     """A scan of each example, or of each position along a static dim."""
     d = ragged_dim(op, x, dim)
     if d is None:
-        return along_static(op, x, dim, lambda v, axis: op(v, axis, **kwargs))
-    out = op(rectangle(x, fill), d, **kwargs)
+        beside = x._structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims[0]
+        return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
+    out = scanned(op, rectangle(x, fill), d, d, **kwargs)
     return repacked(out, x) if isinstance(out, Tensor) else type(out)([repacked(t, x) for t in out])
+
+
+def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Any:
+    """A scan of a tensor.
+
+    The derivative of `cumprod` asks for more than one element, which a graph need not know: two are put behind along
+    the dim `beside`.
+    """
+    if op is not torch.cumprod or eager():
+        return op(values, axis, **kwargs)
+    more = values.new_ones([2 if d == beside else n for d, n in enumerate(values.shape)])
+    return op(torch.cat([values, more], beside), axis, **kwargs).narrow(beside, 0, values.shape[beside])
 
 
 def ragged_dim(op: Op, x: Any, dim: int) -> int | None:

@@ -164,6 +164,17 @@ class TestDerivatives:
         torch.compile(run, backend="aot_eager", fullgraph=True)(values).backward()
         torch.testing.assert_close(values.grad, want)
 
+    @pytest.mark.parametrize("dim", [1, 2])
+    def test_running_products_in_a_graph_of_a_total_that_is_data(self, kind: str, dim: int):
+        def run(values: torch.Tensor) -> torch.Tensor:
+            y: Any = x.with_values(values)
+            return (y if kind == "nested" else y.to_padded())[:, 1:].cumprod(dim).square().sum()
+
+        x = batch([r + 1 for r in rows_of(torch.float64, 2)], "nested")
+        values = x.values.detach().requires_grad_()
+        torch.compile(run, backend="aot_eager", fullgraph=True)(values).backward()
+        torch.testing.assert_close(values.grad, torch.func.grad(run)(x.values))
+
     def test_forward_mode_of_products(self, kind: str):
         rows, more = (rows_of(torch.float64, 2, lengths=(3, 1, 2)) for _ in range(2))
         more = [m + 1 for m in more]
