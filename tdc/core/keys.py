@@ -27,7 +27,7 @@ def is_key(x: Any) -> bool:
     return isinstance(x, str) or (isinstance(x, tuple) and len(keys) > 0 and all([is_key(k) for k in keys]))
 
 
-def unravel_key(key: Any) -> Any:
+def unravel_key(key: Any) -> KeyPath:
     """The path of a NestedKey: a str at the top, a flat tuple of str below it.
 
     Args:
@@ -46,7 +46,7 @@ def unravel_key(key: Any) -> Any:
     return as_path(key, "unravel_key")
 
 
-def as_path(key: Any, op: OpName) -> Any:
+def as_path(key: Any, op: OpName) -> KeyPath:
     """`unravel_key`, as part of another operation."""
     if isinstance(key, str):
         return key
@@ -74,7 +74,7 @@ def parts(path: KeyPath) -> tuple[str, ...]:
     return (path,) if isinstance(path, str) else path
 
 
-def path_of(keys: tuple[str, ...]) -> Any:
+def path_of(keys: tuple[str, ...]) -> KeyPath:
     """The path of keys, outermost first; the inverse of `parts`."""
     return keys[0] if len(keys) == 1 else keys
 

@@ -203,7 +203,7 @@ def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, 
     return axis, x.offsets[:-1][index][row_ids(t, total)] + local_positions(t, total), source.values
 
 
-def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
+def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Ragged:
     d = normal_dim(dim, x.ndim, "index_fill")
     if d == x._batch_dim and isinstance(x, NestedTensor):
         return filled(x, (index,), value)
@@ -214,7 +214,7 @@ def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Any:
 # -- an index for each dim
 
 
-def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = False) -> Any:
+def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = False) -> Ragged:
     """Indices of dims in order: examples, positions of the ragged dim, static dims; or one ragged mask."""
     data = data_of(x)
     given: list[Tensor] = [*indices]

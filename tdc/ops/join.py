@@ -24,7 +24,7 @@ from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import local_positions, offsets_of, row_ids, strides, structure_of_sizes, take_spans
-from tdc.ragged.storage import axis_of, data_of, require_alike, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_data
 from tdc.ragged.structure import Structure, extent_of
 
 
@@ -58,7 +58,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     return cat_ragged(xs) if len(first.ragged_dims) == 1 else cat_lines(xs, first.ragged_dims.index(d))
 
 
-def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+def stack(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     """A new static dim, which all rows share; so the operands have one structure."""
     like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
     xs, d = same_kind("stack", tensors, type(like)), normal_dim(dim, like.ndim + 1, "stack")

@@ -28,7 +28,7 @@ from tdc.ragged.index import at_each, neutral, rows_at
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, reduce_rows, row_ids, structure_of_sizes, take_spans
-from tdc.ragged.storage import axis_of, data_of, ragged_sizes, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, with_data
 from tdc.ragged.structure import Structure, extent_of, require_same
 
 MODES = ("constant", "reflect", "replicate", "circular")
@@ -196,7 +196,7 @@ def windows(lengths: Tensor, size: int, step: int) -> Tensor:
     return (lengths - size) // step + 1
 
 
-def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
+def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
     """Windows along a static dim or within each row; the position in the window is the last dim."""
     op = torch.Tensor.unfold
     d = dim_of(op, x, dimension)

@@ -67,7 +67,7 @@ def of_operands(op: Op, run: Op, cores: dict[str, int], *args: Any, **kwargs: An
     return map_results(out, back)
 
 
-def leading(x: Any, count: int) -> Any:
+def leading(x: Any, count: int) -> Ragged:
     """A batch of the shape of another without its last dims; its elements are never read."""
     data = data_of(x)
     return with_data(x, data.new_empty(()).expand(data.shape[: data.ndim - count]))
@@ -258,7 +258,7 @@ def matrix_norm(
     return out if keepdim else out.squeeze(tuple(dims))
 
 
-def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
+def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Ragged:
     """A batch with other data, without static dims that have size 1 there."""
     out = with_data(x, data)
     for d in sorted(dims, reverse=True):

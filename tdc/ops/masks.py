@@ -60,7 +60,7 @@ def masked_select_ragged(x: Any, mask: Any) -> Any:
     return wide[chosen]
 
 
-def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Any:
+def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Ragged:
     """Elements of the source in order, for each example from the beginning of its example of the source; a source with
     fewer dims is for all examples.
 
@@ -103,7 +103,7 @@ def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Any:
     return with_data(x, torch.where(chosen, found, data.flatten()).view(data.shape))
 
 
-def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Any:
+def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Ragged:
     """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`.
 
     Packed there are as many as the data says; a rectangle keeps its size, and they are moved to the front.

@@ -128,7 +128,7 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
     return Planes(data, tuple(sizes), ragged, x)
 
 
-def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Any:
+def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Ragged | Tensor:
     """The container of a result `(B, C, *Q)` that has the sizes of `spans`; no span where all rows have one size."""
     kept = [d for d in p.ragged if spans[d] is not None]
     if not kept:
@@ -146,7 +146,7 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Any:
     return assembled(x, out, sizes, dims, total)
 
 
-def assembled(x: Ragged, out: Tensor, sizes: Tensor, dims: Any, total: int | None = None) -> Any:
+def assembled(x: Ragged, out: Tensor, sizes: Tensor, dims: Any, total: int | None = None) -> Ragged:
     """A container of the kind of x: of a rectangle, new sizes (B, R) along its ragged dims, and their packed total.
 
     Without a total it is data: one host read in eager, an unbacked size in a graph.

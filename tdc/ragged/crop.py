@@ -26,7 +26,7 @@ from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides, structu
 from tdc.ragged.structure import Structure
 
 
-def crop_rows(x: NestedTensor, parts: list[Any]) -> Any:
+def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
     """Apply one entry to each ragged dim.
 
     A slice keeps the dim ragged, an int or one position of each row drops it, positions of every row make it static.

@@ -52,7 +52,7 @@ from tdc.ragged.index_forms import (
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import count_rows, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
-from tdc.ragged.storage import axis_of, data_of, require_alike, with_static
+from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_static
 from tdc.ragged.structure import Structure, extent_of
 
 
@@ -122,7 +122,7 @@ def index_dims(x: Any, index: Any) -> Any:
     return insert_dims(y, parts, new, insert_dim)
 
 
-def insert_dim(x: Any, dim: int, op: str = "index") -> Any:
+def insert_dim(x: Any, dim: int, op: str = "index") -> Ragged:
     """With a new static dim of size 1, anywhere but between ragged dims."""
     if isinstance(x, NestedTensor):
         s, axis = x.structure.with_new_dim(dim, x.ndim, op)
@@ -285,7 +285,7 @@ def slice_masked(x: MaskedBatch, dim: int, part: slice | Span) -> MaskedBatch:
     return out if alike and step > 0 and (part.stop is None or stop is not None) else neutral(out)
 
 
-def at_masked(x: MaskedBatch, dim: int, part: Any) -> Any:
+def at_masked(x: MaskedBatch, dim: int, part: Any) -> MaskedBatch | Tensor:
     """Positions that every row has, or one of each row: the dim is ragged no more. Dense where no other dim is."""
     column, rest = x.ragged_dims.index(dim), [r for r in x.ragged_dims if r != dim]
     data: Any = at_each(x, dim, positions_of(part, x.lengths[:, column, None]))

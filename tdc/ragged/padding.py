@@ -95,7 +95,7 @@ class Both(Exchange):
         ctx.save_for_forward(index, valid, inverse, keep)
 
     @staticmethod
-    def jvp(ctx: Any, *directions: Any) -> Any:
+    def jvp(ctx: Any, *directions: Any) -> Tensor:
         index, valid, inverse, keep = ctx.saved_tensors
         return exchange(directions[0], index, valid, 0.0, inverse, keep)
 

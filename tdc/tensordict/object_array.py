@@ -163,7 +163,7 @@ def objects(items: tuple[Any, ...], positions: Any) -> Any:
     return [objects(items, p) for p in at] if isinstance(positions, list) else items[at]
 
 
-def moved(method: str, x: ObjectArray, *args: Any, **kwargs: Any) -> Any:
+def moved(method: str, x: ObjectArray, *args: Any, **kwargs: Any) -> ObjectArray | tuple[ObjectArray, ...]:
     """A method of tensors that moves elements, applied to the positions."""
     out = getattr(x._positions, method)(*args, **kwargs)
     return array(x._items, out) if isinstance(out, Tensor) else tuple([array(x._items, part) for part in out])

@@ -26,7 +26,7 @@ def depth(path: KeyPath) -> int:
     return 1 if isinstance(path, str) else len(path)
 
 
-def join(prefix: KeyPath, path: KeyPath) -> Any:
+def join(prefix: KeyPath, path: KeyPath) -> KeyPath:
     """A path below another.
 
     Example:

@@ -159,7 +159,7 @@ def features(x: Any) -> Tensor:
     return x.values if isinstance(x, NestedTensor) else x.filled(0).movedim(x.batch_dim, 0)
 
 
-def weights_batch(weights: Tensor, sizes: Tensor, packed: bool) -> Any:
+def weights_batch(weights: Tensor, sizes: Tensor, packed: bool) -> NestedTensor | MaskedBatch:
     """Weights (B, L, M) or (B, H, L, M) as a batch with two ragged dims."""
     ragged = weights.ndim - 2, weights.ndim - 1
     out = cut_padding(MaskedBatch(weights, sizes, ragged_dims=ragged), weights)

@@ -51,12 +51,12 @@ varlen_rows_backward = torch.ops.tdc.varlen_attention_backward.default
 flash_rows_backward = torch.ops.tdc.varlen_attention_backward.flash
 
 
-def fake_rows(q: Tensor, *rest: Any) -> Any:
+def fake_rows(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
     return torch.empty_like(q, memory_format=torch.contiguous_format), lse
 
 
-def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)])
 
 
@@ -85,7 +85,7 @@ class Attend(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, mask: Tensor | None,
         mask_offsets: Tensor | None, max_q: int | None, max_k: int | None, causal: bool, scale: float,
-    ) -> Any:  # fmt: skip
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         if max_q is not None:
             return flash_rows(q, k, v, q_offsets, k_offsets, max_q, max_k, causal, scale)
         if mask is None:
@@ -99,7 +99,7 @@ class Attend(torch.autograd.Function):
         ctx.save_for_backward(*output, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given = grads[0], *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale
         return *gradients(*given), *(None,) * 8
 
@@ -108,7 +108,7 @@ def backward_rows(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor,
     k_offsets: Tensor | None, mask: Tensor | None, mask_offsets: Tensor | None, max_q: int | None, max_k: int | None,
     causal: bool, scale: float,
-) -> Any:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v."""
     first = grad, q, k, v, out, lse, q_offsets, k_offsets
     if max_q is not None:
@@ -157,7 +157,7 @@ def gradients(*args: Any) -> Any:
     return AttendBackward.apply(*args)
 
 
-def gradients_traced(*args: Any) -> Any:
+def gradients_traced(*args: Any) -> tuple[Tensor, ...]:
     """What Dynamo traces in place of `gradients`: their derivative is refused, which takes a grad mode that is on."""
     with torch.enable_grad():
         return backward_rows(*args)
