@@ -165,8 +165,17 @@ def smaller(a: Any, b: Any) -> Any:
     return internals.sym_min(a, b)
 
 
-trace_as(larger, lambda a, b: max(a, b))  # `torch.sym_max` of two that a graph knows breaks it (torch 2.11)
-trace_as(smaller, lambda a, b: min(a, b))
+def larger_traced(a: Any, b: Any) -> Any:
+    """`max`: `torch.sym_max` of two that a graph knows breaks it (torch 2.11)."""
+    return max(a, b)
+
+
+def smaller_traced(a: Any, b: Any) -> Any:
+    return min(a, b)
+
+
+trace_as(larger, larger_traced)
+trace_as(smaller, smaller_traced)
 
 
 def without_vmap(condition: Tensor) -> Tensor:
@@ -176,7 +185,11 @@ def without_vmap(condition: Tensor) -> Tensor:
     return condition
 
 
-trace_as(without_vmap, lambda condition: condition)
+def as_is(condition: Tensor) -> Tensor:
+    return condition
+
+
+trace_as(without_vmap, as_is)
 
 
 def program_stack() -> traceback.StackSummary:
@@ -325,11 +338,15 @@ def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> Any:
     raise UnsupportedError(text)
 
 
+def empty_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(t) for t in inputs]
+
+
 refusal: Any = Refusal  # the stubs leave `apply` open
 LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
-LIBRARY.impl("refused", lambda text, grads, inputs: [torch.empty_like(t) for t in inputs], "Meta")  # for graphs
+LIBRARY.impl("refused", empty_refused, "Meta")  # for graphs
 
 
 def storage_id(x: Tensor) -> int:

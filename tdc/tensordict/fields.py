@@ -74,7 +74,7 @@ def is_marker(note: Any, name: str) -> bool:
     """Whether an annotation is `ClassVar` or `InitVar`, of any type, or `KW_ONLY`, which makes no field."""
     if isinstance(note, str):
         return note.split("[")[0].split(".")[-1] == name
-    return any([x is MARKERS[name] for x in (note, get_origin(note), type(note))])
+    return any([x is MARKERS[name] for x in (note, get_origin(note), note.__class__)])
 
 
 def hints(cls: Any) -> dict[str, Any]:

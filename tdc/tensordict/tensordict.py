@@ -301,7 +301,7 @@ class TensorDict(Operations):
     @property
     def grad(self) -> TensorDict:
         """Gradients of the leaves that have one."""
-        return self.apply(lambda leaf: getattr(leaf, "grad", None))
+        return self.apply(grad_of)
 
     @property
     def requires_grad(self) -> bool:
@@ -310,7 +310,7 @@ class TensorDict(Operations):
 
     def pin_memory(self) -> TensorDict:
         """With leaves in page-locked memory, from which a copy to a GPU need not wait."""
-        return self.apply(lambda leaf: leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf)
+        return self.apply(pinned)
 
     def share_memory(self) -> TensorDict:
         """With leaves in memory that other processes share; leaves that are there already stay."""
@@ -345,6 +345,16 @@ def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device
     if typed:
         td._fill()
     return td
+
+
+def grad_of(leaf: Any) -> Any:
+    """The gradient of a leaf; None where it has none."""
+    return getattr(leaf, "grad", None)
+
+
+def pinned(leaf: Any) -> Any:
+    """A leaf in page-locked memory, where it can be."""
+    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
 
 
 def shared(leaf: Any) -> Any:
