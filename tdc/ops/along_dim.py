@@ -107,7 +107,7 @@ def segments_of(op: Op, x: Any, dim: Any) -> Segments:
 
 
 def put_back(ndim: int, dim: int | None, out: Tensor, keepdim: bool) -> Tensor:
-    """What a single segment gives, its dim in its place if it is kept; None for all dims."""
+    """The result of a single segment. With `keepdim` it has `dim` again, as size 1; all dims where `dim` is None."""
     if not keepdim:
         return out.squeeze(0)
     return out.view([1] * ndim) if dim is None else out.movedim(0, dim)

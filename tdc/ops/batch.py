@@ -198,7 +198,7 @@ def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool =
 
 
 def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, no more than there are; those that torch's Python functions pass on unasked are dropped."""
+    """Arguments by name. Those that torch's Python functions add to every call are dropped; too many are refused."""
     given = {k: v for k, v in kwargs.items() if k not in UNASKED}
     if len(args) > len(how.names):
         got = f"{len(args)} of them"

@@ -49,7 +49,7 @@ def cat_tensordict(tensors: Sequence[TensorDict], dim: int = 0) -> TensorDict:
 
 
 def join_leaves(join: Any, tds: list[TensorDict], dim: int) -> Leaves:
-    """`torch.stack` or `torch.cat` of the leaves at each path; the error for those that differ names every path."""
+    """`torch.stack` or `torch.cat` of the leaves at each path. The error for leaves that differ names every path."""
     try:
         known: list[tuple[list[Any], Any]] = []
         return {p: joined(join, group, dim, known) for p, group in together(op_name(join), *tds)}
@@ -78,8 +78,8 @@ def joined(join: Any, group: tuple[Any, ...], dim: int, known: list[tuple[list[A
 def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> TdcError:
     """The error for leaves that do not go together."""
     groups = {show(p): group for p, group in together(op_name(join), *tds)}
-    places = {p: list(dict.fromkeys([f"{v.device}" for v in group])) for p, group in groups.items()}
-    apart = {p: " and ".join(found) for p, found in places.items() if len(found) > 1}
+    devices = {p: list(dict.fromkeys([f"{v.device}" for v in group])) for p, group in groups.items()}
+    apart = {p: " and ".join(found) for p, found in devices.items() if len(found) > 1}
     if apart:
         expected, hint = "leaves on one device for each key", "td.to(device) of one of them"
         return StructureError(message(join, expected, f"{len(apart)} that differ", apart, hint))

@@ -195,7 +195,7 @@ def unbiased(var: Tensor, n: Tensor) -> Tensor:
 
 
 def update(running: Tensor | None, new: Tensor, known: Tensor, momentum: float) -> None:
-    """Move a running statistic towards the mean of the known entries, as torch does: in place, outside autograd."""
+    """Move a running statistic, in place and outside autograd, towards the mean of the `known` entries of `new`."""
     if running is not None:
         count = known.expand(new.shape[0], 1).sum()
         mean = torch.where(known, new.detach(), 0).sum(0) / count.clamp(min=1)

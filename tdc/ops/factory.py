@@ -64,10 +64,8 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedT
     Raises:
         ShapeError: -1 elsewhere, or another number of examples.
     """
-    if (name == "new_full" and len(size) > 1) or name == "new_empty_strided":
-        given, rest = int_tuple(name, size[0]), size[1:]  # type: ignore[misc]  # there is one
-    else:
-        given, rest = ints(name, size), ()
+    apart = (name == "new_full" and len(size) > 1) or name == "new_empty_strided"  # one argument is the size
+    given, rest = (int_tuple(name, *size[:1]), size[1:]) if apart else (ints(name, size), ())
     make = getattr(data_of(x), name)
     if all([n >= 0 for n in given]):
         return make(given, *rest, **kwargs)

@@ -219,8 +219,9 @@ def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: 
 def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """torch's product, one dim after another, as a constant, times what has its derivatives and is 1 or 0.
 
-    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data. The product
-    of zeros is their elementary symmetric polynomial: exact up to the second derivative.
+    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
+    one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
+    the second derivative.
     """
 
     def times(t: Tensor) -> Tensor:

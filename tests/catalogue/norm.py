@@ -98,8 +98,11 @@ def prelu(rule: Rule) -> Iterator[Sample]:
 def embedding_bag(rule: Rule) -> Iterator[Sample]:
     """Each row is a bag; `torch.embedding_bag` wants the weight first, and offsets."""
     if rule.reason:
-        draw = lambda d: call(d.tensor(5, 3), d.ragged("flat", "class"), d.tensor(2))  # noqa: E731
-        yield Sample("offsets", draw, lambda ref, args, kwargs: args[1])
+        yield Sample(
+            "offsets",
+            lambda d: call(d.tensor(5, 3), d.ragged("flat", "class"), d.tensor(2)),
+            lambda ref, args, kwargs: args[1],
+        )
         return
 
     def want(ref: Any, args: Any, kwargs: Any) -> Tensor:

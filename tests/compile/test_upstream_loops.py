@@ -172,12 +172,16 @@ class TestScanAndCond:
 
     @pytest.mark.parametrize("step", STEPS)
     def test_slices_that_the_gradient_does_not_reach(self, step: Fn):
-        fn = lambda scan, w: sum([y.sum() for y in scan(step(w), torch.ones(4, dtype=torch.float64), (X, N))], 0)  # noqa: E731
+        def fn(scan: Fn, w: Tensor) -> Any:
+            return sum([y.sum() for y in scan(step(w), torch.ones(4, dtype=torch.float64), (X, N))], 0)
+
         args = inputs((4,))
         assert right(gradients(fn, tdc.scan, *args, backend="aot_eager"), gradients(fn, tdc.scan, *args))
 
     def test_torch_returns_zeros_as_they_came_in(self):
-        fn = lambda scan, w: scan(lambda h, x: (w * h + x, h + 0), torch.ones(4, dtype=torch.float64), X)[0].sum()  # noqa: E731
+        def fn(scan: Fn, w: Tensor) -> Tensor:
+            return scan(lambda h, x: (w * h + x, h + 0), torch.ones(4, dtype=torch.float64), X)[0].sum()
+
         with nullcontext() if scan_copies_gradients() else pytest.raises(Exception, match="might be aliasing"):
             gradients(fn, RAW.scan, *inputs((4,)), backend="aot_eager")
 
