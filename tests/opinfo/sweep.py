@@ -262,22 +262,20 @@ def sweep(given: argparse.Namespace) -> tuple[dict[str, Counter[str]], list[tupl
 
 
 def sweep_all(given: argparse.Namespace) -> None:
-    """Every pass, as a table, then what is bad. Each process takes every so manieth operation."""
+    """Every pass as a row of a table; what is bad goes to stderr. Each process takes every so manieth operation."""
     columns = ("pass", "refused", *BAD, "unmapped")
     print("| pass | kind | " + " | ".join(columns) + " |\n" + "| --- " * (len(columns) + 2) + "|", flush=True)
-    bad: list[tuple[str, ...]] = []
     with ProcessPoolExecutor(given.jobs, get_context("spawn"), set_up) as pool_of_processes:
         for name, how in PASSES.items():
             most = min(given.limit, how.get("limit", given.limit))
-            asked = argparse.Namespace(**{**vars(given), **how, "limit": most, "parts": 4 * given.jobs})
+            asked = argparse.Namespace(**{**vars(given), **how, "limit": most, "parts": 32 * given.jobs})
             parts = [argparse.Namespace(**{**vars(asked), "part": n}) for n in range(asked.parts)]
             done = list(pool_of_processes.map(sweep, parts))
             for kind in asked.kinds:
                 total = sum([counts[kind] for counts, _ in done], Counter[str]())
                 print(f"| {name} | {kind} | " + " | ".join([f"{total[c]:,}" for c in columns]) + " |", flush=True)
-            bad += [(name, *call) for _, calls in done for call in calls if call[-2] in BAD]
-    for found in bad:
-        print(*found, sep=" | ")
+            for found in [call for _, calls in done for call in calls if call[-2] in BAD]:
+                print(name, *found, sep=" | ", file=sys.stderr, flush=True)
 
 
 def set_up() -> None:
