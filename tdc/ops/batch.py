@@ -37,6 +37,7 @@ from tdc.core.errors import (
 from tdc.core.keys import show
 from tdc.core.rules import MODES, Rule, add_rule
 from tdc.core.typing import Op
+from tdc.ragged.storage import map_results
 from tdc.tensordict.indexing import reshared
 from tdc.tensordict.storage import together
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -224,15 +225,12 @@ def all_as_one(run: Op, leaf: Any, ndim: int, keepdim: bool = False, **given: An
     out = run(flat, dim=0, **given)
     if not keepdim or not ndim:
         return out
-    rank = leaf.ndim - ndim
-    if isinstance(out, Tensor):
-        return kept(out, rank, ndim)
-    return type(out)([kept(part, rank, ndim) for part in out])
 
+    def kept(part: Tensor) -> Tensor:
+        at = part.ndim - leaf.ndim + ndim  # in front of the features
+        return part.view(*part.shape[:at], *[1] * ndim, *part.shape[at:])
 
-def kept(out: Tensor, rank: int, ndim: int) -> Tensor:
-    """`ndim` dims of size 1 in front of the features."""
-    return out.view(*out.shape[: out.ndim - rank], *[1] * ndim, *out.shape[out.ndim - rank :])
+    return map_results(out, kept)
 
 
 def spread_over(op: Op, name: str, value: Any, features: Any, count: int) -> Any:

@@ -29,11 +29,11 @@ from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
 from tdc.ops.linalg import beside, no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
-from tdc.ops.positionwise import at_positions, ends_static, is_ragged, last_is_static
-from tdc.ops.rectangle import cut_padding, rectangle, resized
+from tdc.ops.positionwise import at_positions, ends_static, last_is_static
+from tdc.ops.rectangle import cut_padding, rectangle, with_sizes
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import Ragged, axis_of, ragged_sizes, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, is_ragged, ragged_sizes, sizes_along
 
 # -- one number for each pair
 
@@ -168,7 +168,7 @@ def diagonal_of(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ra
     ends = [sizes_along(x, d) if d in ragged else x.shape[d] for d in (d1, d2)]
     first, second = ends[0] + min(offset, 0), ends[1] - max(offset, 0)
     lengths = torch.minimum(torch.as_tensor(first), torch.as_tensor(second)).clamp(min=0)
-    return resized(x, data, lengths[:, None], (data.ndim - 1,))
+    return with_sizes(data, x, lengths[:, None], (data.ndim - 1,))
 
 
 def static_diagonal(x: Any, offset: int, d1: int, d2: int) -> Ragged:
@@ -202,7 +202,7 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> R
         raise no_matrices(torch.diag_embed, x, False)
     data = torch.diag_embed(rectangle(x, 0), offset, *dims)
     sizes = ragged_sizes(x) + abs(offset)
-    return resized(x, data, torch.cat([sizes, sizes], 1), (last, last + 1))
+    return with_sizes(data, x, torch.cat([sizes, sizes], 1), (last, last + 1))
 
 
 def diag(input: Any, diagonal: int = 0) -> Ragged:

@@ -32,13 +32,12 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import subrows
 from tdc.ops.pointwise import mixed
-from tdc.ops.positionwise import is_ragged
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest, reduce_rows, spread, structure_of_sizes, total_of
-from tdc.ragged.storage import Ragged, ragged_sizes
+from tdc.ragged.storage import Ragged, is_ragged, ragged_sizes
 from tdc.ragged.structure import Structure, require_same
 
 

@@ -23,12 +23,13 @@ from tdc.core.errors import ShapeError, StructureError, UnsupportedError, descri
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.positions import dim_of, flat_examples
+from tdc.ops.rectangle import rectangle, with_sizes
 from tdc.ragged.convert import to_packed, to_padded
-from tdc.ragged.index import at_each, neutral, rows_at
+from tdc.ragged.index import at_each, rows_at
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, reduce_rows, row_ids, structure_of_sizes, take_spans
-from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, with_data
+from tdc.ragged.segments import lengths_of, reduce_rows, repeated, row_ids, structure_of_sizes, take_spans
+from tdc.ragged.storage import Ragged, axis_of, changed_sizes, data_of, is_ragged, ragged_sizes, sizes_along, with_data
 from tdc.ragged.structure import Structure, extent_of, require_same
 
 MODES = ("constant", "reflect", "replicate", "circular")
@@ -125,32 +126,29 @@ def pad_rows(x: NestedTensor, front: int, behind: int, mode: str, value: float |
 def pad_rectangle(x: Any, found: list[tuple[int, int, int]], mode: str, value: float | None) -> MaskedBatch:
     """Ragged dims of a padded batch."""
     for d, front, behind in found:
-        column = x.ragged_dims.index(d)
-        check_lengths(x.lengths[:, column], front, behind, mode)
-        sizes = [n + (front + behind) * (r == column) for r, n in enumerate(x.lengths.unbind(1))]
+        lengths = sizes_along(x, d)
+        check_lengths(lengths, front, behind, mode)
         if mode == "constant":
             fill = torch.full((), value or 0, dtype=x.dtype, device=x.device)
             data = pad_axis(torch.where(x.mask, x.data, fill), d, front, behind, mode, value)
         else:
             positions = torch.arange(-front, x.data.shape[d] + behind, device=x.device)
-            data = at_each(x, d, source(positions, x.lengths[:, column, None], mode))
-        x = neutral(build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True))
+            data = at_each(x, d, source(positions, lengths[:, None], mode))
+        sizes = changed_sizes(x, (d,), lambda n, more=front + behind: n + more)
+        x = with_sizes(data, x, sizes, x.ragged_dims)
     return x
 
 
 # -- repeat_interleave
 
 
-def repeats_of(repeats: Any) -> Any:
-    """A number of times as an int, where it is one."""
-    if not isinstance(repeats, (Tensor, NestedTensor, MaskedBatch)):
-        expect_number("repeat_interleave", repeats, whole=True)
-    return int(repeats) if isinstance(repeats, Tensor) and repeats.numel() == 1 and repeats.ndim < 2 else repeats
-
-
 def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
     """Rows, positions of static dims, or the elements of each row several times. Without a dim rows are flattened."""
-    op, times = torch.repeat_interleave, repeats_of(repeats)
+    op, times = torch.repeat_interleave, repeats
+    if isinstance(repeats, Tensor):
+        times = int(repeats) if repeats.numel() == 1 and repeats.ndim < 2 else repeats
+    elif not is_ragged(repeats):
+        expect_number(op, repeats, whole=True)
     if dim is None:
         x, dim = flat_examples(op, x), 1
     d = normal_dim(dim, x.ndim, op)
@@ -177,23 +175,12 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_si
         hint = "an int, or of a NestedTensor a batch (B, -1) with a number of times for each element"
         raise StructureError(message(op, "one number of times for a ragged dim", describe(repeats), hint=hint))
     data = data_of(x).repeat_interleave(times, axis)
-    if not packs:
-        sizes = [n * times if r == d else n for r, n in zip(x.ragged_dims, x.lengths.unbind(1), strict=True)]
-        return build_masked(data, torch.stack(sizes, 1), x.ragged_dims, x.batch_dim, True)
-    s = x.structure
-    extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
-    return build_nested(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), data)
+    if packs:
+        return build_nested(repeated(x.structure, times), data)
+    return build_masked(data, changed_sizes(x, (d,), lambda n: n * times), x.ragged_dims, x.batch_dim, True)
 
 
 # -- windows, pixels
-
-
-def windows(lengths: Tensor, size: int, step: int) -> Tensor:
-    """How many windows each row has."""
-    hint = "drop short rows first: x = x[x.lengths >= size]"
-    text = message("unfold", f"rows of at least {size} positions", "a shorter row", hint=hint)
-    require((lengths >= size).all(), text)
-    return (lengths - size) // step + 1
 
 
 def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
@@ -203,46 +190,39 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
     axis = axis_of(op, x, d)
     if d not in x.ragged_dims:
         return with_data(x, data_of(x).unfold(axis, size, step))
-    old = zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True)
-    counts = [windows(n, size, step) if r == d else n for r, n in old]
+    hint = "drop short rows first: x = x[x.lengths >= size]"
+    text = message(op, f"rows of at least {size} positions", "a shorter row", hint=hint)
+    require((sizes_along(x, d) >= size).all(), text)
+    counts = changed_sizes(x, (d,), lambda n: (n - size) // step + 1)
     if isinstance(x, MaskedBatch):
-        data = x.data.unfold(d, size, step)
-        return neutral(build_masked(data, torch.stack(counts, 1), x.ragged_dims, x.batch_dim, True))
-    offsets, begins = take_spans(x.offsets[:-1], counts[0], step)
+        return with_sizes(x.data.unfold(d, size, step), x, counts, x.ragged_dims)
+    offsets, begins = take_spans(x.offsets[:-1], counts[:, 0], step)
     where = begins[:, None] + torch.arange(size, device=x.device)
     values = x.values.index_select(axis, where.flatten()).unflatten(axis, where.shape).movedim(axis + 1, -1)
     return build_nested(Structure(offsets, None, None, axis, x._batch_dim, 1).marked(), values)
 
 
-def pixels_masked(op: Op, input: MaskedBatch, factor: int) -> MaskedBatch:
+def pixels(op: Op, input: Any, factor: int) -> Ragged:
     """`pixel_shuffle` and `pixel_unshuffle` of rows (C, H, W), of which H, W or both are ragged.
 
     Raises:
         ShapeError: another layout, or sizes that the factor does not divide.
     """
-    x, grows = input, op is F.pixel_shuffle
-    if x.ndim != 4 or x.batch_dim or x.ragged_dims[0] < 2:
+    x, sizes, grows = input, ragged_sizes(input), op is F.pixel_shuffle
+    if x.ndim != 4 or x._batch_dim or x.ragged_dims[0] < 2:
         raise ShapeError(message(op, "rows of (C, H, W) with ragged H or W", describe(x), hint="x.permute(...) first"))
-    if not grows:
-        text = message(op, f"heights and widths that {factor} divides", "others", hint="F.pad, or x[..., :n]")
-        require((x.lengths % factor == 0).all(), text, ShapeError)
-        more = [n for d in (2, 3) for n in ((0, -x.data.shape[5 - d] % factor if 5 - d in x.ragged_dims else 0))]
-        x = x.with_data(F.pad(x.data, more))
-    lengths = x.lengths * factor if grows else x.lengths // factor
-    return build_masked(op(x.data, factor), lengths, x.ragged_dims, 0, True)
-
-
-def pixels_nested(op: Op, input: NestedTensor, factor: int) -> NestedTensor:
-    """Through a rectangle; the packed total is known."""
-    s = input.structure
-    times = factor**s.ragged_ndim
-    total = input.values.shape[s.packed_dim]
-    total = total * times if op is F.pixel_shuffle else total // times
-    return to_packed(pixels_masked(op, to_padded(input), factor), total=total)
+    data, times = rectangle(x, 0), factor ** len(x.ragged_dims)
+    total = x.values.shape[x.structure.packed_dim] if isinstance(x, NestedTensor) else 0
+    if grows:
+        return with_sizes(op(data, factor), x, sizes * factor, x.ragged_dims, total * times)
+    text = message(op, f"heights and widths that {factor} divides", "others", hint="F.pad, or x[..., :n]")
+    require((sizes % factor == 0).all(), text, ShapeError)
+    more = [n for d in (3, 2) for n in (0, -data.shape[d] % factor if d in x.ragged_dims else 0)]
+    return with_sizes(op(F.pad(data, more), factor), x, sizes // factor, x.ragged_dims, total // times)
 
 
 define(F.pad, "shape", ragged=pad)
 define(torch.repeat_interleave, "shape", ragged=repeat_interleave)
 define(torch.Tensor.unfold, "shape", ragged=unfold)
 for _op in (F.pixel_shuffle, F.pixel_unshuffle):
-    define(_op, "shape", nested=partial(pixels_nested, _op), masked=partial(pixels_masked, _op))
+    define(_op, "shape", ragged=partial(pixels, _op))

@@ -27,13 +27,13 @@ from tdc.core.typing import Op
 from tdc.ops.along_dim import with_dim
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, grown, packed_operand, padded_operand
-from tdc.ops.positionwise import at_positions, ends_static, is_ragged, map_results
+from tdc.ops.positionwise import at_positions, ends_static
 from tdc.ops.rectangle import cut_padding, rectangle, repacked
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pad_rows
 from tdc.ragged.segments import longest
-from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, map_results, ragged_sizes, with_data
 
 # -- matrices of static size
 
@@ -228,11 +228,11 @@ def sides(op: Op, matrix: Any, right: Any, n: int) -> Tensor:
 
 def answer(out: Any, right: Any, data: Tensor) -> Ragged | tuple[Any, ...]:
     """Solutions with the structure of the right-hand sides; what else torch returns is dense."""
-    if isinstance(out, Tensor):
-        if isinstance(right, MaskedBatch) and out.shape != right.shape:
-            out = F.pad(out, [0, 0] * (out.ndim - 2) + [0, right.shape[1] - out.shape[1]])
-        return repacked(out, right)
-    return type(out)([answer(t, right, data) if t.shape == data.shape else t for t in out])
+    if not isinstance(out, Tensor):
+        return map_results(out, lambda t: answer(t, right, data) if t.shape == data.shape else t)
+    if isinstance(right, MaskedBatch) and out.shape != right.shape:
+        out = F.pad(out, [0, 0] * (out.ndim - 2) + [0, right.shape[1] - out.shape[1]])
+    return repacked(out, right)
 
 
 # -- norms and traces

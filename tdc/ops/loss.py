@@ -33,11 +33,11 @@ from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, grown, packed_operand, padded_operand
-from tdc.ops.positionwise import is_ragged, last_is_static
+from tdc.ops.positionwise import last_is_static
 from tdc.ops.rectangle import cut_padding, rectangle
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, with_data, with_static
+from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, ragged_sizes, require_alike, with_data, with_static
 from tdc.tensordict.nodes import without_extra
 from tdc.tensordict.storage import same_size
 from tdc.tensordict.tensordict import TensorDict, build_td

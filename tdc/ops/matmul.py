@@ -29,11 +29,10 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.einsum import Term, contract, joined
-from tdc.ops.positionwise import is_ragged
-from tdc.ops.rectangle import resized
+from tdc.ops.rectangle import with_sizes
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import Ragged
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.segments import repeated
+from tdc.ragged.storage import Ragged, is_ragged
 
 BATCH = "b"
 
@@ -269,12 +268,9 @@ def kron(input: Any, other: Any) -> Ragged:
     if isinstance(input, NestedTensor):
         s = input._structure
         out = products(input._values, dense)
-        if times == 1:
-            return build_nested(s, out)
-        extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), out.device)
-        return build_nested(Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked(), out)
+        return build_nested(s if times == 1 else repeated(s, times), out)
     out = products(input.filled(0), dense.unsqueeze(input._batch_dim))
-    return resized(input, out, input.lengths * times, input.ragged_dims)
+    return with_sizes(out, input, input.lengths * times, input.ragged_dims)
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:

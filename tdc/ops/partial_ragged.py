@@ -30,7 +30,7 @@ from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import exchange, valid_mask
 from tdc.ragged.segments import offsets_of, positions_in, sizes_of, structure_of_sizes
-from tdc.ragged.storage import ragged_sizes
+from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure
 
 
@@ -75,8 +75,7 @@ def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
     if keepdim and kept[-1] - kept[0] >= len(kept):
         got, hint = "a static dim between them", "keepdim=False where there is one, or loop over x.unbind()"
         raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
-    out = run(lines.batch, dim=at, keepdim=True)
-    return lines.back(out, keepdim) if isinstance(out, Tensor) else type(out)([lines.back(t, keepdim) for t in out])
+    return map_results(run(lines.batch, dim=at, keepdim=True), lambda t: lines.back(t, keepdim))
 
 
 def along_lines(op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None) -> Any:
@@ -86,10 +85,7 @@ def along_lines(op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor
         resized: of the sizes of a ragged dim those that `run` makes of them, (B,) -> (B,); without it they stay.
     """
     lines, dims, at = lines_of(op, x, dim)
-    out, new = run(lines.batch, dim=at), None
-    if resized is not None:
-        sizes = ragged_sizes(x).unbind(1)
-        new = torch.stack([resized(n) if d in dims else n for d, n in zip(x.ragged_dims, sizes, strict=True)], 1)
+    out, new = run(lines.batch, dim=at), None if resized is None else changed_sizes(x, dims, resized)
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
 
 

@@ -35,7 +35,7 @@ from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
 from tdc.ragged.segments import longest, spread
-from tdc.ragged.storage import Ragged, data_of, with_data
+from tdc.ragged.storage import Ragged, data_of, map_results, with_data
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -99,8 +99,7 @@ def frexp(x: Any) -> Any:
     """Mantissa and exponent: two batches, in torch's named tuple."""
     if isinstance(x, TensorDict):
         return lift(x, torch.frexp, op="frexp")
-    out: Any = torch.frexp(data_of(x))
-    return type(out)([with_data(x, part) for part in out])
+    return map_results(torch.frexp(data_of(x)), lambda part: with_data(x, part))
 
 
 def nary_nested(op: Op) -> Op:

@@ -30,7 +30,7 @@ from tdc.ops.pointwise import mixed, packed_operand
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested, build_result
-from tdc.ragged.storage import require_alike
+from tdc.ragged.storage import is_ragged, map_results, require_alike
 
 
 def positionwise(op: Op, family: str, check: Op, *, fill: Op | None = None, aliases: tuple[Op, ...] = ()) -> None:
@@ -71,19 +71,6 @@ def at_positions(
         return map_results(out, partial(build_nested, like._structure))
     ready = [(a.filled(0) if fill is None else fill(a)) if is_ragged(a) else a for a in args]
     return map_results(run(*ready, **kwargs), partial(cut_padding, like))
-
-
-def map_results(result: Any, fn: Op) -> Any:
-    """`fn` of a tensor, or of every tensor of what torch returns, which keeps its type."""
-    if isinstance(result, Tensor):
-        return fn(result)
-    parts = [fn(t) for t in result]
-    return tuple(parts) if type(result) is tuple else type(result)(parts)
-
-
-def is_ragged(x: Any) -> bool:
-    """Whether an operand is a ragged batch, packed or padded."""
-    return isinstance(x, (NestedTensor, MaskedBatch))
 
 
 def ends_static(x: NestedTensor | MaskedBatch, count: int) -> bool:

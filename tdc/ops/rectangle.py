@@ -1,9 +1,9 @@
 """Ragged batches as rectangles and back, inside a rule: for operations that have no form on packed values.
 
-    rectangle(x, fill)              dense, of the logical dims, padded to the longest example
-    repacked(data, x)               the real part of such a rectangle, with the structure of x
-    resized(x, data, sizes, dims)   the same with other sizes
-    cut_padding(x, data)            a rectangle for the positions of a padded batch, 0 in padding
+    rectangle(x, fill)                 dense, of the logical dims, padded to the longest example
+    repacked(data, x)                  the real part of such a rectangle, with the structure of x
+    with_sizes(data, x, sizes, dims)   the same with other sizes
+    cut_padding(x, data)               a rectangle for the positions of a padded batch, 0 in padding
 
 Invariants: both are differentiable, and gather in both directions; no size is read from the data where the batch
 carries its longest length.
@@ -44,13 +44,14 @@ def repacked(data: Tensor, x: Any) -> Any:
     return x.with_values(pack_rows(rows, s, x.values.shape[s.packed_dim]).movedim(0, s.packed_dim))
 
 
-def resized(x: Any, data: Tensor, sizes: Tensor, dims: tuple[int, ...]) -> Ragged:
+def with_sizes(data: Tensor, x: Ragged, sizes: Tensor, dims: tuple[int, ...], total: int | None = None) -> Ragged:
     """A batch of other ragged sizes `(B, R)`, along `dims` of a rectangle with the batch at its dim in x.
 
-    What lies outside the sizes is cut off.
+    What lies outside the sizes is cut off. The packed total is read from the sizes where it is not given: one host read
+    in eager, an unbacked size in a graph.
     """
     out = build_masked(data, sizes, dims, x._batch_dim, new_lengths=True)
-    return cut_padding(out, data) if isinstance(x, MaskedBatch) else to_packed(out)
+    return cut_padding(out, data) if isinstance(x, MaskedBatch) else to_packed(out, total=total)
 
 
 def cut_padding(x: MaskedBatch, data: Tensor) -> MaskedBatch:

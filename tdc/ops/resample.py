@@ -23,7 +23,8 @@ from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.ops.pool import averaged, bins, taken
-from tdc.ops.spatial import Span, assembled, each, kernel_text, planes, resized, spatial
+from tdc.ops.rectangle import with_sizes
+from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
 
 Taps = list[tuple[Tensor, Tensor | None]]
 MODES = {
@@ -205,7 +206,7 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     position, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)
     index = (position // own * width + position % own).clamp(max=blocks.shape[2] - 1)
-    return assembled(input, taken(blocks, 2, index).movedim(1, 2), (high * wide).unsqueeze(1), (2,))
+    return with_sizes(taken(blocks, 2, index).movedim(1, 2), input, (high * wide).unsqueeze(1), (2,))
 
 
 spatial(F.interpolate, interpolate, None, "resample")

@@ -29,7 +29,7 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, take_spans
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, map_results
 from tdc.ragged.structure import Structure
 
 
@@ -39,8 +39,7 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if d is None:
         beside = x._structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims[0]
         return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
-    out = scanned(op, rectangle(x, fill), d, d, **kwargs)
-    return repacked(out, x) if isinstance(out, Tensor) else type(out)([repacked(t, x) for t in out])
+    return map_results(scanned(op, rectangle(x, fill), d, d, **kwargs), lambda t: repacked(t, x))
 
 
 def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Any:

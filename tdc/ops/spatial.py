@@ -28,14 +28,10 @@ from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
-from tdc.ops.positionwise import is_ragged, map_results
-from tdc.ops.rectangle import rectangle, repacked
+from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
-from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import structure_of_sizes, total_of
-from tdc.ragged.storage import Ragged, ragged_sizes
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import Ragged, is_ragged, map_results, ragged_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +139,7 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Ragged | Te
     sizes = torch.stack([span.of(p.sizes[d]) for d, span in zip(kept, used, strict=True)], 1)
     linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
     total = total_after(x, used) if linear and isinstance(x, NestedTensor) else None
-    return assembled(x, out, sizes, dims, total)
-
-
-def assembled(x: Ragged, out: Tensor, sizes: Tensor, dims: Any, total: int | None = None) -> Ragged:
-    """A container of the kind of x: of a rectangle, new sizes (B, R) along its ragged dims, and their packed total.
-
-    Without a total it is data: one host read in eager, an unbacked size in a graph.
-    """
-    if isinstance(x, MaskedBatch):
-        return repacked(out, build_masked(out, sizes, dims, new_lengths=True))
-    s = structure_of_sizes(sizes, tuple([out.shape[d] for d in dims]), dims[0] - 1)
-    total = total_of(s.offsets) if total is None else total
-    rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), s, total)
-    return build_nested(s, rows.movedim(0, s.packed_dim))
+    return with_sizes(out, x, sizes, dims, total)
 
 
 def beside(x: Any, out: Tensor) -> Any:
@@ -205,26 +188,20 @@ def kernel_text(kernel: Any) -> str:
     return f"a kernel of {' x '.join([f'{k}' for k in kernel])}"
 
 
-def is_frames(x: Any, n: int | None) -> bool:
-    """Whether examples are sequences of frames `(T, C, *S)`, with n dims in S where that is known."""
-    first = is_ragged(x) and x.ragged_dims == (1,) and x._batch_dim == 0
-    return first and (x.ndim > 3 if n is None else x.ndim == n + 3)
-
-
-def each_frame(run: Op, x: Ragged) -> Any:
-    """An operation on all frames of all examples; several results as a tuple."""
-    if isinstance(x, NestedTensor):
-        return map_results(run(x.values.movedim(x.structure.packed_dim, 0)), x.with_values)
-    first = (len(x), x.data.shape[1])
-    return map_results(run(x.filled(0).flatten(0, 1)), lambda t: repacked(t.view(*first, *t.shape[1:]), x))
-
-
 def spatial(op: Op, impl: Op, n: int | None, family: str, *aliases: Op) -> None:
-    """Rows for both ragged containers, of images and of frames."""
+    """Rows for both ragged containers: `impl` of images, `op` itself of all frames of all examples.
+
+    Args:
+        n: dims behind the channels, None for any number.
+    """
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_frames(input, n):
-            return each_frame(lambda frames: op(frames, *args, **kwargs), input)
-        return impl(input, *args, **kwargs)
+        rows = is_ragged(input) and input.ragged_dims == (1,) and input._batch_dim == 0
+        if not rows or (input.ndim < 4 if n is None else input.ndim != n + 3):
+            return impl(input, *args, **kwargs)
+        if isinstance(input, NestedTensor):
+            return map_results(op(input.values, *args, **kwargs), input.with_values)
+        frames, sizes = input.filled(0).flatten(0, 1), input.data.shape[:2]
+        return map_results(op(frames, *args, **kwargs), lambda t: repacked(t.view(*sizes, *t.shape[1:]), input))
 
     define(op, family, ragged=run, aliases=aliases)

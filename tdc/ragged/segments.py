@@ -44,6 +44,12 @@ def structure_of_sizes(
     return Structure(offsets, sizes if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
 
 
+def repeated(s: Structure, times: int) -> Structure:
+    """The structure of examples so many times as long along their only ragged dim."""
+    extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
+    return Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked()
+
+
 def total_of(offsets: Tensor) -> int:
     """Packed elements of all examples: one host read in eager, an unbacked size in a graph."""
     return unbacked_total(offsets) if stamp(offsets) is None else int(offsets[-1])

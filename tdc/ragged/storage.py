@@ -6,8 +6,10 @@ MaskedBatch     data (B, *S0, L, *S1)     an axis for each logical dim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from tdc.core.typing import OpName
@@ -16,6 +18,19 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
+
+
+def is_ragged(x: Any) -> bool:
+    """Whether an operand is a ragged batch, packed or padded."""
+    return isinstance(x, (NestedTensor, MaskedBatch))
+
+
+def map_results(result: Any, fn: Callable[[Tensor], Any]) -> Any:
+    """`fn` of a tensor, or of every tensor of what torch returns, which keeps its type."""
+    if isinstance(result, Tensor):
+        return fn(result)
+    parts = [fn(t) for t in result]
+    return tuple(parts) if type(result) is tuple else type(result)(parts)
 
 
 def data_of(x: Ragged) -> Tensor:
@@ -59,6 +74,12 @@ def ragged_sizes(x: Ragged) -> Tensor:
 def sizes_along(x: Ragged, dim: int) -> Tensor:
     """The size of each example along a ragged dim, (B,)."""
     return ragged_sizes(x)[:, x.ragged_dims.index(dim)]
+
+
+def changed_sizes(x: Ragged, dims: tuple[int, ...], fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """The ragged sizes of each example, (B, R), with `fn` of those along some dims."""
+    sizes = zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True)
+    return torch.stack([fn(n) if d in dims else n for d, n in sizes], 1)
 
 
 def require_alike(op: OpName, x: Any, y: Any, hint: str = "") -> None:
