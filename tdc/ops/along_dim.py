@@ -29,7 +29,7 @@ from tdc.ops.reduction import settle
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, lengths_on_host, local_positions, reduce_rows, row_ids
-from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, with_data, with_static
+from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, without_dims
 from tdc.ragged.structure import Structure
 
 SORTED = 32  # what sorting an element twice costs, in elements to copy
@@ -181,12 +181,7 @@ def along_static(op: Op, x: Any, dim: int, run: Callable[[Tensor, int], Any], ke
     """`run(values, axis)` along a static dim, which it keeps; its result, or each in torch's named tuple, as a
     batch, without the dim if asked."""
     d = normal_dim(dim, x.ndim, op)
-    return map_results(run(data_of(x), axis_of(op, x, d)), lambda t: with_dim(x, t, d, keepdim))
-
-
-def with_dim(x: Any, out: Tensor, d: int, keepdim: bool) -> Ragged:
-    """A result whose static dim `d` has been worked on, as a batch; without that dim if it is not kept."""
-    return with_data(x, out) if keepdim else with_static(x, out.squeeze(axis_of("squeeze", x, d)), d, -1)
+    return map_results(run(data_of(x), axis_of(op, x, d)), lambda t: without_dims(x, t, () if keepdim else (d,)))
 
 
 def with_elements(x: Any, dim: int, out: Tensor) -> Ragged:

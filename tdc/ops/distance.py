@@ -23,17 +23,16 @@ from tdc.core.arguments import normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.along_dim import with_dim
 from tdc.ops.batch import along
 from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
 from tdc.ops.linalg import beside, no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of
 from tdc.ops.positionwise import at_positions, ends_static, last_is_static
-from tdc.ops.rectangle import cut_padding, rectangle, with_sizes
+from tdc.ops.rectangle import as_batch, cut_padding, rectangle, with_sizes
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import Ragged, axis_of, is_ragged, ragged_sizes, sizes_along
+from tdc.ragged.storage import Ragged, axis_of, is_ragged, ragged_sizes, sizes_along, without_dims
 
 # -- one number for each pair
 
@@ -86,7 +85,8 @@ def of_pairs(op: Op, run: Op, along_ragged: Op, x1: Any, x2: Any, dim: int, keep
         return along_ragged(d)
     axis = axis_of(op, like, d)
     out = run(*vectors(op, like, x1, x2), axis).unsqueeze(axis)
-    return with_dim(like, out.masked_fill(~like.mask, 0) if isinstance(like, MaskedBatch) else out, d, keepdim)
+    out = out.masked_fill(~like.mask, 0) if isinstance(like, MaskedBatch) else out
+    return without_dims(like, out, () if keepdim else (d,))
 
 
 def vectors(op: Op, like: Ragged, x1: Any, x2: Any) -> Sequence[Tensor]:
@@ -106,7 +106,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Ragged:
         got = f"dim {dim} of {describe([*wrong, like][0])}"
         raise ShapeError(message("cross", "a static dim of size 3", got, hint="torch.linalg.cross(x, y, dim=...)"))
     out = torch.linalg.cross(*vectors(torch.cross, like, input, other), dim=axis_of(torch.cross, like, d))
-    return cut_padding(like, out) if isinstance(like, MaskedBatch) else like.with_values(out)
+    return as_batch(out, like)
 
 
 def cross(input: Any, other: Any, dim: int | None = None) -> Ragged:

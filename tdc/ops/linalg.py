@@ -11,7 +11,6 @@ rounding. For decompositions that sort or mix the whole spectrum there is no suc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,16 +23,15 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.along_dim import with_dim
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, grown, packed_operand, padded_operand
+from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.positionwise import at_positions, ends_static
-from tdc.ops.rectangle import cut_padding, rectangle, repacked
+from tdc.ops.rectangle import as_batch, rectangle, repacked
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.padding import pad_rows
 from tdc.ragged.segments import longest
-from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, map_results, ragged_sizes, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, map_results, ragged_sizes, with_data, without_dims
 
 # -- matrices of static size
 
@@ -63,8 +61,7 @@ def of_operands(op: Op, run: Op, cores: dict[str, int], *args: Any, **kwargs: An
         ready[i] = ready[i].expand(*torch.broadcast_shapes(ready[i].shape[:-1], ready[i - 1].shape[:-2]), -1)
     after, first = args[len(names) :], min(len(args), len(names))
     out = run(*ready[:first], *after, **dict(zip(kwargs, ready[first:], strict=True)))
-    back = partial(build_nested, like._structure) if isinstance(like, NestedTensor) else partial(cut_padding, like)
-    return map_results(out, back)
+    return map_results(out, lambda t: as_batch(t, like))
 
 
 def leading(x: Any, count: int) -> Ragged:
@@ -84,13 +81,13 @@ def beside(op: Op, like: Any, x: Any, count: int) -> Any:
     elif isinstance(x, MaskedBatch):
         out = padded_operand(x.with_data(identities(x)), wide, op)
     elif x.ndim > wide.ndim or not fits(x.shape, wide.shape):
-        raise grown(op, wide, x)
+        raise unbroadcast(op, wide, x)
     else:
         out = x
     full = out[(None,) * (data.ndim + count - out.ndim)]
     fixed = (like._batch_dim, *like.ragged_dims) if isinstance(like, MaskedBatch) else ()
     if any([full.shape[d] not in (1, data.shape[d]) for d in fixed]):
-        raise grown(op, wide, full)
+        raise unbroadcast(op, wide, full)
     return full
 
 
@@ -256,14 +253,6 @@ def matrix_norm(
     sums = x.abs().sum(d, True)
     out = sums.amax(e, True).clamp(min=0) if ord > 0 else sums.amin(e, True)
     return out if keepdim else out.squeeze(tuple(dims))
-
-
-def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Ragged:
-    """A batch with other data, without static dims that have size 1 there."""
-    out = with_data(x, data)
-    for d in sorted(dims, reverse=True):
-        out = with_dim(out, data_of(out), d, False)
-    return out
 
 
 def shape_kept(op: Op, x: Any, *args: Any, **kwargs: Any) -> Ragged:

@@ -32,9 +32,9 @@ from tdc.core.typing import Op
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, grown, packed_operand, padded_operand
+from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.positionwise import last_is_static
-from tdc.ops.rectangle import cut_padding, rectangle
+from tdc.ops.rectangle import as_batch, rectangle
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, ragged_sizes, require_alike, with_data, with_static
@@ -90,13 +90,8 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
     labels = labels.movedim(axis, -1).movedim(-1, 1) if probable else labels
     if probable or reduction == "none":
         loss = op(logits, labels, reduction="none", **given)
-        return reduced(op, with_data(classes, loss) if reduction == "none" else cut(classes, loss), reduction)
+        return reduced(op, with_data(classes, loss) if reduction == "none" else as_batch(loss, classes), reduction)
     return op(logits, labels, reduction=reduction, **given)
-
-
-def cut(x: Any, data: Tensor) -> Ragged:
-    """A batch of other data, zeros in padding."""
-    return cut_padding(x, data) if isinstance(x, MaskedBatch) else x.with_values(data)
 
 
 def loss_tensordict(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> TensorDict:
@@ -131,7 +126,7 @@ def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: A
     ready = {k: operand(op, a, like, 1) for k, a in given.items()}
     grow = ("input", "target", "input1", "input2", "var")
     ready = {k: a.expand(shape) if k in grow and isinstance(a, Tensor) and a.ndim else a for k, a in ready.items()}
-    return reduced(op, cut(like, run(**ready, reduction="none")), reduction)
+    return reduced(op, as_batch(run(**ready, reduction="none"), like), reduction)
 
 
 def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
@@ -139,7 +134,7 @@ def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
     if isinstance(like, NestedTensor):
         return packed_operand(a, like, op)
     if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.data.shape)):
-        raise grown(op, like, a)
+        raise unbroadcast(op, like, a)
     data = padded_operand(a, like, op)
     return torch.where(like.mask, data, fill).to(data.dtype) if isinstance(data, Tensor) else data
 
@@ -181,7 +176,7 @@ def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any
         given[k] = operand(op, a, like, 0).expand(shape).reshape(-1, shape[-1])
     for k in single:
         given[k] = operand(op, given[k], numbers, 0).expand(shape[:-1]).reshape(-1)
-    return reduced(op, cut(numbers, run(**given, reduction="none").view(shape[:-1])), reduction)
+    return reduced(op, as_batch(run(**given, reduction="none").view(shape[:-1]), numbers), reduction)
 
 
 def gaussian_nll_loss(

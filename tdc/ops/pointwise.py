@@ -135,7 +135,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
     """
     s, values, given = like.structure, like.values, x
     if x.ndim > like.ndim or not fits(x.shape, like.shape):
-        raise unbroadcast(x, like, op)
+        raise unbroadcast(op, like, x)
     if x.ndim < values.ndim - s.packed_dim and s.batch_dim <= min(s.ragged_dims):
         return x
     x = x.view(*[1] * (like.ndim - x.ndim), *x.shape)
@@ -144,7 +144,7 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
     sizes = tuple(x.shape[e + 1 : e + 1 + count])
     total = values.shape[e]
     if rows != s.batch_size and rows != 1:  # in this order, as a graph may not know the number of rows
-        raise unbroadcast(x, like, op)
+        raise unbroadcast(op, like, x)
     if all([n == 1 for n in sizes]):
         x = x.flatten(e + 1, e + count).select(e + 1, 0)
         return (spread(x, s, total) if rows == s.batch_size else x).movedim(0, e)
@@ -170,7 +170,7 @@ def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: O
             exact = exact if bound is None else exact | (column.new_full((), bound.shape[r]) == n)
             right += [exact, (column <= n).all()]
     got, hint = "another size on a ragged dim", "1, the longest length, or x.max_length, the size of x.to_padded()"
-    text = str(unbroadcast(x, like, op)) if eager() else message(op, "an operand that broadcasts", got, hint=hint)
+    text = str(unbroadcast(op, like, x)) if eager() else message(op, "an operand that broadcasts", got, hint=hint)
     require(torch.stack(right).all(), text, ShapeError)
 
 
@@ -180,10 +180,11 @@ def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
     return all([n == m or n == 1 or m in (-1, 1) for n, m in pairs])
 
 
-def unbroadcast(x: Tensor, like: NestedTensor, op: Op) -> ShapeError:
+def unbroadcast(op: Op, like: Ragged, dense: Tensor) -> ShapeError:
     """The error for a dense operand that does not broadcast."""
-    expected = f"an operand that broadcasts against {describe(like)}"
-    return ShapeError(message(op, expected, describe(x), hint="sizes must be 1 or equal, counted from the last dim"))
+    packed = isinstance(like, NestedTensor)
+    hint = "sizes must be 1 or equal, counted from the last dim" if packed else "the padded shape cannot grow"
+    return ShapeError(message(op, f"an operand that broadcasts against {describe(like)}", describe(dense), hint=hint))
 
 
 def mixed(op: Op, a: Any, b: Any) -> UnsupportedError:
@@ -212,22 +213,16 @@ def nary_masked(op: Op) -> Op:
             return like.with_data(out)
         fixed = (like.batch_dim, *like.ragged_dims)
         if out.ndim != like.ndim or any([out.shape[d] != like.data.shape[d] for d in fixed]):
-            raise grown(op, like, next(a for a in everything if isinstance(a, Tensor)))
+            raise unbroadcast(op, like, next(a for a in everything if isinstance(a, Tensor)))
         return like.with_data(out.masked_fill(~like.mask, 0))
 
     return run
 
 
-def grown(op: Op, like: MaskedBatch, dense: Tensor) -> ShapeError:
-    """The error for a dense operand that does not broadcast against a padded batch."""
-    expected = f"an operand that broadcasts against {describe(like)}"
-    return ShapeError(message(op, expected, describe(dense), hint="the padded shape cannot grow"))
-
-
 def unfit(op: Op, like: MaskedBatch, operands: Sequence[Any], error: RuntimeError) -> Exception:
     """An error of torch, as one of the library where sizes of a dense operand are its cause."""
     dense = [a for a in operands if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.shape))]
-    return grown(op, like, dense[0]) if dense and type(error) is RuntimeError else error
+    return unbroadcast(op, like, dense[0]) if dense and type(error) is RuntimeError else error
 
 
 def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:

@@ -14,7 +14,6 @@ Invariant: NaN in padding reaches neither the result nor the gradient of a weigh
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -27,9 +26,9 @@ from tdc.core.typing import Op, OpName
 from tdc.ops.along_dim import along_static
 from tdc.ops.batch import along
 from tdc.ops.pointwise import mixed, packed_operand
-from tdc.ops.rectangle import cut_padding
+from tdc.ops.rectangle import as_batch, cut_padding
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor, build_nested, build_result
+from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.storage import is_ragged, map_results, require_alike
 
 
@@ -66,11 +65,13 @@ def at_positions(
             raise mixed(op, like, other)
         if is_ragged(other) and other is not like:
             require_alike(op, like, other)
-    if isinstance(like, NestedTensor):
-        out = run(*[a._values if is_ragged(a) else a for a in args], **kwargs)
-        return map_results(out, partial(build_nested, like._structure))
-    ready = [(a.filled(0) if fill is None else fill(a)) if is_ragged(a) else a for a in args]
-    return map_results(run(*ready, **kwargs), partial(cut_padding, like))
+
+    def ready(a: Any) -> Any:
+        if isinstance(a, MaskedBatch):
+            return a.filled(0) if fill is None else fill(a)
+        return a._values if isinstance(a, NestedTensor) else a
+
+    return map_results(run(*[ready(a) for a in args], **kwargs), lambda t: as_batch(t, like))
 
 
 def ends_static(x: NestedTensor | MaskedBatch, count: int) -> bool:

@@ -3,7 +3,7 @@
     rectangle(x, fill)                 dense, of the logical dims, padded to the longest example
     repacked(data, x)                  the real part of such a rectangle, with the structure of x
     with_sizes(data, x, sizes, dims)   the same with other sizes
-    cut_padding(x, data)               a rectangle for the positions of a padded batch, 0 in padding
+    as_batch(data, x)                  a result for every position of a batch, 0 in padding
 
 Invariants: both are differentiable, and gather in both directions; no size is read from the data where the batch
 carries its longest length.
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tdc.ragged.convert import to_packed
 from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import longest
 from tdc.ragged.storage import Ragged
@@ -52,6 +53,11 @@ def with_sizes(data: Tensor, x: Ragged, sizes: Tensor, dims: tuple[int, ...], to
     """
     out = build_masked(data, sizes, dims, x._batch_dim, new_lengths=True)
     return cut_padding(out, data) if isinstance(x, MaskedBatch) else to_packed(out, total=total)
+
+
+def as_batch(data: Tensor, x: Ragged) -> Ragged:
+    """A result for every position of a batch: packed values as they are, a rectangle with 0 in padding."""
+    return cut_padding(x, data) if isinstance(x, MaskedBatch) else build_nested(x._structure, data)
 
 
 def cut_padding(x: MaskedBatch, data: Tensor) -> MaskedBatch:

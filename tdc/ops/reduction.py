@@ -33,9 +33,9 @@ from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.rectangle import rectangle
 from tdc.ragged.masked import build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, without_dims
 from tdc.ragged.structure import Structure
 
 
@@ -107,7 +107,7 @@ def reduce_values(
     out = dense(x.values, dim=(s.packed_dim, *static) if whole else static, keepdim=True, **kwargs)
     if whole:
         return settle(out.movedim(s.packed_dim, 0), s, dims, keepdim)
-    return build_nested(s, out) if keepdim else drop_static(out, s, static)
+    return without_dims(x, out, () if keepdim else dims)
 
 
 def static_axes(op: Op, x: NestedTensor, dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -115,14 +115,6 @@ def static_axes(op: Op, x: NestedTensor, dims: tuple[int, ...]) -> tuple[int, ..
     s = x.structure
     axes = [s.axis(d, x.ndim, op) for d in dims if d not in s.ragged_dims]
     return tuple([a for a in axes if a is not None])
-
-
-def drop_static(values: Tensor, s: Structure, static: tuple[int, ...]) -> NestedTensor:
-    """Squeeze reduced static axes out of packed values."""
-    before = sum([a < s.packed_dim for a in static])
-    logical = [a if a < s.packed_dim else a + s.ragged_ndim - 1 for a in static]
-    lower = sum([k + (k >= s.batch_dim) < s.batch_dim for k in logical])
-    return build_nested(s.moved(s.packed_dim - before, s.batch_dim - lower), values.squeeze(static))
 
 
 def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> Tensor:

@@ -31,7 +31,7 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import mirrored, rolled, sizes_of
-from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, with_static
+from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, with_static, without_dims
 from tdc.ragged.structure import Structure, extent_of
 
 
@@ -143,11 +143,7 @@ def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
     if dim is not None and others:
         got, hint = f"dim {others[0]}", "x[:, 0] where every row has one element, x[0] for the only example"
         raise ShapeError(message("squeeze", f"static dims of {describe(x)}", got, hint=hint))
-    for d in sorted([d for d in given if d not in others], reverse=True):
-        axis = axis_of("squeeze", x, d)
-        if data_of(x).shape[axis] == 1:
-            x = with_static(x, data_of(x).squeeze(axis), d, -1)
-    return x
+    return without_dims(x, data_of(x), [d for d in given if d not in others and x.shape[d] == 1])
 
 
 def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:

@@ -21,7 +21,7 @@ from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.leafwise import check_broadcast, column
 from tdc.ops.pairs import widest_of
-from tdc.ops.pointwise import fits, grown, unbroadcast
+from tdc.ops.pointwise import fits, unbroadcast
 from tdc.ops.positions import beside
 from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
@@ -104,10 +104,10 @@ def expanded(op: Op, x: Any, like: Any) -> Any:
     """A dense tensor or a batch that broadcasts against another batch, as one of its structure."""
     data = data_of(like)
     if not fits(x.shape, like.shape):
-        raise unbroadcast(x, like, op)
+        raise unbroadcast(op, like, x)
     wide = torch.broadcast_tensors(beside(op, x, like), data)[0]
     if wide.shape != data.shape:
-        raise unbroadcast(x, like, op)
+        raise unbroadcast(op, like, x)
     return spread(x, like, wide)
 
 
@@ -130,7 +130,7 @@ def broadcast_ragged(*tensors: Any) -> tuple[Any, ...]:
     if isinstance(like, MaskedBatch) and any(
         [wide[0].shape[d] != like.data.shape[d] for d in (like.batch_dim, *like.ragged_dims)]
     ):
-        raise grown(op, like, next(x for x in xs if isinstance(x, Tensor)))
+        raise unbroadcast(op, like, next(x for x in xs if isinstance(x, Tensor)))
     return tuple([spread(x, like, v) for x, v in zip(xs, wide, strict=True)])
 
 

@@ -6,7 +6,7 @@ MaskedBatch     data (B, *S0, L, *S1)     an axis for each logical dim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -64,6 +64,14 @@ def with_static(x: Any, data: Tensor, dim: int, more: int) -> Any:
         s = x.structure
         return build_nested(s.moved(s.packed_dim + more * (dim < x.ragged_dims[0]), batch), data)
     return build_masked(data, x.lengths, tuple([r + more * (dim < r) for r in x.ragged_dims]), batch)
+
+
+def without_dims(x: Any, data: Tensor, dims: Iterable[int]) -> Any:
+    """A batch of the same lengths with other data, without static dims that have size 1 there."""
+    out = with_data(x, data)
+    for d in sorted(dims, reverse=True):
+        out = with_static(out, data_of(out).squeeze(axis_of("squeeze", out, d)), d, -1)
+    return out
 
 
 def ragged_sizes(x: Ragged) -> Tensor:
