@@ -24,22 +24,13 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, normal_dim
-from tdc.core.errors import (
-    DtypeError,
-    IndexingError,
-    ShapeError,
-    UnsupportedError,
-    describe,
-    message,
-    op_name,
-    show_sizes,
-)
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.keys import show
-from tdc.core.rules import MODES, Rule, add_rule
+from tdc.core.rules import define, name_of
 from tdc.core.typing import Op
 from tdc.ragged.storage import map_results
 from tdc.tensordict.indexing import reshared
-from tdc.tensordict.storage import together
+from tdc.tensordict.storage import Leaves, together
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 NEEDED: Any = object()
@@ -47,7 +38,7 @@ NEEDED: Any = object()
 
 def on_leaves(op: Op) -> Op:
     """An operation as it is called on leaves: a Tensor method by its name, so that ragged leaves find their own."""
-    name = op_name(op)
+    name = name_of(op)
     return partial(call_method, name) if getattr(torch.Tensor, name, None) is op else op
 
 
@@ -75,40 +66,33 @@ def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any =
     except PLAIN as error:
         if type(error) not in PLAIN:  # the library's own, which say more, and those of vmap, export and CUDA
             raise
-        raise refused(op, x, fn, others, error) from error
+        raise explained(op, x, fn, [[td._leaves[p] for p in x._leaves] for td in (x, *others)], error) from error
     if not isinstance(first, tuple):
-        out = out if all_tensors(out) else reshared(x._leaves, out)
-        return build_td(out, x._nodes, size_of(first, rank) if size is None else torch.Size(size), x.device)
+        return of_leaves(x, out, first.shape[: first.ndim - rank] if size is None else torch.Size(size))
     columns = [{p: r[i] for p, r in out.items()} for i in range(len(first))]
-    columns = [c if all_tensors(c) else reshared(x._leaves, c) for c in columns]
-    parts = [build_td(c, x._nodes, size_of(part, rank), x.device) for c, part in zip(columns, first, strict=True)]
+    parts = [of_leaves(x, c, y.shape[: y.ndim - rank]) for c, y in zip(columns, first, strict=True)]
     return tuple(parts) if type(first) is tuple else type(first)(parts)
 
 
-def all_tensors(leaves: dict[Any, Any]) -> bool:
-    """Whether no leaf is ragged or of another library."""
-    return all([isinstance(x, Tensor) for x in leaves.values()])
+def of_leaves(x: TensorDict, leaves: Leaves, size: torch.Size) -> TensorDict:
+    """The TensorDict of results for every leaf of another one; ragged ones that shared a structure share one again."""
+    shared = all([isinstance(v, Tensor) for v in leaves.values()])
+    return build_td(leaves if shared else reshared(x._leaves, leaves), x._nodes, size, x.device)
 
 
-def refused(op: Any, x: TensorDict, fn: Op, others: tuple[TensorDict, ...], error: Exception) -> Exception:
-    """An error of torch with the leaves where it arises. They run once more, which only a failure has to pay for."""
-    found = failing(fn, x, [[td._leaves[p] for p in x._leaves] for td in (x, *others)], PLAIN)
-    return explained(op, x, {path: describe(values[0]) for path, values in found.items()}, error)
+def explained(op: Any, x: TensorDict, fn: Op, columns: list[list[Any]], error: Exception) -> Exception:
+    """An error of torch as one of the library, with the leaves where it arises; as it is where it does not again.
 
-
-def failing(fn: Op, like: TensorDict, columns: Any, errors: Any) -> dict[str, tuple[Any, ...]]:
-    """The operands at each path, taken from columns in the order of `like`, for which `fn` raises such an error."""
-    found = {}
-    for path, *values in zip(like._leaves, *columns, strict=True):
+    Operands, in columns in the order of `x`, run once more, which only a failure has to pay for.
+    """
+    wrong = {}
+    for path, *values in zip(x._leaves, *columns, strict=True):
         try:
             fn(*values)
-        except errors:
-            found[show(path)] = tuple(values)
-    return found
-
-
-def explained(op: Any, x: TensorDict, wrong: dict[str, str], error: Exception) -> Exception:
-    """An error of torch as one of the library, with the leaves where it arises."""
+        except PLAIN:
+            wrong[show(path)] = " and ".join([describe(v) for v in values])
+    if x._leaves and not wrong:
+        return error
     kinds = {IndexError: IndexingError, TypeError: DtypeError, NotImplementedError: DtypeError}
     expected = f"arguments for batch_size {show_sizes(x.batch_size)}"
     return kinds.get(type(error), ShapeError)(message(op, expected, "others", wrong, first_line(error)))
@@ -124,11 +108,6 @@ def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any,
     for path, result in out.items():
         return result, x._leaves[path].ndim - x.ndim
     return fn(*[torch.empty(td.batch_size, device=x.device) for td in (x, *others)]), 0
-
-
-def size_of(leaf: Any, rank: int) -> Any:
-    """The batch size of a leaf with `rank` features."""
-    return leaf.shape[: leaf.ndim - rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +132,18 @@ class Along:
 
 
 def along(
-    op: Op, names: str, family: str, *, identity: float | None = None, aliases: Any = (),
-    modes: tuple[str, ...] = MODES, whole: bool = False, **how: Any,
+    op: Op, names: str, family: str, *, ragged: Op | None = None, identity: float | None = None, aliases: Any = (),
+    whole: bool = False, **how: Any,
 ) -> None:  # fmt: skip
-    """A row for an operation along batch dims; `how` are further fields of `Along`. `whole`: as `of_whole`."""
+    """Rows for an operation along batch dims, and for ragged batches where `ragged` does it.
+
+    Args:
+        whole: as `of_whole`.
+        how: further fields of `Along`.
+    """
     takes = Along(tuple(names.split()), run=how.pop("run", None) or on_leaves(op), **how)
     impl = partial(of_whole if whole else along_tensordict, op, takes)
-    add_rule(Rule(op, "tensordict", family, impl, op, identity=identity, modes=modes), aliases)
+    define(op, family, ragged=ragged, tensordict=impl, identity=identity, aliases=aliases)
 
 
 def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: Any) -> Any:

@@ -32,9 +32,7 @@ def permute_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
 
 def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
     a, b = normal_dim(dim0, x.ndim, "transpose"), normal_dim(dim1, x.ndim, "transpose")
-    size = list(x.batch_size)
-    size[a], size[b] = size[b], size[a]
-    return lift(x, lambda v: v.transpose(a, b), size=size, op="transpose")
+    return lift(x, lambda v: v.transpose(a, b), op="transpose")
 
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
@@ -58,21 +56,18 @@ def flatten_tensordict(x: TensorDict, start_dim: int = 0, end_dim: int = -1) -> 
     if not x.ndim:
         return unsqueeze_tensordict(x, 0)
     a, b = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
-    size = x.batch_size
-    merged = torch.Size([*size[:a], math.prod(size[a : b + 1]), *size[b + 1 :]])
-    return lift(x, lambda v: v.flatten(a, b), size=merged, op="flatten")
+    return lift(x, lambda v: v.flatten(a, b), op="flatten")
 
 
 def unflatten_tensordict(x: TensorDict, dim: int, sizes: Any) -> TensorDict:
     d = normal_dim(dim, x.ndim, "unflatten")
     split = resolve(int_tuple("unflatten", sizes), x.batch_size[d : d + 1])
-    size = [*x.batch_size[:d], *split, *x.batch_size[d + 1 :]]
-    return lift(x, lambda v: v.unflatten(d, split), size=size, op="unflatten")
+    return lift(x, lambda v: v.unflatten(d, split), op="unflatten")
 
 
 def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
     d = normal_dim(dim, x.ndim + 1, "unsqueeze")
-    return lift(x, lambda v: v.unsqueeze(d), size=[*x.batch_size[:d], 1, *x.batch_size[d:]], op="unsqueeze")
+    return lift(x, lambda v: v.unsqueeze(d), op="unsqueeze")
 
 
 def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:

@@ -31,7 +31,7 @@ from tdc.ragged.storage import Ragged
 NONE = torch.iinfo(torch.int64).max
 REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing
 PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}
-IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf}
+IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf, torch.argmax: -math.inf, torch.argmin: math.inf}
 
 
 def extreme_position(segments: Segments, identity: float) -> Tensor:
@@ -53,17 +53,12 @@ def is_extreme(values: Tensor, extreme: Tensor) -> Tensor:
     return (values == extreme) | (values != values)
 
 
-def arg_ragged(op: Op, identity: float, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:
+def arg_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:
     """`argmax` and `argmin`."""
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values)
         return out.view([1] * x.ndim) if keepdim else out
-    return reduce_along(op, partial(arg_of_segments, op, identity), x, dim, keepdim, None)
-
-
-def arg_of_segments(op: Op, identity: float, x: Any, dim: int | None, keepdim: bool) -> Tensor:
-    segments = segments_of(op, x, dim)
-    return segments.back(extreme_position(segments, identity), keepdim)
+    return reduce_along(op, partial(of_segments, op), x, dim, keepdim, None)
 
 
 def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
@@ -72,13 +67,16 @@ def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, ot
         return PAIRED[op](x, dim if other is None else other)
     if dim is None:
         return op(x.values) if isinstance(x, NestedTensor) else (x.amax() if op is torch.max else x.amin())
-    return reduce_along(op, partial(extreme_of_segments, op), x, dim, keepdim, None)
+    return reduce_along(op, partial(of_segments, op), x, dim, keepdim, None)
 
 
-def extreme_of_segments(op: Op, x: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    segments = segments_of(op, x, dim)
-    position = extreme_position(segments, IDENTITY[op])
-    return picked(op, segments, position, finite(IDENTITY[op], x.dtype), keepdim)
+def of_segments(op: Op, x: Any, dim: int | None, keepdim: bool) -> Tensor | tuple[Tensor, ...]:
+    """Values and indices of the extremes of segments, of `argmax` and `argmin` the indices alone."""
+    segments, identity = segments_of(op, x, dim), IDENTITY[op]
+    position = extreme_position(segments, identity)
+    if op not in PAIRED:
+        return segments.back(position, keepdim)
+    return picked(op, segments, position, finite(identity, x.dtype), keepdim)
 
 
 def aminmax_ragged(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor | tuple[Any, ...]:
@@ -95,12 +93,10 @@ def extreme_tensordict(op: Op, pointwise: Op, how: Along, *args: Any, **kwargs: 
     return along_tensordict(op, how, *args, **kwargs)
 
 
-for _op, _identity in ((torch.argmax, -math.inf), (torch.argmin, math.inf)):
-    define(_op, "extremes", ragged=partial(arg_ragged, _op, _identity), identity=_identity)
-    along(_op, "dim keepdim", "extremes")
+for _op in (torch.argmax, torch.argmin):
+    along(_op, "dim keepdim", "extremes", ragged=partial(arg_ragged, _op), identity=IDENTITY[_op])
 for _op, _pointwise in PAIRED.items():
     define(_op, "extremes", ragged=partial(extreme_ragged, _op), identity=IDENTITY[_op])
     _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=REDUCE[IDENTITY[_op]][1])
     define(_op, "extremes", tensordict=partial(extreme_tensordict, _op, _pointwise, _how))
-define(torch.aminmax, "extremes", ragged=aminmax_ragged)
-along(torch.aminmax, "dim keepdim", "extremes")
+along(torch.aminmax, "dim keepdim", "extremes", ragged=aminmax_ragged)

@@ -24,7 +24,7 @@ from tdc.core.container import Container
 from tdc.core.dynamo import eager, foreach
 from tdc.core.errors import ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.typing import Op
-from tdc.ops.batch import explained, failing
+from tdc.ops.batch import explained
 from tdc.tensordict.nodes import any_extra
 from tdc.tensordict.storage import check_extra, columns_of, same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -80,14 +80,12 @@ def nary_tensordict(op: Op, call: Op) -> Op:
 
 
 def refused(op: Op, call: Op, like: TensorDict, operands: Sequence[Any], error: Exception) -> Exception:
-    """An error of torch with the leaves where it arises. They run once more, which only a failure has to pay for."""
+    """An error of torch with the leaves where it arises."""
     if type(error) not in (RuntimeError, NotImplementedError):  # the library's own, which say more
         return error
     paths = list(like._leaves)
     columns = [[a._leaves[p] for p in paths] if isinstance(a, TensorDict) else column(a, like, op) for a in operands]
-    found = failing(call, like, columns, RuntimeError)
-    wrong = {path: " and ".join([describe(v) for v in values]) for path, values in found.items()}
-    return explained(op, like, wrong, error) if wrong else error
+    return explained(op, like, call, columns, error)
 
 
 def by_columns(op: Op, call: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorDict:

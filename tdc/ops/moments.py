@@ -125,8 +125,7 @@ for _op, _impl in (
     (torch.std, partial(moment_ragged, torch.std)), (torch.var, partial(moment_ragged, torch.var)),
     (torch.std_mean, partial(with_mean_ragged, torch.std)), (torch.var_mean, partial(with_mean_ragged, torch.var)),
 ):  # fmt: skip
-    define(_op, "moments", ragged=_impl)
-    along(_op, "dim unbiased keepdim", "moments", several=True)
+    along(_op, "dim unbiased keepdim", "moments", ragged=_impl, several=True)
 define(torch.histc, "moments", nested=lambda input, *args, **kwargs: torch.histc(input.values, *args, **kwargs))
 unsupported(
     torch.histc, ["masked"], "bins, into which padding would be counted", family="moments",

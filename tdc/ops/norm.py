@@ -18,7 +18,6 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.positionwise import last_is_static, positionwise
@@ -102,7 +101,6 @@ trace_as(F.rms_norm, rms_norm_traced)
 positionwise(F.layer_norm, "norm", check_normalized, fill=ascending)
 positionwise(F.rms_norm, "norm", check_normalized, fill=ascending, aliases=(torch.rms_norm,))
 for _op, _alias in ((torch.softmax, F.softmax), (torch.log_softmax, F.log_softmax)):
-    define(_op, "norm", ragged=partial(softmax, _op), identity=-math.inf, aliases=[_alias])
-    along(_op, "dim dtype", "norm", default=NEEDED, aliases=[_alias])
-define(F.softmin, "norm", ragged=softmin_ragged, identity=math.inf)
-along(F.softmin, "dim dtype", "norm", default=NEEDED)
+    _impl = partial(softmax, _op)
+    along(_op, "dim dtype", "norm", ragged=_impl, identity=-math.inf, default=NEEDED, aliases=[_alias])
+along(F.softmin, "dim dtype", "norm", ragged=softmin_ragged, identity=math.inf, default=NEEDED)

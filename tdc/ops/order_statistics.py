@@ -20,7 +20,6 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, message
-from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
 from tdc.ops.batch import along
@@ -181,12 +180,9 @@ def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim
 
 
 for _op in (torch.quantile, torch.nanquantile):
-    define(_op, "order_statistics", ragged=partial(quantile_ragged, _op))
-    along(_op, "q dim keepdim", "order_statistics")
+    along(_op, "q dim keepdim", "order_statistics", ragged=partial(quantile_ragged, _op))
 for _op in (torch.median, torch.nanmedian):
-    define(_op, "order_statistics", ragged=partial(median_ragged, _op))
-    along(_op, "dim keepdim", "order_statistics", over_all=partial(middle_of, _op))
-define(torch.mode, "order_statistics", ragged=mode_ragged)
-along(torch.mode, "dim keepdim", "order_statistics", default=-1)
-define(torch.kthvalue, "order_statistics", ragged=kthvalue_ragged)
-along(torch.kthvalue, "k dim keepdim", "order_statistics", default=-1)
+    _impl = partial(median_ragged, _op)
+    along(_op, "dim keepdim", "order_statistics", ragged=_impl, over_all=partial(middle_of, _op))
+along(torch.mode, "dim keepdim", "order_statistics", ragged=mode_ragged, default=-1)
+along(torch.kthvalue, "k dim keepdim", "order_statistics", ragged=kthvalue_ragged, default=-1)

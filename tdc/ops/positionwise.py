@@ -152,6 +152,5 @@ def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Any:
 positionwise(F.linear, "positionwise", check_linear)
 define(F.embedding, "positionwise", ragged=embedding)
 define(F.bilinear, "positionwise", ragged=bilinear)
-define(F.glu, "positionwise", ragged=glu)
-along(F.glu, "dim", "positionwise", default=-1)
+along(F.glu, "dim", "positionwise", ragged=glu, default=-1)
 define(F.one_hot, "positionwise", ragged=one_hot)

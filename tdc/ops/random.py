@@ -78,5 +78,4 @@ define(
     torch.bernoulli, "random", nested=unary_nested(torch.bernoulli), masked=bernoulli_masked,
     tensordict=unary_tensordict(torch.bernoulli),
 )  # fmt: skip
-define(F.gumbel_softmax, "random", ragged=gumbel_softmax_ragged)
-along(F.gumbel_softmax, "tau hard eps dim", "random", default=-1)
+along(F.gumbel_softmax, "tau hard eps dim", "random", ragged=gumbel_softmax_ragged, default=-1)

@@ -27,7 +27,6 @@ from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
@@ -52,8 +51,8 @@ def reduction(
         several: whether a TensorDict takes several dims.
         identity: what changes nothing; infinities become the extreme of an integer dtype.
     """
-    define(op, family, ragged=partial(reduce_ragged, op, rule, dense or op), identity=identity)
-    along(op, names, family, several=several, identity=identity, whole=op in (torch.any, torch.all))
+    ragged, whole = partial(reduce_ragged, op, rule, dense or op), op in (torch.any, torch.all)
+    along(op, names, family, ragged=ragged, several=several, identity=identity, whole=whole)
 
 
 def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:

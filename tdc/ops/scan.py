@@ -147,9 +147,7 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
 
 
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
-    define(_op, "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0))
-    along(_op, "dim", "scan", default=NEEDED)
-define(torch.diff, "scan", ragged=diff_ragged)
+    along(_op, "dim", "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0), default=NEEDED)
 define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])
 define(torch.cumulative_trapezoid, "scan", ragged=cumulative_trapezoid_ragged)
-along(torch.diff, "n dim prepend append", "scan", default=-1, spread=("prepend", "append"))
+along(torch.diff, "n dim prepend append", "scan", ragged=diff_ragged, default=-1, spread=("prepend", "append"))

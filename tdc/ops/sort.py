@@ -39,7 +39,8 @@ def sort_ragged(op: Op) -> Op:
         if is_static(op, x, dim):
             return along_static(op, x, dim, lambda v, axis: op(v, dim=axis, descending=descending, stable=stable))
         d, segments, order = ordered(op, x, dim, descending)
-        positions = with_elements(x, d, within(segments, order))
+        here = segments.column(torch.arange(order.shape[0], device=order.device))
+        positions = with_elements(x, d, order - (here - segments.positions))  # each segment keeps its span
         if op is torch.argsort:
             return positions
         return named_result(op, with_elements(x, d, segments.values.gather(0, order)), positions)
@@ -58,12 +59,6 @@ def ordered(op: Op, x: Any, dim: int, descending: bool) -> tuple[int, Segments, 
         raise ShapeError(message(op, "a ragged or static dim", f"the batch, dim {dim}", hint="x.filled(value) first"))
     segments = segments_of(op, x, d)
     return d, segments, order_of(segments, descending)
-
-
-def within(segments: Segments, order: Tensor) -> Tensor:
-    """Positions along all of dim 0 as positions within the segment; each segment keeps its span."""
-    here = segments.column(torch.arange(order.shape[0], device=order.device))
-    return order - (here - segments.positions)
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:
@@ -116,10 +111,8 @@ def searchsorted_ragged(
 
 
 for _op in (torch.sort, torch.argsort):
-    define(_op, "sort", ragged=sort_ragged(_op))
-    along(_op, "dim descending stable", "sort", default=-1)
-define(torch.topk, "sort", ragged=topk_ragged)
-along(torch.topk, "k dim largest sorted", "sort", default=-1)
+    along(_op, "dim descending stable", "sort", ragged=sort_ragged(_op), default=-1)
+along(torch.topk, "k dim largest sorted", "sort", ragged=topk_ragged, default=-1)
 define(torch.searchsorted, "sort", ragged=searchsorted_ragged)
 define(torch.msort, "sort", tensordict=lambda x: lift(x, torch.msort, size=x.batch_size, op="msort"))
 
