@@ -62,7 +62,7 @@ def lift(x: TensorDict, fn: Callable[..., Any], *others: TensorDict, size: Any =
             out = {p: fn(*values) for p, values in together(op, x, *others)}
         else:
             out = {p: fn(v) for p, v in x._leaves.items()}
-        first, rank = sample(x, fn, others, out) if size is None else (None, 0)
+        first, rank = sample(x, fn, others, out) if size is None else (x, 0)
     except PLAIN as error:
         if type(error) not in PLAIN:  # the library's own, which say more, and those of vmap, export and CUDA
             raise
