@@ -171,6 +171,9 @@ def dense(name: str, array: Any) -> torch.Tensor:
         raise DtypeError(message(op, "an array of numbers", describe(array), hint="torch.as_tensor(array)")) from None
 
 
+LAYOUT = "torch.masked asks for it, and would count by shape: torch.where(mask, x, 0).sum(dim) and the like"
+
+
 class Absent:
     """Stands in a container class for a Tensor method that it lacks, and raises the text its function would raise."""
 
@@ -186,7 +189,8 @@ class Absent:
             hint = f"x = x.{bare}(...), which returns a new one" if known else CONVERSIONS[owner._kind]
             raise MethodError(message(self.name, "no change in place", f"x.{self.name}", hint=hint))
         expected, got = f"an operation with a rule for {CLASS_NAMES[owner._kind]}", f"{self.name!r}, which has none"
-        raise MethodError(message(self.name, expected, got, hint=CONVERSIONS[owner._kind]))
+        hint = LAYOUT if self.name == "layout" else CONVERSIONS[owner._kind]
+        raise MethodError(message(self.name, expected, got, hint=hint))
 
 
 def install_methods(classes: dict[str, type]) -> None:

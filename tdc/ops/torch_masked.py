@@ -1,6 +1,7 @@
-"""`torch.masked.sum` and the like of ragged batches in a graph. Eagerly torch's own Python runs on packed ones.
+"""`torch.masked.sum` and the like of ragged batches in a graph.
 
-There `mean`, `var` and `std` want a ragged mask: torch counts a mask of the shape, padding and all.
+Eagerly torch's own Python would run, which asks no rule and counts masks by their shape: batches have no `layout`, with
+which it begins.
 
     masked.sum(x, dim, mask=m) = sum(where(m, x, 0), dim)        others with the element that changes nothing there
 

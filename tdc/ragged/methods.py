@@ -169,8 +169,6 @@ SHARED: dict[str, Any] = {
 NESTED: dict[str, Any] = {
     "to_padded": to_padded,
     "to_torch": to_torch,
-    # a MaskedBatch has no layout: torch.masked would take it for a tensor of its mask
-    "layout": of_data("layout", "torch.layout", "Layout of the values."),
     "cu_seqlens": property(cu_seqlens),
     "max_seqlen": NestedTensor.max_length,
 }
