@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.errors import ShapeError, message
+from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
 from tdc.ops.positionwise import dense_weights
@@ -216,6 +216,8 @@ def prelu(input: Any, weight: Tensor) -> Any:
     if weight.numel() == 1:
         return torch.where(input > 0, input, input * weight.reshape(()))
     p = positions(input, "prelu")
+    if weight.shape != p.data.shape[-2:-1]:
+        raise ShapeError(message("prelu", f"a slope for each of {p.data.shape[-2]} channels, dim 1", describe(weight)))
     return p.done(p.clean(torch.where(p.data > 0, p.data, p.data * weight.unsqueeze(-1))))
 
 

@@ -26,13 +26,13 @@ def conv(op: Op, n: int) -> Op:
         input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
         groups: int = 1,
     ) -> Any:  # fmt: skip
-        kernel = weight.shape[2:]
-        reach = [d * (k - 1) for d, k in zip(each(dilation, n), kernel, strict=True)]
+        kernel = each(weight.shape[2:], n, op)
+        reach = [d * (k - 1) for d, k in zip(each(dilation, n, op), kernel, strict=True)]
         if padding == "same":
             pads = reach
         else:
-            pads = [2 * p for p in each(0 if padding == "valid" else padding, n)]
-        columns = zip(reach, pads, each(stride, n), strict=True)
+            pads = [2 * p for p in each(0 if padding == "valid" else padding, n, op)]
+        columns = zip(reach, pads, each(stride, n, op), strict=True)
         spans = [Span(1, pad - r - 1 + s, s) for r, pad, s in columns]
         p = planes(input, n, op, spans, kernel_text(kernel))
         return resized(p, op(p.data, weight, bias, stride, padding, dilation, groups), spans)
@@ -47,8 +47,8 @@ def conv_transpose(op: Op, n: int) -> Op:
         input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     ) -> Any:  # fmt: skip
-        kernel = weight.shape[2:]
-        columns = zip(*[each(v, n) for v in (stride, padding, output_padding, dilation)], kernel, strict=True)
+        kernel = each(weight.shape[2:], n, op)
+        columns = zip(*[each(v, n, op) for v in (stride, padding, output_padding, dilation)], kernel, strict=True)
         spans = [Span(s, d * (k - 1) + 1 + o - 2 * pad - s) for s, pad, o, d, k in columns]
         p = planes(input, n, op, spans, kernel_text(kernel))
         return resized(p, op(p.data, weight, bias, stride, padding, output_padding, groups, dilation), spans)

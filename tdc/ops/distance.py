@@ -259,6 +259,13 @@ def corrcoef(input: Any) -> Any:
     return torch.complex(out.real.clamp(-1, 1), out.imag.clamp(-1, 1)) if out.is_complex() else out.clamp(-1, 1)
 
 
+def cosine_of_leaves(x1: Tensor, x2: Tensor, dim: int, eps: float = 1e-8) -> Tensor:
+    """Of a leaf and a tensor of no more dims, from whose first one dims are counted."""
+    if x2.ndim > x1.ndim:
+        raise ShapeError(message("cosine_similarity", f"{x1.ndim} dims at most", describe(x2), hint="expand the batch"))
+    return F.cosine_similarity(x1, x2, dim, eps)
+
+
 PAIRS: dict[Op, Op] = {
     F.cosine_similarity: cosine_similarity, F.pairwise_distance: pairwise_distance, torch.linalg.vecdot: vecdot,
     torch.cross: cross, torch.linalg.cross: linalg_cross, torch.cdist: cdist,
@@ -267,7 +274,7 @@ PAIRS: dict[Op, Op] = {
 }  # fmt: skip
 for _op, _impl in PAIRS.items():
     define(_op, "distance", ragged=_impl)
-along(F.cosine_similarity, "x2 dim eps", "distance", default=1)
+along(F.cosine_similarity, "x2 dim eps", "distance", default=1, run=cosine_of_leaves)
 unsupported(
     F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
     family="distance", hint="torch.cdist(x, x), both halves of the matrix of each row",

@@ -238,9 +238,13 @@ def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
 
 
 def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
-    """As `padded_operand`, with 1 in padding: inside the domain of every pointwise function."""
+    """As `padded_operand`, with 1 in padding: inside the domain of every pointwise function.
+
+    So is a dense base or exponent, since the logarithm of a base is part of the derivatives of a power.
+    """
     data = padded_operand(x, like, op)
-    return torch.where(x.mask, data, 1).to(x.dtype) if isinstance(x, MaskedBatch) else data
+    power = op in (torch.pow, torch.float_power) and isinstance(x, Tensor)
+    return torch.where(like.mask, data, 1).to(x.dtype) if power or isinstance(x, MaskedBatch) else data
 
 
 def where(*args: Any, **kwargs: Any) -> Tensor:

@@ -31,10 +31,12 @@ from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_posit
 from tdc.ragged.storage import require_alike
 
 
-def window(n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
+def window(op: Op, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
     """Sizes of a result of windows; a last one that `ceil_mode` adds begins in front of the padding behind."""
     spans = []
-    for k, s, p, d in zip(*[each(v, n) for v in (kernel, steps_of(kernel, stride), padding, dilation)], strict=True):
+    for k, s, p, d in zip(
+        *[each(v, n, op) for v in (kernel, steps_of(kernel, stride), padding, dilation)], strict=True
+    ):
         add = 2 * p - d * (k - 1) - 1 + s
         spans.append(Span(1, add + s - 1, s, p - 1 + s) if ceil_mode else Span(1, add, s))
     return spans
@@ -53,10 +55,10 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
-        spans = window(n, kernel_size, stride, padding, dilation, ceil_mode)
-        p = planes(input, n, op, spans, kernel_text(each(kernel_size, n)), -math.inf)
+        spans = window(op, n, kernel_size, stride, padding, dilation, ceil_mode)
+        p = planes(input, n, op, spans, kernel_text(each(kernel_size, n, op)), -math.inf)
         wanted = indexed or return_indices
-        args: list[Any] = [each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
+        args: list[Any] = [each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
             args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
             found: Any = plane_pool(p.data.unsqueeze(2), *args, ceil_mode, wanted)
@@ -79,10 +81,10 @@ def avg_pool(op: Op, n: int) -> Op:
         input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Any:  # fmt: skip
-        spans = window(n, kernel_size, stride, padding, 1, ceil_mode)
-        kernel = each(kernel_size, n)
+        spans = window(op, n, kernel_size, stride, padding, 1, ceil_mode)
+        kernel = each(kernel_size, n, op)
         p = planes(input, n, op, spans, kernel_text(kernel))
-        steps, pads = each(steps_of(kernel_size, stride), n), each(padding, n)
+        steps, pads = each(steps_of(kernel_size, stride), n, op), each(padding, n, op)
         plain = (count_include_pad or not any(pads)) and not ceil_mode
         divisor = divisor_override or math.prod(kernel)
         if plain or divisor_override:
@@ -124,7 +126,7 @@ def lp_pool(op: Op, n: int) -> Op:
 
     def rule(input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Any:
         out = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
-        return (torch.sign(out) * torch.relu(torch.abs(out)) * math.prod(each(kernel_size, n))).pow(1.0 / norm_type)
+        return (torch.sign(out) * torch.relu(torch.abs(out)) * math.prod(each(kernel_size, n, op))).pow(1.0 / norm_type)
 
     return rule
 
@@ -138,7 +140,7 @@ def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple
     """
     index = torch.arange(out, device=size.device)
     length = size.unsqueeze(1)
-    total = count.unsqueeze(1) if isinstance(count, Tensor) else count
+    total = count.unsqueeze(1) if isinstance(count, Tensor) else max(count, 1)
     start = index * length // total
     end = ((index + 1) * length + total - 1) // total
     position = start.unsqueeze(2) + torch.arange(widest + 1, device=size.device)
@@ -153,23 +155,22 @@ def taken(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return flat.index_select(0, (rows + index).flatten()).view(*index.shape, *moved.shape[2:])
 
 
-def adaptive_spans(output_size: Any, n: int) -> list[Span | None]:
+def adaptive_spans(output_size: Any, n: int, op: Op) -> list[Span | None]:
     """None where the result has a size of its own, the same size where `output_size` has None."""
-    return [Span() if size is None else None for size in each(output_size, n)]
+    return [Span() if size is None else None for size in each(output_size, n, op)]
 
 
 def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Planes, list[tuple[int, Any, Any]]]:
     """A batch as a rectangle, and for each dim to be pooled, the last first, positions and membership of its bins."""
-    wanted = each(output_size, n)
-    if len(wanted) != n:
-        got = f"{len(wanted)} sizes"
-        raise ShapeError(message(op, f"an output_size with {n} sizes", got, hint="one for each dim, None to keep it"))
+    wanted = each(output_size, n, op)
+    if any([size is not None and size < 0 for size in wanted]):
+        raise ShapeError(message(op, "an output_size of 0 or more", f"{wanted}", hint="None keeps a dim as it is"))
     p = planes(x, n, op, [Span()] * n, "adaptive bins", fill)
     todo = []
     for d in reversed(range(n)):
         size, longest = wanted[d], p.data.shape[d + 2]
         if size is not None:
-            todo.append((d + 2, *bins(p.sizes[d], size, size, longest, (longest + size - 1) // size)))
+            todo.append((d + 2, *bins(p.sizes[d], size, size, longest, -(-longest // max(size, 1)))))
     return p, todo
 
 
@@ -178,7 +179,7 @@ def adaptive_avg(op: Op, n: int) -> Op:
 
     def rule(input: Any, output_size: Any) -> Any:
         p, todo = adaptive(op, n, output_size, input, 0.0)
-        return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), adaptive_spans(output_size, n))
+        return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), adaptive_spans(output_size, n, op))
 
     return rule
 
@@ -205,7 +206,7 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
             out, which = parts.max(2)
             x = out.movedim(1, dim)
             found = taken(found, dim, position).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
-        out = resized(p, x, adaptive_spans(output_size, n))
+        out = resized(p, x, adaptive_spans(output_size, n, op))
         return (out, beside(out, found)) if indexed or return_indices else out
 
     return rule
@@ -230,9 +231,9 @@ def max_unpool(op: Op, n: int) -> Op:
         if type(indices) is not type(input) or fixed_sizes(indices) != fixed_sizes(input):
             raise ShapeError(message(op, f"indices as max_pool gave them for {describe(input)}", describe(indices)))
         require_alike(op, input, indices)
-        columns = zip(*[each(v, n) for v in (kernel_size, steps_of(kernel_size, stride), padding)], strict=True)
+        columns = zip(*[each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding)], strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
-        p, index = [planes(x, n, op, spans, kernel_text(each(kernel_size, n))) for x in (input, indices)]
+        p, index = [planes(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
         return resized(p, scattered(op, p, index.data, spans), spans)
 
     return rule

@@ -39,14 +39,14 @@ def interpolate(
     """Rows of a size in common (`size`), or each as many times as large (`scale_factor`)."""
     n = input.ndim - 2
     check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
-    scales = None if scale_factor is None else [exact_scale(s) for s in each(scale_factor, n)]
+    scales = None if scale_factor is None else [exact_scale(s) for s in each(scale_factor, n, "interpolate")]
     spans = [Span()] * n if scales is None else [Span(s) for s in scales]
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
     p = planes(input, n, "interpolate", spans, what)
     x, wide = p.data, widened(p.data)
     for d in reversed(range(n)):
         own, longest = p.sizes[d], p.data.shape[d + 2]
-        out: Any = each(size, n)[d] if scales is None else spans_size(longest, scales[d])
+        out: Any = each(size, n, "interpolate")[d] if scales is None else spans_size(longest, scales[d])
         target = own.new_full(own.shape, out) if scales is None else spans[d].of(own)
         if mode == "area":
             widest = (longest + out - 1) // out if scales is None else math.ceil(1 / scales[d]) + 1
@@ -70,10 +70,7 @@ def check_mode(
     if (size is None) == (scale_factor is None):
         got = "none" if size is None else "both"
         raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
-    given = each(scale_factor if size is None else size, n)
-    if len(given) != n:
-        got = f"{len(given)} numbers"
-        raise ShapeError(message("interpolate", f"one number, or one for each of {n} dims", got, hint="count H and W"))
+    each(scale_factor if size is None else size, n, "interpolate")  # one number for each dim
     if mode not in MODES or MODES[mode] not in (0, n):
         fit = [m for m, dims in MODES.items() if dims in (0, n)]
         expected, got = f"a mode for {n} dims behind the channels", f"{mode!r} for {describe(x)}"
@@ -198,9 +195,9 @@ def reflected(position: Tensor, low: Any, high: Any) -> Tensor:
 
 def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Any:
     """Blocks of each image, one after another: `(B, C, -1, -1) -> (B, C * k, -1)`."""
-    columns = zip(*[each(v, 2) for v in (kernel_size, dilation, padding, stride)], strict=True)
+    columns = zip(*[each(v, 2, "unfold") for v in (kernel_size, dilation, padding, stride)], strict=True)
     spans = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in columns]
-    p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2)))
+    p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2, "unfold")))
     width = (p.data.shape[3] + spans[1].add) // spans[1].by
     blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
     high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]

@@ -176,11 +176,12 @@ def plane_positions(index: Tensor, own: Sequence[Tensor], width: Sequence[int], 
     return out
 
 
-def each(value: Any, n: int) -> tuple[int, ...]:
-    """One number for each of n dims, of a number or as many as there are."""
-    if isinstance(value, (list, tuple)):
-        return tuple(value) * n if len(value) == 1 else tuple(value)
-    return (value,) * n
+def each(value: Any, n: int, op: OpName) -> tuple[int, ...]:
+    """One number for each of n dims, of a number or as many as there are; a ShapeError for another count."""
+    given = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if len(given) not in (1, n):
+        raise ShapeError(message(op, f"one number for each of {n} dims", f"{given}", hint="one for all, or one each"))
+    return given * n if len(given) == 1 else given
 
 
 def kernel_text(kernel: Any) -> str:
