@@ -41,6 +41,8 @@ def spelled(op: Any, mapped: Mapped, spelling: str) -> tuple[Callable[..., Any],
         if "inplace" in mapped.bound:
             raise NotMapped("no other spelling")
         return op.op, replace(mapped, kwargs={**mapped.kwargs, "inplace": True})
+    if isinstance(op.op, MethodDescriptorType) or "tensors" in mapped.names:
+        raise NotMapped("takes its first argument by position only")
     names, count = mapped.bound, len(mapped.args)
     first = 0 if spelling == "all by name" else 1
     if len(names) < count or count == first:

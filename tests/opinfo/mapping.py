@@ -176,6 +176,7 @@ def parameters(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     for schema in schemas(op):
         positional = [(name, kind) for name, kind, named in schema if not named]
         enough = len(args) <= len(positional) and kwargs.keys() <= {name for name, _, _ in schema}
+        enough = enough and not kwargs.keys() & {name for name, _ in positional[: len(args)]}
         if enough and all(fits(a, kind) for a, (_, kind) in zip(args, positional, strict=False)):
             return tuple([name for name, _ in positional[: len(args)]])
     if any(isinstance(a, (int, list, tuple)) for a in args[1:]):
@@ -228,14 +229,15 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
     """
     flat = [pytree.tree_flatten(((d.input, *d.args), d.kwargs)) for d in draws]
     leaves, spec = [f[0] for f in flat], flat[0][1]
+    if kind == "masked" and op.name in SIZES and {-1, draws[0].input.shape[form.ragged]} <= set(draws[0].args[0]):
+        raise NotMapped("a size that is the padded length")
     if op.name in IMPLICIT and not (op.name.startswith("squeeze") and (draws[0].args or draws[0].kwargs)):
         raise NotMapped("means dims of the batch")
     known = parameters(op, (draws[0].input, *draws[0].args), draws[0].kwargs)
     names = names_of(known, draws[0])
     if "batch_norm" in op.name and (draws[0].kwargs.get("training") or True in draws[0].args):
         raise NotMapped("counts statistics of the whole batch: see the samples of modules")
-    if draws[0].kwargs.get("mode") == "circular" and min(draws[0].args[0]) < 0:
-        raise NotMapped("torch reads memory that nothing was written to")
+    refuse_meanings(op, draws[0])
     if any(f[1] != spec for f in flat) or any(len(f) != len(leaves[0]) for f in leaves):
         raise NotMapped("draws differ in their arguments")
     first = next(t for t in leaves[0] if isinstance(t, Tensor))
@@ -282,9 +284,39 @@ def map_sample(op: Any, draws: list[Any], form: Form, kind: str, fill: Any) -> M
             e.append(p)
     calls = [pytree.tree_unflatten(e, spec) for e in examples]
     args, kwargs = pytree.tree_unflatten(batch, spec)
+    if op.name == "index_put":
+        args = (args[0], in_each_example(args[1], len(draws)), *args[2:])
     if form.others != "batched":
         args, kwargs = shifted(op, known, args, kwargs, len(draws))
     return Mapped([(tuple(a), dict(k)) for a, k in calls], tuple(args), dict(kwargs), known, all_names(op))
+
+
+def in_each_example(indices: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """Indices into examples as indices into a batch of `count`.
+
+    Raises:
+        NotMapped: masks, or indices of which each example has its own.
+    """
+    if any(not isinstance(i, Tensor) or i.dtype == torch.bool or i.ndim != 1 for i in indices):
+        raise NotMapped("an index of its own for each example")
+    return (torch.arange(count).unsqueeze(1), *indices)
+
+
+def refuse_meanings(op: Any, sample: Any) -> None:
+    """Leave out samples that mean another thing of a batch than of its examples.
+
+    Raises:
+        NotMapped: it does, or torch's own result is no measure.
+    """
+    given = (*sample.args, *sample.kwargs.values())
+    if "circular" in given and min(sample.args[0]) < 0:
+        raise NotMapped("torch reads memory that nothing was written to")
+    if op.name == "nn.functional.one_hot" and given in ((), (-1,)):
+        raise NotMapped("counts the classes of all examples")
+    if op.name == "tile" and len(given[0]) > sample.input.ndim:
+        raise NotMapped("repeats dims in front of the batch")
+    if op.name in ("linalg.solve", "linalg.solve_ex") and given[0].shape == sample.input.shape[:-1]:
+        raise NotMapped("sizes tell vectors from matrices")
 
 
 def names_of(known: tuple[str, ...], sample: Any) -> list[str]:

@@ -27,16 +27,9 @@ SPREAD: dict[str, dict[str, Any]] = {
     "forward": {"level": "forward", "dtypes": (torch.float64,), "limit": 1},
     "errors": {"level": "errors", "dtypes": (torch.float32,), "limit": 2},
 }
-OPEN = {  # what is known to be wrong, or to be no batch in the sweep's mapping
-    "masked.var": "torch's own Python runs on the packed values, with padding of a dense mask",
-    "masked.std": "as masked.var",
+OPEN = {  # what is known to differ
     "logcumsumexp": "torch's second derivative of complex numbers is NaN where a cotangent is 0, as padding's",
-    "logsumexp": "torch's derivative of nothing in a direction is NaN, ours 0",
-    "index_put": "dims of its index are counted without the batch by the mapping",
-    "atleast_1d": "tensors=, which torch takes as several arguments", "atleast_2d": "as atleast_1d",
-    "atleast_3d": "as atleast_1d",
-    "linalg.cross": "broadcasts examples of other numbers of dims, which torch refuses",
-}  # fmt: skip
+}
 WHOLE = {name: how for name, how in PASSES.items() if how.get("mode", "eager") == "eager"}
 USUAL: dict[str, Any] = {
     "ops": "", "dtypes": DTYPES, "limit": 30, "most": 10**6,
