@@ -150,6 +150,19 @@ def known_symbol(condition: bool) -> bool:
 trace_as(known, known_symbol)
 
 
+def certain(condition: bool) -> bool:
+    """Whether a condition on sizes holds for all that a graph serves, without a guard on it."""
+    return condition if isinstance(condition, bool) else certain_symbol(condition)
+
+
+def certain_symbol(condition: bool) -> bool:
+    """`certain` of sizes in a graph. Whoever traces has loaded the module."""
+    return internals.fx.experimental.symbolic_shapes.statically_known_true(condition)
+
+
+trace_as(certain, certain_symbol)
+
+
 def is_zero(n: int) -> bool:
     """Whether a size is `known` to be 0."""
     return known(n == 0)

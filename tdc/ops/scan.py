@@ -10,6 +10,7 @@ Invariant: the batch size stays, except that `diff` of a TensorDict makes its di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
-from tdc.core.dynamo import eager
+from tdc.core.dynamo import certain, eager
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -45,13 +46,17 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
 def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Any:
     """A scan of a tensor.
 
-    The derivative of `cumprod` asks for more than one element, which a graph need not know: two are put behind along
-    the dim `beside`.
+    Scans and their derivatives ask whether there is more than one element, which a graph need not know: then two are
+    put behind along the dim `beside`.
     """
-    if op is not torch.cumprod or eager():
+    if eager() or certain(math.prod(values.shape) > 1):
         return op(values, axis, **kwargs)
+    size = values.shape[beside]
     more = values.new_ones([2 if d == beside else n for d, n in enumerate(values.shape)])
-    return op(torch.cat([values, more], beside), axis, **kwargs).narrow(beside, 0, values.shape[beside])
+    out = op(torch.cat([values, more], beside), axis, **kwargs)
+    if isinstance(out, Tensor):
+        return out.narrow(beside, 0, size)
+    return type(out)([t.narrow(beside, 0, size) for t in out])
 
 
 def ragged_dim(op: Op, x: Any, dim: int) -> int | None:

@@ -44,7 +44,7 @@ def check_programs(count: int, start: int = 0, compiled: int = 50) -> Counter[st
         if p.steps:
             check_gradients(p)
         if p.steps and turn == 1:
-            seen["compiled" if check_compiled(p) else "not traced by torch"] += 1
+            seen[check_compiled(p)] += 1
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

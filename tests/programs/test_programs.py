@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from programs import run, steps
@@ -36,3 +38,23 @@ def test_a_graph_packs_a_batch_without_positions():
         x = tdc.MaskedBatch(torch.randn(2, 3), torch.tensor(lengths)).requires_grad_()
         (grad,) = torch.autograd.grad(compiled(x).values.sum(), x.data)
         assert torch.equal(grad, x.mask.float())
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "logcumsumexp"])
+def test_a_graph_scans_what_it_does_not_know_the_size_of(name: str):
+    """Found by programs: scans and their derivatives ask how many elements there are."""
+    rows = [torch.randn(n, 2, dtype=torch.float64) for n in (2, 0, 3)]
+
+    def scan(x: Any) -> Any:
+        out = getattr(torch, name)(torch.cat([x, x[[2, 1, 0]]], 1), 1)
+        return out if isinstance(out, tdc.NestedTensor) else out.values
+
+    compiled = torch.compile(scan, backend="aot_eager", fullgraph=True)
+    for lengths in (rows, rows[1:2] * 3):
+        found: list[Any] = []
+        for run in (scan, compiled):
+            x = tdc.pack(lengths).detach().requires_grad_()
+            out = run(x).values
+            found.append((out, *torch.autograd.grad(out.square().sum(), x.values)))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
