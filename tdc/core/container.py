@@ -67,7 +67,7 @@ class Container(Frozen):
         def shape(self) -> torch.Size: ...
         @property
         def ndim(self) -> int: ...
-        def to(self, *args: Any, **kwargs: Any) -> Any: ...
+        def to(self, *args: Any, **kwargs: Any) -> Container: ...
         def unbind(self, dim: int = 0) -> tuple[Any, ...]: ...
         def movedim(self, source: Any, destination: Any) -> Container: ...
 
@@ -106,9 +106,9 @@ def operator_row(op: Op, cls: Any, other: Any) -> str | None:
     return None
 
 
-def outermost(types: Iterable[type]) -> Any:
+def outermost(types: Iterable[type]) -> type[Container]:
     """The container class that decides when several kinds meet: a TensorDict maps over what it holds."""
-    best: Any = Container
+    best = Container
     for t in types:
         if issubclass(t, Container) and t._rank > best._rank:
             best = t

@@ -25,6 +25,7 @@ from tdc.core.keys import show
 from tdc.core.typing import Op, OpName
 
 X = TypeVar("X")
+Out = TypeVar("Out")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -34,14 +35,15 @@ def widened(x: X) -> X:
     return any_x.to(torch.float32) if any_x.dtype in HALF else x
 
 
-def rounded_once(run: Callable[[Any], Any], x: Any, dtype: torch.dtype | None = None) -> Any:
+def rounded_once(run: Callable[[Any], Out], x: Any, dtype: torch.dtype | None = None) -> Out:
     """`run(x)`, for half precision in float32 and rounded at the end.
 
     Args:
         dtype: what torch's functions mean by it: that of x before, and of the result.
     """
     x = x if dtype is None else x.to(dtype)
-    return run(x) if dtype is None and x.dtype not in HALF else run(widened(x)).to(x.dtype)
+    found: Any = run(widened(x))
+    return found if dtype is None and x.dtype not in HALF else found.to(x.dtype)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,8 @@ from tdc.core.errors import UnsupportedError
 from tdc.core.typing import Op
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
+Out = TypeVar("Out")
+Stamp = int | tuple[int, int]
 internals: Any = torch  # parts of torch without types
 functorch = internals._C._functorch
 
@@ -51,34 +54,37 @@ def trace_as(fn: Callable[..., Any], by: Callable[..., Any]) -> None:
     fn._torchdynamo_inline = by  # type: ignore[attr-defined]  # the attribute Dynamo looks for
 
 
-def mark_dynamic(x: Any, *dims: int) -> Any:
+def mark_dynamic(x: Tensor, *dims: int) -> Tensor:
     """Tell torch.compile that the sizes of `dims` vary, so that the first graph serves all sizes. Returns the tensor.
 
     The same mark as `torch._dynamo.maybe_mark_dynamic`. A graph's results carry it on to the next graph.
     """
+    marked: Any = x
     if hasattr(x, "_dynamo_weak_dynamic_indices"):
-        x._dynamo_weak_dynamic_indices.update(dims)
+        marked._dynamo_weak_dynamic_indices.update(dims)
     else:
-        x._dynamo_weak_dynamic_indices = set(dims)
+        marked._dynamo_weak_dynamic_indices = set(dims)
     return x
 
 
-def mark_result(x: Any, dim: int) -> Any:
+def mark_result(x: Tensor, dim: int) -> Tensor:
     """`mark_dynamic` of a tensor that was just made, in one write. Returns the tensor."""
-    x._dynamo_weak_dynamic_indices = {dim}
+    marked: Any = x
+    marked._dynamo_weak_dynamic_indices = {dim}
     return x
 
 
-def mark_only_result(x: Any, dim: int) -> Any:
+def mark_only_result(x: Tensor, dim: int) -> Tensor:
     """`mark_result` of the one tensor that an operation returned: a graph marks that tensor, not a view of it."""
-    x._dynamo_weak_dynamic_indices = {dim}
+    marked: Any = x
+    marked._dynamo_weak_dynamic_indices = {dim}
     return x
 
 
-def mark_traced(x: Any, *dims: int) -> Any:
+def mark_traced(x: Tensor, *dims: int) -> Tensor:
     """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
     `unbind`), but it can mark a view of it."""
-    view = x.view_as(x)
+    view: Any = x.view_as(x)
     view._dynamo_weak_dynamic_indices = {*dims}  # `set` would be a guard
     return view
 
@@ -116,7 +122,7 @@ def version(x: Any) -> int:
     return x._version if type(x) is Tensor else 0
 
 
-def stamp(x: Tensor) -> Any:
+def stamp(x: Tensor) -> Stamp | None:
     """What tells apart the contents that `x` has had, where a tensor computed from it now may serve later calls.
 
     None where it may not: where `x` is not `readable`, while a CUDA graph records the call, and for a tensor of
@@ -168,22 +174,22 @@ def is_zero(n: int) -> bool:
     return known(n == 0)
 
 
-def larger(a: Any, b: Any) -> Any:
+def larger(a: int, b: int) -> int:
     """The larger of two sizes, without a guard on which it is."""
     return internals.sym_max(a, b)
 
 
-def smaller(a: Any, b: Any) -> Any:
+def smaller(a: int, b: int) -> int:
     """The smaller of two sizes, without a guard on which it is."""
     return internals.sym_min(a, b)
 
 
-def larger_traced(a: Any, b: Any) -> Any:
+def larger_traced(a: int, b: int) -> int:
     """`max`: `torch.sym_max` of two that a graph knows breaks it (torch 2.11)."""
     return max(a, b)
 
 
-def smaller_traced(a: Any, b: Any) -> Any:
+def smaller_traced(a: int, b: int) -> int:
     return min(a, b)
 
 
@@ -234,7 +240,7 @@ def recorded_operations(fn: Callable[[], Any]) -> list[Any]:
     return seen
 
 
-def capturing_numbers(fn: Callable[[], Any]) -> Any:
+def capturing_numbers(fn: Callable[[], Out]) -> Out:
     """A call whose compiles may hold numbers that are read from tensors."""
     with internals._dynamo.config.patch(capture_scalar_outputs=True):
         return fn()
@@ -270,7 +276,7 @@ CALLED_BY: dict[Op, Op] = {  # the function that one of `torch.nn.functional` ca
 checkpoint_operator: Op = torch.ops.higher_order.tag_activation_checkpoint  # what checkpoint is in a graph
 
 
-def overload_of(op: Any) -> Any:
+def overload_of(op: Op) -> Op:
     """The operation that a call of a `torch.library.custom_op` arrives as; others as they are."""
     return getattr(op, "_opoverload", op)
 
@@ -335,18 +341,18 @@ class Refusal(torch.autograd.Function):
     """Results that have no derivative."""
 
     @staticmethod
-    def forward(ctx: Any, text: str, count: int, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, text: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.text, ctx.count = text, count
         ctx.save_for_backward(*tensors[count:])
         return tuple([t.view_as(t) for t in tensors[:count]])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         found = torch.ops.tdc.refused(ctx.text, grads, ctx.saved_tensors)
         return None, None, *(None,) * ctx.count, *found
 
 
-def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> Any:
+def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> NoReturn:
     """Raise an UnsupportedError of this text."""
     raise UnsupportedError(text)
 
@@ -374,7 +380,7 @@ def has_loaded(name: str) -> bool:
     return bool(resolve_name(name))
 
 
-def flex_module() -> Any:
+def flex_module() -> ModuleType:
     """torch's module of flex_attention, which `import torch` leaves out, and so does `import tdc`."""
     has_loaded("torch.nn.attention.flex_attention")
     return internals.nn.attention.flex_attention

@@ -13,7 +13,7 @@ Invariants: a message never shows tensor values (that would need a device sync a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -139,7 +139,7 @@ def describe(x: Any) -> str:
     return f"{name} {str(dtype).removeprefix('torch.')}{sizes}" if dtype is not None else f"{name} {sizes}"
 
 
-def sizes_of(x: Any) -> Any:
+def sizes_of(x: Any) -> Sequence[int] | None:
     """The shape of a value, None where it has none; a strided tensor of `torch.nested` does not tell its own."""
     try:
         return getattr(x, "shape", None)

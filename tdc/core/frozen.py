@@ -8,12 +8,13 @@ and copying restore the slots without running a constructor.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from tdc.core.errors import ImmutableError, message
 
+T = TypeVar("T")
 untyped: Any = torch  # the stub of `add_safe_globals` leaves types open
 
 
@@ -69,9 +70,9 @@ def fields(cls: type) -> tuple[str, ...]:
     return tuple(name for name in slots if name != "__weakref__")
 
 
-def restore(cls: type[Any], state: dict[str, Any]) -> Any:
+def restore(cls: type[T], state: dict[str, Any]) -> T:
     """An instance with the given slots; what unpickling and `copy.deepcopy` call."""
-    self: Any = object.__new__(cls)
+    self = object.__new__(cls)
     for name, value in state.items():
         object.__setattr__(self, name, value)
     return self

@@ -30,7 +30,7 @@ def graphs_of(fn: Callable[..., Any], *inputs: Any) -> list[torch.fx.GraphModule
     """The graphs that calls of a function are compiled to."""
     found: list[torch.fx.GraphModule] = []
 
-    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Callable[..., Any]:
         found.append(graph)
         return graph.forward
 
@@ -95,7 +95,7 @@ class Taker:
     """Takes every function that torch hands on to it."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
         return torch.zeros(2)
 
 
@@ -186,7 +186,7 @@ def knows_lines() -> bool:
 def checkpoints() -> bool:
     """In a graph `torch.utils.checkpoint` is the operator that containers have a rule for."""
 
-    def fn(x: Tensor) -> Any:
+    def fn(x: Tensor) -> Tensor:
         return recompute(torch.sin, x, use_reentrant=False)
 
     graph = graphs_of(fn, torch.ones(2, requires_grad=True))[0].graph

@@ -81,13 +81,12 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
     if rule.op in table:
         raise ValueError(message("add_rule", "one rule for each function and kind", f"a second one for {rule}"))
     row = f"{rule.kind}_{rule.name}_{len(IMPLS)}".replace(".", "_")
-    method: Any = method_of(rule.op)
     IMPLS[row] = rule.impl
     if rule.op in SELF_SECOND:
         IMPLS[row + METHOD] = swapped(rule.impl)
         table.setdefault(getattr(torch.Tensor, rule.name), row + METHOD)
     operator = TENSOR_OPERATORS.get(rule.op)
-    for op in (rule.op, method, operator, *aliases):
+    for op in (rule.op, method_of(rule.op), operator, *aliases):
         if op is not None:
             table.setdefault(op, row)
     if rule.op in TENSOR_REFLECTED:  # Dynamo traces `x - tensor` as `Tensor.__rsub__(tensor, x)` (torch 2.11-2.13)
@@ -97,7 +96,7 @@ def add_rule(rule: Rule, aliases: Iterable[Op] = (), rows: list[Rule] = RULES) -
     return rule
 
 
-def method_of(op: Op) -> Any:
+def method_of(op: Op) -> Op | None:
     """The Tensor method of an operation: that of its name where torch itself, not a module below it, has the function.
 
     `F.unfold` is no `Tensor.unfold`, `torch.linalg.svd` no `Tensor.svd`.

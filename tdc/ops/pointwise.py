@@ -308,7 +308,7 @@ def to_cpu(x: Any, **_: Any) -> Any:
     return x.to("cpu")
 
 
-def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Ragged:
+def to_ragged(x: Any, *args: Any, **kwargs: Any) -> Container | Tensor:
     """`x.to(other)` where one of them is a batch: dtype and device of the other."""
     if isinstance(x, Container):
         return x.to(*args, **kwargs)

@@ -7,7 +7,7 @@ MaskedBatch     data (B, *S0, L, *S1)     an axis for each logical dim
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
+R = TypeVar("R", NestedTensor, MaskedBatch, Ragged)
 
 
 def is_ragged(x: Any) -> bool:
@@ -38,7 +39,7 @@ def data_of(x: Ragged) -> Tensor:
     return x.values if isinstance(x, NestedTensor) else x.data
 
 
-def with_data(x: Any, data: Tensor) -> Any:
+def with_data(x: R, data: Tensor) -> R:
     """A batch of the same lengths with other values, or another rectangle."""
     return x.with_values(data) if isinstance(x, NestedTensor) else x.with_data(data)
 
@@ -57,7 +58,7 @@ def axis_entries(x: Ragged, entries: list[Any]) -> list[Any]:
     return [entry for d, entry in enumerate(entries) if d not in gone]
 
 
-def with_static(x: Any, data: Tensor, dim: int, more: int) -> Any:
+def with_static(x: Ragged, data: Tensor, dim: int, more: int) -> Ragged:
     """A batch of the same lengths with other data, which has so many more static dims at the logical dim `dim`."""
     batch = x._batch_dim + more * (dim < x._batch_dim)
     if isinstance(x, NestedTensor):
