@@ -10,14 +10,14 @@ from expecttest import TestCase
 from test_api import signature
 
 import tdc
-from tdc.core.container import Absent
+from tdc.core.container import Absent, Container
 from tdc.tensordict.mapping import Keyed
 
 
 def own(cls: type) -> str:
-    """Public attributes written in a class, or given to it by conversions."""
+    """Public attributes written in a class or its bases, or given to it by conversions."""
     lines = []
-    written = {**vars(Keyed), **vars(cls)} if issubclass(cls, Keyed) else vars(cls)
+    written = {**vars(Container), **(vars(Keyed) if issubclass(cls, Keyed) else {}), **vars(cls)}
     for name, x in sorted((n, x) for n, x in written.items() if not isinstance(x, Absent)):
         if name.startswith("_") or is_operation(name, x):
             continue
@@ -134,7 +134,7 @@ unsafe_split unsafe_split_with_sizes unsqueeze var view view_as vsplit where xlo
 batch_size
 cu_seqlens
 device
-dim(x)
+dim(self)
 dtype
 element_size(x)
 get_device(x)
@@ -220,7 +220,7 @@ batch_dim
 batch_size
 data
 device
-dim(x)
+dim(self)
 dtype
 element_size(x)
 filled(self, value)

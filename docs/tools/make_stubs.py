@@ -185,8 +185,9 @@ def function(name: str, fn: Any, needed: dict[str, str]) -> str:
     """A function of one of the tables as a method; what its annotations name is needed."""
     signature = inspect.signature(fn)
     first, *rest = signature.parameters.values()
-    same = first.annotation == signature.return_annotation != "TensorDict"  # an operation may turn a class into that
-    result = "Self" if same else signature.return_annotation
+    own, result = first.annotation, signature.return_annotation
+    if own != "TensorDict":  # an operation may turn a class into that
+        result = {own: "Self", f"{own} | None": "Self | None"}.get(result, result)
     for annotation in (*[p.annotation for p in rest], result):
         for word in re.findall(r"(?<![\w.])[A-Za-z_]\w*", str(annotation)):
             value = fn.__globals__.get(word)

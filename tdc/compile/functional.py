@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
+from tdc.tensordict.nodes import Nodes
 from tdc.tensordict.paths import all_ancestors, join
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Tensors = dict[KeyPath, Any]
-Nodes = dict[KeyPath, int]
 EMPTY = torch.Size(())
 
 

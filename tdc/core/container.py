@@ -15,10 +15,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import torch
 
+from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, MethodError, UnsupportedError, describe, message
 from tdc.core.frozen import Frozen
@@ -43,7 +44,7 @@ from tdc.core.typing import Op
 
 
 class Container(Frozen):
-    """Base of the containers: dispatch and operators. It has no fields of its own."""
+    """Base of the containers: dispatch, operators, and what all say of their shape. It has no fields of its own."""
 
     __slots__ = ()
     _kind: str = ""
@@ -70,6 +71,18 @@ class Container(Frozen):
         def to(self, *args: Any, **kwargs: Any) -> Container: ...
         def unbind(self, dim: int = 0) -> tuple[Any, ...]: ...
         def movedim(self, source: Any, destination: Any) -> Container: ...
+
+    @overload
+    def size(self, dim: None = None) -> torch.Size: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The shape, or its entry at `dim`: of a TensorDict the batch size, of a NestedTensor -1 on a ragged dim."""
+        return self.shape if dim is None else self.shape[normal_dim(dim, self.ndim, "size")]
+
+    def dim(self) -> int:
+        """Number of dims, as `ndim`."""
+        return self.ndim
 
     def __dir__(self) -> list[str]:
         absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}

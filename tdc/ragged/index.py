@@ -52,7 +52,7 @@ from tdc.ragged.index_forms import (
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import count_rows, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
-from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_static
+from tdc.ragged.storage import B, Ragged, axis_of, data_of, require_alike, with_static
 from tdc.ragged.structure import Structure, extent_of
 
 
@@ -63,7 +63,7 @@ def same_structure(x: Any, y: Any) -> bool:
     return x._lengths is y._lengths and (x.ragged_dims, x.batch_dim) == (y.ragged_dims, y.batch_dim)
 
 
-def with_structure_of(x: Any, y: Any) -> Any:
+def with_structure_of(x: Any, y: Any) -> Ragged:
     """A batch with the equal structure of another one, where that has its axes in the same positions."""
     if isinstance(x, NestedTensor):
         s, t = x._structure, y._structure
@@ -90,7 +90,7 @@ def index_ragged(x: Any, index: Any) -> Any:
     return rows_at(x, index)(x) if names_rows(x, index) else index_dims(x, index)
 
 
-def index_dims(x: Any, index: Any) -> Any:
+def index_dims(x: Any, index: Any) -> Ragged | Tensor:
     """An index with one entry for each dim, at most: rows first, then static dims from the last to the first, then
     ragged dims, then new dims."""
     b, dims = x._batch_dim, x.ragged_dims
@@ -119,7 +119,8 @@ def index_dims(x: Any, index: Any) -> Any:
     elif not takes_all(ragged[0]):
         keeps = isinstance(ragged[0], slice)
         y = cut_ragged(y, ragged[0]) if keeps else at_positions(y, ragged[0], rows if paired else None)
-    return insert_dims(y, parts, new, insert_dim)
+    insert: Any = torch.unsqueeze if isinstance(y, Tensor) else insert_dim
+    return insert_dims(y, parts, new, insert)
 
 
 def insert_dim(x: Any, dim: int, op: str = "index") -> Ragged:
@@ -194,7 +195,7 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
     return lambda x: build_nested(part, x.values.index_select(s.packed_dim, gather))
 
 
-def select_where(x: Any, mask: Any) -> Any:
+def select_where(x: Any, mask: Any) -> Ragged:
     """What a ragged mask is True on, row by row: its dims become one ragged dim, those behind it stay.
 
     The rectangle of a padded batch keeps its size; what is chosen moves to the front of each row.
@@ -260,7 +261,7 @@ def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
 # -- ragged dims of a MaskedBatch
 
 
-def cut_padded(x: Any, parts: list[Any]) -> Any:
+def cut_padded(x: Any, parts: list[Any]) -> MaskedBatch | Tensor:
     """An entry on each ragged dim of a padded batch."""
     for r in range(len(parts) - 1, -1, -1):
         if not takes_all(parts[r]):
@@ -325,7 +326,7 @@ def cut_rows(x: Any, dim: int, start: Any, stop: Any) -> Any:
     return cut_ragged(x, Span(start, stop))
 
 
-def truncate(x: Any, lengths: Any) -> Any:
+def truncate(x: B, lengths: Tensor | int) -> B:
     """The first elements of each row: as many as `lengths` says, or all of a shorter row; lines of several ragged dims.
 
     The same as `x[:, :lengths]`, and in a graph the only spelling: Dynamo reads the ends of a slice on the host.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from tdc.core.container import Container
 from tdc.core.dynamo import larger, smaller
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
 
+X = TypeVar("X")
 FULL = slice(None)
 Entry = int | slice | Tensor  # of an index, for one dim; a list or an array stands for the Tensor it becomes
 untyped: Any = torch  # whose stubs leave types open
@@ -169,7 +170,7 @@ def bounds(part: slice, size: int) -> tuple[int, int, int]:
     return end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low), step
 
 
-def as_end(at: Any) -> Any:
+def as_end(at: Any) -> int | torch.SymInt:
     """An end of a slice as a whole number."""
     try:
         return at if isinstance(at, torch.SymInt) else operator.index(at)
@@ -210,11 +211,11 @@ def index_example(row: Tensor, parts: list[Any], batch_dim: int, new: list[int])
     return insert_dims(row, parts, new, torch.unsqueeze)
 
 
-def insert_dims(x: Any, parts: list[Any], new: list[int], insert: Callable[[Any, int], Any]) -> Any:
+def insert_dims(x: X, parts: list[Any], new: list[int], insert: Callable[[X, int], X]) -> X:
     """The result of an index with its new dims of size 1, each in front of what the entries behind it gave."""
     for done, before in enumerate(new):
         dim = sum([kept(part) for part in parts[:before]]) + done
-        x = x.unsqueeze(dim) if isinstance(x, Tensor) else insert(x, dim)
+        x = insert(x, dim)
     return x
 
 
@@ -242,7 +243,7 @@ def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     return first, ((distance + abs(step) - 1) // abs(step)).clamp(min=0), step
 
 
-def longest_span(part: slice | Span, size: Any) -> Any:
+def longest_span(part: slice | Span, size: int) -> int | None:
     """The positions that a slice takes of the longest row, which no other row exceeds; None where that is not known.
 
     The sizes of a graph are symbolic: nothing is decided here that depends on them.

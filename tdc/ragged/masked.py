@@ -159,10 +159,6 @@ class MaskedBatch(Operations):
         """Shape of the rectangle."""
         return self.data.shape
 
-    def size(self, dim: int | None = None) -> Any:
-        """Shape of the rectangle, or its entry at `dim`."""
-        return self.data.shape if dim is None else self.data.shape[normal_dim(dim, self.data.ndim, "size")]
-
     @property
     def ndim(self) -> int:
         """Number of dims."""

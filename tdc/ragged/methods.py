@@ -10,8 +10,8 @@ Invariant: nothing here reads data or depends on it, but for `occupancy`, which 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +24,8 @@ from tdc.ragged.index import index_ragged, picker, same_structure, with_structur
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest, offsets_int32
-from tdc.ragged.storage import Ragged, data_of, with_data
+from tdc.ragged.storage import R, Ragged, data_of, with_data
 from tdc.ragged.structure import Structure
-
-R = TypeVar("R", NestedTensor, MaskedBatch)
 
 
 def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
@@ -40,7 +38,7 @@ def is_nested(x: Ragged) -> bool:
     return False
 
 
-def of_data(name: str, result: str, what: str, called: bool = False) -> Any:
+def of_data(name: str, result: str, what: str, called: bool = False) -> Callable[[Ragged], Any] | property:
     """A method or property of tensors, of the values of a NestedTensor and of the data of a MaskedBatch."""
 
     def method(x: Ragged) -> Any:
@@ -59,24 +57,19 @@ def nbytes(x: Ragged) -> int:
     return data_of(x).numel() * data_of(x).element_size()  # a graph has no `nbytes` of sizes that vary
 
 
-def dim(x: Ragged) -> int:
-    """Number of logical dims, the batch dim among them."""
-    return x.ndim
-
-
 def requires_grad_(x: R, requires_grad: bool = True) -> R:
     """Make the elements a leaf of autograd. Returns this object, as torch does."""
     data_of(x).requires_grad_(requires_grad)
     return x
 
 
-def grad(x: Ragged) -> Any:
+def grad(x: R) -> R | None:
     """Gradient of the elements, as a batch of the same lengths."""
     found = data_of(x).grad
     return None if found is None else with_data(x, found)
 
 
-def pin_memory(x: Any) -> Any:
+def pin_memory(x: R) -> R:
     """A copy in page-locked memory, for a copy to a GPU that need not wait; `DataLoader(pin_memory=True)` calls it."""
     if isinstance(x, MaskedBatch):
         return build_masked(x.data.pin_memory(), x.lengths.pin_memory(), x.ragged_dims, x.batch_dim, new_lengths=True)
@@ -118,7 +111,7 @@ def occupancy(x: Ragged) -> float:
     return 1.0 if is_zero(whole) else real / whole
 
 
-def mT(x: Any) -> Any:  # torch's name
+def mT(x: R) -> R:  # torch's name
     """Each matrix, the last two dims, transposed.
 
     Raises:
@@ -129,7 +122,7 @@ def mT(x: Any) -> Any:  # torch's name
     return x.transpose(-2, -1)
 
 
-def mH(x: Any) -> Any:  # torch's name
+def mH(x: R) -> R:  # torch's name
     """Each matrix, the last two dims, transposed and conjugated."""
     return mT(x).conj()
 
@@ -152,7 +145,6 @@ SHARED: dict[str, Any] = {
     "nbytes": property(nbytes),
     "__iter__": iterate,
     "is_contiguous": is_contiguous,
-    "dim": dim,
     "tolist": tolist,
     "requires_grad_": requires_grad_,
     "pin_memory": pin_memory,

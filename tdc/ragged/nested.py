@@ -160,10 +160,6 @@ class NestedTensor(Operations):
         """Logical shape, -1 on ragged dims."""
         return self.structure.shape(self.values)
 
-    def size(self, dim: int | None = None) -> Any:
-        """Logical shape, or its entry at `dim`; -1 on a ragged dim."""
-        return self.shape if dim is None else self.shape[normal_dim(dim, self.ndim, "size")]
-
     @property
     def _batch_dim(self) -> int:
         """The batch dim, by the name that a MaskedBatch has for it."""

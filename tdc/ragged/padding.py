@@ -78,7 +78,7 @@ class Exchange(torch.autograd.Function):
         ctx.save_for_backward(index, valid, inverse, keep)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         index, valid, inverse, keep = ctx.saved_tensors
         flat = exchange(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0, index, valid)

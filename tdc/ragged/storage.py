@@ -19,6 +19,7 @@ from tdc.ragged.structure import require_same
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
 R = TypeVar("R", NestedTensor, MaskedBatch, Ragged)
+B = TypeVar("B", bound=Ragged)
 
 
 def is_ragged(x: Any) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, on_host, sizes_of
+from tdc.ragged.storage import B
 from tdc.ragged.structure import Structure
 
 
-def validate(x: Any) -> Any:
+def validate(x: B) -> B:
     """Check the content of offsets, shapes and max_length, or the lengths of a MaskedBatch, and return `x`.
 
     Reads them on the host.

@@ -196,7 +196,7 @@ def positions_at(td: TensorDict, idx: Any, mode: str | None, op: OpName) -> Tens
     return index(build_td({"position": positions}, {}, positions.shape, td.device), tuple(parts))["position"]
 
 
-def position_of(op: OpName, part: Any, td: TensorDict) -> Any:
+def position_of(op: OpName, part: Any, td: TensorDict) -> int | Tensor:
     """An entry of an index as an int or a tensor of whole numbers or flags."""
     try:
         i = part if isinstance(part, (int, Tensor)) else torch.as_tensor(part, device=td.device)
@@ -208,7 +208,7 @@ def position_of(op: OpName, part: Any, td: TensorDict) -> Any:
     return i
 
 
-def limited(i: Any, n: Any, mode: str) -> Any:
+def limited(i: int | Tensor, n: int, mode: str) -> int | Tensor:
     """Indices along a dim of size `n` within range: clipped to it, or those outside as `n`."""
     if isinstance(i, Tensor):
         if mode == "clip":

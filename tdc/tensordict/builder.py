@@ -13,7 +13,7 @@ Invariants: the TensorDict it was made of does not change; after `finish` every 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from tdc.core.errors import ImmutableError, message
 from tdc.core.keys import as_path
@@ -22,6 +22,9 @@ from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.mapping import Keyed, existing_path
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.storage import Leaves, absorb, check_leaves, put_all, remove, retype
+
+if TYPE_CHECKING:
+    from tdc.tensordict.tensordict import TensorDict
 
 
 @final
@@ -84,7 +87,7 @@ class Builder:
         for key, value in other.items():
             self[key] = value
 
-    def finish(self) -> Any:
+    def finish(self) -> TensorDict:
         """The TensorDict of all entries; the builder ends here."""
         td = unfinished(self)
         nodes = retype(self._leaves, self._nodes)

@@ -207,7 +207,7 @@ def leaves_and_statics(td: TensorDict) -> dict[KeyPath, Any]:
     return {**td._leaves, **{p: n for p, n in td._nodes.items() if type(n) is Static}}
 
 
-def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> Any:
+def merge_two(a: TensorDict, b: TensorDict, on_conflict: Any) -> TensorDict:
     """The entries of two TensorDicts."""
     here, there = leaves_and_statics(a), leaves_and_statics(b)
     both = [p for p in here if p in there and not is_same(here[p], there[p])]

@@ -100,7 +100,7 @@ def allows_none(note: Any, default: Any) -> bool:
     return default is None or type(None) in get_args(note) or (isinstance(note, str) and "None" in note)
 
 
-def class_of(note: Any) -> Any:
+def class_of(note: Any) -> type[TensorDict] | None:
     """The tensorclass that an annotation names, alone or beside None; None for any other."""
     named: list[Any] = [p for p in (get_args(note) or (note,)) if p is not type(None)]
     if len(named) != 1 or not isinstance(named[0], type):

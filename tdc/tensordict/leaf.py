@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 
@@ -23,6 +23,7 @@ from tdc.core.container import Container
 from tdc.core.errors import UnsupportedError, message, op_name
 from tdc.core.typing import Op, OpName
 
+X = TypeVar("X")
 UNCHANGED = ("clone", "detach", "contiguous")
 CASTS: dict[str, torch.dtype] = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -86,7 +87,7 @@ def register_leaf(
     PROTOCOLS[cls] = Protocol(shape, table)
 
 
-def unchanged(x: Any, *args: Any, **kwargs: Any) -> Any:
+def unchanged(x: X, *args: Any, **kwargs: Any) -> X:
     """The object as it is."""
     return x
 
@@ -139,7 +140,7 @@ class Leaf(Container):
     def __reduce__(self) -> tuple[Any, ...]:
         return wrap_leaf, (self._value,)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Op:
         """Methods of tensors, which operations on a TensorDict call on its leaves."""
         if name.startswith("_") or not hasattr(torch.Tensor, name):
             raise AttributeError(f"a leaf of a TensorDict has no attribute {name!r}")

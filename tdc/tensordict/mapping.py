@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from tdc.tensordict.storage import (
 if TYPE_CHECKING:
     from tdc.tensordict.tensordict import TensorDict
 
+K = TypeVar("K", bound="Keyed")
 IsLeaf: TypeAlias = "Callable[[Any], bool] | None"
 
 
@@ -363,7 +364,7 @@ def matching_keys(td: Keyed, include_nested: bool, leaves_only: bool, is_leaf: I
     return tuple(ordered(found)) if sort else found
 
 
-def class_at(td: Keyed, path: KeyPath) -> Any:
+def class_at(td: Keyed, path: KeyPath) -> type[Any]:
     """The class of the entry at a path."""
     return Static if type(td._nodes.get(path)) is Static else td.get(path).__class__
 
@@ -376,7 +377,7 @@ def existing_path(td: Any, op: OpName, key: NestedKey) -> KeyPath:
     return path
 
 
-def with_entries(td: Keyed, op: OpName, other: Any, replacing: KeyPath | None = None) -> Any:
+def with_entries(td: K, op: OpName, other: Any, replacing: KeyPath | None = None) -> K:
     """A TensorDict with the entries of a mapping or of another TensorDict, of which one may replace an inner node."""
     new_leaves: Leaves = {}
     new_nodes: Nodes = {}

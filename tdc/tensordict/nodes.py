@@ -96,15 +96,16 @@ class Typed(NamedTuple):
         return self.extra > 0
 
 
-Nodes = dict[KeyPath, Any]
+Entry = int | Typed | Static
+Nodes = dict[KeyPath, Entry]
 
 
-def extra_of(entry: Any) -> int:
+def extra_of(entry: Entry) -> int:
     """Batch dims beyond those of the root."""
     return entry if type(entry) is int else entry.extra if type(entry) is Typed else 0
 
 
-def with_extra(entry: Any, extra: int) -> Any:
+def with_extra(entry: Entry, extra: int) -> Entry:
     """The same entry with another number of extra batch dims."""
     return extra if type(entry) is int else Typed(extra, entry.cls) if type(entry) is Typed else entry
 
@@ -119,7 +120,7 @@ def without_extra(nodes: Nodes) -> Nodes:
     return {p: with_extra(n, 0) for p, n in nodes.items()}
 
 
-def statics(nodes: Nodes) -> Nodes:
+def statics(nodes: Mapping[KeyPath, Any]) -> dict[KeyPath, Static]:
     """The static values among the entries."""
     return {p: n for p, n in nodes.items() if type(n) is Static}
 

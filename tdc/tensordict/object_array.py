@@ -9,7 +9,7 @@ Invariants: immutable; an operation moves positions, never objects; eager only, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, final
@@ -91,7 +91,7 @@ class ObjectArray(Frozen):
     def __len__(self) -> int:
         return len(self._positions)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[ObjectArray]:
         return iter([self[i] for i in range(len(self))])
 
     def __getitem__(self, index: Any) -> ObjectArray:

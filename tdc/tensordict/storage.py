@@ -192,7 +192,7 @@ def taken(path: KeyPath) -> KeyPathError:
     return KeyPathError(message("TensorDict", "different keys", got, hint=hint))
 
 
-def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Any:
+def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | Container:
     """A leaf: tensors and containers as they are, numpy arrays, numbers and lists of them as tensors."""
     if not isinstance(value, (Tensor, Container)):
         if type(value) in PROTOCOLS:
@@ -344,14 +344,14 @@ def subtree(leaves: Leaves, nodes: Nodes, path: KeyPath) -> tuple[Leaves, Nodes,
     return subtable(leaves, path), inner, extra
 
 
-def node_size(leaves: Leaves, batch_size: Any, extra: int) -> Any:
+def node_size(leaves: Leaves, batch_size: torch.Size, extra: int) -> torch.Size:
     """Batch size of a node, read from its leaves: that of the root and its extra dims."""
     for leaf in leaves.values() if extra and isinstance(batch_size, torch.Size) else ():
         return leaf.shape[: len(batch_size) + extra]
     return batch_size
 
 
-def children(leaves: Leaves, nodes: Nodes, size: Any) -> list[tuple[str, Any, Any]]:
+def children(leaves: Leaves, nodes: Nodes, size: torch.Size) -> list[tuple[str, Any, Any]]:
     """What lies directly below the root, in insertion order: each key, what is there, and of an inner node its leaves,
     nodes and batch size; None of a leaf or a static value."""
     found: list[tuple[str, Any, Any]] = []
@@ -364,13 +364,13 @@ def children(leaves: Leaves, nodes: Nodes, size: Any) -> list[tuple[str, Any, An
     return found
 
 
-def shape_of(x: Any) -> Any:
+def shape_of(x: Any) -> torch.Size | None:
     """Shape of a leaf; None of what is no tensor, such as a container of other things than tensors."""
     known = isinstance(x, Tensor) or type(x) is Leaf or (isinstance(x, Container) and isinstance(x._content, Tensor))
     return x.shape if known else None
 
 
-def common(a: Any, b: Any) -> Any:
+def common(a: torch.Size, b: torch.Size) -> torch.Size:
     """The longest common beginning of two sizes."""
     n = 0
     while n < len(a) and n < len(b) and a[n] == b[n]:

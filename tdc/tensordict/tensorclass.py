@@ -78,7 +78,7 @@ class Meta(type(Protocol)):  # of a class that may inherit from protocols
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], *, kw_only: bool = False, **kwargs: Any
-    ) -> Any:
+    ) -> Meta:
         if TensorDict in bases:  # TensorClass itself, which has no fields
             return super().__new__(mcs, name, bases, {**body, "__slots__": ()}, **kwargs)
         notes = {n: note for n, note in annotations_in(body).items() if not is_marker(note, "ClassVar")}
@@ -287,7 +287,7 @@ def attribute(f: Field) -> property:
     return property(scope["get"], doc=f"The field {f.name!r}.")
 
 
-def constructor(cls: Any) -> Any:
+def constructor(cls: Any) -> Callable[..., None]:
     """`__init__` of the fields, in order, and `batch_size` and `device` by name.
 
     Written out for the fields, so that a constructor with tensors costs little more than that of a dataclass.

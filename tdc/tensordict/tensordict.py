@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import check_entries, expect_function, normal_dim
+from tdc.core.arguments import check_entries, expect_function
 from tdc.core.errors import DtypeError, ImmutableError, IndexingError, message
 from tdc.core.keys import is_key
 from tdc.core.pytree import MappingKey, register
@@ -138,14 +138,6 @@ class TensorDict(Operations):
         return len(self._size)
 
     batch_dims = ndim
-
-    def dim(self) -> int:
-        """Number of batch dims."""
-        return len(self._size)
-
-    def size(self, dim: int | None = None) -> Any:
-        """The batch size, or its entry at `dim`."""
-        return self._size if dim is None else self._size[normal_dim(dim, len(self._size), "size")]
 
     def numel(self) -> int:
         """Number of examples: the product of the batch size."""
@@ -331,18 +323,18 @@ class TensorDict(Operations):
         raise ImmutableError(message("TensorDict", "no deletion, TensorDicts are immutable", got, hint=spelling))
 
 
-def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> Any:
+def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device | None = None) -> TensorDict:
     """A TensorDict of checked parts, which it owns from here on: what operations return.
 
     Where the root is a tensorclass, the result is an instance of it.
     """
-    typed = nodes and () in nodes
-    td: Any = object.__new__(nodes[()].cls if typed else TensorDict)
+    root: Any = nodes[()] if nodes and () in nodes else None
+    td: Any = object.__new__(TensorDict if root is None else root.cls)
     td._leaves = leaves
     td._nodes = nodes
     td._size = batch_size
     td._device = device
-    if typed:
+    if root is not None:
         td._fill()
     return td
 

@@ -27,6 +27,7 @@ from tdc.core.dynamo import mark_dynamic
 from tdc.core.rules import CLASS_NAMES
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import R
 from tdc.tensordict.tensordict import TensorDict
 
 Pairs = list[tuple[str, Tensor, Tensor]]
@@ -106,7 +107,7 @@ def build(tree: Any, kind: str, cut: Callable[[Tensor], Tensor], device: str = "
     """Containers and tensors on a device for each `Ragged`, `Dense` and `Dict`; their data passes through `cut`."""
     made: dict[int, Any] = {}
 
-    def container(x: Ragged) -> Any:
+    def container(x: Ragged) -> NestedTensor | MaskedBatch:
         masked = (x.kind or kind) == "masked"
         there = replace(x, rows=[row.to(device) for row in x.rows])
         y: Any = build_masked(there) if masked else build_nested(there)
@@ -160,7 +161,7 @@ def grown(row: Tensor, dims: tuple[int, ...], sizes: list[int]) -> Tensor:
     return F.pad(row, pad, value=float("nan") if real else min(77777, torch.iinfo(row.dtype).max))
 
 
-def moved(x: Any, batch_dim: int) -> Any:
+def moved(x: R, batch_dim: int) -> R:
     """A batch with its batch dim elsewhere."""
     order = list(range(1, x.ndim))
     order.insert(batch_dim, 0)
@@ -183,7 +184,7 @@ class Poison(torch.autograd.Function):
         return data.view_as(data)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         return grads[0].masked_fill(~ctx.saved_tensors[0], float("nan")), None
 
 

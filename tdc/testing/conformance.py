@@ -146,7 +146,7 @@ class Module(torch.nn.Module):
         return self.run(*inputs)
 
 
-def dynamic_sizes(inputs: tuple[Any, ...]) -> Any:
+def dynamic_sizes(inputs: tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
     """Which sizes of one input vary from batch to batch; a list of that for the tensors of a container."""
     if isinstance(inputs[0], Container):
         return [dynamic_sizes(parts) for parts in zip(*[pytree.tree_leaves(x) for x in inputs], strict=True)]
