@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.flat import dtype_name
-from tdc.core.errors import FormatError, StructureError, describe, message
+from tdc.core.errors import FormatError, StructureError, describe, dtype_name, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.tensordict.storage import is_tensordict
 
@@ -134,10 +133,9 @@ def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
         x = weights.get(name)
         if x is not None and (not isinstance(x, Tensor) or [dtype_name(x.dtype), list(x.shape)] != [dtype, shape]):
             wrong[name] = f"{describe(x)} instead of {dtype}{shape}"
-    if wrong:
-        op, got = "compile.Exported.load_weights", f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        hint = "tdc.from_module(module) of the module that was exported"
-        raise StructureError(message(op, "weights as the function was exported with", got, wrong, hint))
+    expected, which = "weights as the function was exported with", f"that differ{'s' * (len(wrong) == 1)}"
+    hint = "tdc.from_module(module) of the module that was exported"
+    refuse_wrong(StructureError, "compile.Exported.load_weights", expected, wrong, which, hint)
 
 
 def tensors_in(path: Path) -> Any:

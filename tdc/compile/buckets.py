@@ -31,7 +31,7 @@ from tdc.compile._torch.dynamo import mark_static
 from tdc.core import pytree
 from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
@@ -138,9 +138,8 @@ def unbucket(x: T, valid: Tensor) -> T:
     leaves, spec = pytree.tree_flatten(x, is_leaf=lambda v: isinstance(v, Container))
     plain = [not isinstance(v, (Tensor, Container)) or v.ndim == 0 for v in leaves]
     wrong = [describe(v) for v, kept in zip(leaves, plain, strict=True) if not kept and len(v) != count]
-    if wrong:
-        hint = "results over all rows are not split by rows; mask them with valid instead"
-        raise ShapeError(message("compile.unbucket", f"{count} rows", f"{len(wrong)} others", wrong, hint))
+    hint = "results over all rows are not split by rows; mask them with valid instead"
+    refuse_wrong(ShapeError, "compile.unbucket", f"{count} rows", wrong, "others", hint)
     return pytree.tree_unflatten([v if kept else v[:real] for v, kept in zip(leaves, plain, strict=True)], spec)
 
 

@@ -29,7 +29,7 @@ from torch.export import Dim
 from tdc.compile.flat import range_text
 from tdc.core import pytree
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, TdcError, UnsupportedError, describe, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -39,6 +39,13 @@ from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.export"
 SHOWN = "'B', (1, 64), ('B', 1, 64), torch.export.Dim('B'), True, 'auto' or False"
+WRONG = (  # what may be wrong with declarations, in the order in which it is told
+    (KeyPathError, "names of arguments, keys and dims in dynamic=", "others", "what is not said varies if it can"),
+    (DtypeError, "dims", "others", f"one of {SHOWN}"),
+    (UnsupportedError, "tensors, containers of them, numbers or strings", "others",
+     "exclude the key, or pass its tensors"),
+    (ShapeError, "an example within the bounds", "sizes beyond", "widen the bounds, or take another example"),
+)  # fmt: skip
 Keys = tuple[str, ...]
 CONSTANTS = (bool, int, float, str, type(None))
 
@@ -91,31 +98,18 @@ class Reader:
     """Reads declarations, and keeps what is wrong with them until all are read."""
 
     def __init__(self) -> None:
-        self.strangers: dict[str, str] = {}
-        self.misfits: dict[str, str] = {}
-        self.foreign: dict[str, str] = {}
-        self.bounds: dict[str, str] = {}
+        self.wrong: dict[type[TdcError], dict[str, str]] = {error: {} for error, *_ in WRONG}
 
     def report(self) -> None:
         """Raise what was wrong, if anything was."""
-        if self.strangers:
-            got, hint = f"{len(self.strangers)} others", "what is not said varies if it can"
-            expected = "names of arguments, keys and dims in dynamic="
-            raise KeyPathError(message(OP, expected, got, self.strangers, hint))
-        if self.misfits:
-            raise DtypeError(message(OP, "dims", f"{len(self.misfits)} others", self.misfits, f"one of {SHOWN}"))
-        if self.foreign:
-            expected, got = "tensors, containers of them, numbers or strings", f"{len(self.foreign)} others"
-            raise UnsupportedError(message(OP, expected, got, self.foreign, "exclude the key, or pass its tensors"))
-        if self.bounds:
-            expected, got = "an example within the bounds", f"{len(self.bounds)} sizes beyond"
-            raise ShapeError(message(OP, expected, got, self.bounds, "widen the bounds, or take another example"))
+        for error, expected, which, hint in WRONG:
+            refuse_wrong(error, OP, expected, self.wrong[error], which, hint)
 
     def unknown(self, given: Mapping[str, Any], known: Any, kind: str) -> None:
         """Note names that are none of the known ones."""
         for text, name in given.items():
             if name not in known:
-                self.strangers[text] = f"{kind} are {', '.join([repr(k) for k in known]) or 'none'}"
+                self.wrong[KeyPathError][text] = f"{kind} are {', '.join([repr(k) for k in known]) or 'none'}"
 
     def argument(self, x: Any, spec: Any, path: Keys) -> list[Entry]:
         """Entries of one argument: a container, a tensor, a constant, or a dict, list or tuple of these."""
@@ -124,7 +118,7 @@ class Reader:
         children = dict(x) if isinstance(x, dict) else dict(enumerate(x)) if isinstance(x, (list, tuple)) else None
         if children is None:
             if not isinstance(x, CONSTANTS):
-                self.foreign[show(path)] = describe(x)
+                self.wrong[UnsupportedError][show(path)] = describe(x)
             return [Entry(show(path), show(path), x)]
         if isinstance(spec, list):
             spec = dict(enumerate(spec))
@@ -148,7 +142,7 @@ class Reader:
             return self.masked(x, spec, rest, path, batch)
         if isinstance(x, Tensor):
             return self.tensor(x, spec, rest, path, batch)
-        self.foreign[show(path)] = describe(x)
+        self.wrong[UnsupportedError][show(path)] = describe(x)
         return []
 
     def tensordict(self, td: TensorDict, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
@@ -168,7 +162,7 @@ class Reader:
         if not isinstance(key, tuple) or key not in keys:
             known = sorted({k[len(key) - 1] for k in keys if len(k) == len(key)}) if isinstance(key, tuple) else []
             at = [str(k) for k in key] if isinstance(key, tuple) else [str(key)]
-            self.strangers[show((*path, *at))] = f"keys are {', '.join([repr(k) for k in known])}"
+            self.wrong[KeyPathError][show((*path, *at))] = f"keys are {', '.join([repr(k) for k in known])}"
         elif isinstance(spec, Mapping) and any([k[: len(key)] == key and len(k) > len(key) for k in keys]):
             for k, v in spec.items():
                 self.below(v, (*key, k) if isinstance(k, str) else (*key, *k), keys, path, specs)
@@ -185,7 +179,7 @@ class Reader:
         """How several dims vary: each as in a list, or the first as it is said and the rest if they can."""
         each = spec if isinstance(spec, list) else [spec, *[spec if is_rest(spec) else "auto"] * (len(sizes) - 1)]
         if len(each) != len(sizes) and (len(sizes) or isinstance(spec, list)):
-            self.misfits[show((*path, words[0]))] = f"{len(each)} dims for {of}"
+            self.wrong[DtypeError][show((*path, words[0]))] = f"{len(each)} dims for {of}"
             each = ["auto"] * len(sizes)
         return [self.dim(s, n, w, path) for s, n, w in zip(each, sizes, words, strict=False)]
 
@@ -205,13 +199,7 @@ class Reader:
         ends = rows._replace(plus=1) if isinstance(rows, Vary) else rows + 1
         entries = [
             Entry(f"{name}.values", name, x.values, tuple(sizes)),
-            Entry(
-                f"{name}.offsets",
-                name,
-                s.offsets,
-                (ends,),
-                bound if s.shapes is None else None,
-            ),
+            Entry(f"{name}.offsets", name, s.offsets, (ends,), bound if s.shapes is None else None),
         ]
         if s.shapes is not None:
             entries.append(Entry(f"{name}.shapes", name, s.shapes, (rows, s.ragged_ndim), bound))
@@ -262,13 +250,13 @@ class Reader:
             spec = (spec.__name__, spec.min, spec.max if isinstance(spec.max, int) else None)  # infinity is a symbol
         parts: Any = (spec,) if isinstance(spec, str) else spec
         if not is_declaration(parts):
-            self.misfits[where] = f"{spec!r}"
+            self.wrong[DtypeError][where] = f"{spec!r}"
             return here
         name = parts[0] if isinstance(parts[0], str) else None
         low, high = parts[-2:] if len(parts) > 1 else (0, None)
         low = low or 0
         if size is not None and (size < low or (high is not None and size > high)):
-            self.bounds[where] = f"{size}, not in {range_text(low, high)}"
+            self.wrong[ShapeError][where] = f"{size}, not in {range_text(low, high)}"
         return Vary(name or where, word, at, name is not None, True, low, high)
 
 

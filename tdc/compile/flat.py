@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tdc.core.errors import show_sizes
+from tdc.core.errors import dtype_name, show_sizes
 
 
 class Size(NamedTuple):
@@ -69,11 +69,6 @@ class Output(NamedTuple):
 def range_text(low: int, high: int | None) -> str:
     """A range as messages show it: "0 or more", "1 to 8"."""
     return f"{low} or more" if high is None else f"{low} to {high}"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype without its module."""
-    return str(dtype).removeprefix("torch.")
 
 
 def to_json(x: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.nodes import Nodes
@@ -171,10 +171,9 @@ def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers:
     parts = [from_module(m, params=params, buffers=buffers, remove_duplicate=True) for m in modules]
     for i in range(1, len(modules)):
         wrong = {f"module {i}, {where}": text for where, text in differences(modules, parts, i).items()}
-        if wrong:
-            hint = "build all of them with one function and arguments, and call .train() or .eval() on each"
-            got = f"{len(wrong)} differences from module 0"
-            raise StructureError(message("stack_modules", "modules of one structure", got, wrong, hint))
+        which = "differences from module 0"
+        hint = "build all of them with one function and arguments, and call .train() or .eval() on each"
+        refuse_wrong(StructureError, "stack_modules", "modules of one structure", wrong, which, hint)
     return parts[0].apply(lambda *xs: torch.stack(xs), *parts[1:], batch_size=[len(parts)])
 
 
@@ -282,26 +281,22 @@ def check(module: nn.Module, stores: list[Store], leaves: Tensors, tie_weights: 
     own = {join(s.prefix, name): x for s in stores for name, x in s.tensors.items()}
     op, kind = "functional_call", type(module).__name__
     strays = [path for path in leaves if path not in own]
-    if strays:
-        at = {show(path): f"not in the module; {nearest(path, own)}" for path in strays}
-        flat = any(["." in key for path in strays for key in parts(path)])
-        hint = "params.unflatten_keys('.')" if flat else "params nested and named as tdc.from_module(module)"
-        raise KeyPathError(message(op, f"names that {kind} has", f"{len(strays)} others", at, hint))
+    at = {show(path): f"not in the module; {nearest(path, own)}" for path in strays}
+    flat = any(["." in key for path in strays for key in parts(path)])
+    hint = "params.unflatten_keys('.')" if flat else "params nested and named as tdc.from_module(module)"
+    refuse_wrong(KeyPathError, op, f"names that {kind} has", at, "others", hint)
     group: dict[int, list[KeyPath]] = {}
     for path, x in own.items():
         if x is not None:
             group.setdefault(id(x), []).append(path)
     names = {path: group[id(x)] if tie_weights else [path] for path, x in own.items() if x is not None}
     missing = [path for path, ties in names.items() if not any([tie in leaves for tie in ties])] if strict else []
-    if missing:
-        at = {show(path): f"missing; {nearest(path, leaves)}" for path in missing}
-        hint = "strict=False takes them from the module"
-        raise KeyPathError(message(op, f"all names of {kind}", f"{len(missing)} missing", at, hint))
+    at = {show(path): f"missing; {nearest(path, leaves)}" for path in missing}
+    refuse_wrong(KeyPathError, op, f"all names of {kind}", at, "missing", "strict=False takes them from the module")
     wrong = {p: x for p, x in own.items() if x is not None and p in leaves and leaves[p].shape != x.shape}
-    if wrong:
-        at = {show(p): f"{describe(leaves[p])}, in the module {describe(x)}" for p, x in wrong.items()}
-        hint = "call members of stacked params with tdc.ensemble(module, params), or one with params[k]"
-        raise ShapeError(message(op, f"the shapes of {kind}", f"{len(wrong)} others", at, hint))
+    at = {show(p): f"{describe(leaves[p])}, in the module {describe(x)}" for p, x in wrong.items()}
+    hint = "call members of stacked params with tdc.ensemble(module, params), or one with params[k]"
+    refuse_wrong(ShapeError, op, f"the shapes of {kind}", at, "others", hint)
     first = {path: next((tie for tie in ties if tie in leaves), path) for path, ties in names.items()}
     untied = [path for path, tie in first.items() if path in leaves and leaves[path] is not leaves[tie]]
     if untied:

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tdc.compile.flat import Bounds, Input, Size, dtype_name
-from tdc.core.errors import describe, show_sizes
+from tdc.compile.flat import Bounds, Input, Size
+from tdc.core.errors import describe, dtype_name, show_sizes
 from tdc.core.keys import show
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested

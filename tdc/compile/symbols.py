@@ -18,7 +18,7 @@ from torch import Tensor
 from tdc.compile._torch.symbolic import Line, fixed, limits, line_of, size_text
 from tdc.compile.dims import Entry, Vary, has_bounds
 from tdc.compile.flat import Bounds, Input, Output, Size, range_text
-from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.core.errors import ShapeError, UnsupportedError, message, refuse_wrong
 
 LETTERS = {"batch": "B", "length": "L", "total": "N"}
 
@@ -44,9 +44,8 @@ class Names:
         for e in entries:
             if e.longest is not None:
                 self.name(e.longest)
-        if self.wrong:
-            got, hint = f"{len(self.wrong)} that do not", "declare what the function does, or 'auto' to let it decide"
-            raise ShapeError(message("compile.export", "sizes that vary as declared", got, self.wrong, hint))
+        expected, hint = "sizes that vary as declared", "declare what the function does, or 'auto' to let it decide"
+        refuse_wrong(ShapeError, "compile.export", expected, self.wrong, "that do not", hint)
 
     def inputs(self, entries: Sequence[Entry]) -> list[Input]:
         """The entries with names in place of sizes."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tdc.core.dynamo import constant
-from tdc.core.errors import StructureError, message
+from tdc.core.errors import StructureError, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.paths import arrangement, join, top_keys
@@ -39,9 +39,8 @@ def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
     found = arrangement(list(leaves), list(old._leaves))
     if found == "other":
         wrong = [show(p) for p in {**leaves, **old._leaves} if p not in leaves or p not in old._leaves]
-        hint = "an optimizer's update keeps the keys of what its init made"
-        got = f"{len(wrong)} that differ"
-        raise StructureError(message("compile.train_step", "a new state of the same keys", got, wrong, hint))
+        expected, hint = "a new state of the same keys", "an optimizer's update keeps the keys of what its init made"
+        refuse_wrong(StructureError, "compile.train_step", expected, wrong, "that differ", hint)
     if found == "order":
         leaves = {p: leaves[p] for p in old._leaves}
     return build_td(leaves, old._nodes, old._size, old._device)

@@ -43,7 +43,7 @@ from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_state import in_order, next_state
 from tdc.compile.vectorize import vmap
 from tdc.core.dtypes import widened
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.interop.pytrees import from_state_dict
 from tdc.ops.copy import copy_
@@ -266,9 +266,8 @@ class TrainStep:
             if p not in given or given[p].shape != x.shape or given[p].dtype != x.dtype
         }
         wrong |= {show(p): f"{describe(x)}, not wanted" for p, x in given.items() if p not in state._leaves}
-        if wrong:
-            got, hint = f"{len(wrong)} entries that differ", "load it into a state of the same step and module"
-            raise StructureError(message(f"{OP}.load_state_dict", "entries of this state", got, wrong, hint))
+        op, hint = f"{OP}.load_state_dict", "load it into a state of the same step and module"
+        refuse_wrong(StructureError, op, "entries of this state", wrong, "entries that differ", hint)
         return state.update({p: given[p].to(x.device, copy=True) for p, x in state._leaves.items()})
 
 

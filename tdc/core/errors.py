@@ -120,6 +120,15 @@ def message(
     return "\n".join([*lines, f"hint: {hint}"] if hint else lines)
 
 
+def refuse_wrong(
+    error: type[TdcError], op: str | Callable[..., Any], expected: str, wrong: Mapping[str, str] | Sequence[str],
+    which: str, hint: str,
+) -> None:  # fmt: skip
+    """Raise an error that names all that is wrong, if anything is; its number goes before `which`, as in "3 others"."""
+    if wrong:
+        raise error(message(op, expected, f"{len(wrong)} {which}", wrong, hint))
+
+
 def describe(x: Any) -> str:
     """Kind, dtype and shape of a value, without its content; of a TensorDict the batch size.
 
@@ -136,7 +145,12 @@ def describe(x: Any) -> str:
     if shape is None:
         return name
     sizes = show_sizes(shape)
-    return f"{name} {str(dtype).removeprefix('torch.')}{sizes}" if dtype is not None else f"{name} {sizes}"
+    return f"{name} {dtype_name(dtype)}{sizes}" if dtype is not None else f"{name} {sizes}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without its module."""
+    return str(dtype).removeprefix("torch.")
 
 
 def sizes_of(x: Any) -> Sequence[int] | None:

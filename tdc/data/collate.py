@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from tdc.core.container import Container
-from tdc.core.errors import StructureError, message
+from tdc.core.errors import StructureError, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import Dims, KeyPath, NestedKey
 from tdc.data.pad_sequence import as_batch, check_fills, checked, dims_of, pad, stack_leaves
@@ -77,9 +77,8 @@ def collate(
     ragged = dims_of("data.collate", tds[0], ragged_keys)
     padded = dims_of("data.collate", tds[0], pad_keys)
     twice = [show(p) for p in ragged if p in padded]
-    if twice:
-        got, hint = f"{len(twice)} that are both", "leave it in one of the two"
-        raise StructureError(message("data.collate", "keys ragged or padded", got, twice, hint))
+    hint = "leave it in one of the two"
+    refuse_wrong(StructureError, "data.collate", "keys ragged or padded", twice, "that are both", hint)
     known: list[tuple[Any, MaskedBatch]] = []
 
     def convert(path: KeyPath, packed: NestedTensor) -> Any:

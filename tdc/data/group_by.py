@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message, refuse_wrong
 from tdc.core.typing import NestedKey
 from tdc.tensordict.combine import named_leaves
 from tdc.tensordict.leaf import unwrap
@@ -48,9 +48,8 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
     found: dict[Any, list[int]] = {}
     values: list[Any] = leaf.tolist()
     wrong = {f"example {i}": type(value).__name__ for i, value in enumerate(values) if not is_hashable(value)}
-    if wrong:
-        got, hint = f"{len(wrong)} others", "group by a leaf of codes, or by tuples in place of lists"
-        raise DtypeError(message("data.group_by", "values that can be keys of a dict", got, wrong, hint))
+    expected, hint = "values that can be keys of a dict", "group by a leaf of codes, or by tuples in place of lists"
+    refuse_wrong(DtypeError, "data.group_by", expected, wrong, "others", hint)
     for i, value in enumerate(values):
         found.setdefault(value, []).append(i)
     return {value: td[torch.tensor(indices, device=td._device)] for value, indices in found.items()}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, keys_of
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, has_fields
@@ -187,9 +187,8 @@ def checked(op: OpName, examples: Any) -> list[Any]:
         hint = "give one; its keys are those of the batch"
         raise StructureError(message(op, "at least one example", "an empty list", hint=hint))
     wrong = {f"example {i}": describe(x) for i, x in enumerate(found) if not is_tensordict(x) and not has_fields(x)}
-    if wrong:
-        hint = "[{'x': x, 'y': y} for x, y in samples]"
-        raise DtypeError(message(op, "TensorDicts, mappings or records", f"{len(wrong)} others", wrong, hint))
+    hint = "[{'x': x, 'y': y} for x, y in samples]"
+    refuse_wrong(DtypeError, op, "TensorDicts, mappings or records", wrong, "others", hint)
     return found
 
 
@@ -215,9 +214,7 @@ def fills_of(td: TensorDict, value: Any) -> dict[KeyPath, Any]:
 def check_fills(op: OpName, values: Mapping[str, Any]) -> None:
     """What padding holds are numbers."""
     wrong = {name: describe(v) for name, v in values.items() if not isinstance(v, (Number, Tensor))}
-    if wrong:
-        hint = "value=0.0, or value={'key': -1}"
-        raise DtypeError(message(op, "numbers to pad with", f"{len(wrong)} others", wrong, hint))
+    refuse_wrong(DtypeError, op, "numbers to pad with", wrong, "others", "value=0.0, or value={'key': -1}")
 
 
 def dims_of(op: OpName, td: TensorDict, keys: Any) -> dict[KeyPath, Dims]:
@@ -268,13 +265,10 @@ def stack_leaves(
             leaves[path] = torch.stack(xs)  # type: ignore[arg-type]  # they may be ragged or registered leaves
         else:
             leaves[path] = convert(path, with_known_structure(pack(xs, ragged_dim=dims), xs, dims, known))
-    if kinds:
-        got = f"{len(kinds)} keys of other kinds or dtypes"
-        cure = "convert them with .to(dtype), or td.exclude(key) first"
-        raise DtypeError(message(op, "tensors of one dtype for each key", got, kinds, cure))
-    if shapes:
-        got = f"{len(shapes)} keys of different sizes"
-        raise ShapeError(message(op, "examples of equal sizes but for ragged dims", got, shapes, hint))
+    which, cure = "keys of other kinds or dtypes", "convert them with .to(dtype), or td.exclude(key) first"
+    refuse_wrong(DtypeError, op, "tensors of one dtype for each key", kinds, which, cure)
+    expected = "examples of equal sizes but for ragged dims"
+    refuse_wrong(ShapeError, op, expected, shapes, "keys of different sizes", hint)
     return leaves
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdc.core import pytree
 from tdc.core.arguments import expect
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, KeyPathError, StructureError, message
+from tdc.core.errors import DtypeError, KeyPathError, StructureError, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.leaf import PROTOCOLS
@@ -78,9 +78,8 @@ def from_pytree(tree: Any, batch_size: Any = ()) -> tuple[TensorDict, PytreeSpec
     paths = tuple(paths_of(treespec, ())) if leaves else ()
     paths = (ROOT,) if paths == ((),) else paths
     twice = sorted({show(p) for i, p in enumerate(paths) if p in paths[:i]})
-    if twice:
-        got, hint = f"{len(twice)} that are not", "rename one of them: keys become strings"
-        raise KeyPathError(message("interop.from_pytree", "dict keys that differ as strings", got, twice, hint))
+    expected, hint = "dict keys that differ as strings", "rename one of them: keys become strings"
+    refuse_wrong(KeyPathError, "interop.from_pytree", expected, twice, "that are not", hint)
     td = TensorDict({p: as_entry(x) for p, x in zip(paths, leaves, strict=True)}, batch_size)
     return td, PytreeSpec(paths, treespec)
 
@@ -105,9 +104,8 @@ def to_pytree(td: TensorDict, spec: PytreeSpec) -> Any:
     known = {*td._leaves, *[p for p, n in td._nodes.items() if type(n) is Static]}
     wrong = [f"{show(p)}: missing" for p in spec.paths if p not in td]
     wrong += [f"{show(p)}: not in the spec" for p in ordered(known) if not any([within(p, q) for q in spec.paths])]
-    if wrong:
-        got, hint = f"{len(wrong)} that differ", "take the TensorDict and the spec from one call of from_pytree"
-        raise StructureError(message("interop.to_pytree", "the paths of the spec", got, wrong, hint))
+    hint = "take the TensorDict and the spec from one call of from_pytree"
+    refuse_wrong(StructureError, "interop.to_pytree", "the paths of the spec", wrong, "that differ", hint)
     return pytree.tree_unflatten([td.get(p) for p in spec.paths], spec.treespec)
 
 

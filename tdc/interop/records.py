@@ -25,7 +25,7 @@ import torch
 from tdc.core.arguments import expect, expect_number
 from tdc.core.container import Container
 from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, show_sizes
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message, refuse_wrong, show_sizes
 from tdc.core.keys import show
 from tdc.core.typing import OpName
 from tdc.interop.pytrees import as_entry
@@ -229,9 +229,8 @@ def record(op: OpName, td: TensorDict, cls: Any) -> Any:
     names = [name for name, *_ in rows]
     wrong = [f"{k}: no field" for k in keys if k not in names]
     wrong += [f"{name}: missing" for name, required, *_ in rows if required and name not in keys]
-    if wrong:
-        hint = f"fields of {cls.__name__}: {', '.join(names)}; td.select(...) takes some keys"
-        raise KeyPathError(message(op, "a key for each field", f"{len(wrong)} that differ", wrong, hint))
+    hint = f"fields of {cls.__name__}: {', '.join(names)}; td.select(...) takes some keys"
+    refuse_wrong(KeyPathError, op, "a key for each field", wrong, "that differ", hint)
     forms = {name: form for name, _, taken, form in rows if taken}
     return cls(**{k: formed(op, td.get(k), forms[k]) for k in keys if k in forms})
 
@@ -276,9 +275,8 @@ def fields_class(names: tuple[str, ...]) -> Any:
     """The class of named tuples with these fields; one class for the same names, so that their pytrees match."""
     renamed = namedtuple("Fields", names, rename=True)._fields
     wrong = [n for n, r in zip(names, renamed, strict=True) if n != r]
-    if wrong:
-        got, hint = f"{len(wrong)} others", "td.rename_keys({old: new}) first"
-        raise KeyPathError(message("interop.to_namedtuple", "keys that can name a field", got, wrong, hint))
+    hint = "td.rename_keys({old: new}) first"
+    refuse_wrong(KeyPathError, "interop.to_namedtuple", "keys that can name a field", wrong, "others", hint)
     return CLASSES.setdefault(names, namedtuple("Fields", names))
 
 

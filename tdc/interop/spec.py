@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, message, show_sizes
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, dtype_name, message, show_sizes
 from tdc.core.frozen import Frozen
 from tdc.core.keys import as_path, show
 from tdc.core.typing import KeyPath, OpName
@@ -52,7 +52,7 @@ class LeafSpec(NamedTuple):
     def text(self) -> str:
         """As messages show it."""
         kind = "" if self.kind == "Tensor" else f"{self.kind} "
-        dtype = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        dtype = "" if self.dtype is None else dtype_name(self.dtype)
         return f"{kind}{dtype}{show_sizes(self.shape)}" + ("" if self.device is None else f" on {self.device}")
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.errors import UnsupportedError, describe, message
+from tdc.core.errors import UnsupportedError, describe, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
@@ -52,10 +52,8 @@ def to_struct_array(td: TensorDict) -> Any:
     expect("interop.to_struct_array", td, TensorDict)
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not has_dtype(unwrap(x))}
     wrong |= {show(p): repr(n) for p, n in td._nodes.items() if type(n) is Static}
-    if wrong:
-        hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
-        got = f"{len(wrong)} others"
-        raise UnsupportedError(message("interop.to_struct_array", "leaves with a numpy dtype", got, wrong, hint))
+    hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
+    refuse_wrong(UnsupportedError, "interop.to_struct_array", "leaves with a numpy dtype", wrong, "others", hint)
     sources = {p: host(unwrap(x)) for p, x in td._leaves.items()}
     out = ndarray()(tuple(td.batch_size), dtype_of(td.ndim, sources, td._nodes))
     for path, source in sources.items():

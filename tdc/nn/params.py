@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tdc.core.arguments import keys_of
-from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, KeyPathError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import as_path, missing_key, parts, show
 from tdc.core.typing import KeyPath, NestedKey
 from tdc.tensordict.paths import join, within
@@ -107,14 +107,11 @@ class TensorDictParams(nn.Module):
 def check(leaves: dict[KeyPath, Any]) -> None:
     """Leaves are tensors (else an UnsupportedError), keys have no dots (else a KeyPathError); all others are named."""
     odd = {show(p): describe(x) for p, x in leaves.items() if not isinstance(x, Tensor)}
-    if odd:
-        got = f"{len(odd)} others"
-        hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
-        raise UnsupportedError(message("nn.TensorDictParams", "leaves that are tensors", got, odd, hint))
+    hint = "hold the tensor inside, x.values or x.data, and build the batch where it is used"
+    refuse_wrong(UnsupportedError, "nn.TensorDictParams", "leaves that are tensors", odd, "others", hint)
     dotted = [repr(p) for p in leaves if any(["." in key or not key for key in parts(p)])]
-    if dotted:
-        got, hint = f"{len(dotted)} others", "td.unflatten_keys('.') makes inner nodes of them"
-        raise KeyPathError(message("nn.TensorDictParams", "keys without dots", got, dotted, hint))
+    hint = "td.unflatten_keys('.') makes inner nodes of them"
+    refuse_wrong(KeyPathError, "nn.TensorDictParams", "keys without dots", dotted, "others", hint)
 
 
 def owner_of(module: nn.Module, path: list[str]) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tdc.core.errors import DtypeError, message
+from tdc.core.errors import DtypeError, refuse_wrong
 from tdc.optim.base import Optimizer, Transform, check_state
 from tdc.tensordict.tensordict import TensorDict
 
@@ -41,9 +41,8 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     wrong = {f"part {i}": type(x).__name__ for i, x in enumerate(parts[:-1]) if not isinstance(x, Transform)}
     if not parts or not isinstance(parts[-1], Optimizer):
         wrong[f"part {max(len(parts) - 1, 0)}"] = type(parts[-1]).__name__ if parts else "missing"
-    if wrong:
-        hint = "chain(clip_by_global_norm(1.0), adamw(1e-3))"
-        raise DtypeError(message(op, "Transforms, then one Optimizer", f"{len(wrong)} out of place", wrong, hint))
+    expected, hint = "Transforms, then one Optimizer", "chain(clip_by_global_norm(1.0), adamw(1e-3))"
+    refuse_wrong(DtypeError, op, expected, wrong, "out of place", hint)
     keys = tuple([f"{i}" for i in range(len(parts))])
 
     def init(params: TensorDict) -> TensorDict:

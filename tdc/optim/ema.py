@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.errors import StructureError, message
+from tdc.core.errors import StructureError, refuse_wrong
 from tdc.optim.base import check_numbers, differing, trainable, wide
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -60,9 +60,8 @@ def ema(decay: float) -> Average:
     def update(mean: TensorDict, params: TensorDict) -> TensorDict:
         old = {p: x for p, x in mean._leaves.items() if trainable(x)}
         wrong = differing(build_td(old, {}, mean._size), params)
-        if wrong:
-            got, hint = f"{len(wrong)} leaves that differ", "make the mean with init(params) of these parameters"
-            raise StructureError(message(op, "a mean of these params", got, wrong, hint))
+        hint = "make the mean with init(params) of these parameters"
+        refuse_wrong(StructureError, op, "a mean of these params", wrong, "leaves that differ", hint)
         leaves: dict[Any, Any] = {
             path: torch.lerp(old[path], x.to(old[path].dtype), 1 - decay) if path in old else x
             for path, x in params._leaves.items()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.errors import show_sizes, sizes_of
+from tdc.core.errors import dtype_name, show_sizes, sizes_of
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.nbytes import bytes_of, bytes_text, tensors_of
 from tdc.tensordict.nodes import Nodes, Static, Typed
@@ -68,7 +68,7 @@ def cells(x: Any) -> tuple[str, str, str, str]:
     shape, dtype, device = sizes_of(x), getattr(x, "dtype", None), getattr(x, "device", None)
     kind = getattr(x, "_label", type(x).__name__)
     sizes = "" if shape is None else show_sizes(shape)
-    kept = "" if dtype is None else str(dtype).removeprefix("torch.")
+    kept = "" if dtype is None else dtype_name(dtype)
     return kind, sizes, kept, "" if device is None else f"{device}"
 
 
