@@ -6,17 +6,15 @@ Both are one function; they differ in where weight decay goes, into the gradient
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
 from tdc.optim import foreach as c
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, pair_of, rate_of, updated
+from tdc.optim.base import Optimizer, Rate, check_numbers, optimizer, pair_of
 from tdc.optim.foreach import Column, Scalar
-from tdc.tensordict.tensordict import TensorDict
-
-NAMES = ("mean", "square")
 
 
 def adam(
@@ -35,6 +33,7 @@ def adam(
         StructureError: a setting out of its range.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adam(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -53,6 +52,7 @@ def adamw(
     """Adam with decoupled weight decay; all but that as `adam`, with the defaults of `torch.optim.AdamW`.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = adamw(lr=0.1)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -84,14 +84,10 @@ def of_kind(
         sizes = c.plus_number(c.over(c.sqrt(squares), root), eps)
         return c.minus(ps, c.ratio(means, sizes), rate), means, squares
 
-    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        def scalars(n: Tensor) -> tuple[Scalar, ...]:
-            rate = rate_of(lr, state["step"])
-            return 1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt()
+    def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
+        return 1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt()
 
-        return updated(op, many, grads, state, params, NAMES, scalars)
-
-    return Optimizer(lambda params: begin(params, NAMES), update)
+    return optimizer(op, lr, ("mean", "square"), many, scalars)
 
 
 def debias(beta: float, step: Tensor) -> Tensor:

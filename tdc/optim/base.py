@@ -1,7 +1,7 @@
 """What all optimisers share: their types, the state they begin with, and the update.
 
 An optimiser is a function `many(ps, gs, *moments, *scalars) -> (ps, *moments)` on columns, lists of plain tensors of
-one dtype; see `foreach`. `updated` runs it on the leaves that have a gradient.
+one dtype; see `foreach`. `optimizer` runs it on the leaves that have a gradient.
 
     k batch dims: none for one model; (K,) for K stacked ones
     parameters, gradients, moments (*k, *features)        step, learning rate, other scalars (*k,)
@@ -25,7 +25,7 @@ from tdc.compile.upstream import traced
 from tdc.core.arguments import expect
 from tdc.core.dtypes import HALF
 from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, show_sizes
+from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong, show_sizes
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.optim.foreach import Column, Scalar
@@ -35,6 +35,8 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 Rate: TypeAlias = "float | Tensor | Schedule"
+Many: TypeAlias = Callable[..., tuple[Column, ...]]
+Scalars: TypeAlias = Callable[[Any, Tensor], tuple[Scalar, ...]]
 DOUBLE = {torch.float64, torch.complex128}
 
 
@@ -64,6 +66,24 @@ class Transform:
     update: Callable[[TensorDict, TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
 
 
+def optimizer(op: str, lr: Rate, names: tuple[str, ...], many: Many, scalars: Scalars) -> Optimizer:
+    """An optimiser with moments of these names.
+
+    `scalars` get the learning rate and the number of this step, from 1, with the digits that the parameters have.
+    """
+
+    def init(params: TensorDict) -> TensorDict:
+        return begin(params, names)
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        def given(n: Tensor) -> tuple[Scalar, ...]:
+            return scalars(lr(state["step"]) if callable(lr) else lr, n)
+
+        return updated(op, many, grads, state, params, names, given)
+
+    return Optimizer(init, update)
+
+
 def begin(params: TensorDict, names: tuple[str, ...]) -> TensorDict:
     """The state before the first step: zeros for each moment, and step 0 for each member."""
     expect("optim.init", params, TensorDict, of=" of parameters")
@@ -88,11 +108,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
-def rate_of(lr: Rate, step: Tensor) -> Scalar:
-    """The learning rate of a step."""
-    return lr(step) if callable(lr) else lr
-
-
 @constant
 def grouped(dtypes: Sequence[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...]:
     """Each dtype and the positions where it is: `((torch.float32, (0, 2)), (torch.float64, (1,)))`."""
@@ -112,13 +127,10 @@ def matching(
 
 
 def updated(
-    op: str, many: Callable[..., tuple[Column, ...]], grads: TensorDict, state: TensorDict, params: TensorDict,
-    names: tuple[str, ...], scalars: Callable[[Tensor], tuple[Scalar, ...]],
+    op: str, many: Many, grads: TensorDict, state: TensorDict, params: TensorDict, names: tuple[str, ...],
+    scalars: Callable[[Tensor], tuple[Scalar, ...]],
 ) -> tuple[TensorDict, TensorDict]:  # fmt: skip
-    """New parameters and state: `many` on all leaves of one dtype that have a gradient, the rest as it was.
-
-    `names` are of the moments; `scalars` get the number of this step, from 1, with the digits that the parameters have.
-    """
+    """New parameters and state: `many` on all leaves of one dtype that have a gradient, the rest as it was."""
     for x in (grads, state, params):
         expect(op, x, TensorDict)
     columns = matching_columns(grads, state, params, names)
@@ -172,9 +184,7 @@ def matching_columns(
     return columns
 
 
-def of_dtype(
-    many: Callable[..., tuple[Column, ...]], dtype: torch.dtype, columns: list[Column], scalars: tuple[Scalar, ...]
-) -> list[Column]:
+def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tuple[Scalar, ...]) -> list[Column]:
     """`many` in the wide dtype, on pairs of reals where parameters are complex; the results in the dtypes before."""
     if dtype.is_complex:
         new, *moments = many(*[[torch.view_as_real(x.to(dtype)) for x in column] for column in columns], *scalars)
@@ -193,17 +203,13 @@ def check_grads(op: str, grads: TensorDict, params: TensorDict) -> None:
     same_size(op, params, grads)
     theirs, hint = params._leaves, "take them with tdc.grad of these parameters"
     stray = {show(p): describe(g) for p, g in grads._leaves.items() if p not in theirs}
-    if stray:
-        got = f"{len(stray)} of other keys"
-        raise StructureError(message(op, "gradients of keys that params has", got, stray, hint))
+    refuse_wrong(StructureError, op, "gradients of keys that params has", stray, "of other keys", hint)
     fixed = {show(p): describe(theirs[p]) for p in grads._leaves if not trainable(theirs[p])}
-    if fixed:
-        got = f"{len(fixed)} of other kinds"
-        raise DtypeError(message(op, "gradients of floating-point tensors", got, fixed, "leave these out of grads"))
-    wrong = [p for p, g in grads._leaves.items() if g.shape != theirs[p].shape]
-    if wrong:
-        at = {show(p): f"gradient {describe(grads._leaves[p])}, parameter {describe(theirs[p])}" for p in wrong}
-        raise ShapeError(message(op, "gradients with the shapes of params", f"{len(wrong)} that differ", at, hint))
+    cure = "leave these out of grads"
+    refuse_wrong(DtypeError, op, "gradients of floating-point tensors", fixed, "of other kinds", cure)
+    wrong = {p: g for p, g in grads._leaves.items() if g.shape != theirs[p].shape}
+    at = {show(p): f"gradient {describe(g)}, parameter {describe(theirs[p])}" for p, g in wrong.items()}
+    refuse_wrong(ShapeError, op, "gradients with the shapes of params", at, "that differ", hint)
 
 
 def check_state(op: str, state: TensorDict, params: TensorDict, keys: tuple[str, ...], names: tuple[str, ...]) -> None:
@@ -217,9 +223,8 @@ def check_state(op: str, state: TensorDict, params: TensorDict, keys: tuple[str,
         wrong |= differing(state[name], params, f"{name}.")
     if "step" in keys and state["step"].shape != params.batch_size:
         wrong["step"] = f"{describe(state['step'])}, in params batch_size {show_sizes(params.batch_size)}"
-    if wrong:
-        hint = "make the state with init(params) of these parameters"
-        raise StructureError(message(op, "a state of these params", f"{len(wrong)} leaves that differ", wrong, hint))
+    hint = "make the state with init(params) of these parameters"
+    refuse_wrong(StructureError, op, "a state of these params", wrong, "leaves that differ", hint)
 
 
 def differing(moments: TensorDict, params: TensorDict, prefix: str = "") -> dict[str, str]:
@@ -251,8 +256,7 @@ def check_numbers(op: str, *, below: float | None = None, **numbers: Any) -> Non
     others = {
         name: describe(x) for name, x in numbers.items() if not (isinstance(x, (int, float, Tensor)) or callable(x))
     }
-    if others:
-        raise DtypeError(message(op, "numbers", f"{len(others)} others", others, "a float, e.g. lr=1e-3"))
+    refuse_wrong(DtypeError, op, "numbers", others, "others", "a float, e.g. lr=1e-3")
     given = {name: x for name, x in numbers.items() if isinstance(x, (int, float))}
     wrong = [f"{name}={x:g}" for name, x in given.items() if not (x >= 0 and (below is None or x < below))]
     if wrong:

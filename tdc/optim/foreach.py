@@ -12,6 +12,7 @@ since a Python call for each leaf would take long to trace; and so it is eagerly
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -22,9 +23,7 @@ from tdc.ops.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"
 Scalar: TypeAlias = "float | Tensor"
-MUL, DIV, ADD, LERP, ADDCMUL, SQRT, SIGN = [
-    foreach(op) for op in ("mul", "div", "add", "lerp", "addcmul", "sqrt", "sign")
-]
+ADD, ADDCMUL = foreach("add"), foreach("addcmul")
 
 
 def one_kernel(*columns: Any) -> bool:
@@ -56,28 +55,26 @@ def each(by: Scalar, xs: Column) -> list[Any]:
     return [ranks[x.ndim] for x in xs]
 
 
-def times(xs: Column, by: Scalar) -> Column:
-    """`x * by`."""
-    if one_kernel(xs, by):
-        return list(MUL(xs, by))
-    return [x * s for x, s in zip(xs, each(by, xs), strict=True)]
+def columnwise(op: Callable[..., Tensor]) -> Callable[..., Column]:
+    """An operation of torch on a column, and on others or scalars with it."""
+    kernel = foreach(op.__name__)
+
+    def run(xs: Column, *others: Column | Scalar) -> Column:
+        if one_kernel(xs, *others):
+            return list(kernel(xs, *others))
+        columns = [y if isinstance(y, list) else each(y, xs) for y in others]
+        return [op(*row) for row in zip(xs, *columns, strict=True)]
+
+    return run
 
 
-def over(xs: Column, by: Scalar) -> Column:
-    """`x / by`."""
-    if one_kernel(xs, by):
-        return list(DIV(xs, by))
-    return [x / s for x, s in zip(xs, each(by, xs), strict=True)]
-
-
-def ratio(xs: Column, ys: Column) -> Column:
-    """`x / y`."""
-    return list(DIV(xs, ys)) if one_kernel(xs, ys) else [x / y for x, y in zip(xs, ys, strict=True)]
-
-
-def plus_number(xs: Column, a: float) -> Column:
-    """`x + a`."""
-    return list(ADD(xs, a)) if one_kernel(xs) else [x + a for x in xs]
+times: Callable[[Column, Scalar], Column] = columnwise(torch.mul)  # x * by
+over: Callable[[Column, Scalar], Column] = columnwise(torch.div)  # x / by
+ratio: Callable[[Column, Column], Column] = columnwise(torch.div)  # x / y
+plus_number: Callable[[Column, float], Column] = columnwise(torch.add)  # x + a
+lerp: Callable[[Column, Column, float], Column] = columnwise(torch.lerp)  # x + a * (y - x)
+sqrt: Callable[[Column], Column] = columnwise(torch.sqrt)
+sign: Callable[[Column], Column] = columnwise(torch.sign)
 
 
 def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
@@ -91,28 +88,11 @@ def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
     return [torch.sub(x, y, alpha=-a) for x, y in zip(xs, ys, strict=True)]
 
 
-def lerp(xs: Column, ys: Column, a: float) -> Column:
-    """`x + a * (y - x)`."""
-    if one_kernel(xs, ys):
-        return list(LERP(xs, ys, a))
-    return [torch.lerp(x, y, a) for x, y in zip(xs, ys, strict=True)]
-
-
 def plus_product(xs: Column, ys: Column, zs: Column, a: float) -> Column:
     """`x + a * y * z`."""
     if one_kernel(xs, ys, zs):
         return list(ADDCMUL(xs, ys, zs, value=a))
     return [torch.addcmul(x, y, z, value=a) for x, y, z in zip(xs, ys, zs, strict=True)]
-
-
-def sqrt(xs: Column) -> Column:
-    """The root of each element."""
-    return list(SQRT(xs)) if one_kernel(xs) else [x.sqrt() for x in xs]
-
-
-def sign(xs: Column) -> Column:
-    """The sign of each element."""
-    return list(SIGN(xs)) if one_kernel(xs) else [x.sign() for x in xs]
 
 
 def minus(xs: Column, ys: Column, by: Scalar) -> Column:

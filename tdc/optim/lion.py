@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from tdc.optim import foreach as c
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, pair_of, rate_of, updated
+from tdc.optim.base import Optimizer, Rate, check_numbers, optimizer, pair_of
 from tdc.optim.foreach import Column, Scalar
-from tdc.tensordict.tensordict import TensorDict
 
 
 def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
@@ -26,6 +27,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
 
     Example:
         >>> import torch
+        >>> from tdc import TensorDict
         >>> opt = lion(lr=0.1)
         >>> params = TensorDict({"w": torch.tensor([2.0, -3.0])})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -35,7 +37,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
     Source:
         Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2.
     """
-    op, names = "optim.lion", ("mean",)
+    op = "optim.lion"
     beta1, beta2 = pair_of(op, betas)
     check_numbers(op, lr=lr, weight_decay=weight_decay)
 
@@ -44,11 +46,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
         ps = c.times(ps, keep) if weight_decay else ps
         return c.minus(ps, directions, rate), c.lerp(means, gs, 1 - beta2)
 
-    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        def scalars(n: Tensor) -> tuple[Scalar, ...]:
-            rate = rate_of(lr, state["step"])
-            return 1 - rate * weight_decay, rate
+    def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
+        return 1 - rate * weight_decay, rate
 
-        return updated(op, many, grads, state, params, names, scalars)
-
-    return Optimizer(lambda params: begin(params, names), update)
+    return optimizer(op, lr, ("mean",), many, scalars)

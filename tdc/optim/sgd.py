@@ -9,9 +9,8 @@ from torch import Tensor
 
 from tdc.core.errors import StructureError, message
 from tdc.optim import foreach as c
-from tdc.optim.base import Optimizer, Rate, begin, check_numbers, rate_of, updated
+from tdc.optim.base import Optimizer, Rate, check_numbers, optimizer
 from tdc.optim.foreach import Column, Scalar
-from tdc.tensordict.tensordict import TensorDict
 
 
 def sgd(
@@ -30,6 +29,7 @@ def sgd(
         StructureError: a setting out of its range, nesterov without momentum or with dampening.
 
     Example:
+        >>> from tdc import TensorDict
         >>> opt = sgd(lr=0.1, momentum=0.9)
         >>> params = TensorDict({"w": torch.ones(2)})
         >>> params, state = opt.update(params, opt.init(params), params)
@@ -45,7 +45,6 @@ def sgd(
         got = f"momentum={momentum:g}, dampening={dampening:g}"
         hint = "sgd(lr, momentum=0.9, nesterov=True)"
         raise StructureError(message(op, "momentum and no dampening for nesterov", got, hint=hint))
-    names = ("momentum",) if momentum else ()
 
     def many(ps: Column, gs: Column, *rest: Any) -> tuple[Column, ...]:
         *buffers, rate, weight = rest
@@ -56,11 +55,7 @@ def sgd(
         new = c.plus(c.times(buffers[0], momentum), c.times(gs, weight) if dampening else gs)
         return c.minus(ps, c.plus(gs, new, momentum) if nesterov else new, rate), new
 
-    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        def scalars(n: Tensor) -> tuple[Scalar, ...]:
-            weight = torch.where(n == 1, n, 1.0 - dampening) if dampening else 1.0
-            return rate_of(lr, state["step"]), weight
+    def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
+        return rate, torch.where(n == 1, n, 1.0 - dampening) if dampening else 1.0
 
-        return updated(op, many, grads, state, params, names, scalars)
-
-    return Optimizer(lambda params: begin(params, names), update)
+    return optimizer(op, lr, ("momentum",) if momentum else (), many, scalars)
