@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vectorize import is_container, is_ragged
+from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message
 from tdc.core.keys import parts
+from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
 CONSTANTS = (str, type(None))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vectorize import data_of, is_container, is_ragged, with_data
+from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.dynamo import constant
@@ -26,6 +26,7 @@ from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import data_of, is_ragged, with_data
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, build_td
 

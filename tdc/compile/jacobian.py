@@ -29,13 +29,14 @@ import torch
 from torch import Tensor
 
 from tdc.compile.gradients import Part, by_path, differentiable
-from tdc.compile.vectorize import data_of, is_container, is_ragged, with_data
+from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.core.typing import MISSING
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.storage import data_of, is_ragged, with_data
 from tdc.tensordict.tensordict import TensorDict
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile.vectorize import is_container, is_ragged
+from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.dtypes import widened
 from tdc.core.errors import ShapeError, describe, message
 from tdc.interop.pytrees import from_pytree, to_pytree
+from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 

@@ -34,7 +34,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tdc.compile._torch.dynamo import with_own_graphs
 from tdc.compile.counts import Counts, counted
 from tdc.compile.gradients import value_and_grad
 from tdc.compile.inductor import backend as inductor
@@ -43,6 +42,7 @@ from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_state import in_order, next_state
 from tdc.compile.vectorize import vmap
 from tdc.core.dtypes import widened
+from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.interop.pytrees import from_state_dict

@@ -28,7 +28,7 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import as_path, missing_key
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import axis_of, with_static
+from tdc.ragged.storage import axis_of, data_of, is_ragged, with_data, with_static
 from tdc.tensordict.paths import ancestors, ordered
 from tdc.tensordict.tensordict import TensorDict
 
@@ -111,26 +111,9 @@ def first(out_dims: Any) -> Any:
     return tuple([first(d) for d in out_dims]) if None in out_dims else 0
 
 
-def is_ragged(x: Any) -> bool:
-    """Whether a value is a ragged batch, which is mapped as one and not tensor by tensor."""
-    return isinstance(x, (NestedTensor, MaskedBatch))
-
-
 def is_container(x: Any) -> bool:
     """Whether a value is a container, which has one dim in `in_dims`."""
     return is_ragged(x) or isinstance(x, TensorDict)
-
-
-def data_of(x: Any) -> Tensor:
-    """The tensor of a leaf that may have a gradient."""
-    return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
-
-
-def with_data(x: Any, tensor: Tensor) -> Any:
-    """A leaf with another tensor of data."""
-    if isinstance(x, NestedTensor):
-        return x.with_values(tensor)
-    return x.with_data(tensor) if isinstance(x, MaskedBatch) else tensor
 
 
 def dims_of(arg: Any, dim: Any) -> list[Any]:

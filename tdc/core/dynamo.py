@@ -18,7 +18,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pkgutil import resolve_name
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -240,10 +240,15 @@ def recorded_operations(fn: Callable[[], Any]) -> list[Any]:
     return seen
 
 
-def capturing_numbers(fn: Callable[[], Out]) -> Out:
-    """A call whose compiles may hold numbers that are read from tensors."""
-    with internals._dynamo.config.patch(capture_scalar_outputs=True):
+def configured(fn: Callable[[], Out], **settings: bool) -> Out:
+    """A call under other settings of Dynamo."""
+    with internals._dynamo.config.patch(**settings):
         return fn()
+
+
+def with_own_graphs(fn: Any) -> Any:
+    """The same function, compiled anew: torch.compile keeps graphs, and their limit, on the code object."""
+    return FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, None, fn.__closure__)
 
 
 # -- functions that torch hands on

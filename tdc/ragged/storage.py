@@ -35,14 +35,17 @@ def map_results(result: Any, fn: Callable[[Tensor], Any]) -> Any:
     return tuple(parts) if type(result) is tuple else type(result)(parts)
 
 
-def data_of(x: Ragged) -> Tensor:
-    """The one differentiable tensor of a batch."""
-    return x.values if isinstance(x, NestedTensor) else x.data
+def data_of(x: Ragged | Tensor) -> Tensor:
+    """The one differentiable tensor of a batch; a tensor is its own."""
+    return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
 
 
 def with_data(x: R, data: Tensor) -> R:
-    """A batch of the same lengths with other values, or another rectangle."""
-    return x.with_values(data) if isinstance(x, NestedTensor) else x.with_data(data)
+    """A batch of the same lengths with other values, or another rectangle; in place of a tensor the data."""
+    if isinstance(x, NestedTensor):
+        return x.with_values(data)
+    out: Any = x.with_data(data) if isinstance(x, MaskedBatch) else data
+    return out
 
 
 def axis_of(op: OpName, x: Ragged, dim: int) -> int:

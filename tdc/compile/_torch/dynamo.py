@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pkgutil import resolve_name as load
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,11 +16,6 @@ NO_COMPILE: CompileId = (-1, 0)
 def named_backend(name: Any) -> Callable[..., Any] | None:
     """A backend of `torch.compile` by its name; None where there is none."""
     return torch._dynamo.lookup_backend(name) if name in torch._dynamo.list_backends(exclude_tags=()) else None
-
-
-def with_own_graphs(fn: FunctionType) -> FunctionType:
-    """The same function, compiled anew: torch.compile keeps graphs, and their limit, on the code object."""
-    return FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, None, fn.__closure__)
 
 
 def graph_breaks() -> int:

@@ -16,16 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.dynamo import (
-    NO_COMPILE,
-    CompileId,
-    current_compile,
-    graph_breaks,
-    mark_bounds,
-    mark_static,
-    named_backend,
-    with_own_graphs,
-)
+from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
 from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
@@ -37,25 +28,9 @@ from tdc.compile._torch.tracing import (
     trace_outside,
 )
 from tdc.core.dynamo import mark_dynamic
+from tdc.core.probes import graphs_of
 
-Fn = Callable[..., Any]
 internals: Any = torch  # parts of torch without types
-
-
-def compiles(fn: Fn, *inputs: Tensor, fullgraph: bool = True) -> list[tuple[CompileId, torch.fx.GraphModule]]:
-    """The compiles that calls of a function take, and their graphs."""
-    seen: list[tuple[CompileId, torch.fx.GraphModule]] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.append((current_compile(), graph))
-        return graph.forward
-
-    run: Any = lambda x: fn(x)  # noqa: E731
-    compiled = torch.compile(with_own_graphs(run), backend=backend, fullgraph=fullgraph)
-    with load("torch._dynamo.config").patch(automatic_dynamic_shapes=False):  # what another probe has seen is no answer
-        for x in inputs:
-            compiled(x)
-    return seen
 
 
 def finds_backends() -> bool:
@@ -65,7 +40,7 @@ def finds_backends() -> bool:
 
 def knows_compiles() -> bool:
     """A backend knows which compile of which frame it is called for."""
-    found = [id for id, _ in compiles(torch.relu, torch.ones(3), torch.ones(4))]
+    found = graphs_of(torch.relu, torch.ones(3), torch.ones(4), keep=lambda graph: current_compile())
     return len(found) == 2 and found[0] != NO_COMPILE and found[0][0] == found[1][0] and found[0] != found[1]
 
 
@@ -77,13 +52,13 @@ def counts_breaks() -> bool:
         torch._dynamo.graph_break()
         return x + 1
 
-    compiles(broken, torch.ones(2), fullgraph=False)
+    graphs_of(broken, torch.ones(2), fullgraph=False)
     return graph_breaks() > before
 
 
 def marks_static() -> bool:
     """A tensor that is marked static is compiled for each size, though it was marked dynamic before."""
-    return len(compiles(torch.relu, *[mark_static(mark_dynamic(torch.ones(n), 0)) for n in (3, 4, 5)])) == 3
+    return len(graphs_of(torch.relu, *[mark_static(mark_dynamic(torch.ones(n), 0)) for n in (3, 4, 5)])) == 3
 
 
 def marks_bounds() -> bool:
@@ -91,7 +66,7 @@ def marks_bounds() -> bool:
     xs = [torch.ones(n) for n in (3, 4, 5)]
     for x in xs:
         mark_bounds(x, 0, 2, 64)
-    return len(compiles(torch.relu, *xs)) == 1
+    return len(graphs_of(torch.relu, *xs)) == 1
 
 
 def acts_while_traced() -> bool:
@@ -105,7 +80,7 @@ def acts_while_traced() -> bool:
         at_trace_time(note)
         return x + 1
 
-    compiles(fn, torch.ones(2))
+    graphs_of(fn, torch.ones(2))
     return len(seen) == 1
 
 
@@ -116,8 +91,8 @@ def removes_assertions() -> bool:
         trace_outside(lambda x: internals._assert_async((x > 0).all()), x)
         return x + 1
 
-    [(_, graph)] = compiles(fn, torch.ones(2))
-    return not any(["assert" in str(node.target) for node in graph.graph.nodes])
+    [module] = graphs_of(fn, torch.ones(2))
+    return not any(["assert" in str(node.target) for node in module.graph.nodes])
 
 
 def sees_transforms() -> bool:
@@ -135,7 +110,7 @@ def sees_transforms() -> bool:
 def hears_trace() -> bool:
     """The trace tells where a compile begins, its guards, and why it was repeated."""
     with listening() as events:
-        compiles(torch.relu, torch.ones(3), torch.ones(4))
+        graphs_of(torch.relu, torch.ones(3), torch.ones(4))
     return {"dynamo_start", "dynamo_cpp_guards_str", "recompile_reasons"} <= {e.name for e in events}
 
 
