@@ -20,7 +20,7 @@ Invariant: entries come in the order in which `torch.utils._pytree` flattens the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -88,7 +88,7 @@ def declared(arguments: Mapping[str, Any], dynamic: Any) -> list[Entry]:
     reader = Reader()
     if not isinstance(dynamic, Mapping):
         dynamic = dict.fromkeys(arguments, "auto" if dynamic is None else dynamic)
-    reader.unknown({str(name): name for name in dynamic}, arguments, "arguments")
+    reader.unknown(dynamic, arguments, "arguments", ())
     entries = [e for name, x in arguments.items() for e in reader.argument(x, dynamic.get(name, "auto"), (name,))]
     reader.report()
     return entries
@@ -105,11 +105,11 @@ class Reader:
         for error, expected, which, hint in WRONG:
             refuse_wrong(error, OP, expected, self.wrong[error], which, hint)
 
-    def unknown(self, given: Mapping[str, Any], known: Any, kind: str) -> None:
+    def unknown(self, given: Iterable[Any], known: Any, kind: str, path: Keys) -> None:
         """Note names that are none of the known ones."""
-        for text, name in given.items():
-            if name not in known:
-                self.wrong[KeyPathError][text] = f"{kind} are {', '.join([repr(k) for k in known]) or 'none'}"
+        for name in [name for name in given if name not in known]:
+            text = f"{kind} are {', '.join([repr(k) for k in known]) or 'none'}"
+            self.wrong[KeyPathError][show((*path, str(name)))] = text
 
     def argument(self, x: Any, spec: Any, path: Keys) -> list[Entry]:
         """Entries of one argument: a container, a tensor, a constant, or a dict, list or tuple of these."""
@@ -123,7 +123,7 @@ class Reader:
         if isinstance(spec, list):
             spec = dict(enumerate(spec))
         if isinstance(spec, Mapping):
-            self.unknown({show((*path, str(k))): k for k in spec}, children, "keys")
+            self.unknown(spec, children, "keys", path)
         each = spec if isinstance(spec, Mapping) else dict.fromkeys(children, spec)
         return [e for k, v in children.items() for e in self.argument(v, each.get(k, "auto"), (*path, str(k)))]
 
@@ -185,7 +185,7 @@ class Reader:
 
     def nested(self, x: NestedTensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         s, name = x.structure, show(path)
-        self.unknown({show((*path, str(k))): k for k in spec}, ("batch", "length", "total"), "words")
+        self.unknown(spec, ("batch", "length", "total"), "words", path)
         (rows,) = self.batch(spec.get("batch", rest), [s.batch_size], path, outer and outer[:1])
         total = self.dim(spec.get("total", rest), x.values.shape[s.packed_dim], "total", path)
         sizes: list[Any] = [*x.values.shape]
@@ -209,7 +209,7 @@ class Reader:
 
     def masked(self, x: MaskedBatch, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         name = show(path)
-        self.unknown({show((*path, str(k))): k for k in spec}, ("batch", "length"), "words")
+        self.unknown(spec, ("batch", "length"), "words", path)
         (rows,) = self.batch(spec.get("batch", rest), [len(x)], path, outer and outer[:1])
         wishes = self.lengths(spec.get("length", rest), [x.data.shape[d] for d in x.ragged_dims], path)
         sizes: list[Any] = [*x.data.shape]
@@ -225,7 +225,7 @@ class Reader:
 
     def tensor(self, x: Tensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
         known = ("batch", *range(x.ndim)) if x.ndim else ()
-        self.unknown({show((*path, str(d))): d for d in spec}, known, "dims")
+        self.unknown(spec, known, "dims", path)
         given = {0 if d == "batch" else d: v for d, v in spec.items() if d in known}
         shared = [] if outer is None else outer
         sizes: list[Any] = [*shared, *x.shape[len(shared) :]]

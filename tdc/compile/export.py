@@ -19,6 +19,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -127,14 +128,11 @@ class Exported:
             bounds or different for one name; every difference is named, and nothing has run.
     """
 
-    __slots__ = ("_module", "_package", "_program", "_separate", "_signature")
-
     def __init__(self, signature: Signature, program: Any = None, package: Any = None, separate: Any = None) -> None:
         self._signature = signature
         self._program = program
         self._package = package
         self._separate = separate  # what the file says of weights that are not in it
-        self._module: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self._signature.flat(args, kwargs)
@@ -156,12 +154,10 @@ class Exported:
             raise UnsupportedError(message("compile.Exported", "a program", got, hint=hint))
         return self._program
 
-    @property
-    def module(self) -> Any:
+    @cached_property
+    def module(self) -> nn.Module:
         """The program as a module of torch, without our checks."""
-        if self._module is None:
-            self._module = self.program.module()
-        return self._module
+        return self.program.module()
 
     def signature(self) -> Signature:
         """Flat inputs and outputs in order, with dtypes, sizes by name, and bounds: what a caller from C++ passes."""

@@ -41,11 +41,7 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def jacrev(
-    fn: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
-    has_aux: bool = False,
-    *,
-    chunk_size: int | None = None,
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False, *, chunk_size: int | None = None
 ) -> Callable[..., Any]:
     """Jacobian in reverse mode: one backward pass for each element of the result, all at once.
 
@@ -80,11 +76,7 @@ def jacrev(
 
 
 def jacfwd(
-    fn: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
-    has_aux: bool = False,
-    *,
-    randomness: str = "error",
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False, *, randomness: str = "error"
 ) -> Callable[..., Any]:
     """Jacobian in forward mode: one pass for each element of the argument; otherwise as `jacrev`.
 

@@ -117,6 +117,11 @@ def to_hf(
     if not ragged:
         got, hint = describe(batch), "tdc.pack(rows), or tdc.interop.from_hf(encoding)"
         raise StructureError(message("interop.to_hf", "a NestedTensor of tokens", got, hint=hint))
+
+    def padded(x: NestedTensor, fill: Any) -> Tensor:
+        found = to_padded(x, fill, length=length)
+        return shift_rows(found.data, found.lengths[:, 0], side, "interop.to_hf", back=True)
+
     first = next(iter(ragged.values()))
     out: dict[str, Any] = dict(batch.items())
     for key, x in ragged.items():
@@ -124,11 +129,8 @@ def to_hf(
             got, hint = f"ragged dims {x.ragged_dims}", "transpose it, or td.exclude(key)"
             raise ShapeError(message("interop.to_hf", "rows (B, -1, ...)", got, {key: describe(x)}, hint))
         require_same(first.structure, x.structure, "interop.to_hf")
-        fill = pad.get(key, 0) if isinstance(pad, Mapping) else pad
-        padded = to_padded(x, fill, length=length)
-        out[key] = shift_rows(padded.data, padded.lengths[:, 0], side, "interop.to_hf", back=True)
-    ones = to_padded(first.with_values(first.values.new_ones(first.values.shape[:1], dtype=torch.int64)), length=length)
-    mask = shift_rows(ones.data, ones.lengths[:, 0], side, "interop.to_hf", back=True)
+        out[key] = padded(x, pad.get(key, 0) if isinstance(pad, Mapping) else pad)
+    mask = padded(first.with_values(first.values.new_ones(first.values.shape[:1], dtype=torch.int64)), 0)
     return out | {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 

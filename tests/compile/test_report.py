@@ -17,7 +17,7 @@ from torch import nn
 import tdc
 from tdc.compile import Report, report
 from tdc.compile.report.kernels import read
-from tdc.compile.report.reasons import break_of, cause_of, causes_of, guard_of, user_terms
+from tdc.compile.report.reasons import CONDITIONS, break_of, cause_of, causes_of, told, user_terms
 from tdc.testing import assert_one_graph
 
 HERE = Path(__file__).name
@@ -421,9 +421,9 @@ def test_causes_of_other_compiles_are_left_out():
 
 
 def test_guards_without_addresses():
-    assert guard_of("___check_obj_id(L['f'], 139), type=<class 'x'>  # f(x)") == "f is the same object"
+    assert told("___check_obj_id(L['f'], 139), type=<class 'x'>  # f(x)", CONDITIONS) == "f is the same object"
     text = "check_tensor(L['x'], Tensor, DispatchKeySet(CPU, AutogradCPU), torch.float32, size=[2])  # x"
-    assert guard_of(text) == "x is a Tensor of float32, size=[2]"
+    assert told(text, CONDITIONS) == "x is a Tensor of float32, size=[2]"
 
 
 def test_what_torch_says_of_no_place_is_kept():

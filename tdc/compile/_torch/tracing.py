@@ -108,10 +108,7 @@ def switch_donation_off(context: Any) -> None:
     @functools.wraps(compiler)
     def compile_without_donation(*args: Any, **kwargs: Any) -> Any:
         functorch = load("torch._functorch.config")
-        with (
-            functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True),
-            apart_in_caches("undonated"),
-        ):
+        with functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True), apart_in_caches("undonated"):
             return compiler(*args, **kwargs)
 
     compile_without_donation.without_donation = True  # type: ignore[attr-defined]  # ours

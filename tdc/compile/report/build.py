@@ -28,7 +28,6 @@ from tdc.compile.inductor import backend_of
 from tdc.compile.report.kernels import kernels_of
 from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
 from tdc.compile.report.record import Compile, Report
-from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, StructureError, describe, message
 
 SECONDS = 2.0  # at most for timing
@@ -75,7 +74,6 @@ def report(
     """
     if not callable(fn):
         raise DtypeError(message("compile.report", "a function first", describe(fn), hint="report(fn, *examples)"))
-    expect_function("compile.report", fn)
     if not examples:
         hint = "report(fn, (a, b)) for fn(a, b); give several examples of different sizes"
         raise StructureError(message("compile.report", "at least one example", "none", hint=hint))

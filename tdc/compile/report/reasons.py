@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,27 @@ LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 FRAME = r'File "(.+?)", line (\d+), in (\S+)'
 GUARD = r"\+- ([A-Z_]+): (.+)"
 ID = r"^(\d+)/(\d+): "
-MISMATCH = r"tensor '(.+)' (.+?) mismatch(?: at index (\d+))?\. expected (.+), actual (.+)"
-TYPE = r"___check_type_id\((.+?), \d+\)(?:, type=<class '(.+?)'>)?"
+TYPE = r"___check_type_id\((.+?), \d+\)"
+CLASS = r", type=<class '(.+?)'>"
 OBJECT = r"___check_obj_id\((.+?), \d+\)"
-LENGTH = r"(len\(.+\)) [!=]= (\d+)$"
-TENSOR = r"check_tensor\((.+), (\w+), DispatchKeySet\(.*?\), torch\.(\w+), (.+)\)$"
+CAUSES = (  # guards that fail, and what is said of them: the first that fits
+    (r"tensor '(.+)' (.+?) mismatch at index (\d+)\. expected (.+), actual (.+)", r"\1: \2 of dim \3 was \4, now \5"),
+    (r"tensor '(.+)' (.+?) mismatch\. expected (.+), actual (.+)", r"\1: \2 was \3, now \4"),
+    (TYPE + CLASS, r"type of \1 is not \2 any more"),
+    (TYPE, r"type of \1 is another"),
+    (OBJECT, r"\1 is another object"),
+    (r"(len\(.+\)) [!=]= (\d+)$", r"\1 is not \2 any more"),
+    (r".*BACKEND_MATCH", "compiled before with another backend"),
+    (r"2 <= [^<>]+$", r"not \g<0> any more (torch compiles sizes 0 and 1 apart)"),
+    (r".*", r"not \g<0> any more"),
+)
+CONDITIONS = (  # guards, and what is said of them
+    (r"check_tensor\((.+), (\w+), DispatchKeySet\(.*?\), torch\.(\w+), (.+)\)$", r"\1 is a \2 of \3, \4"),
+    (TYPE + CLASS, r"type of \1 is \2"),
+    (TYPE, r"type of \1 is the same"),
+    (OBJECT, r"\1 is the same object"),
+    (r".*", r"\g<0>"),
+)
 NAMES = (
     (r"\b[LG]\['(\w+)'\]", r"\1"),
     (r"\._leaves\[\(?([^)\]]*)\)?\]", r"[\1]"),
@@ -71,20 +88,13 @@ def cause_of(text: str) -> str:
         >>> cause_of("tensor 'x' size mismatch at index 0. expected 2, actual 3")
         'x: size of dim 0 was 2, now 3'
     """
-    head = user_terms(re.sub(ID, "", text).split("\n")[0].split("  # ")[0].strip())
-    if found := re.match(MISMATCH, head):
-        name, what, dim, was, now = found.groups()
-        return f"{name}: {what}{f' of dim {dim}' if dim else ''} was {was}, now {now}"
-    if found := re.match(TYPE, head):
-        return f"type of {found[1]} is not {found[2]} any more" if found[2] else f"type of {found[1]} is another"
-    if found := re.match(OBJECT, head):
-        return f"{found[1]} is another object"
-    if found := re.match(LENGTH, head):
-        return f"{found[1]} is not {found[2]} any more"
-    if "BACKEND_MATCH" in head:
-        return "compiled before with another backend"
-    apart = " (torch compiles sizes 0 and 1 apart)" if re.fullmatch(r"2 <= [^<>]+", head) else ""
-    return f"not {head} any more{apart}"
+    return told(re.sub(ID, "", text).split("\n")[0], CAUSES)
+
+
+def told(text: str, table: Iterable[tuple[str, str]]) -> str:
+    """A guard in the user's terms, as the first row of a table that fits says it."""
+    head = user_terms(text.split("  # ")[0].strip())
+    return next(found.expand(words) for pattern, words in table if (found := re.match(pattern, head)))
 
 
 def causes_of(payload: str, known: set[tuple[int, int]]) -> tuple[str, ...]:
@@ -110,19 +120,8 @@ def guards_of(payload: str) -> tuple[str, ...]:
         ('k == 1',)
     """
     found = [match[2] for line in payload.split("\n") if (match := re.search(GUARD, line))]
-    return tuple([guard_of(text) for text in sorted(found, key=lambda text: "L['" not in text or "_dynamo_" in text)])
-
-
-def guard_of(text: str) -> str:
-    """One condition of a guard."""
-    head = user_terms(text.split("  # ")[0].strip())
-    if found := re.match(TENSOR, head):
-        return f"{found[1]} is a {found[2]} of {found[3]}, {found[4]}"
-    if found := re.match(TYPE, head):
-        return f"type of {found[1]} is {found[2] or 'the same'}"
-    if found := re.match(OBJECT, head):
-        return f"{found[1]} is the same object"
-    return head
+    found.sort(key=lambda text: "L['" not in text or "_dynamo_" in text)
+    return tuple([told(text, CONDITIONS) for text in found])
 
 
 def user_line(stack: str) -> str:
