@@ -68,7 +68,7 @@ def checkpoint(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
+def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> type[torch.autograd.Function]:
     """The autograd function, which computes again under the autocast that there was the first time."""
 
     class Recomputed(torch.autograd.Function):
@@ -88,7 +88,7 @@ def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> Any:
             ctx.save_for_backward(*inputs)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
             first = grads[0][(slice(0, 1),) * grads[0].ndim].sum()
             zero = (first != first) * 0  # the number 0, known when the gradient is, whatever its values
             saved = [x + zero.to(x.dtype) if x.is_floating_point() else x for x in ctx.saved_tensors]

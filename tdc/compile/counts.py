@@ -78,7 +78,7 @@ class counted:
         self._seconds = 0.0
         self._compiled = torch.compile(fn, backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
 
-    def _note(self, graph: Any, inputs: Any) -> Any:
+    def _note(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """The backend, with a note taken at each call."""
         self._frames.append(current_compile()[0])
         before = kernels_generated()

@@ -21,7 +21,7 @@ Invariant: entries come in the order in which `torch.utils._pytree` flattens the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.export import Dim
@@ -46,6 +46,7 @@ WRONG = (  # what may be wrong with declarations, in the order in which it is to
      "exclude the key, or pass its tensors"),
     (ShapeError, "an example within the bounds", "sizes beyond", "widen the bounds, or take another example"),
 )  # fmt: skip
+T = TypeVar("T")
 Keys = tuple[str, ...]
 CONSTANTS = (bool, int, float, str, type(None))
 
@@ -234,7 +235,7 @@ class Reader:
             sizes[dim] = self.dim(given.get(dim, rest), x.shape[dim], word, path)
         return [Entry(show(path), show(path), x, tuple(sizes))]
 
-    def dim(self, spec: Any, size: int | None, word: str, path: Keys) -> Any:
+    def dim(self, spec: Any, size: int | None, word: str, path: Keys) -> int | Vary:
         """One dim: how it varies, or its size where it does not."""
         at, where = show(path), show((*path, word))
         here = Vary(where, word, at)
@@ -284,7 +285,7 @@ def has_bounds(v: Vary) -> bool:
     return v.low > 0 or v.high is not None
 
 
-def distinct(tree: Any) -> Any:
+def distinct(tree: T) -> T:
     """The same arguments with no tensor given twice: torch.export would take the two for always one and the same."""
     seen: set[int] = set()
 

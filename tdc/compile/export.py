@@ -286,7 +286,9 @@ def named(
     return bound.args, bound.kwargs, tuple(names)
 
 
-def program_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Sequence[Entry]) -> Any:
+def program_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], entries: Sequence[Entry]
+) -> torch.export.ExportedProgram:
     """torch's program of a module, for all sizes that vary."""
     shapes: Any = ShapesCollection()
     for entry in entries:

@@ -26,7 +26,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 def backend(
     graph: torch.fx.GraphModule, inputs: list[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
-) -> Any:
+) -> Callable[..., Any]:
     """Compile a graph with Inductor, for every length and not only those on this side of a threshold.
 
     Args:

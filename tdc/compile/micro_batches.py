@@ -42,7 +42,7 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
         yield (part if spec is None else to_pytree(part, spec)), length
 
 
-def first_size(batch: Any) -> Any:
+def first_size(batch: Any) -> int:
     """The number of examples of a batch, as its first leaf says."""
     is_td = isinstance(batch, TensorDict)
     leaves = list(batch._leaves.values()) if is_td else pytree.tree_leaves(batch, is_leaf=is_container)

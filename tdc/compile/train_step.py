@@ -132,7 +132,7 @@ class TrainStep:
 
     def init(
         self, module: nn.Module | TensorDict, *, buffers: TensorDict | None = None, seed: int | None = None
-    ) -> Any:
+    ) -> TensorDict:
         """The state before the first step. Nothing in it shares memory with the module.
 
         Args:

@@ -54,7 +54,7 @@ class Anchor(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None]:
         return grads[0], None
 
 

@@ -81,7 +81,7 @@ def collate(
     refuse_wrong(StructureError, "data.collate", "keys ragged or padded", twice, "that are both", hint)
     known: list[tuple[Any, MaskedBatch]] = []
 
-    def convert(path: KeyPath, packed: NestedTensor) -> Any:
+    def convert(path: KeyPath, packed: NestedTensor) -> NestedTensor | MaskedBatch:
         return pad(packed, value, known) if path in padded else packed
 
     hint = "name keys of different sizes in ragged_keys= or pad_keys="

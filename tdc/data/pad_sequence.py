@@ -94,7 +94,7 @@ def pad_sequence(
     known: list[tuple[Any, MaskedBatch]] = []
     masks: dict[Any, Tensor] = {}
 
-    def convert(path: KeyPath, packed: NestedTensor) -> Any:
+    def convert(path: KeyPath, packed: NestedTensor) -> MaskedBatch | Tensor:
         padded = pad(packed, fills.get(path, 0), known)
         if mask_key is not None:
             masks[path] = mask_of(padded, side)

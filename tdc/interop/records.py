@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -223,7 +223,7 @@ def field_names(x: Any) -> tuple[str, ...]:
     return tuple(cls.__match_args__)  # type: ignore[attr-defined]  # every struct sequence has it
 
 
-def record(op: OpName, td: TensorDict, cls: Any) -> Any:
+def record(op: OpName, td: TensorDict, cls: type[T]) -> T:
     """An instance of a class of records, of the entries of `td`."""
     rows, keys = plan(cls), Keyed.keys(td)
     names = [name for name, *_ in rows]
@@ -271,7 +271,7 @@ def form_of(note: Any) -> Any:
     return None
 
 
-def fields_class(names: tuple[str, ...]) -> Any:
+def fields_class(names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
     """The class of named tuples with these fields; one class for the same names, so that their pytrees match."""
     renamed = namedtuple("Fields", names, rename=True)._fields
     wrong = [n for n, r in zip(names, renamed, strict=True) if n != r]

@@ -68,7 +68,7 @@ def to_struct_array(td: TensorDict) -> Any:
     return out
 
 
-def ndarray() -> Any:
+def ndarray() -> type[Any]:
     """numpy's class of arrays, without importing numpy."""
     return type(torch.empty(0).numpy())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pkgutil import resolve_name as load
 from typing import Any
@@ -14,12 +15,12 @@ from tdc.compile._torch.symbolic import any_size
 
 def compile_graph(
     graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.Graph], None], settings: dict[str, Any]
-) -> Any:
+) -> Callable[..., Any]:
     """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
     forward and of the backward pass."""
     inductor, flag = load("torch._inductor.compile_fx"), asks_no_example()
 
-    def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         change(module.graph)
         with any_size(flag):
             return inductor.compile_fx_inner(module, *args, **kwargs)
@@ -45,7 +46,7 @@ def asks_no_example() -> bool:
     return False
 
 
-def apart_in_caches(tag: str) -> Any:
+def apart_in_caches(tag: str) -> AbstractContextManager[None]:
     """A context: what is compiled in it has entries of its own in the caches on disk."""
     config: Any = torch.compiler.config
     return config.patch(cache_key_tag=f"{config.cache_key_tag}{tag}")

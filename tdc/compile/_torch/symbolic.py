@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pkgutil import resolve_name as load
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ class Line(NamedTuple):
     plus: int
 
 
-def any_size(flag: bool = True) -> Any:
+def any_size(flag: bool = True) -> AbstractContextManager[None]:
     """A context in which sizes 0 and 1 are sizes like others: no guard, no code for them alone."""
     return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
 

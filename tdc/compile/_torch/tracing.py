@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from pkgutil import resolve_name as load
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,7 @@ from tdc.compile._torch.inductor import apart_in_caches
 from tdc.core.dynamo import constant
 from tdc.core.errors import UnsupportedError, message
 
+X = TypeVar("X")
 internals: Any = torch  # parts of torch without types
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
@@ -115,7 +116,7 @@ def switch_donation_off(context: Any) -> None:
     output.compiler_fn = compile_without_donation
 
 
-def trace_outside(fn: Callable[..., Any], *args: Any) -> Any:
+def trace_outside(fn: Callable[..., X], *args: Any) -> X:
     """What `fn` returns, traced outside the operator, without its assertions on data: it may not be meant to run."""
     at_trace_time(note_beginning)
     exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
 from tdc.compile.report.record import Compile, Report
 from tdc.core.errors import DtypeError, StructureError, describe, message
 
+T = TypeVar("T")
 SECONDS = 2.0  # at most for timing
 LIMIT = Break(
     "torch compiles a function only so often: some calls ran without compiling",
@@ -146,7 +147,7 @@ def gather(made: list[BackendCall], events: list[Event]) -> tuple[tuple[Compile,
     return tuple(compiles), tuple({(b.reason, b.where): b for b in breaks}.values())
 
 
-def run(compiled: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def run(compiled: Callable[..., T], args: tuple[Any, ...]) -> T:
     """One call, finished on the device. Results of a call before it may be overwritten, as CUDA graphs do."""
     torch.compiler.cudagraph_mark_step_begin()
     out = compiled(*args)
