@@ -101,7 +101,8 @@ def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = F
     """`F.dropout` of a tensor or ragged batch."""
     if inplace or not training or not 0 < p < 1 or not (is_ragged(input) or isinstance(input, Tensor)):
         return F.dropout(input, p, training, inplace)
-    return with_data(input, torch.native_dropout(data_of(input), p, True)[0])
+    found = torch.native_dropout(data_of(input), p, True)[0]
+    return found if isinstance(input, Tensor) else with_data(input, found)
 
 
 def first(out_dims: Any) -> Any:
