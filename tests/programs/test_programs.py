@@ -52,9 +52,9 @@ def test_a_graph_scans_what_it_does_not_know_the_size_of(name: str):
     compiled = torch.compile(scan, backend="aot_eager", fullgraph=True)
     for lengths in (rows, rows[1:2] * 3):
         found: list[Any] = []
-        for run in (scan, compiled):
+        for fn in (scan, compiled):
             x = tdc.pack(lengths).detach().requires_grad_()
-            out = run(x).values
+            out = fn(x).values
             found.append((out, *torch.autograd.grad(out.square().sum(), x.values)))
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
