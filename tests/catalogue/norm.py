@@ -92,6 +92,9 @@ def rms_norm(rule: Rule) -> Iterator[Sample]:
 def prelu(rule: Rule) -> Iterator[Sample]:
     for label, layout in (("channels", CHANNELS), ("image", IMAGE)):
         yield Sample(label, lambda d, n=layout: call(d.ragged(n), d.tensor(4)), alone)
+    for label, size in (("one weight", 1), ("weights", 4)):
+        zeros = lambda d, n=size: call(d.ragged(CHANNELS, "whole"), d.tensor(n))  # noqa: E731
+        yield Sample(f"{label}, with zeros", zeros, alone, ("eager", "grad"))
     yield Sample("one weight", lambda d: call(d.ragged(), d.tensor(1)), alone)
 
 

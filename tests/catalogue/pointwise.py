@@ -10,7 +10,7 @@ import torch
 from harness import LAYOUTS, Call, Draw, Layout, Sample, call, rowwise
 
 from tdc.core.rules import MODES, Rule
-from tdc.testing.batches import Ragged, build_masked, loop
+from tdc.testing.batches import Dense, Ragged, build_masked, loop
 
 LIGHT = ("eager", "grad", "vmap")
 TRACED_FORMS = {("features", "rows"), ("features", "full"), ("two", "full")}
@@ -132,6 +132,7 @@ def binary(rule: Rule) -> Iterator[Sample]:
         yield of("number", lambda d: call(d.ragged(domain=dom), number), MODES)
     yield of("dense first", lambda d: call(d.dense("features", "rows", dom), d.ragged(domain=second)), MODES)
     yield of("itself", lambda d: call(*[d.ragged(domain=dom)] * 2))
+    yield of("dense, batch last", lambda d: batch_last(d, dom, second))
     if rule.name in ("add", "sub", "eq"):
         yield Sample("pairs", lambda d: pairs(d, dom), of_pairs)
         column = Layout((), (1, 2))
@@ -140,6 +141,12 @@ def binary(rule: Rule) -> Iterator[Sample]:
         yield of("int", lambda d: call(d.ragged(domain="natural"), d.ragged(domain="natural")))
     if rule.name == "pow":
         yield of("number first", lambda d: call(2.5, d.ragged()), MODES)
+
+
+def batch_last(d: Draw, dom: str, second: str) -> Call:
+    """A ragged operand and a dense one, with the batch behind all other dims."""
+    dense = d.tensor(3, len(d.lengths), domain=second)
+    return call(d.ragged(domain=dom, batch_dim=2), Dense(dense, list(dense.unbind(1)), (1,)))
 
 
 def pairs(d: Draw, dom: str) -> Call:
@@ -261,9 +268,9 @@ def whole(rule: Rule) -> Iterator[Sample]:
 def two_results(rule: Rule) -> Iterator[Sample]:
     """One batch for each result."""
 
-    def want(ref: Any, args: Any, kwargs: Any) -> list[Any]:
+    def want(ref: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         (x,) = args
-        return [x.with_rows([ref(row)[i] for row in x.rows]) for i in range(2)]
+        return tuple([x.with_rows([ref(row)[i] for row in x.rows]) for i in range(2)])
 
     for layout in ("features", "two"):
         yield Sample(layout, lambda d, n=layout: call(d.ragged(n)), want)

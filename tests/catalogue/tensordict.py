@@ -245,9 +245,9 @@ def whole(rule: Rule) -> Iterator[Sample]:
 
 
 def two_results(rule: Rule) -> Iterator[Sample]:
-    def want(ref: Any, args: Any, kwargs: Any) -> list[Dict]:
+    def want(ref: Any, args: Any, kwargs: Any) -> tuple[Dict, ...]:
         (x,) = args
-        return [Dict({k: ref(leaf)[i] for k, leaf in x.leaves.items()}, x.size) for i in range(2)]
+        return tuple([Dict({k: ref(leaf)[i] for k, leaf in x.leaves.items()}, x.size) for i in range(2)])
 
     yield Sample("two leaves", lambda d: call(drawn(d)), want)
 

@@ -204,6 +204,7 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "kind": (Ragged([NUMBERS], kind="masked"), Ragged([NUMBERS]), "container masked, expected nested"),
     "type": (NUMBERS, Ragged([NUMBERS]), "type Tensor, expected NestedTensor"),
     "none": (None, NUMBERS, "type NoneType, expected Tensor"), "number": (1, 2, "1, expected 2"),
+    "list": ([NUMBERS], (NUMBERS,), "type list, expected tuple"),
     "results": ((NUMBERS,), (NUMBERS, None), "results 1, expected 2"),
     "keys": (Dict({"a": NUMBERS}, (2,)), Dict({"a": NUMBERS, "b": NUMBERS}, (2,)), "keys ['a'], expected ['a', 'b']"),
     "leaf": (Dict({"a": NUMBERS}, (2,)), Dict({"a": NUMBERS + 1}, (2,)), "a: values differ by up to 1"),
