@@ -2,7 +2,8 @@
 
 A ```python block runs in the namespace of the blocks before it on its page. A ```text block right behind it is what it
 prints; a `TdcError` that ends the block is printed as `Class: message`.
-`EXPECTTEST_ACCEPT=1 pytest tests/docs/test_readme.py` writes new texts. `<!-- slow -->` before a block marks it slow.
+`EXPECTTEST_ACCEPT=1 pytest tests/docs/test_readme.py` writes new texts. `<!-- slow -->` before a block marks it slow;
+the blocks behind it do without it.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ class Page:
     done: int = 0
 
     def run(self, n: int) -> str:
-        """Run block n, and those before it that have not run yet; what block n prints."""
+        """Run block n, and those before it that have not run yet and are not slow; what block n prints."""
         if n < self.done:
             self.names, self.done = {}, 0
         printed = ""
-        for block in self.blocks[self.done : n + 1]:
-            printed = run(block, self.path, self.names)
-            self.done += 1
+        for i, block in enumerate(self.blocks[self.done : n + 1], self.done):
+            if i == n or not block["slow"]:
+                printed = run(block, self.path, self.names)
+        self.done = n + 1
         return printed
 
 
@@ -160,9 +162,12 @@ def test_broken_links_are_found(tmp_path: Path):
 
 def test_blocks_share_names_and_show_errors(tmp_path: Path):
     path = tmp_path / "page.md"
-    text = "```python\na = 1\n```\n\n```python\nimport tdc\nprint(a)\ntdc.pack([])\n```\n\n```text\n```\n"
+    codes = "a = 1\n", "a = 2\n", "import tdc\nprint(a)\ntdc.pack([])\n"
+    first, slow, last = [f"```python\n{code}```\n\n" for code in codes]
+    text = f"{first}<!-- slow -->\n{slow}{last}```text\n```\n"
     path.write_text(text, encoding="utf-8")
     found = page(path)
-    assert [b["text"] for b in found.blocks] == [None, ""]
-    assert found.run(1).startswith("1\nStructureError: tdc.pack: expected")
-    assert found.run(0) == ""
+    assert [b["text"] for b in found.blocks] == [None, None, ""]
+    assert found.run(2).startswith("1\nStructureError: tdc.pack: expected")
+    assert found.run(1) == ""
+    assert found.names["a"] == 2

@@ -1,17 +1,19 @@
 """Every row of the rule table, in every mode, against the loop over examples.
 
-The default run has all rows in eager and grad, and one or two rows of each family in the other modes; the full product
-is marked slow.
+The default run has all samples of all rows in eager and grad. One or two rows of each family stand for it in the other
+modes, and the first sample for such a row where a graph is made, which takes a second each. All else is marked slow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from catalogue import is_representative, samples, title
-from harness import case_of, check, check_gap
+from harness import Sample, case_of, check, check_gap
 
 import tdc
 from tdc.core.errors import UnsupportedError
@@ -22,22 +24,35 @@ from tdc.testing.conformance import CHECKS
 
 LIVE = [rule for rule in RULES if not rule.reason]
 REFUSED = [rule for rule in RULES if rule.reason]
+GRAPHS = ("compile", "export")  # the modes that make graphs
 
 
-def matrix() -> list[object]:
+def cell(rule: Rule, mode: str, which: slice = slice(None), more: str = "", *, slow: bool = False) -> Any:
+    """A case of the matrix; `which` of the samples that a row has for the mode, all where that is a gap."""
+    name = f"{title(rule)}-{rule.kind}-{mode}{more}"
+    return pytest.param(rule, mode, which, id=name, marks=[pytest.mark.slow] if slow else [])
+
+
+def matrix() -> Iterator[Any]:
     """Row × container × mode."""
-    params = []
     for rule in LIVE:
         for mode in MODES:
             slow = mode not in ("eager", "grad") and not is_representative(rule)
-            name = f"{title(rule)}-{rule.kind}-{mode}"
-            params.append(pytest.param(rule, mode, id=name, marks=[pytest.mark.slow] if slow else []))
-    return params
+            if slow or mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
+                yield cell(rule, mode, slow=slow)
+            else:
+                yield cell(rule, mode, slice(1))
+                yield cell(rule, mode, slice(1, None), "-more", slow=True)
 
 
-@pytest.mark.parametrize(("rule", "mode"), matrix())
-def test_row(rule: Rule, mode: str):
-    (check if mode in rule.modes else check_gap)(rule, samples(rule), mode)
+def chosen(rule: Rule, mode: str, which: slice = slice(None)) -> list[Sample]:
+    """The samples of a row for a mode."""
+    return [sample for sample in samples(rule) if mode in sample.modes][which]
+
+
+@pytest.mark.parametrize(("rule", "mode", "which"), list(matrix()))
+def test_row(rule: Rule, mode: str, which: slice):
+    (check if mode in rule.modes else check_gap)(rule, chosen(rule, mode, which), mode)
 
 
 def test_refused_rows_say_why():

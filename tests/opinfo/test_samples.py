@@ -1,4 +1,4 @@
-"""torch's own samples as batches: a spread of them, and all of them among the slow tests.
+"""torch's own samples as batches: a spread of them, most passes of it among the slow tests, and all with `-m sweep`.
 
 `python tests/opinfo/sweep.py --all` prints the counts of everything; `docs/exactness.md` has them.
 """
@@ -27,6 +27,7 @@ SPREAD: dict[str, dict[str, Any]] = {
     "forward": {"level": "forward", "dtypes": (torch.float64,), "limit": 1},
     "errors": {"level": "errors", "dtypes": (torch.float32,), "limit": 2},
 }
+QUICK = ("values", "methods", "errors")  # the rest of the spread takes minutes, and is slow
 OPEN = {  # what is known to differ
     "logcumsumexp": "torch's second derivative of complex numbers is NaN where a cotangent is 0, as padding's",
 }
@@ -48,7 +49,7 @@ def check(how: dict[str, Any], part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in SPREAD])
 def test_a_spread_of_the_samples(name: str, part: int) -> None:
     check(SPREAD[name], part)
 
