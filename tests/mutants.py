@@ -3,10 +3,19 @@
     python tests/mutants.py --count 50 --seed 0 --within tdc/ops
 
 A mutant is one change in the syntax tree of one file of tdc/ops, tdc/ragged or tdc/tensordict: a comparison, a number,
-`and` for `or`, two arguments exchanged, a call left out. What only words errors is left alone. Each mutant of a seeded
-sample runs in a process of its own, forked from one that has imported torch: the file is compiled from the changed
-tree, so that nothing is written to disk. First the rows of the conformance matrix that the file serves are checked,
-eagerly and with gradients, then the tests of its name and folder, until one fails.
+`and` for `or`, two arguments exchanged, a call left out. Each mutant of a seeded sample runs in a process of its own,
+forked from one that has imported torch: the file is compiled from the changed tree, so that nothing is written to disk.
+First the rows of the conformance matrix that the file serves are checked, eagerly and with gradients, and the nearest
+ones in graphs; then the tests of its name, its folder and its public functions, and whether the table of rows is as it
+was; until one fails.
+
+No mutants are made of what cannot change a result on a CPU, by these rules alone:
+
+- annotations, `if TYPE_CHECKING:`, and `strict=` of `zip`;
+- the words of errors: `raise`, functions that return an error, calls of `message` and `describe`, variables such as
+  `hint`, and `op=`, which is everywhere the name that an error says;
+- what only a GPU needs: `device=` left out, `on_host` left out;
+- the two arguments of `max`, `min` and `torch.equal` exchanged.
 
 killed      a test fails, or tdc does not import        survived    all pass: a test is missing, or nothing changed
 slow        no answer in time: an endless loop, or a file of many tests
@@ -24,6 +33,7 @@ import ast
 import copy
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -39,7 +49,11 @@ import torch  # noqa: F401  # before processes are forked
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("tdc/ops", "tdc/ragged", "tdc/tensordict")
 WORDS = {"hint", "got", "expected", "text"}  # names of what an error says
-ROWS = 120  # of the matrix, at most, for one file
+SAYS = {"message", "describe", "show", "show_sizes"}  # functions of words
+KEPT = {"strict", "op", "device", *WORDS}  # keywords that are not left out
+EITHER = {"max", "min", "equal"}  # functions of two arguments in any order
+ROWS, TRACED = 120, 12  # of the matrix, at most, for one file: in eager mode, and the nearest in graphs
+TABLE = str(ROOT / "tests/docs/test_readme.py::test_support_table_is_up_to_date")
 SWAPS: dict[type, type] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -77,14 +91,15 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.IfExp):
         yield ast.IfExp(new.test, new.orelse, new.body)
     elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         plain = len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2])
-        if plain and ast.dump(node.args[0]) != ast.dump(node.args[1]):
+        if plain and name not in EITHER and ast.dump(node.args[0]) != ast.dump(node.args[1]):
             yield ast.Call(new.func, [new.args[1], new.args[0], *new.args[2:]], new.keywords)
         if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name):
             yield new.func.value  # the call of a method, left out
-        elif len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred):
+        elif len(node.args) == 1 and not (node.keywords or isinstance(node.args[0], ast.Starred) or name == "on_host"):
             yield new.args[0]
-        for keyword in [k for k in new.keywords if k.arg != "strict"]:
+        for keyword in [k for k in new.keywords if k.arg not in KEPT]:
             yield ast.Call(new.func, new.args, [k for k in new.keywords if k is not keyword])
 
 
@@ -94,14 +109,26 @@ def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
         if field in ("annotation", "returns", "decorator_list", "type_params", "bases"):
             continue
         for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            names = {t.id for t in ast.walk(child) if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)} \
-                if isinstance(child, ast.Assign) else set()  # fmt: skip
-            unused = isinstance(child, (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr)) or names & WORDS
-            if not isinstance(child, ast.AST) or unused or (isinstance(child, ast.keyword) and child.arg == "strict"):
+            if not isinstance(child, ast.AST) or is_without_effect(child):
                 continue
             if isinstance(child, ast.expr) and not (isinstance(node, ast.Expr) and isinstance(child, ast.Constant)):
                 yield node, field, i
             yield from places(child)
+
+
+def is_without_effect(node: ast.AST) -> bool:
+    """Whether a node changes no result on a CPU: words of errors, and what type checkers alone read."""
+    if isinstance(node, ast.Assign):
+        return any(isinstance(t, ast.Name) and t.id in WORDS for target in node.targets for t in ast.walk(target))
+    if isinstance(node, ast.FunctionDef):
+        return node.returns is not None and ast.unparse(node.returns).endswith("Error")
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in SAYS
+    if isinstance(node, ast.keyword):
+        return node.arg == "strict"
+    return isinstance(node, (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr))
 
 
 def mutants(path: str) -> Iterator[Callable[[], Mutant]]:
@@ -169,22 +196,27 @@ def failing_row(path: str, rng: random.Random) -> str:
     live = [rule for rule in RULES if not rule.reason and ("tensordict" not in path or rule.kind == "tensordict")]
     rng.shuffle(live)
     live.sort(key=lambda r: min(near.get(n, 99) for n in (r.family, *r.impl.__module__.split(".")[2:])))
-    for rule in live[:ROWS]:
-        for mode in [mode for mode in ("eager", "grad") if mode in rule.modes]:
-            try:
-                check(rule, samples(rule), mode)
-            except BaseException as error:
-                return f"{rule}, {mode}: {type(error).__name__}"
+    cells = [(rule, mode) for rule in live[:ROWS] for mode in ("eager", "grad")]
+    cells += [(rule, mode) for rule in live[:TRACED] for mode in ("compile", "vmap")]
+    for rule, mode in [(rule, mode) for rule, mode in cells if mode in rule.modes]:
+        some = [sample for sample in samples(rule) if mode in sample.modes]
+        try:
+            check(rule, some[:1] if mode == "compile" else some, mode)
+        except BaseException as error:
+            return f"{rule}, {mode}: {type(error).__name__}"
     return ""
 
 
 def files_of_tests(path: str) -> list[str]:
-    """Files of tests for a file: those of its name, then those of its folder; in ops those of what imports it."""
+    """Files of tests for a file: those of its name, of its folder (in ops of what imports it), of its public names."""
     near, folder = distances(path), Path(path).parts[1]
     tests = {p: min(near.get(word, 99) for word in p.stem.split("_")[1:]) for p in (ROOT / "tests").rglob("test_*.py")}
     own = [p for p, far in tests.items() if far <= (folder == "ops")]
     rest = sorted((ROOT / "tests" / folder).glob("test_*.py")) if folder != "ops" else []
-    return [str(p) for p in dict.fromkeys([*sorted(own, key=lambda p: (tests[p], p)), *rest])]
+    defined = [node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)]
+    public = [name for name in defined if f"import {name} as {name}" in (ROOT / "tdc/__init__.py").read_text()]
+    users = [p for p in sorted(tests) if any(re.search(rf"\b{name}\(", p.read_text()) for name in public)]
+    return [TABLE, *[str(p) for p in dict.fromkeys([*sorted(own, key=lambda p: (tests[p], p)), *rest, *users])]]
 
 
 class FirstFailure:
@@ -253,6 +285,8 @@ def main() -> None:
         kind = found if found in counts else "killed"
         counts[kind] += 1
         print(f"{kind:9}{seconds:5.0f} s  {m.path}:{m.line}  {m.before}  ->  {m.after}  ({found})", flush=True)
+        if kind == "survived":
+            print(f"{'':18}{(ROOT / m.path).read_text().splitlines()[m.line - 1].strip()}", flush=True)
     print(", ".join(f"{name} {count}" for name, count in counts.items()), f"of {len(sample)}")
 
 

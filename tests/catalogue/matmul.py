@@ -116,6 +116,8 @@ def einsum(rule: Rule) -> Iterator[Sample]:
     yield eq("blmd->bld", (1,), lambda d: d.ragged("two"))
     yield eq("blmd,bmd->bdl", (2,), lambda d: d.ragged(Layout((), (3,), 2)), columns)
     yield eq("...d,de->...e", (1,), x, w)
+    flat = lambda d: d.ragged("flat", lengths=tuple([n for _, n in d.sizes(Layout((), (), 2))]))  # noqa: E731
+    yield eq("blm,bm->bl", (1,), lambda d: d.ragged(Layout((), (), 2)), flat)
     yield eq("bhld,bhmd->bhlm", (2, 3), lambda d: d.ragged(HEADS), lambda d: d.ragged(HEADS))
 
     def over_batch(ref: Any, args: Any, kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ CALLS = {
     "index_put of a mask": lambda x: x.index_put((T([True, False, True]),), T(1.0)),
     "index_put beyond a row": lambda x: x.index_put((T([0]), T([2])), T(1.0)),
     "take beyond a row": lambda x: x.take(T([9])),
+    "take of an index of other rows": lambda x: x.take(other(x)[:2].long()),
     "take across": lambda x: x.transpose(1, 2).take(T([0])),
     "masked_select of numbers": lambda x: x.masked_select(x),
     "masked_scatter of too few": lambda x: x.masked_scatter(x.isfinite(), torch.zeros(2)),

@@ -29,7 +29,7 @@ def dense(x: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("dim", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_masked_functions_of_ragged_rows(name: str, dim: int, padded: bool):
     warnings.filterwarnings("ignore", ".*degrees of freedom")
