@@ -100,6 +100,14 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
+FORMS = ("self", "cross", "causal", "no_bias", "separate")
+
+
+def slow(name: str) -> Any:
+    """What another name shows too, compiled among the slow tests."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODULES)
 def test_module(name: str, kind: str):
@@ -107,7 +115,7 @@ def test_module(name: str, kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["mlp", "encoder_layer", "encoder_layer_norm_first", "encoder_eval"])
+@pytest.mark.parametrize("name", ["mlp", "encoder_layer", slow("encoder_layer_norm_first"), slow("encoder_eval")])
 def test_module_compiled(name: str, kind: str):
     module, counter = MODULES[name](), Counter()
     run = compiled(plain, counter)
@@ -127,10 +135,20 @@ def test_embedding(kind: str):
     assert counter.graphs == 1
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", ["self", "cross", "causal", "no_bias", "separate"])
-def test_multihead_attention(form: str, kind: str, compile: bool):
+def test_multihead_attention(form: str, kind: str):
+    assert_attends(form, kind, compile=False)
+
+
+@pytest.mark.parametrize("form", ["self", "cross", *map(slow, FORMS[2:])])
+@pytest.mark.parametrize("kind", KINDS)
+def test_multihead_attention_compiled(form: str, kind: str):
+    assert_attends(form, kind, compile=True)
+
+
+def assert_attends(form: str, kind: str, *, compile: bool) -> None:
+    """Attention as the loop over examples has it, compiled in one graph for all lengths."""
     options = {"no_bias": {"bias": False}, "separate": {"kdim": 6, "vdim": 6}}.get(form, {})
     module, (run, ref) = mha(**options), (causal, causal_row) if form == "causal" else (attend, attend)
     counter = Counter()
@@ -203,6 +221,7 @@ def test_training_with_dropout_compiles():
     assert counter.graphs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_inductor(kind: str):
     """The default backend makes kernels of the same graph."""
