@@ -241,7 +241,7 @@ def matched(got: Any, want: Any, kind: str, at: str = "") -> tuple[list[str], Pa
     elif isinstance(want, Dict) and isinstance(got, Dict):
         facts = {"batch size": (got.size, want.size), "keys": (list(got.leaves), list(want.leaves))}
         parts = [(f"{key}: ", got.leaves[key], leaf) for key, leaf in want.leaves.items() if key in got.leaves]
-    elif any([isinstance(want, several) and isinstance(got, several) for several in (tuple, list)]):
+    elif (isinstance(want, tuple) and isinstance(got, tuple)) or (isinstance(want, list) and isinstance(got, list)):
         facts = {"results": (len(got), len(want))}
         parts = [(f"result {i}: ", a, b) for i, (a, b) in enumerate(zip(got, want, strict=False))]
     elif isinstance(want, Tensor) and isinstance(got, Tensor):

@@ -108,6 +108,15 @@ def shape(rule: Rule) -> Iterator[Sample]:
         yield reshaped(label, args, lambda index, a=args: rule.ref(index, *a(0)), modes)
 
 
+def flatten(rule: Rule) -> Iterator[Sample]:
+    yield from shape(rule)
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Dict:
+        return Dict({key: leaf[None] for key, leaf in args[0].leaves.items()}, (1,))
+
+    yield Sample("no batch", lambda d: call(drawn(d, size=())), want, ("eager", "grad"))
+
+
 def squeeze(rule: Rule) -> Iterator[Sample]:
     yield from shape(rule)
 
@@ -260,7 +269,7 @@ def refused(rule: Rule) -> Iterator[Sample]:
 
 DICTS = {
     "pointwise": unary, "random": unary, "factory": unary, "where": where, "clamp": clamp, "lerp": lerp,
-    "masked_fill": masked_fill, "shape": shape, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
+    "masked_fill": masked_fill, "shape": shape, "flatten": flatten, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
     "chunk": parts, "split_with_sizes": parts, "join": join, "index_select": index_select,
     "addcmul": ternary, "addcdiv": ternary, "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up,
     "bernoulli": looked_up, "frexp": two_results,
