@@ -269,7 +269,8 @@ def refused(rule: Rule) -> Iterator[Sample]:
 
 DICTS = {
     "pointwise": unary, "random": unary, "factory": unary, "where": where, "clamp": clamp, "lerp": lerp,
-    "masked_fill": masked_fill, "shape": shape, "flatten": flatten, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
+    "flatten": flatten,
+    "masked_fill": masked_fill, "shape": shape, "squeeze": squeeze, "expand": expand, "unbind": parts, "split": parts,
     "chunk": parts, "split_with_sizes": parts, "join": join, "index_select": index_select,
     "addcmul": ternary, "addcdiv": ternary, "polygamma": polygamma, "isin": looked_up, "bucketize": looked_up,
     "bernoulli": looked_up, "frexp": two_results,
