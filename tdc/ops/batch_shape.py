@@ -96,11 +96,6 @@ def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
 
 
-def ravel_tensordict(x: TensorDict) -> TensorDict:
-    """All batch dims as one."""
-    return reshape_tensordict("reshape", x, -1)
-
-
 def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:
     axes = normal_dims("flip", ints("flip", dims), x.ndim)
     return lift(x, lambda v: v.flip(axes), size=x.batch_size, op="flip")
@@ -159,7 +154,8 @@ for _op, _impl in (
     (torch.reshape, partial(reshape_tensordict, "reshape")), (torch.Tensor.view, partial(reshape_tensordict, "view")),
     (torch.flatten, flatten_tensordict), (torch.unflatten, unflatten_tensordict),
     (torch.unsqueeze, unsqueeze_tensordict), (torch.squeeze, squeeze_tensordict),
-    (torch.Tensor.expand, expand_tensordict), (torch.ravel, ravel_tensordict), (torch.flip, flip_tensordict),
+    (torch.Tensor.expand, expand_tensordict), (torch.flip, flip_tensordict),
+    (torch.ravel, lambda input: reshape_tensordict("reshape", input, -1)),
     (torch.roll, roll_tensordict), (torch.Tensor.repeat, repeat_tensordict),
     (torch.repeat_interleave, repeat_interleave_tensordict), (F.pad, pad_tensordict),
     (torch.Tensor.unfold, unfold_tensordict),

@@ -152,8 +152,7 @@ def instance_norm(
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
     centered, var, mean = standardised(p, p.data.shape[-2])
     n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
-    update(running_mean, mean.squeeze(-1), n > 0, momentum)
-    update(running_var, unbiased(var.squeeze(-1), n), n > 1, momentum)
+    follow(running_mean, running_var, mean.squeeze(-1), var.squeeze(-1), n, momentum)
     return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
 
 
@@ -174,8 +173,7 @@ def batch_norm(
         mean = p.data.sum((0, 1, 3)) / n.clamp(min=1)
         centered = p.clean(p.data - mean.unsqueeze(-1))
         var = centered.square().sum((0, 1, 3)) / n.clamp(min=1)
-        update(running_mean, mean[None], n > 0, momentum)
-        update(running_var, unbiased(var, n)[None], n > 1, momentum)
+        follow(running_mean, running_var, mean[None], var[None], n, momentum)
         return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
 
     return rounded_once(masked, input)
@@ -189,18 +187,17 @@ def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> 
     return (p.data - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
 
 
-def unbiased(var: Tensor, n: Tensor) -> Tensor:
-    """The variance that running statistics follow."""
-    return var * n / (n - 1).clamp(min=1)
-
-
-def update(running: Tensor | None, new: Tensor, known: Tensor, momentum: float) -> None:
-    """Move a running statistic, in place and outside autograd, towards the mean of the `known` entries of `new`."""
-    if running is not None:
-        count = known.expand(new.shape[0], 1).sum()
-        mean = torch.where(known, new.detach(), 0).sum(0) / count.clamp(min=1)
-        old = running * (1 - momentum) + mean.to(running.dtype) * momentum
-        running.copy_(torch.where(count > 0, old, running))
+def follow(
+    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, n: Tensor, momentum: float
+) -> None:
+    """Move running statistics, in place and outside autograd, towards means and unbiased variances (K, C) of `n`."""
+    unbiased = var * n / (n - 1).clamp(min=1)
+    for running, new, known in ((running_mean, mean, n > 0), (running_var, unbiased, n > 1)):
+        if running is not None:
+            count = known.expand(new.shape[0], 1).sum()
+            found = torch.where(known, new.detach(), 0).sum(0) / count.clamp(min=1)
+            moved = running * (1 - momentum) + found.to(running.dtype) * momentum
+            running.copy_(torch.where(count > 0, moved, running))
 
 
 def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Ragged:

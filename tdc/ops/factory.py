@@ -78,11 +78,6 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedT
     return build_nested(s, make(sizes, *rest, **kwargs))
 
 
-def new_tensor_ragged(x: Any, data: Any, **kwargs: Any) -> Tensor:
-    """A tensor of the dtype and on the device of the batch."""
-    return data_of(x).new_tensor(data, **kwargs)
-
-
 for _op in (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like):
     unary(_op, family="factory")
 for _name in ("new_zeros", "new_ones", "new_empty"):
@@ -90,4 +85,4 @@ for _name in ("new_zeros", "new_ones", "new_empty"):
     define(getattr(torch.Tensor, _name), "factory", ragged=partial(new_ragged, _name), tensordict=_impl)
 define(torch.Tensor.new_full, "factory", ragged=partial(new_ragged, "new_full"), tensordict=new_full_tensordict)
 define(torch.Tensor.new_empty_strided, "factory", ragged=partial(new_ragged, "new_empty_strided"))
-define(torch.Tensor.new_tensor, "factory", ragged=new_tensor_ragged)
+define(torch.Tensor.new_tensor, "factory", ragged=lambda x, data, **kwargs: data_of(x).new_tensor(data, **kwargs))

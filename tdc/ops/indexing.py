@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
@@ -24,7 +25,6 @@ from tdc.ops.positions import (
     batch_of,
     beside,
     common,
-    data_if_padded,
     dim_of,
     each_entry,
     find,
@@ -33,7 +33,6 @@ from tdc.ops.positions import (
     flat_examples,
     inside,
     whole_rows,
-    with_slot,
 )
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
@@ -174,7 +173,7 @@ def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Any:
                 expected = f"a source as ragged as {describe(x)}"
                 raise StructureError(message(op, expected, describe(source), hint="x.with_data(data)"))
             require_alike(op, x, source)
-        return data_if_padded(source)
+        return source.data if isinstance(source, MaskedBatch) else source
     s, axis = x.structure, axis_of(op, x, dim)
     if axis != s.packed_dim:
         return beside(op, source, x.with_values(x.values.index_select(axis, where)))
@@ -300,7 +299,7 @@ def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any
     there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
     if isinstance(index, MaskedBatch):
         inside(there | ~index.mask, op)
-        pool, where = with_slot(pool), torch.where(index.mask, where, pool.shape[0])
+        pool, where = F.pad(pool, (0, 1)), torch.where(index.mask, where, pool.shape[0])
     else:
         inside(there, op)
     found = pool.index_select(0, where.flatten()).view(where.shape)

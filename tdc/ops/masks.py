@@ -9,12 +9,13 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define
-from tdc.ops.positions import flat_bounds, flat_examples, with_slot
+from tdc.ops.positions import flat_bounds, flat_examples
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import count_rows, local_positions, row_ids, structure_of_sizes
@@ -98,7 +99,7 @@ def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Ragged:
         raise ShapeError(message(op, expected, describe(source), hint=hint))
     text = message(op, "as many elements as the mask is True on", "fewer", hint="an element for each")
     require((~chosen | (rank < count)).all(), text, ShapeError)
-    found = with_slot(pool)[torch.where(chosen, rank + first, pool.shape[0])]
+    found = F.pad(pool, (0, 1))[torch.where(chosen, rank + first, pool.shape[0])]  # one more element stands for none
     data = data_of(x)
     return with_data(x, torch.where(chosen, found, data.flatten()).view(data.shape))
 

@@ -199,7 +199,9 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
 
     def rule(input: Any, output_size: Any, return_indices: bool = False) -> Any:
         p, todo = adaptive(op, n, output_size, input, -math.inf)
-        x, found = p.data, own_positions(p)
+        x, width = p.data, p.data.shape[2:]
+        index = torch.arange(math.prod(width), device=x.device).view(1, 1, *width)
+        found = plane_positions(index, p.sizes, width).expand(x.shape)
         for dim, position, inside in todo:
             parts = taken(x, dim, position)
             parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), finite(-math.inf, x.dtype))
@@ -210,13 +212,6 @@ def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
         return (out, beside(out, found)) if indexed or return_indices else out
 
     return rule
-
-
-def own_positions(p: Planes) -> Tensor:
-    """The position of each element of a rectangle within its row's own plane, (B, C, *P)."""
-    width = p.data.shape[2:]
-    index = torch.arange(math.prod(width), device=p.data.device).view(1, 1, *width)
-    return plane_positions(index, p.sizes, width).expand(p.data.shape)
 
 
 def max_unpool(op: Op, n: int) -> Op:

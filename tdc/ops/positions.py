@@ -178,7 +178,8 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
             return cut_to(op, src, index).data
         if isinstance(src, MaskedBatch):
             require_alike(op, index, src)
-        return data_if_padded(src)
+            return src.data
+        return src
 
     return Found(storage, dim, where, index.with_data, operand, lambda data: x.with_data(data.narrow(dim, 0, size)))
 
@@ -231,11 +232,6 @@ def first_positions(op: Op, src: Any, index: Tensor) -> Any:
     return src
 
 
-def data_if_padded(src: Any) -> Any:
-    """What is written to a rectangle."""
-    return src.data if isinstance(src, MaskedBatch) else src
-
-
 def common(op: Op, x: Ragged, dim: int, index: Tensor) -> tuple[int, Tensor]:
     """The axis of storage, and positions there, that a vector of positions along a dim means for every example."""
     d = dim_of(op, x, dim)
@@ -280,8 +276,3 @@ def each_entry(index: Any, per_example: Tensor, batch_dim: int = 0) -> Tensor:
         s = index.structure
         return along_axis(spread(per_example, s, index.values.shape[s.packed_dim]), s.packed_dim, index.values.ndim)
     return along_axis(per_example, index.batch_dim if isinstance(index, MaskedBatch) else batch_dim, index.ndim)
-
-
-def with_slot(pool: Tensor) -> Tensor:
-    """A vector with an element that stands for none."""
-    return torch.cat([pool, pool.new_zeros(1)])

@@ -39,7 +39,9 @@ def interpolate(
     """Rows of a size in common (`size`), or each as many times as large (`scale_factor`)."""
     n = input.ndim - 2
     check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
-    scales = None if scale_factor is None else [exact_scale(s) for s in each(scale_factor, n, "interpolate")]
+    scales = None
+    if scale_factor is not None:  # integers keep sizes exact
+        scales = [int(s) if float(s).is_integer() else float(s) for s in each(scale_factor, n, "interpolate")]
     spans = [Span()] * n if scales is None else [Span(s) for s in scales]
     what = "a new size" if scales is None else f"scales {' x '.join([f'{s}' for s in scales])}"
     p = planes(input, n, "interpolate", spans, what)
@@ -83,11 +85,6 @@ def check_mode(
     if align_corners is not None and MODES[mode] == 0:
         hint = "leave it out"
         raise ShapeError(message("interpolate", "align_corners for a linear or cubic mode", repr(mode), hint=hint))
-
-
-def exact_scale(scale: Any) -> int | float:
-    """A scale as an integer where it is one, so that sizes stay exact."""
-    return int(scale) if float(scale).is_integer() else float(scale)
 
 
 def spans_size(size: Any, scale: int | float) -> Any:

@@ -51,11 +51,6 @@ def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
     return x if k % 4 == 0 else x.flip((b if k % 4 == 1 else a,)).transpose(a, b)
 
 
-def flip_along(dim: int, x: Any) -> Any:
-    """`flipud` and `fliplr`."""
-    return x.flip((dim,))
-
-
 def t(x: Any) -> Any:
     """Two dims swapped, fewer as they are; a ShapeError for more."""
     if x.ndim > 2:
@@ -181,12 +176,12 @@ def view_as_complex(x: Any) -> Any:
 
 
 for _op, _impl in (
-    (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, partial(flip_along, 0)),
-    (torch.fliplr, partial(flip_along, 1)), (torch.t, t), (torch.tile, tile), (torch.broadcast_to, broadcast_to),
-    (torch.hstack, partial(stacked_along, 1, 1)), (torch.vstack, partial(stacked_along, 2, 0)),
-    (torch.dstack, partial(stacked_along, 3, 2)), (torch.column_stack, column_stack),
-    (torch.atleast_1d, partial(atleast, 1)), (torch.atleast_2d, partial(atleast, 2)),
-    (torch.atleast_3d, partial(atleast, 3)),
+    (torch.movedim, movedim), (torch.rot90, rot90), (torch.flipud, lambda input: input.flip((0,))),
+    (torch.fliplr, lambda input: input.flip((1,))), (torch.t, t), (torch.tile, tile),
+    (torch.broadcast_to, broadcast_to), (torch.hstack, partial(stacked_along, 1, 1)),
+    (torch.vstack, partial(stacked_along, 2, 0)), (torch.dstack, partial(stacked_along, 3, 2)),
+    (torch.column_stack, column_stack), (torch.atleast_1d, partial(atleast, 1)),
+    (torch.atleast_2d, partial(atleast, 2)), (torch.atleast_3d, partial(atleast, 3)),
     (torch.Tensor.expand_as, partial(as_other, "expand", torch.Tensor.expand_as)),
     (torch.Tensor.view_as, partial(as_other, "view", torch.Tensor.view_as)),
     (torch.Tensor.reshape_as, partial(as_other, "reshape", torch.Tensor.reshape_as)),
