@@ -177,6 +177,16 @@ def is_static(op: Op, x: Any, dim: int) -> bool:
     return d not in x.ragged_dims and not (isinstance(x, MaskedBatch) and d == x.batch_dim)
 
 
+def ragged_dim(op: Op, x: Any, dim: int, hint: str = "x.filled(value) is the rectangle") -> int | None:
+    """A ragged dim counted from the front, None for a static one; a ShapeError for the batch."""
+    if is_static(op, x, dim):
+        return None
+    d = normal_dim(dim, x.ndim, op)
+    if d not in x.ragged_dims:
+        raise ShapeError(message(op, "a ragged or static dim", f"the batch, dim {dim}", hint=hint))
+    return d
+
+
 def along_static(op: Op, x: Any, dim: int, run: Callable[[Tensor, int], Any], keepdim: bool = True) -> Any:
     """`run(values, axis)` along a static dim, which it keeps; its result, or each in torch's named tuple, as a
     batch, without the dim if asked."""

@@ -156,12 +156,7 @@ def listed(terms: list[Term]) -> dict[str, str]:
 
 
 def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
-    """All ragged letters, and the batch letter.
-
-    Raises:
-        UnsupportedError: batches of two kinds.
-        StructureError: two batch letters, or a letter that is used twice within a batch and is not static.
-    """
+    """All ragged letters, and the batch letter."""
     if not batches:
         return "", ""
     first = batches[0].x

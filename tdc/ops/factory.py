@@ -59,11 +59,7 @@ def new_full_tensordict(x: TensorDict, size: Any, fill_value: Any, **kwargs: Any
 
 
 def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedTensor:
-    """`new_zeros` and the like: a tensor; of a NestedTensor with -1 for its ragged dims a batch of the same rows.
-
-    Raises:
-        ShapeError: -1 elsewhere, or another number of examples.
-    """
+    """`new_zeros` and the like: a tensor; of a NestedTensor with -1 for its ragged dims a batch of the same rows."""
     apart = (name == "new_full" and len(size) > 1) or name == "new_empty_strided"  # one argument is the size
     given, rest = (int_tuple(name, *size[:1]), size[1:]) if apart else (ints(name, size), ())
     make = getattr(data_of(x), name)

@@ -51,11 +51,7 @@ def gather_ragged(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) ->
 
 def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Any:
     """`gather` of an index that is broadcast, where positions may count from the end; without a dim of flattened
-    examples, which a vector of positions indexes alike.
-
-    Raises:
-        ShapeError: other numbers of dims, or sizes that do not broadcast.
-    """
+    examples, which a vector of positions indexes alike."""
     op = torch.take_along_dim
     if dim is None:
         return take_flat(x, indices)
@@ -265,12 +261,7 @@ def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate:
 
 def take_ragged(x: Any, index: Any) -> Any:
     """Elements by their position in the flattened example; a dense index serves all examples: `(*K) -> (B, *K)`. A
-    vector that a ragged index reads serves all examples, too.
-
-    Raises:
-        StructureError: a ragged index of another number of examples.
-        ShapeError: a dense tensor that is no vector.
-    """
+    vector that a ragged index reads serves all examples, too."""
     op = torch.take
     if isinstance(x, Tensor):
         if x.ndim != 1:

@@ -38,12 +38,7 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 
 def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
-    """What `F.pad` adds: a dim, how much in front and how much behind, for each dim that grows or shrinks.
-
-    Raises:
-        ShapeError: numbers without a dim, or a dim that is the batch.
-        UnsupportedError: a mode that torch does not have.
-    """
+    """What `F.pad` adds: a dim, how much in front and how much behind, for each dim that grows or shrinks."""
     if mode not in MODES:
         raise UnsupportedError(message("pad", f"a mode of {', '.join(MODES)}", f"{mode!r}", hint="mode='constant'"))
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
@@ -203,11 +198,7 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
 
 
 def pixels(op: Op, input: Any, factor: int) -> Ragged:
-    """`pixel_shuffle` and `pixel_unshuffle` of rows (C, H, W), of which H, W or both are ragged.
-
-    Raises:
-        ShapeError: another layout, or sizes that the factor does not divide.
-    """
+    """`pixel_shuffle` and `pixel_unshuffle` of rows (C, H, W), of which H, W or both are ragged."""
     x, sizes, grows = input, ragged_sizes(input), op is F.pixel_shuffle
     if x.ndim != 4 or x._batch_dim or x.ragged_dims[0] < 2:
         raise ShapeError(message(op, "rows of (C, H, W) with ragged H or W", describe(x), hint="x.permute(...) first"))

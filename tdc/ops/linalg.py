@@ -158,11 +158,7 @@ def back(out: Tensor, part: str, x: Any) -> Ragged | Tensor:
 
 
 def of_system(op: Op, matrix: int, cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-    """A matrix, the operand of that number, and right-hand sides, the other one of two.
-
-    Raises:
-        UnsupportedError: ragged matrices with dense right-hand sides, or from the right.
-    """
+    """A matrix, the operand of that number, and right-hand sides, the other one of two."""
     args = (*args, *[kwargs.pop(name) for name in list(cores)[len(args) :] if name in kwargs])
     a, b, rest = args[matrix], args[1 - matrix], args[2:]
     vector = op in (LINALG.solve, LINALG.solve_ex) and is_vector(a, b)

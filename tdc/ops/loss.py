@@ -202,11 +202,7 @@ def ctc_loss(
     log_probs: Any, targets: Any, input_lengths: Any = None, target_lengths: Any = None, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Log probabilities (B, -1, C) and targets (B, -1), which know their lengths: pass None for both.
-
-    Raises:
-        StructureError: one of the two is not ragged, has other dims, or lengths are given.
-    """
+    """Log probabilities (B, -1, C) and targets (B, -1), which know their lengths: pass None for both."""
     if not (is_ragged(log_probs) and is_ragged(targets)):
         got = f"{describe(log_probs)} and {describe(targets)}"
         expected = "log_probs and targets that are both ragged"

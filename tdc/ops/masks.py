@@ -24,12 +24,7 @@ from tdc.ragged.storage import Ragged, data_of, ragged_sizes, require_alike, wit
 
 def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
     """Where a ragged mask is True: a number, a tensor over the dims behind the mask, or a batch with as many elements
-    in each example as its mask is True on, in order.
-
-    Raises:
-        DtypeError: the mask is not bool.
-        ShapeError: a dense value with more dims, or batches of another count.
-    """
+    in each example as its mask is True on, in order."""
     op = torch.index_put
     if mask.dtype != torch.bool:
         raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))
@@ -108,9 +103,6 @@ def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Ragged:
     """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`.
 
     Packed there are as many as the data says; a rectangle keeps its size, and they are moved to the front.
-
-    Raises:
-        UnsupportedError: `as_tuple`, several ragged dims that are packed, or another dim than 0 for the batch.
     """
     if as_tuple or x._batch_dim or (isinstance(x, NestedTensor) and len(x.ragged_dims) > 1):
         hint = "x.nonzero().unbind(-1) for one batch of positions for each dim"

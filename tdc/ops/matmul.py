@@ -60,9 +60,6 @@ def by_operator_traced(a: Any, b: Any) -> Ragged | Tensor:
     """What Dynamo traces for `tensor @ x` and, operands swapped, for `x @ tensor`: the order that fits.
 
     It has no reflected function for `@` (torch 2.11-2.13).
-
-    Raises:
-        UnsupportedError: both orders do.
     """
     if not isinstance(a, Tensor) or not meets(b, a):
         return matmul(a, b)
@@ -89,11 +86,7 @@ def meets(a: Any, b: Any) -> bool:
 
 
 def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
-    """Letters of two operands of `matmul` and of its result: matrices "ij" and "jk" behind dims that broadcast.
-
-    Raises:
-        ShapeError: a number instead of a matrix or vector.
-    """
+    """Letters of two operands of `matmul` and of its result: matrices "ij" and "jk" behind dims that broadcast."""
     ranks = [min(x.ndim - 1 if is_ragged(x) else x.ndim, 2) for x in (a, b)]
     if min(ranks) < 1:
         got = f"{describe(a)} and {describe(b)}"
@@ -134,11 +127,7 @@ def on_examples(op: Op, dims: str, a: Any, b: Any) -> Ragged | Tensor:
 
 
 def example(op: Op, x: Any, dims: str) -> Term:
-    """An operand with letters: the batch among them for a batch, in front for a dense operand with one more dim.
-
-    Raises:
-        ShapeError: another number of dims.
-    """
+    """An operand with letters: the batch among them for a batch, in front for a dense operand with one more dim."""
     if is_ragged(x) and x.ndim == len(dims) + 1:
         return Term(dims[: x._batch_dim] + BATCH + dims[x._batch_dim :], x)
     if not is_ragged(x) and x.ndim in (len(dims), len(dims) + 1):
@@ -177,11 +166,7 @@ def summed_bmm(batch1: Any, batch2: Any) -> Ragged | Tensor:
 
 
 def of_matrices(op: Op, out: str, a: Any, b: Any, hint: str) -> Ragged | Tensor:
-    """Of three dims, the first of them the batch, or of four: then examples are stacks of matrices.
-
-    Raises:
-        ShapeError: other dims.
-    """
+    """Of three dims, the first of them the batch, or of four: then examples are stacks of matrices."""
     if any([is_ragged(x) and x.ndim == 4 for x in (a, b)]):
         return on_examples(op, f"cij,cjk->{out.replace(BATCH, 'c')}", a, b)
     if a.ndim != 3 or b.ndim != 3:
@@ -248,12 +233,7 @@ def chain(op: Op, *matrices: Any) -> Ragged | Tensor:
 
 
 def kron(input: Any, other: Any) -> Ragged:
-    """Every element of a batch times a dense matrix: examples grow by its size along the ragged dim.
-
-    Raises:
-        UnsupportedError: the batch is the second operand, both are batches, or it has several ragged dims.
-        ShapeError: the dense operand has more dims than an example.
-    """
+    """Every element of a batch times a dense matrix: examples grow by its size along the ragged dim."""
     if not is_ragged(input) or is_ragged(other) or len(input.ragged_dims) > 1:
         given = {"input": describe(input), "other": describe(other)}
         expected = "a batch with one ragged dim and a dense tensor behind it"

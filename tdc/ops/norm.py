@@ -80,11 +80,7 @@ def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = 
 
 
 def given(dim: int | None, ndim: int, op: Op) -> int:
-    """The dim, which torch lets one leave out with a warning and we do not.
-
-    Raises:
-        ShapeError: it is missing, or several.
-    """
+    """The dim, which torch lets one leave out with a warning and we do not."""
     if dim is None:
         raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", "None", hint="name the dim, e.g. dim=-1"))
     if isinstance(dim, (tuple, list, str)):

@@ -76,12 +76,7 @@ def spanned(op: Op, xs: list[NestedTensor]) -> NestedTensor:
 
 
 def spans_of(op: Op, xs: list[Any], ndim: int) -> tuple[int, tuple[int, ...]]:
-    """The batch dim and the ragged dims of what several batches broadcast to.
-
-    Raises:
-        StructureError: they have other numbers of rows.
-        ShapeError: their batches are at different dims, or ragged dims would be apart.
-    """
+    """The batch dim and the ragged dims of what several batches broadcast to."""
     batches = {x._batch_dim + ndim - x.ndim for x in xs}
     batch = min(batches)
     ragged = tuple(sorted({d + ndim - x.ndim for x in xs for d in x.ragged_dims}))
@@ -98,11 +93,7 @@ def spans_of(op: Op, xs: list[Any], ndim: int) -> tuple[int, tuple[int, ...]]:
 
 
 def static_sizes(op: Op, xs: list[Any], ndim: int, batch: int, ragged: tuple[int, ...]) -> list[Any]:
-    """The sizes of all dims but the batch that several batches broadcast to; -1 on ragged ones.
-
-    Raises:
-        ShapeError: static sizes that do not broadcast.
-    """
+    """The sizes of all dims but the batch that several batches broadcast to; -1 on ragged ones."""
     found: list[Any] = []
     for d in range(ndim):
         kinds = [x.shape[d - ndim] for x in xs if d >= ndim - x.ndim and d + x.ndim - ndim not in x.ragged_dims]

@@ -66,9 +66,6 @@ def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
     """`run(lines, dim=, keepdim=True)` of the lines of a batch along `dim`, one or several; its results as batches.
 
     Several results come in the named tuple that torch returns, and share their lengths.
-
-    Raises:
-        ShapeError: a static dim would be kept between ragged dims.
     """
     lines, dims, at = lines_of(op, x, dim)
     kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]

@@ -128,11 +128,7 @@ def packed_operand(x: Any, like: NestedTensor, op: Op) -> Any:
 
 
 def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
-    """A dense operand in packed form: gathered along the packed axis where it varies with examples or ragged dims.
-
-    Raises:
-        ShapeError: it does not broadcast against the logical shape.
-    """
+    """A dense operand in packed form: gathered along the packed axis where it varies with examples or ragged dims."""
     s, values, given = like.structure, like.values, x
     if x.ndim > like.ndim or not fits(x.shape, like.shape):
         raise unbroadcast(op, like, x)
@@ -248,11 +244,7 @@ def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
 
 
 def where(*args: Any, **kwargs: Any) -> Tensor:
-    """`torch.where` of three operands; of one it would be `nonzero`, of which rows have different numbers.
-
-    Raises:
-        UnsupportedError: one operand.
-    """
+    """`torch.where` of three operands; of one it would be `nonzero`, of which rows have different numbers."""
     if len(args) + len(kwargs) < 3:
         hint = "torch.where(condition, x, y), or masked_select"
         raise UnsupportedError(message("where", "a condition and two values", "a condition alone", hint=hint))
@@ -265,11 +257,7 @@ def sgn(x: Any) -> Tensor:
 
 
 def rrelu(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
-    """In evaluation the slope is the mean, for which vmap has a rule.
-
-    Raises:
-        ShapeError: the bounds are the wrong way round.
-    """
+    """In evaluation the slope is the mean, for which vmap has a rule."""
     if lower > upper:
         raise ShapeError(message("rrelu", "lower <= upper", f"{lower} and {upper}", hint="the slope lies between them"))
     return F.rrelu(x, lower, upper, training) if training else F.leaky_relu(x, (lower + upper) / 2)
@@ -281,11 +269,7 @@ def bucketize(x: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def beside_table(op: Op, impl: Op) -> Op:
-    """A function of a batch and a tensor that all examples share.
-
-    Raises:
-        DtypeError: the tensor is a batch, too, or the first operand is none.
-    """
+    """A function of a batch and a tensor that all examples share."""
 
     def run(x: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Container) or isinstance(table, Container):

@@ -78,11 +78,7 @@ def inside(there: Tensor, op: Op) -> None:
 
 
 def dim_of(op: Op, x: Ragged, dim: int) -> int:
-    """A dim along which positions count, from the front.
-
-    Raises:
-        UnsupportedError: the batch, or one of several ragged dims that are packed.
-    """
+    """A dim along which positions count, from the front: not the batch, nor one of several packed ragged dims."""
     d = normal_dim(dim, x.ndim, op)
     several = isinstance(x, NestedTensor) and len(x.ragged_dims) > 1 and d in x.ragged_dims
     if several or d == x._batch_dim:
@@ -202,11 +198,7 @@ def cut_to(op: Op, x: Tensor, like: Any) -> Any:
 
 
 def whole_rows(op: Op, x: Tensor, like: Any) -> Any:
-    """A dense tensor as a batch laid out as another, whose rows have one length.
-
-    Raises:
-        StructureError: other dims, or other numbers of rows.
-    """
+    """A dense tensor as a batch laid out as another, whose rows have one length."""
     rows = as_rows(x, like)
     if rows is x or x.shape[like._batch_dim] != like.batch_size[0]:
         expected = f"a tensor with the dims of {describe(like)} and a row for each example"
@@ -247,11 +239,7 @@ def common(op: Op, x: Ragged, dim: int, index: Tensor) -> tuple[int, Tensor]:
 
 
 def flat_examples(op: Op, x: Ragged) -> Any:
-    """Each example flattened: `(B, -1)`.
-
-    Raises:
-        UnsupportedError: the ragged dim is not the first of an example, so that its elements lie apart.
-    """
+    """Each example flattened, `(B, -1)`; an UnsupportedError where its elements lie apart."""
     lies_apart = x.structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims != (1,)
     if lies_apart or x._batch_dim:
         hint = "x.transpose(a, b) brings the ragged dim behind the batch"

@@ -38,10 +38,6 @@ def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: 
 
     Args:
         eps: taken as torch takes it, and without effect.
-
-    Raises:
-        DtypeError: the logits are no floating point numbers.
-        UnsupportedError: `dim` is the batch.
     """
     data, d = data_of(logits), normal_dim(dim, logits.ndim, F.gumbel_softmax)
     if not data.is_floating_point():

@@ -56,11 +56,7 @@ def reduction(
 
 
 def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
-    """The dims that a reduction is over, counted from the front; all of them for None and for ().
-
-    Raises:
-        ShapeError: a dim out of range, or named twice.
-    """
+    """The dims that a reduction is over, counted from the front; all of them for None and for ()."""
     given = () if dim is None else int_tuple(op, dim)
     dims = tuple([normal_dim(d, ndim, op) for d in given or range(ndim)])
     if len(set(dims)) < len(dims):
@@ -71,11 +67,7 @@ def reduced_dims(op: Op, dim: Any, ndim: int) -> tuple[int, ...]:
 def reduce_ragged(
     op: Op, rule: Op, dense: Op, x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Ragged | Tensor:
-    """A reduction by `rule` where lengths or padding matter, by `dense` on packed values or static dims where not.
-
-    Raises:
-        ShapeError: a dim out of range, or the batch of a NestedTensor without its ragged dims.
-    """
+    """A reduction by `rule` where lengths or padding matter, by `dense` on packed values or static dims where not."""
     packed = x._kind == "nested"
     if packed and dim is None and not keepdim:
         return dense(x.values, **kwargs)

@@ -23,7 +23,7 @@ from tdc.core.dynamo import certain, eager
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.along_dim import along_static, is_static
+from tdc.ops.along_dim import along_static, ragged_dim
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
@@ -57,21 +57,6 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> An
     if isinstance(out, Tensor):
         return out.narrow(beside, 0, size)
     return type(out)([t.narrow(beside, 0, size) for t in out])
-
-
-def ragged_dim(op: Op, x: Any, dim: int) -> int | None:
-    """A ragged dim counted from the front, None for a static one.
-
-    Raises:
-        ShapeError: it is the batch.
-    """
-    if is_static(op, x, dim):
-        return None
-    d = normal_dim(dim, x.ndim, op)
-    if d not in x.ragged_dims:
-        got, hint = f"the batch, dim {dim}", "x.filled(value) is the rectangle"
-        raise ShapeError(message(op, "a ragged or static dim", got, hint=hint))
-    return d
 
 
 def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor]) -> Ragged:
@@ -120,11 +105,7 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
 
 
 def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
-    """Sums of neighbours, times their distances where there are points: a batch like y, or dense along a static dim.
-
-    Raises:
-        DtypeError: truth values.
-    """
+    """Sums of neighbours, times their distances where there are points: a batch like y, or dense along a static dim."""
     if y.dtype == torch.bool:
         raise DtypeError(message(op, "numbers", describe(y), hint="y.float()"))
     heights: Any = neighbours(op, y, dim, torch.add)

@@ -36,11 +36,7 @@ from tdc.ragged.structure import Structure, extent_of
 
 
 def ints(op: OpName, sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """Dims or sizes given one by one or as one sequence.
-
-    Raises:
-        DtypeError: others than ints; a dtype, of which `Tensor.view` reads the bytes anew.
-    """
+    """Dims or sizes given one by one or as one sequence."""
     if len(sizes) == 1 and isinstance(sizes[0], torch.dtype):
         hint = "x.to(dtype) converts; td.apply(lambda leaf: leaf.view(dtype)) reads the bytes of leaves anew"
         raise DtypeError(message("view", "sizes", "a dtype", hint=hint))
@@ -133,11 +129,7 @@ def unsqueeze_ragged(x: Ragged, dim: int) -> Ragged:
 
 
 def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
-    """Without static dims of size 1: all of them, or those given.
-
-    Raises:
-        ShapeError: a ragged dim, or the batch, whose size no shape says.
-    """
+    """Without static dims of size 1: all of them, or those given."""
     given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
     others = [d for d in given if d == x._batch_dim or d in x.ragged_dims]
     if dim is not None and others:
@@ -287,11 +279,7 @@ def repeat_ragged(x: Ragged, *sizes: Any) -> Ragged:
 
 
 def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
-    """A ragged batch with new static dims in front, so that there is one for each size; and the sizes as a list.
-
-    Raises:
-        ShapeError: fewer sizes than dims, or one that is no size.
-    """
+    """A ragged batch with new static dims in front, so that there is one for each size; and the sizes as a list."""
     given = list(ints(op, sizes))
     if len(given) < x.ndim or (op == "repeat" and any([n < 0 for n in given])):
         hint = "one for each dim; more of them stand in front"
@@ -323,11 +311,7 @@ def flip_ragged(x: Any, *dims: Any) -> Any:
 
 
 def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Any:
-    """Static dims, the examples, or the elements of each example moved on, the last ones to the front.
-
-    Raises:
-        ShapeError: no dims.
-    """
+    """Static dims, the examples, or the elements of each example moved on, the last ones to the front."""
     if dims is None:
         got, hint = "none: elements would move from example to example", "name them, e.g. x.roll(1, 1)"
         raise ShapeError(message("roll", "dims to roll along", got, hint=hint))

@@ -69,10 +69,6 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
 
     A dense tensor that is expanded broadcasts against the batch; of a TensorDict it has batch dims, and is extended
     over the features of each leaf.
-
-    Raises:
-        StructureError: a batch of other lengths.
-        UnsupportedError: `view_as` and `reshape_as` of a dense tensor, which no sizes make ragged.
     """
     both: list[Any] = [x, other]
     if isinstance(x, Tensor) and method != "expand":

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, normal_dim
+from tdc.core.arguments import expect_number
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.along_dim import Segments, along_static, is_static, named_result, order_of, segments_of, with_elements
+from tdc.ops.along_dim import along_static, named_result, order_of, ragged_dim, segments_of, with_elements
 from tdc.ops.batch import along, lift
 from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
-from tdc.ragged.masked import MaskedBatch
+
+RECTANGLE = "x.filled(value) first"  # sorted columns would have other lengths
 
 
 def sort_ragged(op: Op) -> Op:
@@ -36,9 +37,11 @@ def sort_ragged(op: Op) -> Op:
     def run(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
         if by_lines(op, x, dim):
             return along_lines(op, partial(run, descending=descending, stable=stable), x, dim)
-        if is_static(op, x, dim):
+        d = ragged_dim(op, x, dim, RECTANGLE)
+        if d is None:
             return along_static(op, x, dim, lambda v, axis: op(v, dim=axis, descending=descending, stable=stable))
-        d, segments, order = ordered(op, x, dim, descending)
+        segments = segments_of(op, x, d)
+        order = order_of(segments, descending)
         here = segments.column(torch.arange(order.shape[0], device=order.device))
         positions = with_elements(x, d, order - (here - segments.positions))  # each segment keeps its span
         if op is torch.argsort:
@@ -46,19 +49,6 @@ def sort_ragged(op: Op) -> Op:
         return named_result(op, with_elements(x, d, segments.values.gather(0, order)), positions)
 
     return run
-
-
-def ordered(op: Op, x: Any, dim: int, descending: bool) -> tuple[int, Segments, Tensor]:
-    """A ragged dim counted from the front, its segments, and the order of their elements.
-
-    Raises:
-        ShapeError: it is the batch of a MaskedBatch: sorted columns would have other lengths.
-    """
-    d = normal_dim(dim, x.ndim, op)
-    if isinstance(x, MaskedBatch) and d == x.batch_dim:
-        raise ShapeError(message(op, "a ragged or static dim", f"the batch, dim {dim}", hint="x.filled(value) first"))
-    segments = segments_of(op, x, d)
-    return d, segments, order_of(segments, descending)
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:
@@ -70,17 +60,19 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
     expect_number("topk", k, whole=True)
     if k < 0:
         raise ShapeError(message("topk", "k of 0 or more", f"{k}", hint="k = 1 is the largest element"))
-    if is_static(torch.topk, x, dim):
-        return along_static(torch.topk, x, dim, lambda v, d: torch.topk(v, k, d, largest, sorted))
+    d = ragged_dim(torch.topk, x, dim, RECTANGLE)
+    if d is None:
+        return along_static(torch.topk, x, dim, lambda v, axis: torch.topk(v, k, axis, largest, sorted))
     check_lengths(torch.topk, k, x, dim)
     if by_lines(torch.topk, x, dim):
         return over_lines(torch.topk, lambda v, dim, keepdim: top(v, k, dim, largest), x, dim, True)
-    return top(x, k, dim, largest)
+    return top(x, k, d, largest)
 
 
 def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     """The first `k` in order along a ragged dim, where there are as many."""
-    d, segments, order = ordered(torch.topk, x, dim, largest)
+    segments = segments_of(torch.topk, x, dim)
+    order = order_of(segments, largest)
     start = segments.starts if segments.structure is None else segments.starts.unsqueeze(1)
     ranks = start + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
     shape = (ranks.shape[0], k, *order.shape[1:])
@@ -88,19 +80,14 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     values, positions = segments.values.gather(0, index).view(shape), index.view(shape) - start
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)
-    found = [torch.stack([segments.back(t, False) for t in each.unbind(1)], d) for each in (values, positions)]
+    found = [torch.stack([segments.back(t, False) for t in each.unbind(1)], dim) for each in (values, positions)]
     return named_result(torch.topk, *found)
 
 
 def searchsorted_ragged(
     sorted_sequence: Any, input: Any, *, side: str | None = None, right: bool = False, **kwargs: Any
 ) -> Any:
-    """Where each element lies in a sorted sequence `(n,)` that all examples share.
-
-    Raises:
-        DtypeError: the sequence is ragged.
-        ShapeError: it has several dims.
-    """
+    """Where each element lies in a sorted sequence `(n,)` that all examples share."""
     if not isinstance(sorted_sequence, Tensor):
         hint = "loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])"
         raise DtypeError(message("searchsorted", "a tensor (n,) to search", describe(sorted_sequence), hint=hint))

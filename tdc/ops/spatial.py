@@ -93,9 +93,6 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
         spans: sizes of the result along these dims.
         what: the reach of the operation, for the error.
         fill: what padding holds; an infinity stands for the least number of an integer dtype.
-
-    Raises:
-        ShapeError: another layout, or a row that is too short.
     """
     if not is_ragged(x):
         got, hint = describe(x), "weights are common to all rows; the input is the batch"

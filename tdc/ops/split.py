@@ -104,11 +104,7 @@ def tensor_split(
 
 
 def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:
-    """`hsplit`, `vsplit` and `dsplit`: equal parts of a dim, or parts between positions.
-
-    Raises:
-        ShapeError: too few dims, or a number of parts that does not divide the dim.
-    """
+    """`hsplit`, `vsplit` and `dsplit`: equal parts of a dim, or parts between positions."""
     d, given, hint = min(dim, x.ndim - 1), indices_or_sections, "torch.tensor_split(x, n, dim)"
     if x.ndim < need:
         what = "batch dims" if isinstance(x, TensorDict) else "dims"
@@ -133,11 +129,7 @@ def split_with_sizes(x: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, ...]:
 
 
 def part_lengths(given: Any, total: Any) -> list[Any]:
-    """Lengths of the parts of a dim: all of one length but the last, or as they are given. An empty dim is one part.
-
-    Raises:
-        ShapeError: a length that is no int above 0, or given lengths that do not add up to the dim.
-    """
+    """Lengths of the parts of a dim: all of one length but the last, or as they are given. An empty dim is one part."""
     if isinstance(given, SIZES) and given > 0:
         return equal_parts(given, total)
     listed = isinstance(given, (list, tuple))
@@ -162,11 +154,7 @@ def equal_parts(length: Any, total: Any) -> list[Any]:
 
 
 def chunk_lengths(chunks: Any, total: Any) -> list[Any]:
-    """Lengths of so many parts, or of fewer where the dim is short; an empty dim is as many empty parts.
-
-    Raises:
-        ShapeError: a number of parts that is no int above 0.
-    """
+    """Lengths of so many parts, or of fewer where the dim is short; an empty dim is as many empty parts."""
     if not isinstance(chunks, int) or chunks < 1:
         got = f"{chunks}" if isinstance(chunks, (int, float)) else describe(chunks)
         raise ShapeError(message("chunk", "a number of parts of at least 1", got, hint="td.chunk(2)"))

@@ -98,11 +98,7 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
 
 
 def hash_ragged(x: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Ragged | Tensor:
-    """The exclusive or of the bits of elements: whether each bit is set in an odd number of them.
-
-    Raises:
-        UnsupportedError: a mode that torch does not have yet.
-    """
+    """The exclusive or of the bits of elements: whether each bit is set in an odd number of them."""
     if mode != 0:
         raise UnsupportedError(message("hash_tensor", "mode 0, exclusive or", f"mode {mode}", hint="leave mode out"))
     dims = reduced_dims(torch.hash_tensor, dim, x.ndim)

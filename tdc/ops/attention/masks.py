@@ -45,11 +45,7 @@ def squared(mask: Any, q_sizes: Tensor, k_sizes: Tensor) -> Any:
 
 
 def as_dense(mask: Any, q_sizes: Tensor, k_sizes: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """A mask of any form for rectangles of a shape (B, H, L, M), as (B or 1, H or 1, L, M).
-
-    Raises:
-        ShapeError: a dense one for another number of examples or heads.
-    """
+    """A mask of any form for rectangles of a shape (B, H, L, M), as (B or 1, H or 1, L, M)."""
     if isinstance(mask, MaskedBatch):
         mask = squared(mask, q_sizes, k_sizes).filled(0)
     elif isinstance(mask, NestedTensor):

@@ -78,12 +78,7 @@ class Given(NamedTuple):
 
 
 def refuse(parts: tuple[Any, ...], a: Given) -> None:
-    """Check the operands, and refuse arguments that have no meaning here.
-
-    Raises:
-        StructureError: query, key and value of different containers, with more dims, or of lengths that do not match.
-        UnsupportedError: an argument that says which positions are real, or replaces keys.
-    """
+    """Check the operands, and refuse arguments that have no meaning here."""
     cls = type(parts[0])
     if any([type(x) is not cls for x in parts]):
         got = ", ".join([describe(x) for x in parts])

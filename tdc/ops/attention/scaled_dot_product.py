@@ -140,12 +140,7 @@ def check_heads(heads: int, *groups: int) -> None:
 
 
 def check_operands(parts: tuple[Any, ...], mask: Any, causal: bool, gqa: bool) -> None:
-    """Three batches of heads, keys and values of the same lengths, and at most one of a mask and causal.
-
-    Raises:
-        StructureError: other layouts or lengths.
-        ShapeError: both masks, or fewer heads of keys without `enable_gqa`.
-    """
+    """Three batches of heads, keys and values of the same lengths, and at most one of a mask and causal."""
     query, key, value = parts
     cls = type(query)
     if any([type(x) is not cls or x.ndim != 4 or x._batch_dim or x.ragged_dims != (2,) for x in parts]):
