@@ -173,7 +173,7 @@ def along_tensordict(op: Op, how: Along, x: TensorDict, *args: Any, **kwargs: An
     return lift(x, fn, *others.values(), op=op)
 
 
-def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool = False) -> Any:
+def of_whole(op: Op, how: Along, x: TensorDict, dim: Any = None, keepdim: bool = False) -> TensorDict | Tensor:
     """`any` and `all`: without a dim one answer, a tensor without dims, for all elements of all leaves."""
     if dim is not None:
         return along_tensordict(op, how, x, dim=dim, keepdim=keepdim)
@@ -191,7 +191,7 @@ def bound(op: Op, how: Along, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return {**{name: a for name, a in zip(how.names, args, strict=False)}, **given}  # no call of dict: 2 ms to trace
 
 
-def batch_dims(op: Op, dim: Any, ndim: int, several: bool) -> Any:
+def batch_dims(op: Op, dim: Any, ndim: int, several: bool) -> int | tuple[int, ...] | None:
     """Batch dims counted from the front, several only where torch takes them; None for all of them."""
     if dim is None or dim == ():
         return None

@@ -22,6 +22,7 @@ from tdc.core.rules import define, unsupported
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
 from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
+from tdc.ragged.storage import Ragged
 from tdc.tensordict.indexing import picker
 from tdc.tensordict.tensordict import TensorDict, index
 
@@ -51,7 +52,7 @@ def scatter_leaf(x: Any, dim: int, index: Tensor, src: Any = None, value: Any = 
     return torch.scatter(x, dim, index, value if src is None else src, **given)
 
 
-def take_along_dim_leaf(x: Any, indices: Tensor, dim: int) -> Any:
+def take_along_dim_leaf(x: Any, indices: Tensor, dim: int) -> Ragged | Tensor:
     """`gather` of an index that is broadcast; torch's own makes a graph for each size (2.11-2.13)."""
     sizes = [n if d == dim else m for d, (n, m) in enumerate(zip(indices.shape, x.shape, strict=True))]
     return x.gather(dim, indices.expand(sizes))

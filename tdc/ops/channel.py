@@ -207,7 +207,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
     return p.done(p.clean(F.local_response_norm(flat, size, alpha, beta, k).reshape(p.data.shape)))
 
 
-def prelu(input: Any, weight: Tensor) -> Any:
+def prelu(input: Any, weight: Tensor) -> Ragged | Tensor:
     """One slope for all elements, or one for each channel."""
     dense_weights("prelu", input, weight)
     if weight.numel() == 1:

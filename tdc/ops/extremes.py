@@ -26,7 +26,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
-from tdc.ragged.storage import Ragged
+from tdc.ragged.storage import Ragged, Results
 
 NONE = torch.iinfo(torch.int64).max
 REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing
@@ -61,7 +61,7 @@ def arg_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) ->
     return reduce_along(op, partial(of_segments, op), x, dim, keepdim, None)
 
 
-def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+def extreme_ragged(op: Op, x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Results:
     """`max` and `min` in all forms that torch has."""
     if other is not None or isinstance(dim, (Tensor, Container)) or isinstance(x, Tensor):
         return PAIRED[op](x, dim if other is None else other)

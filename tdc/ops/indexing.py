@@ -38,18 +38,18 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import local_positions, row_ids, spread
-from tdc.ragged.storage import Ragged, axis_of, data_of, ragged_sizes, require_alike, sizes_along, with_data
+from tdc.ragged.storage import Ragged, Results, axis_of, data_of, ragged_sizes, require_alike, sizes_along, with_data
 
 # -- an index with an entry for each element
 
 
-def gather_ragged(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def gather_ragged(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Ragged | Tensor:
     """Of a dense tensor and a ragged index, too."""
     found = find(torch.gather, batch_of(torch.gather, x, index, dim), dim, index)
     return found.result(found.storage.gather(found.axis, found.where))
 
 
-def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Any:
+def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Ragged | Tensor:
     """`gather` of an index that is broadcast, where positions may count from the end; without a dim of flattened
     examples, which a vector of positions indexes alike."""
     op = torch.take_along_dim
@@ -100,7 +100,7 @@ def scatter_rule(op: Op) -> Op:
     """`scatter`, `scatter_add`, `scatter_reduce`."""
     run = getattr(torch.Tensor, op_name(op))
 
-    def impl(x: Any, dim: int, index: Any, src: Any = None, *args: Any, value: Any = None, **options: Any) -> Any:
+    def impl(x: Any, dim: int, index: Any, src: Any = None, *args: Any, value: Any = None, **options: Any) -> Results:
         src = value if src is None else src
         if isinstance(x, Tensor) and isinstance(index, Tensor):
             return run(x, dim, index, first_positions(op, src, index), *args, **options)
@@ -123,7 +123,7 @@ def into(x: Tensor, rows: Any) -> Tensor:
 # -- a vector of positions for all examples
 
 
-def index_select_ragged(x: Ragged, dim: int, index: Tensor) -> Any:
+def index_select_ragged(x: Ragged, dim: int, index: Tensor) -> Ragged | Tensor:
     """Examples, static positions, or positions that every example has: then the result is dense."""
     d, flat = normal_dim(dim, x.ndim, "index_select"), flat_index(index)
     if d == x._batch_dim or d in x.ragged_dims:
@@ -144,7 +144,7 @@ def index_write_rule(op: Op) -> Op:
     examples."""
     run = getattr(torch.Tensor, op_name(op))
 
-    def impl(x: Ragged, dim: int, index: Tensor, source: Any, *args: Any, **options: Any) -> Any:
+    def impl(x: Ragged, dim: int, index: Tensor, source: Any, *args: Any, **options: Any) -> Ragged:
         d = normal_dim(dim, x.ndim, op)
         if d == x._batch_dim:
             axis, where, source = whole_examples(op, x, index, source)
@@ -156,7 +156,7 @@ def index_write_rule(op: Op) -> Op:
     return impl
 
 
-def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Any:
+def source_at(op: Op, x: Ragged, dim: int, where: Tensor, source: Any) -> Tensor:
     """What is written at positions common to all examples, shaped like storage there.
 
     Raises:
@@ -259,7 +259,7 @@ def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate:
 # -- flattened examples
 
 
-def take_ragged(x: Any, index: Any) -> Any:
+def take_ragged(x: Any, index: Any) -> Ragged | Tensor:
     """Elements by their position in the flattened example; a dense index serves all examples: `(*K) -> (B, *K)`. A
     vector that a ragged index reads serves all examples, too."""
     op = torch.take
@@ -278,14 +278,14 @@ def take_ragged(x: Any, index: Any) -> Any:
     return at_flat(op, x, index, data_of(index))
 
 
-def at_flat(op: Op, x: Any, index: Any, at: Tensor) -> Any:
+def at_flat(op: Op, x: Any, index: Any, at: Tensor) -> Ragged | Tensor:
     """Elements of flattened examples, at the positions of a ragged index or of a dense one (B, *K)."""
     pool, begin, end = flat_bounds(flat_examples(op, x))
     like = index if isinstance(index, (NestedTensor, MaskedBatch)) else at
     return from_pool(op, pool, index, at, each_entry(like, begin), each_entry(like, end))
 
 
-def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any) -> Any:
+def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any) -> Ragged | Tensor:
     """Elements of a vector, where each position of an index counts from `begin`, or back from `end`."""
     there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
     if isinstance(index, MaskedBatch):
@@ -297,7 +297,7 @@ def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any
     return with_data(index, found) if isinstance(index, (NestedTensor, MaskedBatch)) else found
 
 
-def take_flat(x: Any, indices: Any) -> Any:
+def take_flat(x: Any, indices: Any) -> Ragged | Tensor:
     """`take_along_dim` without a dim: `take`, whose result is flat. A dense index has an entry for each example, or is
     a vector for all."""
     op = torch.take_along_dim
@@ -314,7 +314,7 @@ def take_flat(x: Any, indices: Any) -> Any:
 # -- parts
 
 
-def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Any:
+def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Ragged | Tensor:
     """Neighbouring examples, part of a static dim, or the same positions of every example: dense. All must be there."""
     d = normal_dim(dim, x.ndim, "narrow")
     expect_number("narrow", start, length, whole=True)
@@ -333,7 +333,7 @@ def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Any:
     return x[(FULL,) * d + (slice(begin, begin + length),)]
 
 
-def select_ragged(x: Ragged, dim: int, index: Any) -> Any:
+def select_ragged(x: Ragged, dim: int, index: Any) -> Ragged | Tensor:
     """One example, one position of a static dim, or one position of every example: dense."""
     return x[(FULL,) * normal_dim(dim, x.ndim, "select") + (index,)]
 

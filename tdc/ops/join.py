@@ -37,7 +37,7 @@ def same_kind(op: str, xs: Sequence[Any], cls: type) -> list[Any]:
     return list(xs)
 
 
-def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+def cat(tensors: Sequence[Any], dim: int = 0) -> Ragged:
     """Along the batch examples follow examples; along the ragged dim or a static one each goes on in its partner."""
     like: Any = next(x for x in tensors if isinstance(x, (NestedTensor, MaskedBatch)))
     packs = isinstance(like, NestedTensor)

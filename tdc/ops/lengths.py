@@ -70,7 +70,7 @@ def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
     require((lengths >= max(need, -front - behind, -front, -behind)).all(), text, ShapeError)
 
 
-def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Any:
+def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Ragged:
     """Static dims grow or shrink, and every row along a ragged one; several ragged dims go through a rectangle."""
     x: Any = input
     found, packs = amounts(x, pad, mode), x._kind == "nested"
@@ -137,7 +137,7 @@ def pad_rectangle(x: Any, found: list[tuple[int, int, int]], mode: str, value: f
 # -- repeat_interleave
 
 
-def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Ragged:
     """Rows, positions of static dims, or the elements of each row several times. Without a dim rows are flattened."""
     op, times = torch.repeat_interleave, repeats
     if isinstance(repeats, Tensor):

@@ -203,7 +203,7 @@ def is_vector(a: Any, b: Any) -> bool:
     return sizes[0][:-1] == sizes[1]
 
 
-def without_columns(op: Op, *args: Any, **kwargs: Any) -> Any:
+def without_columns(op: Op, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
     """Solutions for vectors that are matrices of one column."""
     out = op(*args, **kwargs)
     return out.squeeze(-1) if isinstance(out, Tensor) else type(out)([out[0].squeeze(-1), *out[1:]])
@@ -233,7 +233,7 @@ def answer(out: Any, right: Any, data: Tensor) -> Ragged | tuple[Any, ...]:
 
 def matrix_norm(
     A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
+) -> Ragged | Tensor:
     """Of two static dims by torch's function, of others where it is made of sums and extremes."""
     dims = [normal_dim(d, A.ndim, LINALG.matrix_norm) for d in dim]
     x = A if dtype is None else A.to(dtype)
@@ -302,7 +302,7 @@ def lu(input: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tens
     return tuple((LINALG.lu_factor_ex if get_infos else LINALG.lu_factor)(input, pivot=pivot))
 
 
-def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Any:
+def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Ragged | Tensor:
     return LINALG.lu_solve(LU_data, LU_pivots, b)
 
 

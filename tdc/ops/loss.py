@@ -64,7 +64,7 @@ def class_dim(op: Op, x: Any) -> int:
     return dim
 
 
-def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Ragged | Tensor:
     """Logits (B, -1, C) or (B, C, -1), targets (B, -1) of classes or probabilities like the logits.
 
     Padding becomes `ignore_index`, so that it neither counts nor gets a gradient.
@@ -118,7 +118,7 @@ def loss_tensordict(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -
     return build_td(out._leaves, without_extra(out._nodes), size, out.device)  # nodes of numbers have no batch dims
 
 
-def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Ragged | Tensor:
     """The loss of each element; operands broadcast."""
     given, reduction = named(names, args, kwargs)
     like = widest_of(op, *given.values())
@@ -159,7 +159,7 @@ def reduced(op: Op, loss: Any, reduction: str) -> Ragged | Tensor:
     return rounded_once(lambda t: t.sum() / count, data)
 
 
-def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> Ragged | Tensor:
     """The loss of each vector along the last dim; of two losses the target is one number for each vector."""
     given, reduction = named(names, args, kwargs)
     single = ("target",) if op in (F.multi_margin_loss, F.cosine_embedding_loss) else ()

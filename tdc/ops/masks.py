@@ -50,7 +50,7 @@ def put_where(x: Any, mask: Any, values: Any, accumulate: bool) -> Any:
     return with_data(x, torch.where(data_of(mask), data + values if accumulate else values, data).to(x.dtype))
 
 
-def masked_select_ragged(x: Any, mask: Any) -> Any:
+def masked_select_ragged(x: Any, mask: Any) -> Ragged:
     """The elements of each example on which a mask is True, in order: `(B, -1)`. The two broadcast."""
     wide, chosen = torch.broadcast_tensors(x, mask)
     return wide[chosen]

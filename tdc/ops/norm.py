@@ -25,7 +25,7 @@ from tdc.ops.rectangle import repacked
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
-from tdc.ragged.storage import axis_of, data_of, with_data
+from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
 from tdc.ragged.structure import Structure
 
 
@@ -39,7 +39,7 @@ def ascending(x: MaskedBatch) -> Tensor:
     return torch.where(x.mask, x.data, torch.arange(1, x.data.shape[-1] + 1, device=x.device)).to(x.dtype)
 
 
-def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
+def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Ragged:
     """Also `log_softmax`. The dtype may come by position, behind another argument in `torch.nn.functional`.
 
     In a padded batch an example without real elements becomes 0, not NaN.
@@ -75,7 +75,7 @@ def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:
     return next((a for a in args if isinstance(a, torch.dtype)), dtype)
 
 
-def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
+def softmin_ragged(input: Any, dim: int | None = None, *args: Any, dtype: Any = None, **_: Any) -> Ragged | Tensor:
     return F.softmax(input.neg(), given(dim, input.ndim, F.softmin), dtype=dtype_of(args, dtype))
 
 
@@ -88,7 +88,7 @@ def given(dim: int | None, ndim: int, op: Op) -> int:
     return dim
 
 
-def rms_norm_traced(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def rms_norm_traced(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Ragged | Tensor:
     """What Dynamo traces in place of `F.rms_norm`, in which it breaks where there is no weight (torch 2.11)."""
     return torch.rms_norm(input, normalized_shape, weight, eps)
 

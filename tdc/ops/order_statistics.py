@@ -80,7 +80,7 @@ def check_lengths(op: Op, k: int, x: Any, dim: int) -> None:
     require((lengths >= k).all(), text, ShapeError)
 
 
-def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
+def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Tensor | tuple[Tensor, ...]:
     """Values and indices at a rank of each segment; values alone without a dim, as torch has it."""
     if dim is None and isinstance(x, NestedTensor):
         return op(x.values)
@@ -103,7 +103,7 @@ def shared(values: Tensor, real: Any, found: Tensor) -> Tensor:
     return torch.where(mean.isfinite(), mean + (found - mean).detach(), mean)
 
 
-def middle_of(op: Op, x: Any, dim: int) -> Any:
+def middle_of(op: Op, x: Any, dim: int) -> Ragged | Tensor:
     """What torch gives for a whole tensor, where it gives values and indices for a dim."""
     if not isinstance(x, Tensor):
         return op(x, dim).values

@@ -27,7 +27,7 @@ from tdc.ops.leafwise import first_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import positions_in, sizes_of, structure_of_sizes, total_of
-from tdc.ragged.storage import ragged_sizes
+from tdc.ragged.storage import Ragged, ragged_sizes
 from tdc.ragged.structure import require_same
 
 UNEQUAL = "rows of different lengths"
@@ -42,7 +42,7 @@ def widest(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NestedTenso
     return like
 
 
-def widest_of(op: Op, *xs: Any) -> Any:
+def widest_of(op: Op, *xs: Any) -> Ragged:
     """`widest` of a NestedTensor and others, or of a MaskedBatch."""
     packed = isinstance(first_of((NestedTensor, MaskedBatch), op, xs, {}), NestedTensor)
     return widest(op, xs, {}) if packed else widest_masked(op, xs, {})

@@ -114,7 +114,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
         axis: Any = s.axis(d, x.ndim, "sum")
         return 1 + (axis if axis < e else axis + count - 1 if axis > e else e + along.index(s.ragged_dims.index(d)))
 
-    def back(out: Tensor, keepdim: bool) -> Any:
+    def back(out: Tensor, keepdim: bool) -> NestedTensor:
         if keepdim:
             return build_nested(wide, out.movedim(0, wide.packed_dim))
         y: Any = build_nested(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))

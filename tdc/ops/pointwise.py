@@ -95,7 +95,7 @@ def unary_masked(op: Op) -> Op:
     return run
 
 
-def frexp(x: Any) -> Any:
+def frexp(x: Any) -> tuple[Container, ...]:
     """Mantissa and exponent: two batches, in torch's named tuple."""
     if isinstance(x, TensorDict):
         return lift(x, torch.frexp, op="frexp")
@@ -271,7 +271,7 @@ def bucketize(x: Any, *args: Any, **kwargs: Any) -> Tensor:
 def beside_table(op: Op, impl: Op) -> Op:
     """A function of a batch and a tensor that all examples share."""
 
-    def run(x: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(x: Any, table: Any, *args: Any, **kwargs: Any) -> Container:
         if not isinstance(x, Container) or isinstance(table, Container):
             got, hint = f"{describe(x)} and {describe(table)}", "loop over the examples of both: x.unbind()"
             raise DtypeError(message(op, "a batch and a tensor for all examples", got, hint=hint))
@@ -280,7 +280,7 @@ def beside_table(op: Op, impl: Op) -> Op:
     return run
 
 
-def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Container:
     """All tensors of a batch on a CUDA device, its structure as well; an UnsupportedError where there is none."""
     if not torch.cuda.is_available():
         raise UnsupportedError(message("cuda", "a CUDA device", "a machine without", hint="x.to(device)"))
@@ -288,7 +288,7 @@ def to_cuda(x: Any, device: Any = None, non_blocking: bool = False, **_: Any) ->
     return x.to(target, non_blocking=non_blocking)
 
 
-def to_cpu(x: Any, **_: Any) -> Any:
+def to_cpu(x: Any, **_: Any) -> Container:
     return x.to("cpu")
 
 

@@ -28,15 +28,14 @@ from tdc.core.rules import unsupported
 from tdc.core.typing import Op
 from tdc.ops.reduction import finite
 from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, resized, spatial
-from tdc.ragged.storage import require_alike
+from tdc.ragged.storage import Ragged, Results, require_alike
 
 
 def window(op: Op, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
     """Sizes of a result of windows; a last one that `ceil_mode` adds begins in front of the padding behind."""
     spans = []
-    for k, s, p, d in zip(
-        *[each(v, n, op) for v in (kernel, steps_of(kernel, stride), padding, dilation)], strict=True
-    ):
+    given = [each(v, n, op) for v in (kernel, steps_of(kernel, stride), padding, dilation)]
+    for k, s, p, d in zip(*given, strict=True):
         add = 2 * p - d * (k - 1) - 1 + s
         spans.append(Span(1, add + s - 1, s, p - 1 + s) if ceil_mode else Span(1, add, s))
     return spans
@@ -54,7 +53,7 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
     def rule(
         input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Results:  # fmt: skip
         spans = window(op, n, kernel_size, stride, padding, dilation, ceil_mode)
         p = planes(input, n, op, spans, kernel_text(each(kernel_size, n, op)), -math.inf)
         wanted = indexed or return_indices
@@ -80,7 +79,7 @@ def avg_pool(op: Op, n: int) -> Op:
     def rule(
         input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Ragged | Tensor:  # fmt: skip
         spans = window(op, n, kernel_size, stride, padding, 1, ceil_mode)
         kernel = each(kernel_size, n, op)
         p = planes(input, n, op, spans, kernel_text(kernel))
@@ -124,7 +123,7 @@ def lp_pool(op: Op, n: int) -> Op:
     """The rule of lp_pool: torch's formula over an average."""
     average = getattr(F, f"avg_pool{n}d")
 
-    def rule(input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Any:
+    def rule(input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Results:
         out = average(input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
         return (torch.sign(out) * torch.relu(torch.abs(out)) * math.prod(each(kernel_size, n, op))).pow(1.0 / norm_type)
 
@@ -177,7 +176,7 @@ def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Pla
 def adaptive_avg(op: Op, n: int) -> Op:
     """The rule of adaptive_avg_pool in n dims."""
 
-    def rule(input: Any, output_size: Any) -> Any:
+    def rule(input: Any, output_size: Any) -> Ragged | Tensor:
         p, todo = adaptive(op, n, output_size, input, 0.0)
         return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), adaptive_spans(output_size, n, op))
 
@@ -197,7 +196,7 @@ def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
 def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
     """The rule of adaptive_max_pool in n dims: the first of the largest, the last dim first."""
 
-    def rule(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    def rule(input: Any, output_size: Any, return_indices: bool = False) -> Results:
         p, todo = adaptive(op, n, output_size, input, -math.inf)
         x, width = p.data, p.data.shape[2:]
         index = torch.arange(math.prod(width), device=x.device).view(1, 1, *width)
@@ -219,7 +218,7 @@ def max_unpool(op: Op, n: int) -> Op:
 
     def rule(
         input: Any, indices: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, output_size: Any = None
-    ) -> Any:
+    ) -> Ragged | Tensor:
         if output_size is not None:
             hint = "leave output_size out, and F.pad the rows behind"
             raise UnsupportedError(message(op, "no output_size", "one size for rows of different sizes", hint=hint))

@@ -29,7 +29,7 @@ from tdc.ops.pointwise import mixed, packed_operand
 from tdc.ops.rectangle import as_batch, cut_padding
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_result
-from tdc.ragged.storage import is_ragged, map_results, require_alike
+from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, require_alike
 
 
 def positionwise(op: Op, family: str, check: Op, *, fill: Op | None = None, aliases: tuple[Op, ...] = ()) -> None:
@@ -105,7 +105,7 @@ def dense_weights(op: OpName, input: Any, *weights: Any) -> None:
 def embedding(
     input: Any, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
     scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Any:  # fmt: skip
+) -> Ragged:  # fmt: skip
     """What counts the indices, or changes the rows of the table that they name, sees real ones only."""
     dense_weights(F.embedding, input, weight)
     args = weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
@@ -144,7 +144,7 @@ def glu(input: NestedTensor | MaskedBatch, dim: int = -1) -> NestedTensor | Mask
     return along_static(F.glu, input, d, F.glu)
 
 
-def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Any:
+def one_hot(input: NestedTensor | MaskedBatch, num_classes: int = -1) -> Results:
     """Class numbers as features of 0 and one 1. Without a number of classes the largest one is read from the data."""
     return at_positions(F.one_hot, F.one_hot, (input, num_classes), {})
 

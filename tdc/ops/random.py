@@ -25,7 +25,7 @@ from tdc.ops.pointwise import unary, unary_nested
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.segments import spread
-from tdc.ragged.storage import data_of, with_data
+from tdc.ragged.storage import Ragged, data_of, with_data
 
 
 def bernoulli_masked(x: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
@@ -50,7 +50,7 @@ def gumbel_softmax_ragged(logits: Any, tau: float = 1, hard: bool = False, eps: 
     return one_hot(soft.detach(), d) - soft.detach() + soft if hard else soft
 
 
-def one_hot(x: Any, dim: int) -> Any:
+def one_hot(x: Any, dim: int) -> Ragged:
     """1 at the largest element along a static or ragged dim, 0 elsewhere."""
     if dim not in x.ragged_dims:
         return along_static(F.gumbel_softmax, x, dim, largest)

@@ -34,7 +34,7 @@ def rectangle(x: Any, fill: float) -> Tensor:
     return data.movedim(ragged, at).movedim(0, s.batch_dim)
 
 
-def repacked(data: Tensor, x: Any) -> Any:
+def repacked(data: Tensor, x: Any) -> Ragged:
     """The batch that a rectangle of the shape of `rectangle(x)` is, without what padding holds."""
     if isinstance(x, MaskedBatch):
         return cut_padding(x, data)

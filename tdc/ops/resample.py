@@ -25,6 +25,7 @@ from tdc.core.rules import define, unsupported
 from tdc.ops.pool import averaged, bins, taken
 from tdc.ops.rectangle import with_sizes
 from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
+from tdc.ragged.storage import Ragged
 
 Taps = list[tuple[Tensor, Tensor | None]]
 MODES = {
@@ -35,7 +36,7 @@ MODES = {
 def interpolate(
     input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
-) -> Any:  # fmt: skip
+) -> Ragged | Tensor:  # fmt: skip
     """Rows of a size in common (`size`), or each as many times as large (`scale_factor`)."""
     n = input.ndim - 2
     check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
@@ -151,7 +152,7 @@ def combined(x: Tensor, dim: int, parts: Taps) -> Tensor:
 
 def grid_sample(
     input: Any, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
-) -> Any:
+) -> Tensor:
     """Values at positions of each row's own plane: the grid is dense, and so is the result.
 
     Positions become those of the rectangle. Zeros behind a row's end are its padding; other kinds of padding fold
@@ -190,7 +191,7 @@ def reflected(position: Tensor, low: Any, high: Any) -> Tensor:
     return torch.where(folds % 2 == 0, rest + low, high - rest)
 
 
-def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Any:
+def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Ragged:
     """Blocks of each image, one after another: `(B, C, -1, -1) -> (B, C * k, -1)`."""
     columns = zip(*[each(v, 2, "unfold") for v in (kernel_size, dilation, padding, stride)], strict=True)
     spans = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in columns]

@@ -188,7 +188,7 @@ class Recur(torch.autograd.Function):
         ctx.save_for_backward(starts, lengths, *tensors, *kept)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         starts, lengths, *tensors = ctx.saved_tensors
         (_, count, *given), values, states = ctx.options, tensors[0], tensors[1 : 1 + ctx.options[1]]
         shapes = [(values.shape[0], states[0].shape[-1] * (1 + given[-1])), *[s.shape for s in states]]
@@ -203,7 +203,7 @@ class RecurBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+    def forward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         return run_backward(starts, lengths, options, *tensors)
 
     @staticmethod
@@ -213,7 +213,7 @@ class RecurBackward(torch.autograd.Function):
         ctx.unused = len(tensors) - sum(ctx.options[:2])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         starts, lengths, *tensors = ctx.saved_tensors
         states, _, _, given = ctx.options
 
@@ -226,7 +226,7 @@ class RecurBackward(torch.autograd.Function):
         return None, None, None, *vjp(first, *tensors)[1](grads), *(None,) * ctx.unused
 
 
-def run_backward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+def run_backward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
     """Gradients of values, states and weights, of gradients of results, of these and of what the forward kept."""
     states, count, wants, given = options
     grads, (values, *rest), kept = tensors[:states], tensors[states : states + count], tensors[states + count :]
@@ -234,12 +234,12 @@ def run_backward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *ten
     return tuple(rnn_backward_op(list(grads), list(kept), wants, *operands, *given))
 
 
-def gradients(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+def gradients(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
     """`run_backward` with a derivative."""
     return RecurBackward.apply(starts, lengths, options, *tensors)
 
 
-def gradients_traced(*args: Any) -> Any:
+def gradients_traced(*args: Any) -> tuple[Tensor, ...]:
     """What Dynamo traces in place of `gradients`: their derivative is refused, which takes a grad mode that is on."""
     with torch.enable_grad():
         return run_backward(*args)

@@ -43,7 +43,7 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     return map_results(scanned(op, rectangle(x, fill), d, d, **kwargs), lambda t: repacked(t, x))
 
 
-def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Any:
+def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
     """A scan of a tensor.
 
     Scans and their derivatives ask whether there is more than one element, which a graph need not know: then two are
@@ -104,7 +104,7 @@ def diff_ragged(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: 
     return x
 
 
-def strips(op: Op, y: Any, x: Any, dim: int) -> Any:
+def strips(op: Op, y: Any, x: Any, dim: int) -> Ragged:
     """Sums of neighbours, times their distances where there are points: a batch like y, or dense along a static dim."""
     if y.dtype == torch.bool:
         raise DtypeError(message(op, "numbers", describe(y), hint="y.float()"))

@@ -292,7 +292,7 @@ def with_dims(op: str, x: Any, sizes: Any) -> tuple[Any, list[Any]]:
 # -- examples and elements in another order
 
 
-def flip_ragged(x: Any, *dims: Any) -> Any:
+def flip_ragged(x: Any, *dims: Any) -> Ragged:
     """Static dims, the examples, or each example in reverse."""
     given = normal_dims("flip", ints("flip", dims), x.ndim)
     ragged = tuple([d for d in given if d in x.ragged_dims])
@@ -310,7 +310,7 @@ def flip_ragged(x: Any, *dims: Any) -> Any:
     return x
 
 
-def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Any:
+def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
     """Static dims, the examples, or the elements of each example moved on, the last ones to the front."""
     if dims is None:
         got, hint = "none: elements would move from example to example", "name them, e.g. x.roll(1, 1)"

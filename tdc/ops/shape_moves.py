@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
+from tdc.core.container import Container
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -25,11 +26,11 @@ from tdc.ops.pointwise import fits, unbroadcast
 from tdc.ops.positions import beside
 from tdc.ops.shape import ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.storage import data_of, ragged_sizes, with_data
+from tdc.ragged.storage import Ragged, data_of, ragged_sizes, with_data
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 
-def movedim(x: Any, source: Any, destination: Any) -> Any:
+def movedim(x: Any, source: Any, destination: Any) -> Container:
     old, new = normal_dims("movedim", source, x.ndim), normal_dims("movedim", destination, x.ndim)
     if len(old) != len(new):
         got = f"{len(new)} for {len(old)} dims"
@@ -40,7 +41,7 @@ def movedim(x: Any, source: Any, destination: Any) -> Any:
     return x.permute(order)
 
 
-def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
+def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Container:
     """A quarter turn is a reversal and a transposition; a ShapeError for others than two dims."""
     found = normal_dims("rot90", dims, x.ndim)
     if len(found) != 2:
@@ -51,7 +52,7 @@ def rot90(x: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
     return x if k % 4 == 0 else x.flip((b if k % 4 == 1 else a,)).transpose(a, b)
 
 
-def t(x: Any) -> Any:
+def t(x: Any) -> Container:
     """Two dims swapped, fewer as they are; a ShapeError for more."""
     if x.ndim > 2:
         hint = "name them: x.transpose(0, 1)"
@@ -59,12 +60,12 @@ def t(x: Any) -> Any:
     return x.permute(tuple(reversed(range(x.ndim))))
 
 
-def tile(x: Any, *dims: Any) -> Any:
+def tile(x: Any, *dims: Any) -> Container:
     times = ints("tile", dims)
     return x.repeat(*[1] * (x.ndim - len(times)), *times)
 
 
-def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
+def as_other(method: str, op: Op, x: Any, other: Any) -> Container | Tensor:
     """`expand_as`, `view_as`, `reshape_as`: the sizes of another batch or tensor.
 
     A dense tensor that is expanded broadcasts against the batch; of a TensorDict it has batch dims, and is extended
@@ -91,7 +92,7 @@ def as_other(method: str, op: Op, x: Any, other: Any) -> Any:
     return getattr(x, method)(*[-1 if d in other.ragged_dims else n for d, n in enumerate(other.shape)])
 
 
-def expanded(op: Op, x: Any, like: Any) -> Any:
+def expanded(op: Op, x: Any, like: Any) -> Ragged:
     """A dense tensor or a batch that broadcasts against another batch, as one of its structure."""
     data = data_of(like)
     if not fits(x.shape, like.shape):
@@ -102,13 +103,13 @@ def expanded(op: Op, x: Any, like: Any) -> Any:
     return spread(x, like, wide)
 
 
-def spread(x: Any, like: Any, wide: Tensor) -> Any:
+def spread(x: Any, like: Any, wide: Tensor) -> Ragged:
     """An operand as wide as a batch: no gradient of padding passes to one that was spread over it."""
     own = not isinstance(like, MaskedBatch) or (isinstance(x, MaskedBatch) and x.ragged_dims == like.ragged_dims)
     return with_data(like, wide if own else wide.masked_fill(~like.mask, 0))
 
 
-def broadcast_to(x: Any, *size: Any) -> Any:
+def broadcast_to(x: Any, *size: Any) -> Container:
     return x.expand(*ints("broadcast_to", size))
 
 
@@ -138,18 +139,18 @@ def atleast(ndim: int, *xs: Any) -> Any:
     return tuple(out) if several or len(out) > 1 else out[0]
 
 
-def stacked_along(ndim: int, dim: int, tensors: Any) -> Any:
+def stacked_along(ndim: int, dim: int, tensors: Any) -> Container | Tensor:
     """`hstack`, `vstack`, `dstack`: at least so many dims, joined along `dim`, or along the only one."""
     xs = [atleast(ndim, x) for x in tensors]
     return torch.cat(xs, min(dim, xs[0].ndim - 1))
 
 
-def column_stack(tensors: Any) -> Any:
+def column_stack(tensors: Any) -> Container | Tensor:
     """Batches of one dim become columns."""
     return torch.cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in tensors], 1)
 
 
-def channel_shuffle_ragged(input: Any, groups: int) -> Any:
+def channel_shuffle_ragged(input: Any, groups: int) -> Ragged:
     """Channels, dim 1, dealt out over groups."""
     d = normal_dim(1, input.ndim, "channel_shuffle")
     if d in input.ragged_dims or input.shape[d] % groups:
@@ -158,12 +159,12 @@ def channel_shuffle_ragged(input: Any, groups: int) -> Any:
     return input.unflatten(d, (groups, input.shape[d] // groups)).transpose(d, d + 1).flatten(d, d + 1)
 
 
-def view_as_real(x: Any) -> Any:
+def view_as_real(x: Any) -> Ragged:
     """Real and imaginary parts, along a new last dim."""
     return with_data(x, torch.view_as_real(data_of(x)))
 
 
-def view_as_complex(x: Any) -> Any:
+def view_as_complex(x: Any) -> Ragged:
     """Numbers whose parts lie along the last dim; a ShapeError where it is ragged or the batch, or has another size."""
     if x.ndim - 1 in (x._batch_dim, *x.ragged_dims) or x.shape[-1] != 2:
         hint = "torch.stack([real, imag], -1)"

@@ -27,6 +27,7 @@ from tdc.ops.along_dim import along_static, named_result, order_of, ragged_dim, 
 from tdc.ops.batch import along, lift
 from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
+from tdc.ragged.storage import Ragged
 
 RECTANGLE = "x.filled(value) first"  # sorted columns would have other lengths
 
@@ -34,7 +35,7 @@ RECTANGLE = "x.filled(value) first"  # sorted columns would have other lengths
 def sort_ragged(op: Op) -> Op:
     """The rule of `sort` or `argsort`; a closure, of which a graph holds fewer guards than of a partial."""
 
-    def run(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    def run(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Ragged | tuple[Ragged, ...]:
         if by_lines(op, x, dim):
             return along_lines(op, partial(run, descending=descending, stable=stable), x, dim)
         d = ragged_dim(op, x, dim, RECTANGLE)
@@ -86,7 +87,7 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
 
 def searchsorted_ragged(
     sorted_sequence: Any, input: Any, *, side: str | None = None, right: bool = False, **kwargs: Any
-) -> Any:
+) -> Ragged | Tensor:
     """Where each element lies in a sorted sequence `(n,)` that all examples share."""
     if not isinstance(sorted_sequence, Tensor):
         hint = "loop over the rows of both: tdc.pack([torch.searchsorted(s, r) for s, r in zip(sequences, x)])"

@@ -31,7 +31,7 @@ from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import Ragged, is_ragged, map_results, ragged_sizes
+from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Ragged | Te
     return with_sizes(out, x, sizes, dims, total)
 
 
-def beside(x: Any, out: Tensor) -> Any:
+def beside(x: Any, out: Tensor) -> Ragged | Tensor:
     """Another rectangle of the sizes that a result of `resized` has."""
     return out if isinstance(x, Tensor) else repacked(out, x)
 
@@ -193,7 +193,7 @@ def spatial(op: Op, impl: Op, n: int | None, family: str, *aliases: Op) -> None:
         n: dims behind the channels, None for any number.
     """
 
-    def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(input: Any, *args: Any, **kwargs: Any) -> Results:
         rows = is_ragged(input) and input.ragged_dims == (1,) and input._batch_dim == 0
         if not rows or (input.ndim < 4 if n is None else input.ndim != n + 3):
             return impl(input, *args, **kwargs)

@@ -33,7 +33,7 @@ from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
-from tdc.ragged.storage import sizes_along
+from tdc.ragged.storage import Ragged, sizes_along
 from tdc.tensordict.tensordict import TensorDict
 
 SIZES = (int, torch.SymInt)
@@ -44,7 +44,7 @@ def is_ragged(x: Any, dim: int) -> bool:
     return not isinstance(x, TensorDict) and dim in x.ragged_dims
 
 
-def part(x: Any, dim: int, begin: Any, end: Any) -> Any:
+def part(x: Any, dim: int, begin: Any, end: Any) -> Ragged | TensorDict:
     """`x[..., begin:end, ...]` on one dim."""
     return cut_rows(x, dim, begin, end) if is_ragged(x, dim) else x[(FULL,) * dim + (slice(begin, end),)]
 

@@ -18,6 +18,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
+Results: TypeAlias = "Ragged | Tensor | tuple[Any, ...]"  # what a function of torch gives for a batch
 R = TypeVar("R", NestedTensor, MaskedBatch, Ragged)
 B = TypeVar("B", bound=Ragged)
 

@@ -122,7 +122,7 @@ class AttendBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*args: Any) -> Any:
+    def forward(*args: Any) -> tuple[Tensor, ...]:
         return backward_rows(*args)
 
     @staticmethod
@@ -131,7 +131,7 @@ class AttendBackward(torch.autograd.Function):
         ctx.save_for_backward(grad, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *operands, q_offsets, k_offsets, mask, mask_offsets = ctx.saved_tensors
         q_rows = Structure(q_offsets.long())
         k_rows = q_rows if k_offsets is None else Structure(k_offsets.long())
@@ -152,7 +152,7 @@ class AttendBackward(torch.autograd.Function):
         return grad, None, None, q, k, v, *(None,) * 8
 
 
-def gradients(*args: Any) -> Any:
+def gradients(*args: Any) -> tuple[Tensor, ...]:
     """`backward_rows` with a derivative."""
     return AttendBackward.apply(*args)
 
@@ -171,7 +171,7 @@ def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
     return score
 
 
-def without_derivative(op: Any, keys: Any, *args: Any) -> Any:
+def without_derivative(op: Any, keys: Any, *args: Any) -> tuple[Tensor, ...]:
     """The operator where nothing differentiates it, as `Attend` does.
 
     Raises:

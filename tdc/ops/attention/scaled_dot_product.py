@@ -38,7 +38,7 @@ from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, share
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import offsets_int32
-from tdc.ragged.storage import require_alike
+from tdc.ragged.storage import Ragged, require_alike
 from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
@@ -170,7 +170,7 @@ def require_paired(op: OpName, query: Any, key: Any, value: Any) -> None:
 def sdpa(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+) -> Ragged:  # fmt: skip
     """(B, H, -1, D) with the ragged dim third, as torch's (B, H, L, D)."""
     check_operands((query, key, value), attn_mask, is_causal, enable_gqa)
     if isinstance(query, NestedTensor):
