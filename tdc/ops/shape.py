@@ -135,7 +135,9 @@ def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
     if dim is not None and others:
         got, hint = f"dim {others[0]}", "x[:, 0] where every row has one element, x[0] for the only example"
         raise ShapeError(message("squeeze", f"static dims of {describe(x)}", got, hint=hint))
-    return without_dims(x, data_of(x), [d for d in given if d not in others and x.shape[d] == 1])
+    data = data_of(x)
+    ones = [d for d in given if d not in others and data.shape[axis_of("squeeze", x, d)] == 1]
+    return without_dims(x, data, ones)
 
 
 def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:

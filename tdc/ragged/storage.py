@@ -6,7 +6,7 @@ MaskedBatch     data (B, *S0, L, *S1)     an axis for each logical dim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -72,12 +72,14 @@ def with_static(x: Ragged, data: Tensor, dim: int, more: int) -> Ragged:
     return build_masked(data, x.lengths, tuple([r + more * (dim < r) for r in x.ragged_dims]), batch)
 
 
-def without_dims(x: Any, data: Tensor, dims: Iterable[int]) -> Any:
+def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
     """A batch of the same lengths with other data, without static dims that have size 1 there."""
-    out = with_data(x, data)
+    if not dims:
+        return with_data(x, data)
     for d in sorted(dims, reverse=True):
-        out = with_static(out, data_of(out).squeeze(axis_of("squeeze", out, d)), d, -1)
-    return out
+        data = data.squeeze(axis_of("squeeze", x, d))
+        x = with_static(x, data, d, -1)
+    return x
 
 
 def ragged_sizes(x: Ragged) -> Tensor:
