@@ -116,8 +116,10 @@ def message(
     """
     given: Any = at
     wrong: list[str] = [f"{path}: {text}" for path, text in given.items()] if isinstance(at, Mapping) else list(at)
-    lines = [f"tdc.{op_name(op)}: expected {expected}, got {got}", *(f"at {line}" for line in wrong)]
-    return "\n".join([*lines, f"hint: {hint}"] if hint else lines)
+    said = f"tdc.{op_name(op)}: expected {expected}, got {got}"
+    for line in wrong:  # Dynamo joins no strings that hold a size of the graph
+        said = f"{said}\nat {line}"
+    return f"{said}\nhint: {hint}" if hint else said
 
 
 def refuse_wrong(

@@ -18,7 +18,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.core.typing import Op
+from tdc.core.typing import Op, OpName
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
@@ -29,7 +29,7 @@ from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
 from tdc.ragged.structure import Structure
 
 
-def check_normalized(op: Op, input: NestedTensor | MaskedBatch, normalized_shape: Any, *args: Any, **kw: Any) -> None:
+def check_normalized(op: OpName, input: Ragged, normalized_shape: Any, *rest: Any, **kw: Any) -> None:
     """A ShapeError where one of the dims is not static."""
     last_is_static(input, op, len(normalized_shape))
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message, op_name
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ops.along_dim import along_static
@@ -36,16 +36,18 @@ def positionwise(op: Op, family: str, check: Op, *, fill: Op | None = None, alia
     """Rows for a function of one ragged batch and dense weights.
 
     Args:
-        check: refuses wrong arguments of a call; takes `op` in front of them.
+        check: refuses wrong arguments of a call; takes the name of `op` in front of them.
         fill: the data of a padded batch with harmless padding, 0 if not given.
     """
 
+    name = op_name(op)
+
     def nested(input: NestedTensor, *args: Any, **kwargs: Any) -> NestedTensor:
-        check(op, input, *args, **kwargs)
+        check(name, input, *args, **kwargs)
         return build_result(input._structure, op(input._values, *args, **kwargs))
 
     def masked(input: MaskedBatch, *args: Any, **kwargs: Any) -> MaskedBatch:
-        check(op, input, *args, **kwargs)
+        check(name, input, *args, **kwargs)
         return cut_padding(input, op(input.filled(0) if fill is None else fill(input), *args, **kwargs))
 
     define(op, family, nested=nested, masked=masked, aliases=aliases)
@@ -89,7 +91,7 @@ def last_is_static(x: NestedTensor | MaskedBatch, op: OpName, count: int) -> Non
         raise ShapeError(message(op, f"{count} static dims at the end", got, hint=hint))
 
 
-def check_linear(op: Op, input: Any, weight: Any, bias: Any = None) -> None:
+def check_linear(op: OpName, input: Any, weight: Any, bias: Any = None) -> None:
     dense_weights(op, input, weight, bias)
     last_is_static(input, op, 1)
 

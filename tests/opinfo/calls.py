@@ -15,6 +15,7 @@ from types import MethodDescriptorType
 from typing import Any
 
 import torch
+from opinfo import compare
 from opinfo.mapping import Mapped, NotMapped
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -72,12 +73,20 @@ def call(fn: Callable[..., Any], mapped: Mapped, mode: str, spelling: str = "sam
         return fn(*args, **kwargs)
 
     if mode != "eager":
+        mapped = replace(
+            mapped, args=tuple([list(a) if isinstance(a, tuple) and batches(a) else a for a in mapped.args])
+        )
         torch.compiler.reset()
         run = torch.compile(run, backend=mode, fullgraph=True)
     got = run(mapped.args, mapped.kwargs)
     for x, y in zip(tensors(mapped.args), before, strict=bool(before)):
         assert torch.equal(x.nan_to_num(), y.nan_to_num()), "the input has changed"
     return got
+
+
+def batches(x: Any) -> bool:
+    """Whether a sequence holds batches, which a graph takes in lists only (torch 2.11-2.13)."""
+    return any(compare.is_batch(a) for a in x)
 
 
 def tensors(x: Any) -> list[Tensor]:
