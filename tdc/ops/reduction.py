@@ -204,7 +204,7 @@ def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 
     Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
     one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
-    the second derivative.
+    the second derivative. What alone is not finite, beside zeros, has derivative 0.
     """
 
     def times(t: Tensor) -> Tensor:
@@ -215,9 +215,11 @@ def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     fixed = values.detach()
     if not (values.is_floating_point() or values.is_complex()):
         return times(fixed)
-    zero = fixed == 0
+    zero, odd = fixed == 0, ~fixed.isfinite()
+    still = zero | (odd & zero.any(dims, True) & (odd.sum(dims, True) == 1))
     scale = torch.where(zero, 1, fixed)
-    growth = torch.where(scale.isfinite(), torch.log(torch.where(zero, 1, values) / scale), 0).sum(dims, keepdim).exp()
+    ratio = torch.where(still, 1, values) / torch.where(still, 1, fixed)
+    growth = torch.where(odd, 0, torch.log(ratio)).sum(dims, keepdim).exp()
     zeros, count = torch.where(zero, values, 0), zero.sum(dims, keepdim)
     once, twice = zeros.sum(dims, keepdim), (zeros * zeros).sum(dims, keepdim)
     none = torch.where(count == 1, once, torch.where(count == 2, (once * once - twice) / 2, 0))

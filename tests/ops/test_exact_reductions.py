@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -147,6 +148,10 @@ class TestDerivatives:
     def test_products_with_zeros(self, kind: str):
         numbers = [0.0, 2.0, 3.0], [0.0, 0.0], [1.0, 4.0], [0.0, 0.0, 0.0], [math.inf, -2.0], [math.nan, 1.0]
         alike(lambda x, dim: torch.prod(x, dim), [torch.tensor(r).double() for r in numbers], kind)
+
+    def test_products_of_zeros_infinities_and_nan(self, kind: str):
+        numbers = itertools.product([0.0, 2.0, math.inf, math.nan], repeat=3)
+        alike(lambda x, dim: torch.prod(x, dim), [torch.tensor(r).double() for r in numbers], kind, order=1)
 
     @pytest.mark.parametrize("dims", [1, 2, (0, 1, 2)])
     def test_products_in_a_graph_of_lengths_that_are_data(self, kind: str, dims: Any):
