@@ -58,7 +58,7 @@ def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
     for x in numbers:
         real = getattr(getattr(x, "dtype", None), "is_floating_point", False)  # a tensor has all methods of numbers
         is_number = hasattr(x, "__index__") and not real if whole else hasattr(x, "__float__")
-        if isinstance(x, str) or not is_number or getattr(x, "ndim", 0):
+        if isinstance(x, str) or (whole and isinstance(x, bool)) or not is_number or getattr(x, "ndim", 0):
             raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint="a Python number"))
 
 

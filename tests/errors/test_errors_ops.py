@@ -48,6 +48,15 @@ def test_sizes_that_no_ragged_batch_has(call: Callable[[Any], Any]):
         call(ragged())
 
 
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+@pytest.mark.parametrize("name", ["roll", "repeat_interleave"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_truth_value_is_no_number_of_steps(kind: str, name: str, dim: int):
+    x = ragged() if kind == "nested" else ragged().to_padded()
+    with pytest.raises(tdc.DtypeError, match=f"tdc.{name}: expected an int, got bool"):
+        getattr(x, name)(True, dim)
+
+
 def test_no_copies():
     assert ragged().repeat(0, 1, 1).shape == (0, -1, 4)
 
