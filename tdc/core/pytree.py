@@ -41,13 +41,9 @@ ENTRIES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 
 def register(
-    cls: type,
-    flatten: Flatten,
-    unflatten: Unflatten,
-    names: Callable[[Any], Sequence[Any]],
-    name: str = "",
+    cls: type, flatten: Flatten, unflatten: Unflatten, names: Callable[[Any], Sequence[Any]], name: str = "",
     entry: Any = GetAttrKey,
-) -> None:
+) -> None:  # fmt: skip
     """Register `cls` with torch's pytree and with optree.
 
     Args:

@@ -46,7 +46,6 @@ from tdc.ragged.index_forms import (
     paired_positions,
     positions_of,
     spans,
-    starts_alike,
     takes_all,
 )
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
@@ -210,7 +209,7 @@ def select_where(x: Any, mask: Any) -> Ragged:
     if mask.dtype != torch.bool:
         raise DtypeError(message("index", "a bool mask", describe(mask), hint="x[mask.bool()]"))
     same = mask.ragged_dims == x.ragged_dims and mask._batch_dim == x._batch_dim == 0
-    if not same or mask.ndim > x.ndim or not starts_alike(mask.shape, x.shape):
+    if not same or mask.ndim > x.ndim or any([m != n for m, n in zip(mask.shape, x.shape, strict=False)]):
         expected = f"a mask with the first dims of {describe(x)}"
         raise ShapeError(message("index", expected, describe(mask), hint="mask.expand(...), or x.transpose(a, b)"))
     require_alike("index", x, mask)

@@ -310,8 +310,3 @@ def paired_positions(positions: Tensor, rows: Tensor) -> Tensor:
         expected, hint = f"one position for each of {rows.shape[0]} rows", "x[rows][:, positions] for all of them"
         raise IndexingError(message("index", expected, describe(positions), hint=hint))
     return positions[:, None]
-
-
-def starts_alike(mask: Any, shape: Any) -> bool:
-    """Whether the dims of a mask are the first ones of a shape."""
-    return all([m == n for m, n in zip(mask, shape, strict=False)])

@@ -89,14 +89,9 @@ class NestedTensor(Operations):
     _structure: Structure
 
     def __init__(
-        self,
-        values: Tensor,
-        offsets: Tensor | None = None,
-        *,
-        ragged_dim: int = 1,
-        shapes: Tensor | None = None,
+        self, values: Tensor, offsets: Tensor | None = None, *, ragged_dim: int = 1, shapes: Tensor | None = None,
         max_length: Dims | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(values, Tensor) or not isinstance(offsets, Tensor):
             got = f"{describe(values)} and {describe(offsets)}"
             raise DtypeError(message("NestedTensor", "tensors of values and offsets", got, hint="tdc.pack(rows)"))

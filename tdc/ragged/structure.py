@@ -56,14 +56,9 @@ class Structure(Frozen):
     _memo: dict[str, Any]  # what `once` keeps; unset until it keeps something
 
     def __init__(
-        self,
-        offsets: Tensor,
-        shapes: Tensor | None = None,
-        extent: Tensor | None = None,
-        packed_dim: int = 0,
-        batch_dim: int = 0,
-        ragged_ndim: int = 1,
-    ) -> None:
+        self, offsets: Tensor, shapes: Tensor | None = None, extent: Tensor | None = None, packed_dim: int = 0,
+        batch_dim: int = 0, ragged_ndim: int = 1,
+    ) -> None:  # fmt: skip
         put = object.__setattr__
         put(self, "offsets", offsets)
         put(self, "shapes", shapes)

@@ -17,15 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.errors import (
-    IndexingError,
-    TdcError,
-    UnsupportedError,
-    describe,
-    describe_index,
-    message,
-    show_sizes,
-)
+from tdc.core.errors import IndexingError, TdcError, UnsupportedError, describe, describe_index, message, show_sizes
 from tdc.core.keys import show
 from tdc.tensordict.storage import Leaves
 

@@ -44,15 +44,9 @@ PROTOCOLS: dict[type, Protocol] = {}
 
 
 def register_leaf(
-    cls: type,
-    *,
-    shape: Callable[[Any], Sequence[int]],
-    index: Callable[[Any, Any], Any],
-    stack: Op | None = None,
-    cat: Op | None = None,
-    to: Op | None = None,
-    ops: Mapping[OpName, Op] | None = None,
-) -> None:
+    cls: type, *, shape: Callable[[Any], Sequence[int]], index: Callable[[Any, Any], Any], stack: Op | None = None,
+    cat: Op | None = None, to: Op | None = None, ops: Mapping[OpName, Op] | None = None,
+) -> None:  # fmt: skip
     """Let a TensorDict hold objects of `cls` as leaves.
 
     Args:

@@ -17,14 +17,9 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def map(
-    fn: Callable[..., Any],
-    td: TensorDict,
-    dim: int = 0,
-    *,
-    chunksize: int | None = None,
-    num_chunks: int | None = None,
-    num_workers: int = 0,
-) -> Any:
+    fn: Callable[..., Any], td: TensorDict, dim: int = 0, *, chunksize: int | None = None,
+    num_chunks: int | None = None, num_workers: int = 0,
+) -> Any:  # fmt: skip
     """Apply `fn` to parts of a TensorDict along a batch dim, and join the results.
 
     Args:

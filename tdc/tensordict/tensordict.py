@@ -91,13 +91,9 @@ class TensorDict(Operations):
     _rank = 2
 
     def __init__(
-        self,
-        source: Mapping[Any, Any] | TensorDict | None = None,
-        batch_size: Any = (),
-        *,
-        device: Any = None,
+        self, source: Mapping[Any, Any] | TensorDict | None = None, batch_size: Any = (), *, device: Any = None,
         **entries: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         size = as_size(batch_size)
         target = None if device is None else torch.device(device)
         leaves: Leaves = {}
@@ -182,14 +178,9 @@ class TensorDict(Operations):
         return index(self, indices)
 
     def apply(
-        self,
-        fn: Callable[..., Any],
-        *others: TensorDict,
-        batch_size: Any = None,
-        device: Any = None,
-        is_leaf: IsLeaf = None,
-        default: Any = MISSING,
-    ) -> TensorDict:
+        self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None,
+        is_leaf: IsLeaf = None, default: Any = MISSING,
+    ) -> TensorDict:  # fmt: skip
         """`fn` on every leaf, with the leaves of `others` at the same paths. A key whose result is None is dropped.
 
         Args:
@@ -212,14 +203,9 @@ class TensorDict(Operations):
         return build_td(*applied(self, fn, others, batch_size, device, is_leaf, default, False))
 
     def apply_with_path(
-        self,
-        fn: Callable[..., Any],
-        *others: TensorDict,
-        batch_size: Any = None,
-        device: Any = None,
-        is_leaf: IsLeaf = None,
-        default: Any = MISSING,
-    ) -> TensorDict:
+        self, fn: Callable[..., Any], *others: TensorDict, batch_size: Any = None, device: Any = None,
+        is_leaf: IsLeaf = None, default: Any = MISSING,
+    ) -> TensorDict:  # fmt: skip
         """`apply` of a function that takes the key first: a str at the top, a tuple of str below.
 
         Example:

@@ -25,15 +25,9 @@ Compare = Callable[[Any, Any], None]
 
 
 def assert_close(
-    actual: Any,
-    expected: Any,
-    *,
-    rtol: float | None = None,
-    atol: float | None = None,
-    equal_nan: bool = False,
-    check_dtype: bool = True,
-    check_device: bool = True,
-) -> None:
+    actual: Any, expected: Any, *, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False,
+    check_dtype: bool = True, check_device: bool = True,
+) -> None:  # fmt: skip
     """Assert that two TensorDicts, ragged batches, tensors, or trees of these have one form and close values.
 
     Keys, batch sizes, Static values, classes, lengths, dtypes, devices and shapes are to be equal. Padding does not

@@ -27,15 +27,10 @@ OP = "testing.check_rule"
 
 
 def check_rule(
-    op: Callable[..., Any],
-    make_args: Callable[[tuple[int, ...]], Any],
-    *,
-    kinds: str | Iterable[str] | None = None,
-    modes: str | Iterable[str] | None = None,
-    ref: Callable[..., Any] | None = None,
-    lengths: tuple[tuple[int, ...], ...] = LENGTHS,
-    backend: str = "aot_eager",
-) -> None:
+    op: Callable[..., Any], make_args: Callable[[tuple[int, ...]], Any], *, kinds: str | Iterable[str] | None = None,
+    modes: str | Iterable[str] | None = None, ref: Callable[..., Any] | None = None,
+    lengths: tuple[tuple[int, ...], ...] = LENGTHS, backend: str = "aot_eager",
+) -> None:  # fmt: skip
     """Prove the rule of an operation as the library proves its own.
 
     Args:
