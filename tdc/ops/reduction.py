@@ -31,7 +31,7 @@ from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.rectangle import rectangle
-from tdc.ragged.masked import build_masked
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows
 from tdc.ragged.storage import Ragged, without_dims
@@ -118,7 +118,7 @@ def settle(out: Tensor, s: Structure, dims: tuple[int, ...], keepdim: bool) -> T
 
 def filled(x: Any, value: float) -> Any:
     """A batch whose padding, if it has any, holds `value`, so that positions may meet."""
-    return x if isinstance(x, NestedTensor) else x.with_data(x.filled(finite(value, x.dtype)))
+    return x.with_data(x.filled(finite(value, x.dtype))) if isinstance(x, MaskedBatch) else x
 
 
 def count(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:

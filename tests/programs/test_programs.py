@@ -58,3 +58,20 @@ def test_a_graph_scans_what_it_does_not_know_the_size_of(name: str):
             found.append((out, *torch.autograd.grad(out.square().sum(), x.values)))
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dim", [2, -1, (2, 3), 3])
+def test_a_graph_sums_exponents_of_what_it_does_not_know_the_size_of(dim: Any):
+    """Found by programs: torch.logsumexp asks whether there is any element."""
+    rows = [torch.randn(n, 2, 3, dtype=torch.float64) for n in (2, 0, 3)]
+    rows[0][0, 0, 1] = -torch.inf
+    found: list[Any] = []
+    for fn in (
+        lambda x: x[[2, 1, 0]].logsumexp(dim),
+        torch.compile(lambda x: x[[2, 1, 0]].logsumexp(dim), fullgraph=True, backend="aot_eager"),
+    ):
+        x = tdc.pack(rows).detach().requires_grad_()
+        out = fn(x).values
+        found.append((out, *torch.autograd.grad(out.exp().sum(), x.values)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
