@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import expect_number
 from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
@@ -68,12 +69,12 @@ def check_mode(
     Raises:
         ShapeError: neither or both of size and scale_factor, another number of them, or a mode for other dims.
         UnsupportedError: antialias.
-        DtypeError: averages of integers.
+        DtypeError: averages of integers, or what is no number.
     """
     if (size is None) == (scale_factor is None):
         got = "none" if size is None else "both"
         raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
-    each(scale_factor if size is None else size, n, "interpolate")  # one number for each dim
+    expect_number("interpolate", *each(scale_factor if size is None else size, n, "interpolate"))
     if mode not in MODES or MODES[mode] not in (0, n):
         fit = [m for m, dims in MODES.items() if dims in (0, n)]
         expected, got = f"a mode for {n} dims behind the channels", f"{mode!r} for {describe(x)}"

@@ -61,8 +61,11 @@ def test_what_resampling_refuses():
     x = batches(rows(2))[0]
     with pytest.raises(ShapeError, match=r"tdc.interpolate: expected one of size and scale_factor, got none"):
         F.interpolate(x)
-    with pytest.raises(ShapeError, match=r"tdc.interpolate: expected one number, or one for each of 2 dims, got 3"):
+    with pytest.raises(ShapeError, match=r"tdc.interpolate: expected one number for each of 2 dims, got \(1, 2, 3\)"):
         F.interpolate(x, (1, 2, 3))
+    wrong: Any = "a"
+    with pytest.raises(DtypeError, match=r"tdc.interpolate: expected a number, got str"):
+        F.interpolate(x, scale_factor=wrong)
     with pytest.raises(ShapeError, match=r"a mode for 2 dims behind the channels, got 'linear' for NestedTensor"):
         F.interpolate(x, 3, mode="linear")
     with pytest.raises(ShapeError, match=r"tdc.interpolate: expected align_corners for a linear or cubic mode"):
