@@ -148,7 +148,6 @@ is_leaf
 is_nested
 is_pinned(x)
 itemsize
-layout
 lengths
 mH
 mT
