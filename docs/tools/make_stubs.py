@@ -186,7 +186,7 @@ def function(name: str, fn: Any, needed: dict[str, str]) -> str:
     signature = inspect.signature(fn)
     first, *rest = signature.parameters.values()
     own, result = first.annotation, signature.return_annotation
-    if own != "TensorDict":  # an operation may turn a class into that
+    if own not in ("TensorDict", "Any"):  # an operation may turn a class into that, and an index anything into anything
         result = {own: "Self", f"{own} | None": "Self | None"}.get(result, result)
     for annotation in (*[p.annotation for p in rest], result):
         for word in re.findall(r"(?<![\w.])[A-Za-z_]\w*", str(annotation)):

@@ -138,7 +138,7 @@ def check_weights(weights: Mapping[str, Any], forms: Mapping[str, Any]) -> None:
     refuse_wrong(StructureError, "compile.Exported.load_weights", expected, wrong, which, hint)
 
 
-def tensors_in(path: Path) -> dict[str, Any]:
+def tensors_in(path: Path) -> Any:
     """Tensors by name in a `.safetensors` file, or in one of `torch.save`, nested or flat."""
     if not path.is_file():
         got = f"nothing at {path.name}"

@@ -19,7 +19,6 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -128,11 +127,14 @@ class Exported:
             bounds or different for one name; every difference is named, and nothing has run.
     """
 
+    __slots__ = ("_module", "_package", "_program", "_separate", "_signature")
+
     def __init__(self, signature: Signature, program: Any = None, package: Any = None, separate: Any = None) -> None:
         self._signature = signature
         self._program = program
         self._package = package
         self._separate = separate  # what the file says of weights that are not in it
+        self._module: nn.Module | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = self._signature.flat(args, kwargs)
@@ -154,10 +156,11 @@ class Exported:
             raise UnsupportedError(message("compile.Exported", "a program", got, hint=hint))
         return self._program
 
-    @cached_property
+    @property
     def module(self) -> nn.Module:
         """The program as a module of torch, without our checks."""
-        return self.program.module()
+        self._module = self._module or self.program.module()
+        return self._module
 
     def signature(self) -> Signature:
         """Flat inputs and outputs in order, with dtypes, sizes by name, and bounds: what a caller from C++ passes."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
+import torch
+
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, describe, message
 from tdc.core.typing import OpName
@@ -58,8 +60,10 @@ def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
     for x in numbers:
         real = getattr(getattr(x, "dtype", None), "is_floating_point", False)  # a tensor has all methods of numbers
         is_number = hasattr(x, "__index__") and not real if whole else hasattr(x, "__float__")
-        if isinstance(x, str) or (whole and isinstance(x, bool)) or not is_number or getattr(x, "ndim", 0):
-            raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint="a Python number"))
+        truth = whole and (isinstance(x, bool) or getattr(x, "dtype", None) == torch.bool)
+        if isinstance(x, str) or truth or not is_number or getattr(x, "ndim", 0):
+            hint = "int(x)" if truth else "a Python number"
+            raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint=hint))
 
 
 def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
@@ -96,9 +100,10 @@ def normal_dim(dim: int, ndim: int, op: OpName) -> int:
     In a graph a constant, also where it is an argument that took several values.
     """
     try:
-        if -ndim <= dim < ndim:
+        if -ndim <= dim < ndim and not isinstance(dim, bool):
             return tuple(range(ndim))[dim]  # an index becomes a constant, `dim % ndim` stays a symbol
     except (TypeError, ValueError, RuntimeError):
         expect_number(op, dim, whole=True)
         raise
+    expect_number(op, dim, whole=True)
     raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape"))

@@ -184,7 +184,7 @@ def dense(name: str, array: Any) -> torch.Tensor:
         raise DtypeError(message(op, "an array of numbers", describe(array), hint="torch.as_tensor(array)")) from None
 
 
-LAYOUT = "torch.masked asks for it, and would count by shape: torch.where(mask, x, 0).sum(dim) and the like"
+LAYOUT = "for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like"
 
 
 class Absent:
@@ -202,7 +202,7 @@ class Absent:
             hint = f"x = x.{bare}(...), which returns a new one" if known else CONVERSIONS[owner._kind]
             raise MethodError(message(self.name, "no change in place", f"x.{self.name}", hint=hint))
         expected, got = f"an operation with a rule for {CLASS_NAMES[owner._kind]}", f"{self.name!r}, which has none"
-        hint = LAYOUT if self.name == "layout" else CONVERSIONS[owner._kind]
+        hint = LAYOUT if self.name == "layout" and owner._kind != "tensordict" else CONVERSIONS[owner._kind]
         raise MethodError(message(self.name, expected, got, hint=hint))
 
 

@@ -155,7 +155,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def sizes_of(x: Any) -> Sequence[int] | None:
+def sizes_of(x: Any) -> Any:
     """The shape of a value, None where it has none; a strided tensor of `torch.nested` does not tell its own."""
     try:
         return getattr(x, "shape", None)

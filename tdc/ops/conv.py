@@ -15,8 +15,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
+
+
+def kernel_of(op: Op, weight: Tensor, n: int) -> tuple[int, ...]:
+    """The sizes of the kernel; a ShapeError for a weight of other dims."""
+    if weight.ndim != n + 2:
+        raise ShapeError(message(op, f"a weight of {n + 2} dims", describe(weight), hint="(out, in, *kernel)"))
+    return weight.shape[2:]
 
 
 def conv(op: Op, n: int) -> Op:
@@ -26,7 +34,7 @@ def conv(op: Op, n: int) -> Op:
         input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
         groups: int = 1,
     ) -> Any:  # fmt: skip
-        kernel = each(weight.shape[2:], n, op)
+        kernel = kernel_of(op, weight, n)
         reach = [d * (k - 1) for d, k in zip(each(dilation, n, op), kernel, strict=True)]
         if padding == "same":
             pads = reach
@@ -47,7 +55,7 @@ def conv_transpose(op: Op, n: int) -> Op:
         input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     ) -> Any:  # fmt: skip
-        kernel = each(weight.shape[2:], n, op)
+        kernel = kernel_of(op, weight, n)
         columns = zip(*[each(v, n, op) for v in (stride, padding, output_padding, dilation)], kernel, strict=True)
         spans = [Span(s, d * (k - 1) + 1 + o - 2 * pad - s) for s, pad, o, d, k in columns]
         p = planes(input, n, op, spans, kernel_text(kernel))

@@ -260,7 +260,7 @@ def corrcoef(input: Any) -> Any:
 
 
 def cosine_of_leaves(x1: Tensor, x2: Tensor, dim: int, eps: float = 1e-8) -> Tensor:
-    """Of a leaf and a tensor of no more dims, from whose first one dims are counted."""
+    """Of a leaf, from whose first dim on `dim` counts, and a tensor, which may not have more dims."""
     if x2.ndim > x1.ndim:
         raise ShapeError(message("cosine_similarity", f"{x1.ndim} dims at most", describe(x2), hint="expand the batch"))
     return F.cosine_similarity(x1, x2, dim, eps)

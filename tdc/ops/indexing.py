@@ -318,8 +318,6 @@ def narrow_ragged(x: Ragged, dim: int, start: Any, length: int) -> Ragged | Tens
     """Neighbouring examples, part of a static dim, or the same positions of every example: dense. All must be there."""
     d = normal_dim(dim, x.ndim, "narrow")
     expect_number("narrow", start, length, whole=True)
-    if isinstance(start, bool) or getattr(start, "dtype", None) == torch.bool:
-        raise DtypeError(message("narrow", "a whole number", describe(start), hint="int(start)"))
     if d in x.ragged_dims:
         if not isinstance(start, Tensor) and start < 0 < start + length:
             got, hint = f"{length} from {start} on", "a start below 0 counts from the end of each row"

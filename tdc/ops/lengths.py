@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.positions import dim_of, flat_examples
@@ -140,6 +140,8 @@ def pad_rectangle(x: Any, found: list[tuple[int, int, int]], mode: str, value: f
 def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Ragged:
     """Rows, positions of static dims, or the elements of each row several times. Without a dim rows are flattened."""
     op, times = torch.repeat_interleave, repeats
+    if getattr(repeats, "dtype", torch.int64) not in (torch.int32, torch.int64):
+        raise DtypeError(message(op, "int32 or int64 repeats", describe(repeats), hint="repeats.long()"))
     if isinstance(repeats, Tensor):
         times = int(repeats) if repeats.numel() == 1 and repeats.ndim < 2 else repeats
     elif not is_ragged(repeats):

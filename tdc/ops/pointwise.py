@@ -239,7 +239,7 @@ def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     So is a dense base or exponent, since the logarithm of a base is part of the derivatives of a power.
     """
     data = padded_operand(x, like, op)
-    power = op in (torch.pow, torch.float_power) and isinstance(x, Tensor)
+    power = op in (torch.pow, torch.float_power) and isinstance(x, Tensor) and x.ndim > 0
     return torch.where(like.mask, data, 1).to(x.dtype) if power or isinstance(x, MaskedBatch) else data
 
 

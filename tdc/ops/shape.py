@@ -137,7 +137,7 @@ def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
         raise ShapeError(message("squeeze", f"static dims of {describe(x)}", got, hint=hint))
     data = data_of(x)
     ones = [d for d in given if d not in others and data.shape[axis_of("squeeze", x, d)] == 1]
-    return without_dims(x, data, ones)
+    return without_dims(x, data, ones) if ones else x
 
 
 def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:

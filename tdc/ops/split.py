@@ -23,8 +23,8 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import eager, larger, smaller
-from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.dynamo import larger, smaller
+from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.batch import lift
@@ -89,9 +89,6 @@ def tensor_split(
     """So many parts whose lengths differ by one at most, or parts between positions."""
     d = normal_dim(dim, x.ndim, "tensor_split")
     given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
-    if isinstance(given, Tensor) and not eager():
-        got, hint = "a tensor of them in a graph", "indices.tolist() outside the graph"
-        raise UnsupportedError(message("tensor_split", "a number of parts, or a list of positions", got, hint=hint))
     given = given.tolist() if isinstance(given, Tensor) else given
     if isinstance(given, (list, tuple)):
         return tuple([part(x, d, a, b) for a, b in pairwise([None, *given, None])])

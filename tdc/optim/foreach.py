@@ -65,6 +65,7 @@ def columnwise(op: Callable[..., Tensor]) -> Callable[..., Column]:
         columns = [y if isinstance(y, list) else each(y, xs) for y in others]
         return [op(*row) for row in zip(xs, *columns, strict=True)]
 
+    run.__name__ = op.__name__
     return run
 
 

@@ -84,8 +84,8 @@ def tolist(x: Ragged) -> list[Any]:
     return [row.tolist() for row in x.unbind()]
 
 
-def iterate(x: Ragged) -> Iterator[Tensor]:
-    """The examples, one after another."""
+def iterate(x: Ragged) -> Iterator[Any]:
+    """The parts along dim 0, which are the examples as a rule, one after another."""
     return iter(x.unbind())
 
 

@@ -76,10 +76,12 @@ def without_dims(x: Any, data: Tensor, dims: Sequence[int]) -> Any:
     """A batch of the same lengths with other data, without static dims that have size 1 there."""
     if not dims:
         return with_data(x, data)
-    for d in sorted(dims, reverse=True):
-        data = data.squeeze(axis_of("squeeze", x, d))
-        x = with_static(x, data, d, -1)
-    return x
+    out, ragged = data.squeeze(tuple([axis_of("squeeze", x, d) for d in dims])), x.ragged_dims
+    batch = x._batch_dim - sum([d < x._batch_dim for d in dims])
+    if isinstance(x, NestedTensor):
+        s = x.structure
+        return build_nested(s.moved(s.packed_dim - sum([d < ragged[0] for d in dims]), batch), out)
+    return build_masked(out, x.lengths, tuple([r - sum([d < r for d in dims]) for r in ragged]), batch)
 
 
 def ragged_sizes(x: Ragged) -> Tensor:

@@ -152,5 +152,6 @@ def expected(ref: Callable[..., Any], args: Any) -> Any:
 def in_any_layout(results: list[Any]) -> Any:
     """Results of the examples as one batch, or as several where the operation has several results."""
     if isinstance(results[0], (tuple, list)):
-        return tuple([in_any_layout(list(column)) for column in zip(*results, strict=True)])
+        columns = [in_any_layout(list(column)) for column in zip(*results, strict=True)]
+        return columns if type(results[0]) is list else tuple(columns)
     return Ragged([torch.as_tensor(r) for r in results], dims=None)

@@ -159,7 +159,9 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, given: argparse.N
         return "differs", first_line(error)
     except Exception as error:
         refused = re.search(r"tdc\.[\w.]+: expected .*", str(error)) if given.mode != "eager" else None
-        return ("refused", refused.group()) if refused else ("raw", f"{type(error).__name__}: {first_line(error)}")
+        if refused or (given.mode != "eager" and refuses_an_example(fn, mapped)):
+            return "refused", refused.group() if refused else "torch does not trace an example"
+        return "raw", f"{type(error).__name__}: {first_line(error)}"
     if op.name in POSITIONS and pooled(op, mapped) and kind != "tensordict":
         got = data_of(mapped.args[0]).flatten()[got]
     try:
@@ -175,6 +177,17 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, given: argparse.N
     except Exception as error:
         return "differs", f"{type(error).__name__}: {first_line(error)}"
     return ("differs", text) if text else ("pass", "")
+
+
+def refuses_an_example(fn: Any, mapped: Mapped) -> bool:
+    """Whether torch does not trace the call of an example alone."""
+    torch.compiler.reset()
+    args, kwargs = mapped.examples[0]
+    try:
+        torch.compile(lambda args, kwargs: fn(*args, **kwargs), backend="eager", fullgraph=True)(args, kwargs)
+    except Exception:
+        return True
+    return False
 
 
 def refusal(op: Any, error: Any, form: Form, kind: str, given: argparse.Namespace) -> tuple[str, str]:

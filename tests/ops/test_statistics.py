@@ -251,7 +251,7 @@ hint: x.to_packed().histc()""",
                 f"""\
 MethodError
 tdc.layout: expected an operation with a rule for {name}, got 'layout', which has none
-hint: torch.masked asks for it, and would count by shape: torch.where(mask, x, 0).sum(dim) and the like""",
+hint: for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like""",
             )
 
 

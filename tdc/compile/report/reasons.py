@@ -22,7 +22,7 @@ LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 FRAME = r'File "(.+?)", line (\d+), in (\S+)'
 GUARD = r"\+- ([A-Z_]+): (.+)"
 ID = r"^(\d+)/(\d+): "
-TYPE = r"___check_type_id\((.+?), \d+\)"
+TYPE = r"___check_type_id\(((?:(?!___check).)+?), \d+\)"
 CLASS = r", type=<class '(.+?)'>"
 OBJECT = r"___check_obj_id\((.+?), \d+\)"
 CAUSES = (  # guards that fail, and what is said of them: the first that fits
