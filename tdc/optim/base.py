@@ -169,8 +169,8 @@ def matching_columns(
 ) -> list[Column] | None:
     """Columns, where gradients, moments and parameters have the same keys and shapes; None where they do not.
 
-    A graph looks at keys and dtypes alone: comparing shapes is a fifth of what such a step takes to trace. Sizes that do
-    not broadcast are torch's errors there; a gradient that broadcasts is taken for one of the parameter's size.
+    A graph looks at keys and dtypes alone: comparing shapes is a fifth of what such a step takes to trace. There torch
+    itself refuses sizes that do not broadcast, and a gradient that does is taken for one of the parameter's size.
     """
     if not matching(list(grads._leaves), list(params._leaves), list(state._leaves), names):
         return None
