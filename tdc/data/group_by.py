@@ -48,7 +48,7 @@ def group_by(td: TensorDict, key: NestedKey) -> dict[Any, TensorDict]:
     found: dict[Any, list[int]] = {}
     values: list[Any] = leaf.tolist()
     wrong = {f"example {i}": type(value).__name__ for i, value in enumerate(values) if not is_hashable(value)}
-    expected, hint = "values that can be keys of a dict", "group by a leaf of codes, or by tuples in place of lists"
+    expected, hint = "values that can be keys of a dict", "group by a leaf of codes, or by tuples instead of lists"
     refuse_wrong(DtypeError, "data.group_by", expected, wrong, "others", hint)
     for i, value in enumerate(values):
         found.setdefault(value, []).append(i)

@@ -82,7 +82,7 @@ def as_tensordict(obj: Any, batch_size: Any = None, *, batch_dims: int | None = 
     Args:
         obj: a TensorDict is returned as it is, where nothing else is asked for.
         batch_size: the shared leading sizes. By default those of a TensorDict or a structured array, `()` of others.
-        batch_dims: how many leading dims are the batch, in place of their sizes, which are read from the leaves.
+        batch_dims: how many leading dims are the batch; their sizes are read from the leaves.
         device: where given, every leaf is moved there.
 
     Raises:

@@ -151,7 +151,7 @@ def takes_all(part: Entry) -> bool:
 
 
 def kept(part: Any) -> int:
-    """The dims that the result has in place of the one that an entry acts on."""
+    """The dims that the result has instead of the one that an entry acts on."""
     return part.ndim if isinstance(part, Tensor) else int(isinstance(part, slice))
 
 

@@ -42,7 +42,7 @@ def data_of(x: Ragged | Tensor) -> Tensor:
 
 
 def with_data(x: R, data: Tensor) -> R:
-    """A batch of the same lengths with other values, or another rectangle; in place of a tensor the data."""
+    """A batch of the same lengths with other values, or another rectangle; for a tensor, the data itself."""
     if isinstance(x, NestedTensor):
         return x.with_values(data)
     out: Any = x.with_data(data) if isinstance(x, MaskedBatch) else data

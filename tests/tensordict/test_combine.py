@@ -445,7 +445,7 @@ DtypeError
 tdc.data.group_by: expected values that can be keys of a dict, got 2 others
 at example 0: list
 at example 1: tuple
-hint: group by a leaf of codes, or by tuples in place of lists""",
+hint: group by a leaf of codes, or by tuples instead of lists""",
         )
 
     def test_group_by_features(self):
