@@ -335,3 +335,19 @@ def test_weights_have_the_dropout_of_the_result(kind: str):
         heads = (w @ v.unflatten(1, (2, -1)).transpose(0, 1)).transpose(0, 1).flatten(1)
         assert is_close(o, F.linear(heads, module.out_proj.weight, module.out_proj.bias))
     assert any((w == 0).any() for w in weights.unbind())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_in_front_in_memory(kind: str):
+    """A batch of channels whose dims were moved: the kernel reads features one behind the other."""
+    examples = [torch.randn(4, n, dtype=torch.float64, requires_grad=True) for n in (3, 0, 5, 2)]
+    x: Any = tdc.pack(examples, ragged_dim=2)
+    q = (x if kind == "nested" else x.to_padded(float("nan"))).movedim(1, 2).unsqueeze(1)
+    out = F.scaled_dot_product_attention(q, q.sin(), q.tanh())
+    want = [F.scaled_dot_product_attention(r, r.sin(), r.tanh()) for r in [e.mT[None] for e in examples]]
+    torch.testing.assert_close(out.unbind(), tuple(want))
+    found, truth = [
+        torch.autograd.grad([o.sum() for o in outs if o.numel()], examples, materialize_grads=True)
+        for outs in (out.unbind(), want)
+    ]
+    torch.testing.assert_close(found, truth)

@@ -34,6 +34,7 @@ class Example(NamedTuple):
 def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """q (N, H, D), k, v (M, H, D), offsets (B+1,) -> out (N, H, D), logsumexp (N, H)."""
     *rows, causal, scale = args
+    q, k, v = [loadable(t) for t in (q, k, v)]
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = q.new_zeros(q.shape[:2], dtype=sum_dtype(q.dtype))
     for at in examples(*rows):
@@ -49,6 +50,7 @@ def backward_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, example by example."""
     *rows, causal, scale = args
+    grad, q, k, v, out = [loadable(t) for t in (grad, q, k, v, out)]
     grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     for at in examples(*rows):
         g, x, o = (t[at.queries].transpose(0, 1)[None] for t in (grad, q, out))
@@ -58,6 +60,11 @@ def backward_rows(
         for total, part, i in zip(grads, parts, (at.queries, at.keys, at.keys), strict=True):
             total[i] = part[0].transpose(0, 1)
     return grads[0], grads[1], grads[2]
+
+
+def loadable(t: Tensor) -> Tensor:
+    """A tensor whose features lie one behind the other, as the kernel takes for granted; a copy if they do not."""
+    return t if t.stride(-1) == 1 else t.contiguous()
 
 
 def examples(
