@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
@@ -47,16 +48,20 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
     """A scan of a tensor.
 
     Scans and their derivatives ask whether there is more than one element, which a graph need not know: then two are
-    put behind along the dim `beside`.
+    put behind along the dim `beside`, and one along each other dim that may be empty.
     """
     if eager() or certain(math.prod(values.shape) > 1):
         return op(values, axis, **kwargs)
-    size = values.shape[beside]
-    more = values.new_ones([2 if d == beside else n for d, n in enumerate(values.shape)])
-    out = op(torch.cat([values, more], beside), axis, **kwargs)
-    if isinstance(out, Tensor):
-        return out.narrow(beside, 0, size)
-    return type(out)([t.narrow(beside, 0, size) for t in out])
+    more = [2 if d == beside else int(not certain(n > 0)) for d, n in enumerate(values.shape)]
+    padded = F.pad(values, [n for k in reversed(more) for n in (0, k)], value=1)
+    out = op(padded, axis, **kwargs)
+
+    def cut(t: Tensor) -> Tensor:
+        for d, k in enumerate(more):
+            t = t.narrow(d, 0, values.shape[d]) if k else t
+        return t
+
+    return map_results(out, cut)
 
 
 def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor]) -> Ragged:

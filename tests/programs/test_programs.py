@@ -61,6 +61,18 @@ def test_a_graph_scans_what_it_does_not_know_the_size_of(name: str):
             torch.testing.assert_close(a, b)
 
 
+def test_a_graph_scans_some_of_the_examples():
+    """Found by a program: neither the number of positions nor how many of the other dim there are is known."""
+
+    def scan(x: Any) -> Any:
+        packed = x.to_packed()
+        return torch.cummax(torch.cat([packed, packed], -2)[torch.tensor([True])], -2).values
+
+    x = tdc.pack([torch.randn(2, 3)], ragged_dim=(1, 2)).to_padded(length=(4, 5))
+    found = torch.compile(scan, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(found.values, scan(x).values)
+
+
 @pytest.mark.parametrize("dim", [2, -1, (2, 3), 3])
 def test_a_graph_sums_exponents_of_what_it_does_not_know_the_size_of(dim: Any):
     """Found by programs: torch.logsumexp asks whether there is any element."""
