@@ -190,7 +190,7 @@ def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> 
 def follow(
     running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, n: Tensor, momentum: float
 ) -> None:
-    """Move running statistics, in place and outside autograd, towards means and biased variances (K, C) of `n` elements."""
+    """Move running statistics, in place and outside autograd, towards means and biased variances (K, C) of `n` each."""
     unbiased = var * n / (n - 1).clamp(min=1)
     for running, new, known in ((running_mean, mean, n > 0), (running_var, unbiased, n > 1)):
         if running is not None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from catalogue import samples
 from harness import case_of
 from torch import Tensor
