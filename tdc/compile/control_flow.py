@@ -134,23 +134,38 @@ def while_loop(cond_fn: Fn, body_fn: Fn, carried_inputs: Sequence[Any]) -> tuple
         return carry
     before_operator("while_loop")
     after, _ = split("while_loop", "the carry", after_body(carry, trace_outside(body_fn, *carry)), numbers=False)
+
+    def condition(flat: Sequence[Tensor]) -> Any:
+        return checked("while_loop", cond_fn(*form.join(flat)))
+
+    ends: tuple[Any, ...] = form.join(
+        repeat_in_graph(condition, lambda flat: tensors_of(body_fn(*form.join(flat))), tensors, after)
+    )
+    return ends
+
+
+def repeat_in_graph(
+    condition: Callable[[Sequence[Tensor]], Any], body: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    tensors: Sequence[Tensor], after: Sequence[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """A loop as one operation of a graph; `after` is what `body` makes of `tensors` outside of it."""
     positions = moving(tensors, after)
-    first = checked("while_loop", cond_fn(*carry))
+    first = condition(tensors)
     if not positions:
-        return carry
+        return list(tensors)
     ref = needs_grad(tensors, after)
     refuse_in_scan("while_loop", ref)
 
-    def carry_of(flat: Sequence[Tensor]) -> Any:
-        return form.join(replaced(tensors, positions, flat))
+    def whole(flat: Sequence[Tensor]) -> list[Tensor]:
+        return replaced(tensors, positions, flat)
 
-    def body(*flat: Tensor) -> tuple[Tensor, ...]:
-        out = tensors_of(body_fn(*carry_of(flat)))
+    def step(*flat: Tensor) -> tuple[Tensor, ...]:
+        out = body(whole(flat))
         return tuple([copied(out[position]) for position in positions])
 
     start = tuple([anchored(tensors[position], ref) for position in positions])
-    end = loop_operator("while_loop")(lambda *flat: checked("while_loop", cond_fn(*carry_of(flat))), body, start)
-    return carry_of(end if ref is None else ends_if_ran(first, end, [tensors[i] for i in positions]))
+    end = loop_operator("while_loop")(lambda *flat: condition(whole(flat)), step, start)
+    return whole(end if ref is None else ends_if_ran(first, end, [tensors[i] for i in positions]))
 
 
 def checked(op: str, pred: Any) -> Any:

@@ -122,13 +122,20 @@ def scan(combine_fn: Fn, init: Any, xs: Any, *, dim: int = 0, reverse: bool = Fa
     expect_function("scan", combine_fn)
     steps = Steps("scan", xs, dim, reverse)
     tensors, form = split("scan", "init", init, numbers=False)
-    return scan_in_graph(combine_fn, init, steps, tensors, form) if traced() else walk(combine_fn, init, steps)
-
-
-def scan_in_graph(combine_fn: Fn, init: Any, steps: Steps, tensors: list[Tensor], form: Form) -> tuple[Any, Any]:
-    """The loop as one operation of a graph; `tensors` and `form` are those of `init`."""
+    if not traced():
+        return walk(combine_fn, init, steps)
     before_operator("scan")
-    carry, y = pair(init, trace_outside(combine_fn, init, steps.at(0)))
+    return scan_in_graph(combine_fn, pair(init, trace_outside(combine_fn, init, steps.at(0))), steps, tensors, form)
+
+
+def scan_in_graph(
+    combine_fn: Fn, traced_pair: tuple[Any, Any], steps: Steps, tensors: list[Tensor], form: Form
+) -> tuple[Any, Any]:
+    """The loop as one operation of a graph; `tensors` and `form` are those of the carry that it begins with.
+
+    `traced_pair` is what `combine_fn` returns outside of it.
+    """
+    carry, y = traced_pair
     after, _ = split("scan", "the carry", carry, numbers=False)
     outs, out_form = split("scan", "the results", y)
     positions = moving(tensors, after)

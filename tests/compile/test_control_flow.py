@@ -379,3 +379,13 @@ class TestMessages:
     def test_a_leaf_that_is_no_tensor(self):
         with pytest.raises(DtypeError, match=r"at \[1\]: set"):
             tdc.scan(lambda c, x: (c, c), one(), (tree(), {1}))
+
+
+def test_what_is_traced_outside_does_not_run():
+    """A body that is traced for its form must not be run where the loop or branch does not come."""
+
+    def divide(n: Tensor) -> Tensor:
+        return tdc.cond(n > 0, lambda: 12 // n, lambda: n)
+
+    compiled = torch.compile(divide, backend="eager", fullgraph=True)
+    assert [int(compiled(torch.tensor(n))) for n in (4, 0)] == [3, 0]

@@ -22,6 +22,7 @@ from tdc.core.errors import UnsupportedError, message
 
 X = TypeVar("X")
 internals: Any = torch  # parts of torch without types
+OUTSIDE = "traced outside of an operator"  # marks nodes
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
 
@@ -107,10 +108,11 @@ def switch_donation_off(context: Any) -> None:
         return
 
     @functools.wraps(compiler)
-    def compile_without_donation(*args: Any, **kwargs: Any) -> Any:
+    def compile_without_donation(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        remove_traces(graph)
         functorch = load("torch._functorch.config")
         with functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True), apart_in_caches("undonated"):
-            return compiler(*args, **kwargs)
+            return compiler(graph, *args, **kwargs)
 
     compile_without_donation.without_donation = True  # type: ignore[attr-defined]  # ours
     output.compiler_fn = compile_without_donation
@@ -141,7 +143,7 @@ def note_beginning(context: Any) -> None:
 
 
 def remove_assertions(context: Any) -> None:
-    """Take the assertions since the last `note_beginning` out of the graph."""
+    """Take the assertions since the last `note_beginning` out of the graph, and mark all else: it may go, too."""
     graph = translator(context).output.graph
     begin = BEGINNINGS[graph].pop()
     for node in reversed(graph.nodes):
@@ -149,3 +151,21 @@ def remove_assertions(context: Any) -> None:
             break
         if node.op == "call_function" and "_assert_async" in str(node.target) and not node.users:
             graph.erase_node(node)
+        else:
+            node.meta[OUTSIDE] = True
+
+
+def remove_traces(module: Any) -> None:
+    """Take out of a graph, and the bodies in it, what `trace_outside` left and nothing uses.
+
+    Most compilers would. Those that run a graph as it is would run what is not meant to run.
+    """
+    for part in module.modules():
+        graph: Any = getattr(part, "graph", None)
+        if graph is None:
+            continue
+        for node in reversed(graph.nodes):
+            keeps_order = node.op == "call_function" and "nesting" in getattr(node.target, "__name__", "")
+            if OUTSIDE in node.meta and not node.users and not keeps_order and node.op.startswith("call"):
+                graph.erase_node(node)
+        part.recompile()
