@@ -8,6 +8,8 @@ from . import nn as nn
 from . import ops as ops
 from . import optim as optim
 from . import testing as testing
+from .autobatch.decorator import batch as batch
+from .autobatch.decorator import lanes as lanes
 from .compile.control_flow import cond as cond
 from .compile.control_flow import while_loop as while_loop
 from .compile.ensembles import ensemble as ensemble

@@ -30,8 +30,9 @@ ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may im
     **dict.fromkeys(("ragged", "tensordict"), ("core",)),
     **dict.fromkeys(MIDDLE, FOUNDATIONS),
     "compile": BELOW_COMPILE,
-    **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile")),
-    "demo": (*BELOW_COMPILE, "compile", *EDGES),
+    "autobatch": (*BELOW_COMPILE, "compile"),
+    **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile", "autobatch")),
+    "demo": (*BELOW_COMPILE, "compile", "autobatch", *EDGES),
 }
 ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may import any room
 OUTSIDE_ALLOWED = ("compile", *EDGES, "demo", *ROOT_FILES)  # here a function may import an optional package

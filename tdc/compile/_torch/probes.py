@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
 from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
+from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
 from tdc.compile._torch.tracing import (
@@ -143,6 +144,19 @@ def counts_kernels() -> bool:
     return all([type(getattr(metrics, name, None)) is int for name in ("generated_kernel_count", "num_bytes_accessed")])
 
 
+def maps_lanes() -> bool:
+    """One level of vmap by hand maps what differs between examples, and nothing else, eagerly and in a graph."""
+
+    def both(x: Tensor) -> tuple[Tensor, bool]:
+        w = torch.ones(2)
+        (doubled, same), mapped = map_lanes(lambda row: (row * 2, w), [x], 3)
+        return doubled, mapped == [True, False] and same is w
+
+    x = torch.arange(6.0).reshape(3, 2)
+    (graph,) = graphs_of(lambda x: both(x)[0], x)
+    return both(x)[1] and torch.equal(both(x)[0], x * 2) and torch.equal(graph(x)[0], x * 2)
+
+
 PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("backends by name", finds_backends),
     ("ids of compiles", knows_compiles),
@@ -152,6 +166,7 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("calls while Dynamo traces", acts_while_traced),
     ("assertions taken out of a graph", removes_assertions),
     ("transforms seen", sees_transforms),
+    ("one level of vmap by hand", maps_lanes),
     ("trace of guards and recompiles", hears_trace),
     ("sizes 0 and 1 exported as any", frees_sizes),
     ("Inductor's settings and caches", sets_inductor),

@@ -1,0 +1,266 @@
+"""Runs a control tree eagerly: every block for the examples that come there, and for no other.
+
+A `Group` is some of the examples, with the values they have. A test parts a group, and groups that reach the same
+statement meet. So no example computes what it would not compute alone: no masks, no idle examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.autobatch import blocks
+from tdc.autobatch.source import OP
+from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
+from tdc.autobatch.values import Lane, merge, select
+from tdc.autobatch.walks import Steps, steps_of
+from tdc.core.errors import ShapeError, StructureError, describe, message
+
+RESULT = "the result"
+Exits = dict[str, list["Group"]]
+Function = Callable[[Any, "Group"], "Group"]
+
+
+class Group:
+    """Some of the examples.
+
+    Attributes:
+        lanes: which, as positions in the whole batch.
+        values: what their names stand for.
+    """
+
+    __slots__ = ("lanes", "values")
+
+    def __init__(self, lanes: Tensor, values: dict[str, Any]) -> None:
+        self.lanes = lanes
+        self.values = values
+
+    def __len__(self) -> int:
+        return self.lanes.shape[0]
+
+    def part(self, positions: Tensor, names: frozenset[str]) -> Group:
+        """The examples at some positions of the group, with the names that they still need."""
+        kept = {name: select(x, positions) for name, x in self.values.items() if name in names}
+        return Group(self.lanes.index_select(0, positions), kept)
+
+
+def join(groups: Sequence[Group], names: frozenset[str] | None = None) -> Group | None:
+    """Groups that meet as one, with the names that they still need; None of none."""
+    if len(groups) < 2:
+        return groups[0] if groups else None
+    counts = [len(g) for g in groups]
+    shared = [name for name in groups[0].values if names is None or name in names]
+    shared = [name for name in shared if all([name in g.values for g in groups[1:]])]
+    values = {name: merge(name, [g.values[name] for g in groups], counts) for name in shared}
+    return Group(torch.cat([g.lanes for g in groups]), values)
+
+
+def run(nodes: list[Node], group: Group | None, exits: Exits, call: Function) -> Group | None:
+    """Run nodes for a group. Returns the examples that get behind them; the others are added to `exits`."""
+    for node in nodes:
+        if group is None:
+            return None
+        if isinstance(node, Block):
+            group = block(node, group)
+        elif isinstance(node, If):
+            group = branch(node, group, exits, call)
+        elif isinstance(node, While):
+            group = while_loop(node, group, exits, call)
+        elif isinstance(node, For):
+            group = for_loop(node, group, exits, call)
+        elif isinstance(node, Exit):
+            found = {RESULT: evaluate(node.value, group)} if node.value is not None else group.values
+            exits[node.kind].append(Group(group.lanes, found))
+            return None
+        elif isinstance(node, Call):
+            group = call(node, group)
+        elif isinstance(node, Append):
+            group = with_values(group, {node.name: [*group.values[node.name], evaluate(node.value, group)]})
+        else:
+            check(node, group)
+    return group
+
+
+def with_values(group: Group, values: dict[str, Any]) -> Group:
+    return Group(group.lanes, {**group.values, **values})
+
+
+def arguments(reads: Sequence[str], group: Group, line: int) -> list[Any]:
+    """The values of names.
+
+    Raises:
+        StructureError: a name has none.
+    """
+    missing = [name for name in reads if name not in group.values]
+    if missing:
+        got = f"{missing[0]!r}, which has none at line {line}"
+        hint = f"give {missing[0]} a value before the statement that may skip it"
+        raise StructureError(message(OP, "names that have a value", got, hint=hint))
+    return [group.values[name] for name in reads]
+
+
+def block(node: Block, group: Group) -> Group:
+    """Straight-line code; names that nobody reads later are dropped."""
+    assert node.fn is not None
+    found = blocks.run(node.fn, arguments(node.reads, group, node.line), len(group))
+    written = [name for name in node.writes if name in node.live]
+    return with_values(group, dict(zip(written, found, strict=True)))
+
+
+def evaluate(value: Value, group: Group) -> Any:
+    """The value of an expression."""
+    args = arguments(value.reads, group, value.line)
+    if value.name is not None:
+        return args[0]
+    assert value.fn is not None
+    return blocks.run(value.fn, args, len(group))[0]
+
+
+def decide(value: Value, group: Group) -> bool | Tensor:
+    """A condition: one bool where it is the same for all examples of the group, else one for each.
+
+    Raises:
+        ShapeError: a condition of several elements.
+    """
+    found = evaluate(value, group)
+    if type(found) is not Lane:
+        return bool(found)
+    data = found.data
+    if not isinstance(data, Tensor) or data[0].numel() != 1:
+        what = describe(data) if not isinstance(data, Tensor) else f"shape {[*data.shape[1:]]}"
+        got, hint = f"{what} at line {value.line}", "x.any(), x.all(), or torch.where"
+        raise ShapeError(message(OP, "a condition of one element for each example", got, hint=hint))
+    mask = data.reshape(-1).bool()
+    count = int(mask.sum())
+    return mask if 0 < count < len(mask) else count > 0
+
+
+def branch(node: If, group: Group, exits: Exits, call: Function) -> Group | None:
+    """Each example goes one way."""
+    test = decide(node.test, group)
+    if isinstance(test, bool):
+        return run(node.then if test else node.orelse, group, exits, call)
+    yes = group.part(positions(test), node.live_then)
+    no = group.part(positions(~test), node.live_else)
+    ends = [run(node.then, yes, exits, call), run(node.orelse, no, exits, call)]
+    return join([g for g in ends if g is not None], node.live)
+
+
+def positions(mask: Tensor) -> Tensor:
+    return mask.nonzero().squeeze(1)
+
+
+def part(group: Group, test: bool | Tensor, stays: frozenset[str], leaves: frozenset[str]) -> list[Group | None]:
+    """Those for whom a test holds, and the others."""
+    if isinstance(test, bool):
+        return [group, None] if test else [None, group]
+    return [group.part(positions(test), stays), group.part(positions(~test), leaves)]
+
+
+def while_loop(node: While, group: Group, exits: Exits, call: Function) -> Group | None:
+    """Examples leave the loop when their test fails."""
+    left: list[Group] = []
+    inside: Exits = {**exits, "break": [], "continue": []}
+    staying: Group | None = group
+    while staying is not None:
+        at_head = run(node.pre, staying, exits, call)
+        if at_head is None:
+            break
+        staying, leaving = part(at_head, decide(node.test, at_head), node.live_head | at_test(node), node.live_else)
+        left += [leaving] if leaving is not None else []
+        if staying is not None:
+            staying = iteration(node, staying, inside, call)
+    return after_loop(node, left, inside, exits, call)
+
+
+def at_test(node: While) -> frozenset[str]:
+    """Names that `pre` gave a value and the body reads."""
+    return frozenset(name for n in node.pre for name in n.live)
+
+
+def iteration(node: While | For, group: Group, inside: Exits, call: Function) -> Group | None:
+    """The body, once. Returns those who go on: they fell through, or said continue."""
+    end = run(node.body, group, inside, call)
+    going = [*([end] if end is not None else []), *inside["continue"]]
+    inside["continue"].clear()
+    return join(going, node.live_head)
+
+
+def after_loop(node: While | For, left: list[Group], inside: Exits, exits: Exits, call: Function) -> Group | None:
+    """Those who left by the test run `else`, and meet those who said break."""
+    normal = join(left, node.live_else)
+    end = run(node.orelse, normal, exits, call) if normal is not None else None
+    return join([*([end] if end is not None else []), *inside["break"]], node.live)
+
+
+def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | None:
+    """Examples leave the loop when they have no more items."""
+    steps: Steps = steps_of(node.walk, [evaluate(v, group) for v in node.walk.values()], len(group))
+    inside: Exits = {**exits, "break": [], "continue": []}
+    left: list[Group] = []
+    entered = group.lanes
+    staying: Group | None = group
+    at: Tensor | None = None  # the positions of those who stay, among those who entered
+    step = 0
+    while staying is not None:
+        if staying.lanes is not entered:
+            at = found_in(staying.lanes, group.lanes)
+            entered = staying.lanes
+        staying, leaving = part(staying, steps.has(step, at), node.live_head, node.live_else)
+        left += [leaving] if leaving is not None else []
+        if staying is None:
+            break
+        if staying.lanes is not entered:
+            at = found_in(staying.lanes, group.lanes)
+            entered = staying.lanes
+        assert node.assign.fn is not None
+        staying = block(node.assign, with_values(staying, {ITEM: steps.item(step, at)}))
+        staying = iteration(node, staying, inside, call)
+        step += 1
+    return after_loop(node, left, inside, exits, call)
+
+
+def found_in(lanes: Tensor, entered: Tensor) -> Tensor:
+    """Where lanes stand among those that entered a loop."""
+    where = torch.empty(int(entered.max()) + 1, dtype=torch.long, device=lanes.device)
+    where[entered] = torch.arange(len(entered), device=lanes.device)
+    return where[lanes]
+
+
+def check(node: Assert, group: Group) -> None:
+    """
+    Raises:
+        AssertionError: the test fails for some example.
+    """
+    test = decide(node.test, group)
+    if isinstance(test, Tensor) or not test:
+        wrong = group.lanes[~test] if isinstance(test, Tensor) else group.lanes
+        raise AssertionError(f"{node.text} (line {node.line}, example {int(wrong.min())})")
+
+
+def result(groups: Sequence[Group], rest: Group | None) -> Group:
+    """What all examples return.
+
+    Raises:
+        StructureError: some examples return a value, others get to the end of the function.
+    """
+    ends = [*groups, *([Group(rest.lanes, {RESULT: None})] if rest is not None else [])]
+    if rest is not None and any(g.values[RESULT] is not None for g in groups):
+        got, hint = "some that reach the end of the function", "return a value on each way through it"
+        raise StructureError(message(OP, "examples that all return a value", got, hint=hint))
+    whole = join(ends)
+    assert whole is not None
+    return whole
+
+
+def run_function(nodes: list[Node], values: dict[str, Any], count: int, call: Function, device: Any) -> Any:
+    """Run a whole function for `count` examples."""
+    exits: Exits = {"return": [], "break": [], "continue": []}
+    lanes = torch.arange(count, device=device)
+    rest = run(nodes, Group(lanes, values), exits, call)
+    end = result(exits["return"], rest)
+    found = end.values[RESULT]
+    return found if end.lanes is lanes else select(found, end.lanes.argsort())

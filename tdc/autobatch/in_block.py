@@ -1,0 +1,134 @@
+"""What Python's operators mean in a block: as ever for Python values, for each example of a vmap for tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+slice = slice  # pieces of source reach it here
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "is_", "is_not")},
+    "in_": lambda a, b: a in b,
+    "not_in": lambda a, b: a not in b,
+}
+
+
+def truth(x: Any) -> Any:
+    """A tensor of one element as a 0-d bool; anything else as Python has it."""
+    return x.reshape(()).bool() if isinstance(x, Tensor) else bool(x)
+
+
+def and_(first: Any, *rest: Callable[[], Any]) -> Any:
+    """`first and rest()`."""
+    for arm in rest:
+        if not isinstance(first, Tensor):
+            if not first:
+                return first
+            first = arm()
+        else:
+            first = joined(first, arm(), truth(first))
+    return first
+
+
+def or_(first: Any, *rest: Callable[[], Any]) -> Any:
+    """`first or rest()`."""
+    for arm in rest:
+        if not isinstance(first, Tensor):
+            if first:
+                return first
+            first = arm()
+        else:
+            first = joined(first, arm(), ~truth(first))
+    return first
+
+
+def joined(old: Tensor, new: Any, taken: Tensor) -> Tensor:
+    """`new` where it is taken."""
+    return torch.where(taken, new, old)
+
+
+def not_(x: Any) -> Any:
+    return ~truth(x) if isinstance(x, Tensor) else not x
+
+
+def if_else(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """`yes() if test else no()`."""
+    if not isinstance(test, Tensor):
+        return yes() if test else no()
+    a, b = yes(), no()
+    return a if a is b else torch.where(truth(test), a, b)
+
+
+def chain(first: Any, *pairs: Any) -> Any:
+    """`a < b <= c`, each operand evaluated once."""
+    found: Any = True
+    for name, later in zip(pairs[::2], pairs[1::2], strict=True):
+        if not isinstance(found, Tensor) and not found:
+            return found
+        second = later()
+        now = OPERATORS[name](first, second)
+        found = now if found is True else found & now if isinstance(found, Tensor) else now
+        first = second
+    return found
+
+
+def is_position(i: Any) -> bool:
+    """Whether an index is a tensor that stands for one position."""
+    return isinstance(i, Tensor) and i.ndim == 0 and i.dtype != torch.bool and not i.is_floating_point()
+
+
+def get(x: Any, index: Any) -> Any:
+    """`x[index]`, where 0-d tensors are positions as Python numbers are."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if not isinstance(x, Tensor) or not any([is_position(i) for i in entries]):
+        return x[index]
+    rest: list[Any] = []
+    dim = 0
+    for i in after_ellipsis(entries, x.ndim):
+        if is_position(i):
+            x = x[(*[slice(None)] * dim, i.reshape(1))]
+        rest.append(0 if is_position(i) else i)
+        dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
+    return x[tuple(rest)]
+
+
+def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:
+    """The entries with `...` written out."""
+    used = len([i for i in entries if i is not None and i is not Ellipsis])
+    at = next((k for k, i in enumerate(entries) if i is Ellipsis), None)
+    if at is None:
+        return list(entries)
+    return [*entries[:at], *[slice(None)] * (ndim - used), *entries[at + 1 :]]
+
+
+def put(x: Any, index: Any, value: Any) -> Any:
+    """What `x` is after `x[index] = value`; `x` itself stays as it was."""
+    if isinstance(x, dict):
+        return {**x, index: value}
+    if isinstance(x, list):
+        out: list[Any] = list(x)
+        out[index] = value
+        return out
+    if not isinstance(x, Tensor):
+        x[index] = value  # what cannot be set says so itself
+        return x
+    entries = index if isinstance(index, tuple) else (index,)
+    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
+    taken = mask_of(numbers, entries)
+    value = value.to(x.dtype) if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    if taken is not None:
+        return torch.where(taken, value, x)
+    where = get(numbers, index)
+    value = value.expand(where.shape)
+    return x.flatten().index_put((where.flatten(),), value.flatten()).reshape(x.shape)
+
+
+def mask_of(numbers: Tensor, entries: tuple[Any, ...]) -> Tensor | None:
+    """A mask of the element that positions name for all dims; None where an index takes several."""
+    if len(entries) != numbers.ndim or not all([is_position(i) or type(i) is int for i in entries]):
+        return None
+    return numbers == get(numbers, tuple([torch.as_tensor(i, device=numbers.device) for i in entries]))

@@ -1,0 +1,144 @@
+"""A function as a program that can be run on a batch: its control tree with code for each piece.
+
+Which calls are calls of functions of `batch` is known when the program is run: of `self.cell` when `self` is. There is
+one program for each answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tdc.autobatch import flow, in_block, loops, lowered, traced_walks
+from tdc.autobatch.build import Builder
+from tdc.autobatch.driver import write
+from tdc.autobatch.source import NUMBERS, Source, definition, functions, local_names
+from tdc.autobatch.syntax import load
+from tdc.autobatch.tree import Append, Block, For, Node, Value, show
+
+Answers = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A control tree that can be run.
+
+    Attributes:
+        source: of the function.
+        nodes: its tree.
+    """
+
+    source: Source
+    nodes: list[Node]
+
+    def __str__(self) -> str:
+        return "\n".join(show(self.nodes))
+
+
+def candidates(source: Source) -> tuple[str, ...]:
+    """The functions that are called, by name or as attributes of a name, such as `self.cell`."""
+    calls = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    return tuple(dict.fromkeys(ast.unparse(f) for f in calls if is_dotted(f)))
+
+
+def is_dotted(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and is_dotted(node.value))
+
+
+def resolved(name: str, values: Mapping[str, Any]) -> Any:
+    """What a dotted name stands for; None where nothing does."""
+    first, *rest = name.split(".")
+    found = values.get(first)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
+
+
+def free(source: Source, names: Iterable[str]) -> dict[str, Any]:
+    """What the globals and the closure of a function have for the beginnings of dotted names."""
+    fn = source.fn
+    roots = {name.partition(".")[0] for name in names}
+    out = {root: fn.__globals__[root] for root in roots if root in fn.__globals__}
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        if name in roots:
+            try:
+                out[name] = cell.cell_contents
+            except ValueError:
+                continue  # not yet assigned
+    return out
+
+
+def build(source: Source, called: Answers) -> Program:
+    """The program of a function; `called` are the names of functions of `batch` that it calls."""
+    names = local_names(source)
+
+    def site(call: ast.Call) -> bool:
+        return is_dotted(call.func) and ast.unparse(call.func) in called
+
+    tree: Any = ast.parse(ast.unparse(source.tree)).body[0]  # a copy, since it is rewritten
+    for new, old in zip(ast.walk(tree), ast.walk(source.tree), strict=True):
+        ast.copy_location(new, old)
+    nodes = Builder(source, names, site).nodes(tree.body)
+    flow.fill(nodes, names)
+    given = frozenset(arg.arg for arg in every_argument(source.tree.args))
+    tainted = flow.tainted_names(source, nodes, names)
+    flow.Assigned(source, tainted).check(nodes, given, {"return": [], "break": [], "continue": []})
+    compile_pieces(source, nodes)
+    return Program(source, nodes)
+
+
+def every_argument(args: ast.arguments) -> list[ast.arg]:
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *[a for a in (args.vararg, args.kwarg) if a]]
+
+
+def compile_pieces(source: Source, nodes: list[Node]) -> None:
+    """Give each block and each expression its code."""
+    pieces: dict[str, Block | Value] = {}
+    made: list[ast.FunctionDef] = []
+    for node in flow.every(nodes):
+        for block in [node] if isinstance(node, Block) else [node.assign] if isinstance(node, For) else []:
+            name = f"block_{len(pieces)}"
+            outs: list[ast.expr] = [load(w) for w in block.writes if w in block.live]
+            body = [*block.body, ast.Return(ast.Tuple(outs, ast.Load()))]
+            pieces[name] = block
+            made.append(definition(name, block.reads, body, block.line))
+        for value in flow.values_of(node):
+            if value.name is None:
+                name = f"value_{len(pieces)}"
+                pieces[name] = value
+                result = ast.Return(ast.Tuple([value.expr], ast.Load()))
+                made.append(definition(name, value.reads, [result], value.line))
+    code: dict[str, Callable[..., Any]] = dict(functions(source, made, in_block))
+    for name, piece in pieces.items():
+        piece.fn = code[name]
+
+
+def driver(program: Program) -> Callable[..., Any]:
+    """The driver of a program, with the names that it calls as its globals."""
+    arguments = [arg.arg for arg in every_argument(program.source.tree.args)]
+    names = {name for node in flow.every(program.nodes) for name in names_of(node)}
+    text, pieces = write(program.nodes, arguments, names)
+    filename = f"<tdc.batch driver of {program.source.fn.__name__} {next(NUMBERS)}>"
+    linecache.cache[filename] = len(text), None, text.splitlines(True), filename
+    found: dict[str, Any] = {**RUNTIME, **pieces}
+    exec(compile(text, filename, "exec"), found)  # text of ours
+    made: Callable[..., Any] = found["driver"]
+    return made
+
+
+def names_of(node: Node) -> list[str]:
+    """The names that one node reads or writes."""
+    blocks = [name for block in flow.blocks_of(node) for name in (*block.reads, *block.writes)]
+    target = getattr(node, "target", None) or (node.name if isinstance(node, Append) else None)
+    return [*blocks, *[name for value in flow.values_of(node) for name in value.reads], *([target] if target else [])]
+
+
+CALLED = (
+    lowered.read, lowered.block, lowered.guarded, lowered.decide, lowered.split, lowered.either, lowered.enter,
+    lowered.meet, lowered.count, lowered.check, lowered.finish, lowered.finished, loops.repeat, loops.along,
+    traced_walks.walk,
+)  # fmt: skip
+RUNTIME: dict[str, Any] = {"UNDEFINED": lowered.UNDEFINED, **{fn.__name__: fn for fn in CALLED}}

@@ -1,0 +1,186 @@
+"""Expressions of a block: Python's `and`, `or`, `not`, `if else`, chained comparisons and indices as calls of helpers.
+
+`in_block` has the helpers: the same as Python's for Python values, element by element for tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tdc.autobatch.source import HELPERS
+from tdc.autobatch.tree import TEMPORARY
+
+SAFE = (  # calls that a test may run for examples that it does not concern
+    "sum", "mean", "any", "all", "abs", "size", "dim", "numel", "norm", "ndim", "len", "isinstance", "float", "bool",
+    "eq", "ne", "lt", "le", "gt", "ge",
+)  # fmt: skip
+FAILING = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+TOTAL = frozenset((  # calls that are finite, with finite derivatives, whatever they are given
+    *SAFE, "tanh", "sigmoid", "relu", "gelu", "silu", "softplus", "softmax", "log_softmax", "exp", "sin", "cos", "neg",
+    "square", "clamp", "where", "maximum", "minimum", "mm", "matmul", "bmm", "linear", "add", "sub", "mul", "cat",
+    "stack", "zeros", "ones", "zeros_like", "ones_like", "full", "arange", "tensor", "double", "long", "int", "reshape",
+    "view", "flatten", "transpose", "unsqueeze", "expand", "new_zeros", "new_ones", "detach", "clone", "to", "and_",
+    "or_", "not_", "if_else", "chain", "layer_norm", "dropout", "logical_and", "logical_or", "logical_not", "argmax",
+))  # fmt: skip
+COMPARE: dict[type, str] = {
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
+    ast.IsNot: "is_not", ast.In: "in_", ast.NotIn: "not_in",
+}  # fmt: skip
+
+
+def load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def store(name: str) -> ast.Name:
+    return ast.Name(name, ast.Store())
+
+
+def call_helper(name: str, args: list[ast.expr]) -> ast.Call:
+    """A call of a helper of `in_block`."""
+    return ast.Call(ast.Attribute(load(HELPERS), name, ast.Load()), args, [])
+
+
+def later(expr: ast.expr) -> ast.Lambda:
+    """An expression that is evaluated when it is called."""
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), expr)
+
+
+def risky(expr: ast.expr, site: Callable[[ast.Call], bool]) -> bool:
+    """Whether an arm may fail, or cost much, for examples that do not take it."""
+    for node in ast.walk(expr):
+        if isinstance(node, ast.Call):
+            func = node.func
+            name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+            if site(node) or name not in SAFE:
+                return True
+        if isinstance(node, ast.Subscript) or (isinstance(node, ast.BinOp) and isinstance(node.op, FAILING)):
+            return True
+    return False
+
+
+def may_fail(node: ast.AST) -> bool:
+    """Whether code may raise an error, or have no finite derivative, for some values."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call):
+            func = part.func
+            if (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")) not in TOTAL:
+                return True
+        if isinstance(part, ast.Subscript) or (isinstance(part, ast.BinOp) and isinstance(part.op, FAILING)):
+            return True
+    return False
+
+
+def subscript_target(target: ast.Subscript, value: ast.expr) -> tuple[str, ast.expr]:
+    """`name[i][j] = value` as the name and its new value."""
+    base: Any = target.value
+    read: Any = ast.parse(ast.unparse(base), mode="eval").body
+    for node in ast.walk(read):
+        ast.copy_location(node, target)
+    new = call_helper("put", [read, index_of(target.slice), value])
+    if isinstance(base, ast.Subscript):
+        return subscript_target(base, new)
+    return (base.id if isinstance(base, ast.Name) else ast.unparse(base)), new
+
+
+def index_of(index: ast.expr) -> ast.expr:
+    """An index as an argument: slices as calls of `slice`."""
+    if isinstance(index, ast.Slice):
+        parts: list[ast.expr] = [p or ast.Constant(None) for p in (index.lower, index.upper, index.step)]
+        return call_helper("slice", parts)
+    if isinstance(index, ast.Tuple):
+        return ast.Tuple([index_of(e) for e in index.elts], ast.Load())
+    return index
+
+
+def is_fixed(index: ast.expr) -> bool:
+    """Whether an index has no names: then Python's own does."""
+    return not any(isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(index))
+
+
+class InBlock(ast.NodeTransformer):
+    """Rewrites what would ask a tensor for its truth, or index by one."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        self.generic_visit(node)
+        name = "and_" if isinstance(node.op, ast.And) else "or_"
+        return located(call_helper(name, [node.values[0], *[later(v) for v in node.values[1:]]]), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        return located(call_helper("not_", [node.operand]), node) if isinstance(node.op, ast.Not) else node
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        self.generic_visit(node)
+        return located(call_helper("if_else", [node.test, later(node.body), later(node.orelse)]), node)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        if len(node.ops) == 1:
+            return node
+        pairs: list[ast.expr] = []
+        for op, value in zip(node.ops, node.comparators, strict=True):
+            pairs += [ast.Constant(COMPARE[type(op)]), later(value)]
+        return located(call_helper("chain", [node.left, *pairs]), node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or is_fixed(node.slice):
+            return node
+        return located(call_helper("get", [node.value, index_of(node.slice)]), node)
+
+
+def located(new: ast.expr, old: ast.expr) -> ast.expr:
+    return ast.fix_missing_locations(ast.copy_location(new, old))
+
+
+class Names(ast.NodeVisitor):
+    """The names that code reads before it writes them, and those it writes, of some names of interest."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self.reads: dict[str, int] = {}
+        self.writes: dict[str, int] = {}
+        self.inner: list[set[str]] = []
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if (node.id in self.names or node.id.startswith(TEMPORARY)) and not any(node.id in i for i in self.inner):
+            if isinstance(node.ctx, ast.Load):
+                if node.id not in self.writes:
+                    self.reads.setdefault(node.id, node.lineno)
+            else:
+                self.writes.setdefault(node.id, node.lineno)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.visit(node.value)
+        for target in node.targets:
+            self.visit(target)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        args = node.args
+        for default in (*args.defaults, *[d for d in args.kw_defaults if d]):
+            self.visit(default)
+        given = {a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+        self.inner.append(given | {a.arg for a in (args.vararg, args.kwarg) if a})
+        self.visit(node.body)
+        self.inner.pop()
+
+    def comprehension(self, node: Any) -> None:
+        targets = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
+        self.visit(node.generators[0].iter)
+        self.inner.append(targets)
+        for part in fields(node):
+            self.visit(part)
+        self.inner.pop()
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = comprehension
+
+
+def fields(node: Any) -> Iterator[ast.AST]:
+    """The parts of a comprehension but the first iterable."""
+    for i, g in enumerate(node.generators):
+        yield from ([] if i == 0 else [g.iter])
+        yield from g.ifs
+    yield from [getattr(node, name) for name in ("elt", "key", "value") if hasattr(node, name)]

@@ -1,0 +1,39 @@
+"""One level of vmap around a function, without the form of its arguments and results (torch 2.11-2.13).
+
+`torch.vmap` takes pytrees apart, checks them and puts results together: more than most blocks cost, and a thousand
+lines for Dynamo to trace. Here tensors are lists already, and what the function does not map stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pkgutil import resolve_name as load
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile._torch.tracing import is_batched
+
+level_of_vmap: Any = load("torch._functorch.vmap:vmap_increment_nesting")
+add_batch_dim: Any = load("torch._functorch.vmap:_add_batch_dim")
+remove_batch_dim: Any = load("torch._functorch.vmap:_remove_batch_dim")
+
+
+def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> tuple[list[Any], list[bool]]:
+    """The results of `fn` for each of `count` examples, which are the first dim of tensors, and which are mapped.
+
+    A result is mapped where it is a tensor that differs between examples; any other is returned once.
+    """
+    with level_of_vmap(count, "different") as level:
+        out = list(fn(*[add_batch_dim(x, 0, level) for x in tensors]))
+        mapped = [isinstance(x, Tensor) and is_batched(x) for x in out]
+        found = [remove_batch_dim(x, level, count, 0) if m else x for x, m in zip(out, mapped, strict=True)]
+    return found, mapped
+
+
+@cache
+def load_decompositions() -> None:
+    """Have torch load what vmap needs for some operations, as its first vmap does."""
+    torch.vmap(torch.neg)(torch.zeros(1))

@@ -1,0 +1,83 @@
+"""Check random programs: `PYTHONPATH=tests python tests/autobatch/run_programs.py --count 500 --mode eager`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from autobatch.check import Compiler, check
+from autobatch.generate import Program, program
+
+WORDS = ("while ", "for ", "if ", "break", "continue", "return ", "other(", "else:", "elif ", "append")
+
+
+def compiled(backend: str) -> Compiler:
+    """Compiles a function as one graph."""
+
+    def compiler(fn: Any) -> Any:
+        torch.compiler.reset()
+        return torch.compile(fn, backend=backend, fullgraph=True)
+
+    return compiler
+
+
+MODES: dict[str, Compiler | None] = {"eager": None, "aot_eager": compiled("aot_eager")}
+
+
+def run(count: int, start: int, mode: str, limit: int = 10) -> tuple[Counter[str], list[str]]:
+    """Check programs of successive seeds. Returns what they contain, and what failed."""
+    seen: Counter[str] = Counter()
+    failed: list[str] = []
+    for seed in range(start, start + count):
+        p = program(seed)
+        if mode != "eager" and p.style == "lanes":
+            p = Program(**{**vars(p), "style": "map"})
+        seen["programs"] += 1
+        try:
+            seen["gradients that are not zero"] += check(p, MODES[mode])
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            failed.append(f"seed {seed}: {type(error).__name__} {last.filename}:{last.lineno} {str(error)[:600]}")
+            if len(failed) >= limit:
+                break
+        seen.update({f"{p.rows} rows": 1, f"{p.size} examples": 1, f"given as {p.style}": 1})
+        for word in WORDS:
+            seen[word.strip()] += sum([word in line for line in p.text.splitlines()])
+    return seen, failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mode", choices=list(MODES), default="eager")
+    parser.add_argument("--limit", type=int, default=10, help="stop after so many failures")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen, failed = run(given.count, given.seed, given.mode, given.limit)
+    for text, n in seen.most_common():
+        print(f"{n:6} {text}")
+    for text in failed:
+        print(text)
+    passed = seen["programs"] - len(failed)
+    print(
+        f"{given.mode}: {passed} of {seen['programs']} programs equal the loop, in {time.perf_counter() - begin:.0f} s"
+    )
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Functions of `tdc.batch` in graphs: values and gradients of the loop over examples, and one graph for all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tdc
+from tdc.core.dynamo import mark_dynamic
+
+W = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+BATCHES = ((3, 0, 5, 2), (1, 4), (2, 2, 6), (7, 1, 3, 1, 2))
+
+
+@tdc.batch
+def recurrent(x: Tensor) -> Tensor:
+    h = torch.zeros(3, dtype=x.dtype)
+    for row in x:
+        h = torch.tanh(W @ row + h)
+    return h
+
+
+@tdc.batch
+def leaves_early(x: Tensor) -> Tensor:
+    s = x.new_zeros(())
+    for i, row in enumerate(reversed(x)):
+        if row.sum() < -1:
+            continue
+        s = s + row.sum() * (i + 1)
+        if s > 2:
+            return s.sqrt()
+    else:
+        s = s - 1
+    return s * 3
+
+
+@tdc.batch
+def while_and_branches(x: Tensor, y: Tensor) -> Tensor:
+    n = 0
+    while x.sum() > 1 and n < 7:
+        n += 1
+        if x[0] > 0.5:
+            x = torch.log(x[0] * W[0, 0].abs()) + x * 0.5
+        elif y[n % 5] < 0:
+            y[n % 5] = 2.0
+            continue
+        else:
+            x = x - y[:3].abs()
+        if x.sum() > 9:
+            break
+    return x * n + y[:3]
+
+
+@tdc.batch
+def counted(x: Tensor, k: Tensor) -> Tensor:
+    s = x
+    for i in range(k):
+        s = s * 0.5 + i
+        if s.sum() > 7:
+            break
+    return s
+
+
+@tdc.batch
+def positive(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return x / x.sum()
+
+
+@tdc.batch
+def calls(x: Tensor) -> Tensor:
+    y = positive(x)
+    return positive(y - 1) + positive(x) if y[0] > 1 else y
+
+
+@tdc.batch
+def nested(x: Tensor) -> Tensor:
+    n = 0
+    while n < 4:
+        k = 0
+        while k < x.abs().sum():
+            k += 1
+            if k > 3:
+                return x * k
+            x = x * 0.9
+        n += 1
+    return x + n
+
+
+def ragged(*lengths: int) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return (tdc.pack([torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in lengths]),)
+
+
+def rows(*lengths: int, width: tuple[int, ...] = (3,), whole: bool = False) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    made = [torch.randn(len(lengths), n, dtype=torch.float64, generator=generator) * 2 + 1 for n in width]
+    return (*made, torch.tensor(lengths)) if whole else tuple(made)
+
+
+PROGRAMS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "a recurrent cell": (recurrent, ragged),
+    "while and branches": (while_and_branches, lambda *n: rows(*n, width=(3, 5))),
+    "range of a tensor": (counted, lambda *n: rows(*n, whole=True)),
+    "calls": (calls, rows),
+}
+
+
+def mark(x: Any) -> Any:
+    """A batch whose number of examples varies; ragged ones say so themselves."""
+    return mark_dynamic(x, 0) if isinstance(x, Tensor) else x
+
+
+def check(fn: Any, draw: Callable[..., Any], run: Callable[..., Any], lengths: tuple[int, ...]) -> None:
+    """Values and gradients of one batch."""
+    batch = draw(*lengths)
+    leaves = [x.values if isinstance(x, tdc.NestedTensor) else x for x in batch]
+    leaves = [x.requires_grad_() for x in leaves if x.is_floating_point()]
+    out = run(*batch)
+    want = torch.stack([fn(*[x.clone() for x in one]) for one in zip(*[x.unbind() for x in batch], strict=True)])
+    torch.testing.assert_close(out, want)
+    weights = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(1))
+    found, truth = [
+        torch.autograd.grad((o * weights).sum(), [*leaves, W], materialize_grads=True, allow_unused=True)
+        for o in (out, want)
+    ]
+    torch.testing.assert_close(found, truth)
+
+
+def batched(fn: Any) -> Callable[..., Any]:
+    return lambda *xs: fn(*xs) if isinstance(xs[0], tdc.NestedTensor) else fn.map(*xs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_eager(name: str):
+    fn, draw = PROGRAMS[name]
+    for lengths in BATCHES:
+        check(fn, draw, batched(fn), lengths)
+
+
+SLOW = ("while and branches",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in PROGRAMS])
+def test_one_graph_for_all_sizes(name: str):
+    fn, draw = PROGRAMS[name]
+    compiled = tdc.compile.counted(batched(fn), backend="aot_eager")
+    for lengths in BATCHES:
+        check(fn, lambda *n: tuple([mark(x) for x in draw(*n)]), compiled, lengths)
+    assert (compiled.counts.graphs, compiled.counts.compiles) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "draw"), [pytest.param(nested, rows, marks=pytest.mark.slow), (leaves_early, ragged)], ids=["nested", "for"]
+)
+def test_loops_that_are_left_in_the_middle(fn: Any, draw: Callable[..., Any]):
+    check(fn, draw, batched(fn), BATCHES[0])
+    check(fn, draw, torch.compile(batched(fn), backend="aot_eager", fullgraph=True), BATCHES[0])
+
+
+@pytest.mark.slow
+def test_unrolled():
+    fn = tdc.batch(max_iters=7, lower="unroll")(while_and_branches.fn)
+    run = torch.compile(batched(fn), backend="aot_eager", fullgraph=True)
+    check(fn, PROGRAMS["while and branches"][1], run, BATCHES[0])
+
+
+def test_unrolled_too_little():
+    fn = tdc.batch(max_iters=1, lower="unroll")(halved.fn)
+    run = torch.compile(fn.map, backend="eager", fullgraph=True)
+    assert run(torch.tensor([0.5, 1.5])).tolist() == [0, 1]
+    with pytest.raises(RuntimeError, match="max_iters=1 rounds"):
+        run(torch.tensor([0.5, 4.0]))
+
+
+@tdc.batch
+def halved(x: Tensor) -> int:
+    n = 0
+    while x > 1:
+        x, n = x / 2, n + 1
+    return n

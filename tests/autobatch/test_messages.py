@@ -1,0 +1,215 @@
+"""What `tdc.batch` says of code and of arguments that have no meaning for a batch, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tdc
+from tdc.autobatch.decorator import BatchFunction
+
+
+def made(text: str, **options: Any) -> BatchFunction:
+    """The function `f` of a text, decorated."""
+    scope: dict[str, Any] = {"torch": torch, "F": F}
+    exec(text, scope)
+    return tdc.batch(scope["f"], source=text, **options)
+
+
+def changes(code: str) -> str:
+    return f"{code!r}, which changes an object,"
+
+
+NO_WAIT = "return the results, as a tuple or a tensor"
+PRINT = ("a call of `print`", "call f on one example to print")
+CODE: dict[str, tuple[str, str]] = {  # the second line of a function, what is wrong with it, and what to do
+    "y = o.pop()": (changes("o.pop()"), "last, o = o[-1], o[:-1]"),
+    "o.pop(0)": (changes("o.pop(0)"), "last, o = o[-1], o[:-1]"),
+    "y = o.popitem()": (changes("o.popitem()"), "read o[key], and leave it there"),
+    "y = o['a'].setdefault(1, x)": (changes("o['a'].setdefault(1, x)"), "if key not in o['a']: o['a'][key] = value"),
+    "o.extend([x])": (changes("o.extend([x])"), "o = [*o, *more]"),
+    "y = o.extend([x]) or o": (changes("o.extend([x])"), "o = [*o, *more]"),
+    "o.insert(0, x)": (changes("o.insert(0, x)"), "o = [*o[:i], value, *o[i:]]"),
+    "o.remove(x)": (changes("o.remove(x)"), "o = [*o[:i], *o[i + 1 :]]"),
+    "o.clear()": (changes("o.clear()"), "o = []"),
+    "o.sort()": (changes("o.sort()"), "o = sorted(o)"),
+    "o.reverse()": (changes("o.reverse()"), "o = o[::-1]"),
+    "o.update(a=x)": (changes("o.update(a=x)"), "o = {**o, **more}"),
+    "o['a'].append(x)": (changes("o['a'].append(x)"), "o['a'] = [*o['a'], value]"),
+    "y = o.rows.pop()": (changes("o.rows.pop()"), "copy it to a local name, and give that a new value"),
+    "y = [o.pop() for _ in range(3)]": (changes("o.pop()"), "last, o = o[-1], o[:-1]"),
+    "x.mul_(2)": (changes("x.mul_(2)"), "x = x.mul(2)"),
+    "y = x.mul_(2) + 1": (changes("x.mul_(2)"), "x = x.mul(2)"),
+    "x.add_(1).relu_()": (changes("x.add_(1).relu_()"), "x = x.add(1).relu()"),
+    "x[0].copy_(o)": (changes("x[0].copy_(o)"), "x[0] = other"),
+    "x.copy_(o)": (changes("x.copy_(o)"), "x = other"),
+    "x[0].mul_(2)": (changes("x[0].mul_(2)"), "x[0] = x[0].mul(2)"),
+    "y = o.w.mul_(2)": (changes("o.w.mul_(2)"), "o.w.mul(2)"),
+    "x.zero_()": (changes("x.zero_()"), "x = torch.zeros_like(x)"),
+    "x.requires_grad_()": (changes("x.requires_grad_()"), "call it outside, on the arguments"),
+    "F.elu_(x)": (changes("F.elu_(x)"), "F.elu(x)"),
+    "yield x": ("`yield`", NO_WAIT),
+    "y = yield from o": ("`yield from`", NO_WAIT),
+    "print(x)": PRINT,
+    "y = [print(x) for x in o]": PRINT,
+    "x + 1": ("an expression whose value is not used, 'x + 1',", "assign the result to a name, or leave it out"),
+    "o.h = x": ("an attribute that is set, 'o.h',", "keep it in a local name and return it"),
+    "F[0] = x": ("an element of 'F', which is not local,", "give it a local name first"),
+    "global y": ("`global`", "return the value instead"),
+    "raise ValueError": ("`raise`", "`assert test, text` holds for each example"),
+    "import math": ("`import`", "at the top of the file"),
+    "del x": ("`del`", "it is not needed"),
+}
+
+
+@pytest.mark.parametrize("line", CODE)
+def test_code_that_is_refused(line: str):
+    with pytest.raises(tdc.UnsupportedError) as caught:
+        made(f"def f(x, o):\n    {line}\n    return x\n")
+    first, hint = str(caught.value).split("\n")
+    got, _, where = first.removeprefix("tdc.batch: expected code that can be batched, got ").rpartition(" at ")
+    assert (got, hint) == (CODE[line][0], f"hint: {CODE[line][1]}")
+    assert where.startswith("<tdc.batch f ")
+    assert where.endswith(":2")
+
+
+ALLOWED = [
+    "o.append(x)", "value, o = o.pop('a')", "o = o.update({})", "v, i = x.sort()", "y = torch.sort(x)",
+    "y = o.state.update(x)", "x[0] = 1", "x += 1", "y = o.lambda_(x)", "y = torch.relu(x).pop()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ALLOWED)
+def test_what_changes_no_object_is_not_refused(line: str):
+    assert made(f"def f(x, o):\n    {line}\n    return x\n").fn is not None
+
+
+def test_the_line_is_that_of_the_file():
+    def counted(xs: Any, o: Any) -> Any:
+        for x in xs:
+            o.extend(x)
+        return o
+
+    line = counted.__code__.co_firstlineno + 2
+    with pytest.raises(tdc.UnsupportedError, match=f"test_messages.py:{line}\n"):
+        tdc.batch(counted)
+
+
+PLUS = made("def f(x, y=2.0):\n    return x + y if x.sum() > 0 else x\n")
+ONE = torch.ones
+ROWS = tdc.pack([ONE(2, 3), ONE(1, 3)])
+SHARED = "None in in_dims for what all examples share"
+NOBODY = (
+    "expected an argument that is a batch, got only what all examples share\n"
+    "hint: tdc.lanes(x) marks a tensor of examples; in_dims=None says that all share an argument"
+)
+EACH = "hint: in_dims=0, or one entry for each argument: in_dims=(0, None)"
+CALLS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
+    "no tensor": (lambda: PLUS.map(3.0), tdc.ShapeError, NOBODY),
+    "no dim": (lambda: PLUS.map(ONE(3), in_dims=None), tdc.ShapeError, NOBODY),
+    "lanes of a number": (lambda: PLUS(tdc.lanes(3)), tdc.ShapeError, NOBODY),
+    "other numbers of examples": (
+        lambda: PLUS.map(ONE(3), ONE(4)),
+        tdc.ShapeError,
+        "expected one number of examples for all arguments, got others\n"
+        f"at x: 3 examples\nat y: 4 examples\nhint: {SHARED}",
+    ),
+    "other numbers in one argument": (
+        lambda: PLUS(tdc.lanes({"a": ONE(3), "b": ONE(4)})),
+        tdc.ShapeError,
+        "expected one number of examples for all arguments, got others\n"
+        f"at x, tensor 0: 3 examples\nat x, tensor 1: 4 examples\nhint: {SHARED}",
+    ),
+    "no examples": (
+        lambda: PLUS.map(ONE(0, 2)),
+        tdc.ShapeError,
+        "expected a batch of at least one example, got an empty one\nat x\nhint: call it only where there are examples",
+    ),
+    "no dims": (
+        lambda: PLUS.map(torch.tensor(1.0)),
+        tdc.ShapeError,
+        f"expected a tensor with a dim for the examples, got Tensor float32[]\nhint: {SHARED}",
+    ),
+    "a dim too many": (
+        lambda: PLUS.map(ONE(3), in_dims=1),
+        tdc.ShapeError,
+        "expected a dim in [-1, 0], got 1\nhint: count dims of the logical shape",
+    ),
+    "a dim of a name": (
+        lambda: PLUS.map(ONE(3), in_dims="0"),
+        tdc.DtypeError,
+        f"expected an int or None in in_dims, got str\n{EACH}",
+    ),
+    "a dim that is a bool": (
+        lambda: PLUS.map(ONE(3), in_dims=True),
+        tdc.DtypeError,
+        f"expected an int or None in in_dims, got bool\n{EACH}",
+    ),
+    "dims of parts": (
+        lambda: PLUS.map((ONE(3), ONE(3)), in_dims=((0, 0, 0),)),
+        tdc.ShapeError,
+        "expected one dim for each part of an argument, got 3 for tuple of 2\n"
+        "hint: one int, or None, for all of an argument",
+    ),
+    "dims of arguments": (
+        lambda: PLUS.map(ONE(3), ONE(3), in_dims=(0,)),
+        tdc.ShapeError,
+        "expected one entry of in_dims for each argument, got 1 for 2 arguments\nhint: None for no dim",
+    ),
+    "a ragged dim": (
+        lambda: PLUS.map(ROWS, in_dims=1),
+        tdc.ShapeError,
+        "expected the dim of a ragged batch that counts its examples, got dim 1 of NestedTensor float32[2, -1, 3]\n"
+        "hint: in_dims=0 for it",
+    ),
+    "no such lowering": (
+        lambda: tdc.batch(lower="loop"),
+        tdc.StructureError,
+        "expected a lowering among auto, while, unroll, got 'loop'\nhint: lower=\"auto\"",
+    ),
+    "a lowering that is no name": (
+        lambda: tdc.batch(lower=None),
+        tdc.DtypeError,
+        'expected the name of a lowering, got NoneType\nhint: lower="auto"',
+    ),
+    "no rounds": (
+        lambda: tdc.batch(max_iters=0),
+        tdc.ShapeError,
+        "expected max_iters of at least 1, got 0\nhint: how often a while runs at most, or None",
+    ),
+    "rounds of a float": (
+        lambda: tdc.batch(max_iters=2.5),
+        tdc.DtypeError,
+        "expected an int or None as max_iters, got float\nhint: how often a while runs at most, or None",
+    ),
+    "no function": (
+        lambda: tdc.batch(3),
+        tdc.DtypeError,
+        "expected a Python function, got int\nhint: decorate the function or method itself, below other decorators",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_refused(name: str):
+    call, error, expected = CALLS[name]
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == f"tdc.batch: {expected}"
+
+
+def test_a_lambda_is_refused():
+    with pytest.raises(tdc.UnsupportedError, match=r"a function that begins with def, got a lambda at .*test_messages"):
+        tdc.batch(lambda x: x)
+
+
+def test_dims_count_from_the_end_and_go_into_tuples():
+    x = torch.arange(6.0).reshape(2, 3)
+    assert PLUS.map(x, in_dims=-1).tolist() == PLUS.map(x.T).tolist()
+    pair = made("def f(p):\n    return p[0] + p[1]\n")
+    assert pair.map((x, ONE(2)), in_dims=((1, None),)).tolist() == (x.T + 1).tolist()
+    assert pair.map([x, ONE(3)], in_dims=([1, 0],)).tolist() == (x.T + 1).tolist()
