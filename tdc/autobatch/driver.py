@@ -223,7 +223,8 @@ class Writer:
             self.line(f"o{k} = either(l{k}, k{k})")
             self.line(f"if o{k} is not False:")
             self.depth += 1
-            self.enter(f"o{k}", "None", [name for name in carry if name in node.live])
+            gone = leaves_early(node.body, "return")  # whose values nobody may compute with
+            self.enter(f"o{k}", "None", live if gone else [name for name in carry if name in node.live])
             self.line(f"e{k}.append((o{k}, {variables(live)}))")
             self.depth -= 1
         self.line(f"if e{k}:")
@@ -255,7 +256,7 @@ class Writer:
             target = variables(carry) if carry else "_"
             self.line(f"g, {target} = meet({tuple(carry)!r}, continue_)")
             self.line(f"continue_ = [(g, {variables(carry)})]")
-            if any(isinstance(n, If) for n in every(node.pre)) or node.pre:
+            if node.pre or leaves_early(node.body, "break", "return"):
                 self.enter("g", "None", [*carry, *fixed])
             mask = "g"
             for n in node.pre:

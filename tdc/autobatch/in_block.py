@@ -76,6 +76,11 @@ def chain(first: Any, *pairs: Any) -> Any:
     return found
 
 
+def turned(x: Any, name: str) -> Any:
+    """`x.T` or `x.mT`. Dynamo takes the attribute for a tensor beside `x`, and no operator takes both (torch 2.13)."""
+    return x.transpose(-2, -1) if isinstance(x, Tensor) and x.ndim == 2 else getattr(x, name)
+
+
 def is_position(i: Any) -> bool:
     """Whether an index is a tensor that stands for one position."""
     return isinstance(i, Tensor) and i.ndim == 0 and i.dtype != torch.bool and not i.is_floating_point()

@@ -174,7 +174,7 @@ def scanned(round: Round, names: tuple[str, ...], walked: Walked, carry: Any, fi
     first = [x[0] for x in xs]
 
     def step(values: Sequence[Any], now: Sequence[Tensor]) -> list[Any]:
-        return list(round(now[0], tuple(values), fixed, walked.item(now[1:]), True)[5])
+        return list(round(now[0], tuple(values), fixed, walked.item(now[1:]), walked.full)[5])
 
     values, (_, after) = stable(lambda v: ([], step(v, first)), names, [*carry], n)
     packing = Packing(values)

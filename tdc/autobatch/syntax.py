@@ -22,7 +22,8 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, whatever 
     "square", "clamp", "where", "maximum", "minimum", "mm", "matmul", "bmm", "linear", "add", "sub", "mul", "cat",
     "stack", "zeros", "ones", "zeros_like", "ones_like", "full", "arange", "tensor", "double", "long", "int", "reshape",
     "view", "flatten", "transpose", "unsqueeze", "expand", "new_zeros", "new_ones", "detach", "clone", "to", "and_",
-    "or_", "not_", "if_else", "chain", "layer_norm", "dropout", "logical_and", "logical_or", "logical_not", "argmax",
+    "or_", "not_", "if_else", "chain", "turned", "layer_norm", "dropout", "logical_and", "logical_or", "logical_not",
+    "argmax",
 ))  # fmt: skip
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
@@ -124,6 +125,12 @@ class InBlock(ast.NodeTransformer):
         for op, value in zip(node.ops, node.comparators, strict=True):
             pairs += [ast.Constant(COMPARE[type(op)]), later(value)]
         return located(call_helper("chain", [node.left, *pairs]), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.generic_visit(node)
+        if node.attr not in ("T", "mT") or not isinstance(node.ctx, ast.Load):
+            return node
+        return located(call_helper("turned", [node.value, ast.Constant(node.attr)]), node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         self.generic_visit(node)

@@ -28,9 +28,11 @@ class Walked:
         longest: how many rounds there are.
         device: of the items.
         scannable: whether all items can be had at once.
+        full: whether somebody has an item in each round; the longest may be a bound only.
     """
 
     scannable = True
+    full = False
 
     steps: Any = None
     lengths: Any
@@ -92,6 +94,8 @@ class Items(Walked):
 
 class Rows(Walked):
     """The rows of a tensor that each example has."""
+
+    full = True
 
     def __init__(self, data: Tensor, backwards: bool) -> None:
         if data.ndim < 2:
@@ -189,7 +193,7 @@ class Enumerate(Walked):
     def __init__(self, inner: Walked, start: Any) -> None:
         self.inner, self.start = inner, start
         self.lengths, self.longest, self.device = inner.lengths, inner.longest, inner.device
-        self.scannable = inner.scannable
+        self.scannable, self.full = inner.scannable, inner.full
 
     def at(self, k: Any) -> Any:
         return (k + self.start, self.inner.at(k))

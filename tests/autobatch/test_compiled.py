@@ -184,3 +184,62 @@ def halved(x: Tensor) -> int:
     while x > 1:
         x, n = x / 2, n + 1
     return n
+
+
+@tdc.batch
+def divides_after_a_return(x: Tensor, k: Tensor) -> Tensor:
+    for _ in range(k):
+        if x[0] == 0:
+            return x * 2 + W[0]
+    return W[0] / x
+
+
+@tdc.batch
+def divides_in_its_test(n: Tensor, x: Tensor) -> Tensor:
+    while 12 // n > 2:
+        n = n - 3
+        if n <= 0:
+            break
+        x = x * W[0]
+    return x * n
+
+
+@tdc.batch
+def logarithms(rows: Tensor) -> Tensor:
+    s = rows.new_zeros(())
+    for row in rows:
+        s = s + torch.log(row[0].square() * W[0, 0].square())
+    return s
+
+
+def test_who_has_left_computes_nothing():
+    """No NaN in a gradient, no division by zero."""
+    zero = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]], dtype=torch.float64)
+    three = torch.tensor([3, 12, 4])
+    for fn, draw in (
+        (divides_after_a_return, lambda: (zero.clone(), torch.tensor([1, 2]))),
+        (divides_in_its_test, lambda: (three, zero[[1, 1, 0]].clone())),
+    ):
+        check(fn, draw, torch.compile(fn.map, backend="aot_eager", fullgraph=True), ())
+
+
+def test_rounds_that_nobody_is_in():
+    """Of some examples of a batch a graph knows how long they are at most."""
+    x = ragged(5, 2, 1)[0]
+    compiled = torch.compile(lambda x: logarithms(x[[1, 2]]), backend="aot_eager", fullgraph=True)
+    (found,) = torch.autograd.grad(compiled(x).sum(), W)
+    (truth,) = torch.autograd.grad(torch.stack([logarithms(r) for r in x.unbind()[1:]]).sum(), W)
+    torch.testing.assert_close(found, truth)
+
+
+def test_transposed_weights_in_a_loop():
+    """Dynamo takes `W.T` for another tensor that shares the memory of `W`."""
+
+    def both(x: Tensor) -> Tensor:
+        n = 0
+        while x.sum() < 9 and n < 3:
+            x, n = torch.tanh(x @ W.T @ W) + 1, n + 1
+        return x
+
+    fn = tdc.batch(both)
+    check(fn, rows, torch.compile(fn.map, backend="aot_eager", fullgraph=True), (2, 1, 4))
