@@ -156,12 +156,13 @@ def scan_in_graph(
         now = tensors_of(carry)
         moved = [*code.encode([now[i] for i in positions]), *[x + 1 for x in flat[len(positions) :]]]
         moved[0] = tied(moved[0], [*flat, *slices]) if ties else moved[0]
-        return moved, code_y.encode(tensors_of(y))
+        ys = code_y.encode(tensors_of(y))
+        return moved, ys if ys or ref is not None else [torch.zeros(())]  # Inductor of torch 2.13 wants a result
 
     start = [anchored(x, ref) for x in code.encode([tensors[i] for i in positions])]
     start += [] if positions else [anchored(torch.zeros(()), ref)]  # torch wants a carry
     end, ys = loop_operator("scan")(step, start, given, dim=0, reverse=steps.reverse)
-    return carry_of(end[: len(positions)]), stacked(code_y.decode(ys, 1), out_form, steps.dim)
+    return carry_of(end[: len(positions)]), stacked(code_y.decode(ys[: len(outs)], 1), out_form, steps.dim)
 
 
 def walk(combine_fn: Fn, init: Any, steps: Steps) -> tuple[Any, Any]:

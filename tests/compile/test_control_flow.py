@@ -389,3 +389,13 @@ def test_what_is_traced_outside_does_not_run():
 
     compiled = torch.compile(divide, backend="eager", fullgraph=True)
     assert [int(compiled(torch.tensor(n))) for n in (4, 0)] == [3, 0]
+
+
+def test_scan_without_results_and_gradients():
+    """Inductor fails where a loop has no results and nothing is differentiated."""
+
+    def total(xs: Tensor) -> Any:
+        return tdc.scan(lambda carry, x: (carry + x, None), xs.new_zeros(2), xs)[0]
+
+    xs = torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(torch.compile(total, fullgraph=True)(xs), xs.sum(0))
