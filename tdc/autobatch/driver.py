@@ -16,7 +16,8 @@ the function, who goes there. A piece of it, for `if x > 0: y = log(x)` with `y`
         e1.append((b1, (v_y,)))
     m1, (v_y,) = meet(('y',), e1)
 
-A loop is a function of one round, which `lowered` runs unrolled, or hands to `while_loop` or `scan`.
+A loop is a function of one round, which `loops` runs unrolled, or hands to `while_loop` or `scan`. In a round of a loop
+in a graph, an inner loop is one round, too: `resume` lets those join who wait in it since the round before.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from typing import Any
 
 from tdc.autobatch.flow import every
 from tdc.autobatch.syntax import may_fail
-from tdc.autobatch.tree import INDENT, ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, Walk, While
+from tdc.autobatch.tree import INDENT, ITEM, NOTHING, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
+from tdc.autobatch.tree import Names as NameSet
 
 Pieces = dict[str, Callable[..., Any]]
+VALUES, ROUNDS = "__walk", "__rounds"  # begin the names of what an inner walk keeps for those who wait in its loop
 
 
 def variables(names: Iterable[str]) -> str:
@@ -74,7 +77,9 @@ class Writer:
         self.pieces: Pieces = {}
         self.depth = 1
         self.numbers = 0
-        self.names: dict[str, list[str]] = {}  # what those who break or continue take along
+        self.number_of: dict[int, int] = {}  # of each loop
+        self.around: list[While | For] = []  # the loops around, the innermost last
+        self.names: dict[str, tuple[list[str], NameSet]] = {"return": ([], NOTHING)}  # what those who leave take along
 
     def line(self, text: str) -> None:
         self.lines.append(INDENT * self.depth + text)
@@ -82,6 +87,12 @@ class Writer:
     def number(self) -> int:
         self.numbers += 1
         return self.numbers
+
+    def numbered(self, node: While | For) -> int:
+        """The number of a loop."""
+        if id(node) not in self.number_of:
+            self.number_of[id(node)] = self.number()
+        return self.number_of[id(node)]
 
     def piece(self, fn: Callable[..., Any] | None) -> str:
         """The name of the code of a block or an expression."""
@@ -93,17 +104,19 @@ class Writer:
     def value(self, value: Value, mask: str) -> str:
         """An expression, evaluated for those of a mask."""
         if value.name is not None:
-            return f"read({value.name!r}, v_{value.name})"
+            return f"read({value.name!r}, v_{value.name}, {value.line})"
         return f"{self.run(value, [value.expr], mask)}[0]"
 
     def run(self, piece: Block | Value, code: Sequence[ast.AST], mask: str) -> str:
         """A call of a piece, not run where it might fail and nobody is there."""
-        given = f"{self.piece(piece.fn)}, n, {piece.reads!r}, {variables(piece.reads)}"
+        given = f"{self.piece(piece.fn)}, n, {piece.reads!r}, {variables(piece.reads)}, {piece.line}"
         if not any(may_fail(part) for part in code):
             return f"block({given})"
         return f"guarded({given}, {mask}, {'sure' if mask == 'm' else 'False'})"
 
-    def sequence(self, nodes: list[Node], mask: str, ends: str, names: Iterable[str]) -> None:
+    def sequence(
+        self, nodes: list[Node], mask: str, ends: str, names: Sequence[str], wanted: NameSet | None = None
+    ) -> None:
         """Nodes one behind the other; those who get behind them are added to `ends`, with the values of names."""
         depth = self.depth
         for node in nodes:
@@ -112,12 +125,13 @@ class Writer:
                 break
             mask = self.node(node, mask)
         else:
-            self.line(f"{ends}.append(({mask}, {variables(names)}))")
+            found = variables(names) if wanted is None else some(names, wanted)
+            self.line(f"{ends}.append(({mask}, {found}))")
         self.depth = depth
 
     def leave(self, node: Exit, mask: str) -> None:
         """A break, continue or return; the lists of those who leave bear these names."""
-        found = variables(self.names[node.kind]) if node.value is None else f"({self.value(node.value, mask)},)"
+        found = some(*self.names[node.kind]) if node.value is None else f"({self.value(node.value, mask)},)"
         self.line(f"{node.kind}_.append(({mask}, {found}))")
 
     def node(self, node: Node, mask: str) -> str:
@@ -131,7 +145,8 @@ class Writer:
         elif isinstance(node, Call):
             self.line(f"v_{node.target} = call({self.value(node.given, mask)}, {mask}, n, {node.line})")
         elif isinstance(node, Append):
-            self.line(f"v_{node.name} = [*v_{node.name}, {self.value(node.value, mask)}]")
+            old = f"read({node.name!r}, v_{node.name}, {node.line})"
+            self.line(f"v_{node.name} = appended({node.name!r}, {old}, {self.value(node.value, mask)}, n)")
         elif isinstance(node, Assert):
             self.line(f"check({self.value(node.test, mask)}, {mask}, n, {node.line}, {node.text!r})")
         return mask
@@ -175,12 +190,12 @@ class Writer:
 
     def loop(self, node: While | For, mask: str) -> str:
         """A function of one round, its loop, `else`, and the meeting of all who come out."""
-        k = self.number()
-        inner = [*node.body, *(node.pre if isinstance(node, While) else [])]
-        changed = written(inner) | ({*node.assign.writes} if isinstance(node, For) else set())
-        carry = sorted(changed & (node.live_head | node.live | node.live_else))
-        fixed = sorted((node.live_head | reads_of(node)) - {*carry} - {ITEM})
-        outer = dict(self.names)
+        k = self.numbered(node)
+        carry, fixed = self.kept(node)
+        inner = tuple([self.numbered(n) for n in loops_in(node)])
+        outer = self.around
+        if not outer:
+            self.walk_ahead(node, fixed)
         if isinstance(node, While):
             for n in node.pre:
                 mask = self.node(n, mask)
@@ -188,23 +203,80 @@ class Writer:
             self.line(f"a{k}, b{k} = split({mask}, t{k})")
         else:
             values = ", ".join([self.value(v, mask) for v in node.walk.values()])
-            self.line(f"w{k} = walk({show_walk(node.walk)}, [{values}], n)")
+            self.line(f"w{k}, h{k}, c{k} = begun({'inside' if outer else 'None'}, {node.walk.form}, [{values}], n)")
+        if outer:
+            self.resume(node, k, mask, (k, *inner))
+        names, self.around = dict(self.names), [*outer, node]
         self.round(node, k, carry, fixed)
-        self.names = outer
-        state = f"{variables(carry)}, {variables(fixed)}"
-        run = (
-            f"repeat(round{k}, {tuple(carry)!r}, a{k}, b{k}, {state}, n, options)"
-            if isinstance(node, While)
-            else f"along(round{k}, {tuple(carry)!r}, w{k}, {mask}, {state}, n, options, {simple(node)!r}, sure)"
-        )
-        self.line(f"l{k}, k{k}, r{k}, x{k}, {variables(carry) if carry else '_'} = {run}")
+        self.names, self.around = names, outer
+        self.line(f"loop{k} = Loop({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r})")
+        self.run_loop(node, k, mask, f"{variables(carry)}, {variables(fixed)}", variables(carry) if carry else "_")
         self.line(f"if r{k} is not False:")
         self.line(f"{INDENT}return_.append((r{k}, (x{k},)))")
+        if outer:
+            self.line(f"i{k} = waiting_in(inside, {(k, *inner)!r})")
+            self.line(f"if i{k} is not False:")
+            self.line(f"{INDENT}inside_.append((i{k}, {variables(self.kept(outer[-1])[0])}))")
         return self.after(node, k, mask, carry)
+
+    def run_loop(self, node: While | For, k: int, mask: str, state: str, target: str) -> None:
+        """All rounds of a loop, or one of a loop that examples wait in."""
+        out = f"l{k}, k{k}, r{k}, x{k}, {target}"
+        if isinstance(node, While):
+            inside = "inside" if self.around else "None"
+            self.line(f"{out} = repeat(loop{k}, a{k}, b{k}, {state}, n, options, {inside})")
+            return
+        whole = f"{out} = along(loop{k}, w{k}, {mask}, {state}, n, options, {simple(node)!r}, sure)"
+        if self.around:
+            self.line(f"if v_{ROUNDS}{k} is not None:")
+            self.line(f"{INDENT}found = along_inner(loop{k}, w{k}, v_{ROUNDS}{k}, a{k}, {state}, inside)")
+            self.line(f"{INDENT}v_{ROUNDS}{k}, ({out}) = found")
+            self.line("else:")
+            whole = INDENT + whole
+        self.line(whole)
+
+    def walk_ahead(self, node: While | For, fixed: list[str]) -> None:
+        """The steps of inner loops along values that no round changes."""
+        for inner in loops_in(node):
+            if isinstance(inner, For):
+                names = [value.name for value in inner.walk.values()]
+                given = ", ".join([f"v_{name}" for name in names])
+                known = names and all(name in fixed for name in names)
+                found = f"ahead({inner.walk.form}, [{given}])" if known else "None"
+                self.line(f"ahead{self.numbered(inner)} = {found}")
+
+    def resume(self, node: While | For, k: int, mask: str, loops: tuple[int, ...]) -> None:
+        """Have those who wait in an inner loop join those who come to it."""
+        scope = {*self.kept(self.around[-1])[0], *self.kept(self.around[-1])[1]}
+        entering = f"a{k}" if isinstance(node, While) else mask
+        if isinstance(node, For):
+            self.line(f"v_{VALUES}{k}, v_{ROUNDS}{k} = h{k} if ahead{k} is None else None, c{k}")
+        names = sorted(needed(node) & scope) + self.hidden(node)
+        self.line(f"a{k}, {variables(names)} = resume(")
+        self.line(f"{INDENT}inside, {loops!r}, {mask}, {entering}, {tuple(names)!r}, {variables(names)})")
+        if isinstance(node, For):
+            self.line(f"if v_{ROUNDS}{k} is not None:")
+            self.line(f"{INDENT}w{k} = ahead{k} or walk({node.walk.form}, [*v_{VALUES}{k}])")
+
+    def hidden(self, node: While | For) -> list[str]:
+        """Names for what a walk keeps for those who wait in its loop, of a loop and those inside."""
+        numbers = [self.numbered(n) for n in (node, *loops_in(node)) if isinstance(n, For)]
+        return [f"{name}{k}" for k in numbers for name in (VALUES, ROUNDS)]
+
+    def kept(self, node: While | For) -> tuple[list[str], list[str]]:
+        """The names of the values that rounds change and somebody reads, and of those that they read only."""
+        changed = written([node, *(node.pre if isinstance(node, While) else [])])
+        carry = sorted(changed & needed(node))
+        fixed = sorted((node.live_head | reads_of(node)) - {*carry} - {ITEM})
+        return [*carry, *[name for n in loops_in(node) for name in self.own_hidden(n)]], fixed
+
+    def own_hidden(self, node: While | For) -> list[str]:
+        return [f"{name}{self.numbered(node)}" for name in (VALUES, ROUNDS)] if isinstance(node, For) else []
 
     def after(self, node: While | For, k: int, mask: str, carry: list[str]) -> str:
         """Those who come out of a loop: the test failed and `else` ran, or they said break."""
         live = sorted(node.live)
+        gone = bool(self.around) or leaves_early(node.body, "return")  # nobody may compute with the values of these
         self.line(f"e{k} = []")
         if node.orelse:
             self.line(f"s{k} = {variables(carry)}")
@@ -217,13 +289,14 @@ class Writer:
             self.depth += 1
             if carry:
                 self.line(f"{variables(carry)} = s{k}")
+            if gone:
+                self.enter(f"k{k}", "None", live)
             self.line(f"e{k}.append((k{k}, {variables(live)}))")
             self.depth -= 1
         else:
             self.line(f"o{k} = either(l{k}, k{k})")
             self.line(f"if o{k} is not False:")
             self.depth += 1
-            gone = leaves_early(node.body, "return")  # whose values nobody may compute with
             self.enter(f"o{k}", "None", live if gone else [name for name in carry if name in node.live])
             self.line(f"e{k}.append((o{k}, {variables(live)}))")
             self.depth -= 1
@@ -232,81 +305,92 @@ class Writer:
         return self.meet(k, live)
 
     def round(self, node: While | For, k: int, carry: list[str], fixed: list[str]) -> None:
-        """`round(active, carry, fixed, item, sure)`, the body for those in it: who goes on, who leaves, and how."""
-        self.line(f"def round{k}(m, carry, fixed, item, sure, n_outer=n):")
+        """`round(m, carry, fixed, item, sure, inside)`, the body for those in it: who goes on, who leaves, and how."""
+        self.line(f"def round{k}(m, carry, fixed, item, sure, inside, n_outer=n):")
         self.depth += 1
         self.line("n = count(m, n_outer)")
-        self.line("break_, continue_, return_ = [], [], []")
+        self.line("break_, continue_, return_, inside_ = [], [], [], []")
         for names, source in ((carry, "carry"), (fixed, "fixed")):
             if names:
                 self.line(f"{variables(names)} = enter(m, None, {source})")
-        for name in sorted((written([node]) | {*names_given(node)}) - {*carry, *fixed}):
+        for name in sorted(written([node]) - {*carry, *fixed}):
             self.line(f"v_{name} = UNDEFINED")
-        mask = "m"
         if isinstance(node, For):
             self.line(f"v_{ITEM} = enter(m, None, item)")
-            self.block(node.assign, mask)
-        self.names = {"break": carry, "continue": carry, "return": []}
-        self.sequence(node.body, mask, "continue_", carry)
-        left = "False"
+            self.block(node.assign, "m")
+        head = node.live_head | node.live | node.live_else | reads_of(node)
+        self.names = {"break": (carry, node.live), "continue": (carry, head), "return": ([], frozenset())}
+        self.sequence(node.body, "m", "continue_", carry, head)
         if isinstance(node, While):
-            self.line("g, left = False, False")
-            self.line("if continue_:")
-            self.depth += 1
-            target = variables(carry) if carry else "_"
-            self.line(f"g, {target} = meet({tuple(carry)!r}, continue_)")
-            self.line(f"continue_ = [(g, {variables(carry)})]")
-            if node.pre or leaves_early(node.body, "break", "return"):
-                self.enter("g", "None", [*carry, *fixed])
-            mask = "g"
-            for n in node.pre:
-                mask = self.node(n, mask)
-            if node.pre:
-                self.line(f"continue_ = [(g, {variables(carry)})]")
-            self.line(f"g, left = split(g, decide({self.value(node.test, mask)}, n, {node.test.line}))")
-            self.depth -= 1
-            left = "left"
-            going = "g"
-        else:
-            going = "None"
-        ends = f"continue_, break_, return_, {going}, {left}, {isinstance(node, For)}"
-        self.line(f"return finish({tuple(carry)!r}, m, carry, {ends})")
+            self.test_again(node, carry, fixed, head)
+        ends = "[*continue_, *break_, *inside_]"
+        going = "g, left" if isinstance(node, While) else "union([m for m, _ in continue_]), False"
+        self.line(f"return finish({tuple(carry)!r}, carry, {ends}, {going}, union([m for m, _ in break_]), return_)")
+        self.depth -= 1
+
+    def test_again(self, node: While, carry: list[str], fixed: list[str], head: NameSet) -> None:
+        """The test of those who go on, at the end of a round."""
+        self.line("g, left = False, False")
+        self.line("if continue_:")
+        self.depth += 1
+        self.line(f"g, {variables(carry) if carry else '_'} = meet({tuple(carry)!r}, continue_)")
+        self.line(f"continue_ = [(g, {some(carry, head)})]")
+        if node.pre or loops_in(node) or leaves_early(node.body, "break", "return"):
+            self.enter("g", "None", [name for name in (*carry, *fixed) if name in head])
+        mask = "g"
+        for n in node.pre:
+            mask = self.node(n, mask)
+        if node.pre:
+            self.line(f"continue_ = [(g, {some(carry, head)})]")
+        self.line(f"g, left = split(g, decide({self.value(node.test, mask)}, n, {node.test.line}))")
         self.depth -= 1
 
 
-def names_given(node: While | For) -> tuple[str, ...]:
-    """The targets of a loop."""
-    return node.assign.writes if isinstance(node, For) else ()
+def some(names: Iterable[str], wanted: NameSet) -> str:
+    """A tuple of variables, without value where nobody wants it."""
+    return "(" + "".join([f"v_{name}, " if name in wanted else "UNDEFINED, " for name in names]).rstrip() + ")"
 
 
-def reads_of(node: While | For) -> frozenset[str]:
+def loops_in(node: While | For) -> list[While | For]:
+    """The loops in the body of a loop."""
+    inside = [*node.body, *(node.pre if isinstance(node, While) else [])]
+    return [n for n in every(inside) if isinstance(n, (While, For))]
+
+
+def needed(node: While | For) -> NameSet:
+    """The names that somebody reads who is in a loop, or behind it."""
+    found = frozenset().union(*[n.live_head | n.live | n.live_else | reads_of(n) for n in (node, *loops_in(node))])
+    return found - {ITEM}
+
+
+def reads_of(node: While | For) -> NameSet:
     """The names that a test reads, and so must be there at the end of a round."""
     return frozenset(node.test.reads) if isinstance(node, While) else frozenset()
 
 
 def simple(node: For) -> bool:
-    """Whether all who have an item run the body to its end, and no loop is inside: then `scan` can run it."""
-    return not any(
-        isinstance(n, (While, For)) or (isinstance(n, Exit) and n.kind != "continue") for n in every(node.body)
+    """Whether all who have an item run the body to its end, with no loops inside but walks without loops of their own:
+    then `scan` can run it, unless examples wait in a walk."""
+    inner = loops_in(node)
+    exits = [n for n in every(node.body) if isinstance(n, Exit)]
+    return all(n.kind == "continue" for n in exits) and all(
+        isinstance(n, For) and not loops_in(n) and not n.orelse for n in inner
     )
-
-
-def show_walk(walk: Walk) -> str:
-    """A walk as nested tuples."""
-    return f"({walk.kind!r}, [{', '.join([show_walk(p) for p in walk.parts])}])"
 
 
 def write(nodes: list[Node], arguments: list[str], names: Iterable[str]) -> tuple[str, Pieces]:
     """The source of the driver of a function, `driver(m, n, values, options, call)`, and what it calls."""
     writer = Writer()
-    writer.names = {"return": []}
     writer.line("return_, end_ = [], []")
     for name in sorted({*names} - {*arguments}):
         writer.line(f"v_{name} = UNDEFINED")
     for name in arguments:
         writer.line(f"v_{name} = values[{name!r}]")
     writer.line("sure = m is None")
+    begin = len(writer.lines)
     writer.sequence(nodes, "m", "end_", [])
+    kept = [f"{name}{k}" for k in writer.number_of.values() for name in (VALUES, ROUNDS)]
+    writer.lines[begin:begin] = [f"{INDENT}v_{name} = UNDEFINED" for name in kept]
     writer.depth = 1
     writer.line("return finished(return_, end_)")
     return "\n".join(["def driver(m, n, values, options, call):", *writer.lines, ""]), writer.pieces

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch import blocks
-from tdc.autobatch.source import OP
+from tdc.autobatch.lists import appended
+from tdc.autobatch.merging import merge
 from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
-from tdc.autobatch.values import Lane, merge, select
-from tdc.autobatch.walks import Steps, steps_of
-from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.autobatch.values import RESULT, Lane, no_condition, no_return, no_value, select
+from tdc.autobatch.walks import walk
 
-RESULT = "the result"
 Exits = dict[str, list["Group"]]
 Function = Callable[[Any, "Group"], "Group"]
 
@@ -78,7 +77,9 @@ def run(nodes: list[Node], group: Group | None, exits: Exits, call: Function) ->
         elif isinstance(node, Call):
             group = call(node, group)
         elif isinstance(node, Append):
-            group = with_values(group, {node.name: [*group.values[node.name], evaluate(node.value, group)]})
+            (old,) = arguments((node.name,), group, node.line)
+            new = appended(node.name, old, evaluate(node.value, group), len(group))
+            group = with_values(group, {node.name: new})
         else:
             check(node, group)
     return group
@@ -94,11 +95,9 @@ def arguments(reads: Sequence[str], group: Group, line: int) -> list[Any]:
     Raises:
         StructureError: a name has none.
     """
-    missing = [name for name in reads if name not in group.values]
-    if missing:
-        got = f"{missing[0]!r}, which has none at line {line}"
-        hint = f"give {missing[0]} a value before the statement that may skip it"
-        raise StructureError(message(OP, "names that have a value", got, hint=hint))
+    for name in reads:
+        if name not in group.values:
+            raise no_value(name, line)
     return [group.values[name] for name in reads]
 
 
@@ -130,12 +129,14 @@ def decide(value: Value, group: Group) -> bool | Tensor:
         return bool(found)
     data = found.data
     if not isinstance(data, Tensor) or data[0].numel() != 1:
-        what = describe(data) if not isinstance(data, Tensor) else f"shape {[*data.shape[1:]]}"
-        got, hint = f"{what} at line {value.line}", "x.any(), x.all(), or torch.where"
-        raise ShapeError(message(OP, "a condition of one element for each example", got, hint=hint))
-    mask = data.reshape(-1).bool()
+        raise no_condition(data, value.line)
+    return settled(data.reshape(-1).bool())
+
+
+def settled(mask: Tensor) -> bool | Tensor:
+    """A mask, as one bool where all examples have the same."""
     count = int(mask.sum())
-    return mask if 0 < count < len(mask) else count > 0
+    return mask if 0 < count < mask.numel() else count > 0
 
 
 def branch(node: If, group: Group, exits: Exits, call: Function) -> Group | None:
@@ -198,36 +199,42 @@ def after_loop(node: While | For, left: list[Group], inside: Exits, exits: Exits
 
 def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | None:
     """Examples leave the loop when they have no more items."""
-    steps: Steps = steps_of(node.walk, [evaluate(v, group) for v in node.walk.values()], len(group))
+    steps = walk(node.walk.form, [evaluate(v, group) for v in node.walk.values()])
     inside: Exits = {**exits, "break": [], "continue": []}
     left: list[Group] = []
-    entered = group.lanes
     staying: Group | None = group
-    at: Tensor | None = None  # the positions of those who stay, among those who entered
+    positions_of = Positions(group.lanes)
     step = 0
     while staying is not None:
-        if staying.lanes is not entered:
-            at = found_in(staying.lanes, group.lanes)
-            entered = staying.lanes
-        staying, leaving = part(staying, steps.has(step, at), node.live_head, node.live_else)
+        test = steps.has(step)
+        if isinstance(test, Tensor):
+            at = positions_of(staying.lanes)
+            test = settled(test if at is None or test.ndim == 0 else test[at])
+        staying, leaving = part(staying, test, node.live_head, node.live_else)
         left += [leaving] if leaving is not None else []
         if staying is None:
             break
-        if staying.lanes is not entered:
-            at = found_in(staying.lanes, group.lanes)
-            entered = staying.lanes
         assert node.assign.fn is not None
-        staying = block(node.assign, with_values(staying, {ITEM: steps.item(step, at)}))
+        item = steps.item_of(step, positions_of(staying.lanes))
+        staying = block(node.assign, with_values(staying, {ITEM: item}))
         staying = iteration(node, staying, inside, call)
         step += 1
     return after_loop(node, left, inside, exits, call)
 
 
-def found_in(lanes: Tensor, entered: Tensor) -> Tensor:
-    """Where lanes stand among those that entered a loop."""
-    where = torch.empty(int(entered.max()) + 1, dtype=torch.long, device=lanes.device)
-    where[entered] = torch.arange(len(entered), device=lanes.device)
-    return where[lanes]
+class Positions:
+    """The positions, among the examples that entered a loop, of those who are there; None for all of them in order."""
+
+    def __init__(self, entered: Tensor) -> None:
+        self.entered = self.last = entered
+        self.found: Tensor | None = None
+
+    def __call__(self, lanes: Tensor) -> Tensor | None:
+        if lanes is not self.last:
+            where = torch.empty(int(self.entered.max()) + 1, dtype=torch.long, device=lanes.device)
+            where[self.entered] = torch.arange(len(self.entered), device=lanes.device)
+            self.last, self.found = lanes, where[lanes]
+        return self.found
 
 
 def check(node: Assert, group: Group) -> None:
@@ -249,8 +256,7 @@ def result(groups: Sequence[Group], rest: Group | None) -> Group:
     """
     ends = [*groups, *([Group(rest.lanes, {RESULT: None})] if rest is not None else [])]
     if rest is not None and any(g.values[RESULT] is not None for g in groups):
-        got, hint = "some that reach the end of the function", "return a value on each way through it"
-        raise StructureError(message(OP, "examples that all return a value", got, hint=hint))
+        raise no_return()
     whole = join(ends)
     assert whole is not None
     return whole

@@ -1,44 +1,35 @@
-"""The loops of a driver: unrolled, or as `while_loop` and `scan`, which a graph holds as one operation.
+"""The loops of a driver: round by round while it is traced, unrolled, or as `while_loop` and `scan`.
 
 A loop whose test is a Python bool, or that walks along a Python iterable, runs round by round while it is traced, as
-torch.compile would run it. Any other is one operation of the graph.
+torch.compile would run it. Any other is one operation of the graph, with all loops inside of it: a round of the outer
+loop runs one round of each inner loop. Examples that then still are in an inner loop wait there (`Inside`), while
+others come to it or go on behind it. So each piece of code is traced once, and no operator lies in another.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.autobatch.lowered import (
-    RESULT,
-    UNDEFINED,
-    Mask,
-    Packing,
-    State,
-    as_mask,
-    either,
-    fitted,
-    followed,
-    form_of,
-    promoted,
-    split,
-)
-from tdc.autobatch.traced_walks import Walked
-from tdc.autobatch.values import Lane, is_lane, map_leaves
-from tdc.compile._torch.tracing import before_operator, trace_outside
+from tdc.autobatch.lists import behind_loop
+from tdc.autobatch.lowered import UNDEFINED, Mask, Packing, chosen, either, split, union, where
+from tdc.autobatch.rounds import Round, State, apart, as_mask, fitted, followed, kept, stable
+from tdc.autobatch.source import OP
+from tdc.autobatch.values import RESULT, Lane
+from tdc.autobatch.walks import Form, Steps, at_least_one, walk
 from tdc.compile.carries import split as split_tree
 from tdc.compile.control_flow import repeat_in_graph
-from tdc.compile.loops import Steps, scan_in_graph
-from tdc.compile.upstream import copied
+from tdc.compile.loops import Steps as Slices
+from tdc.compile.loops import scan_in_graph
 from tdc.core.asserts import require
 from tdc.core.errors import StructureError, message
+from tdc.ragged.storage import is_ragged
 
-Round = Callable[[Any, Any, Any, Any, bool], State]  # who, carry, fixed, item, whether somebody is there for sure
-ROUNDS = 4  # at most, until the form of a state stays the same
 UNROLLED = 32  # rounds that a training step unrolls rather than loops
 
 
@@ -55,134 +46,285 @@ class Options:
 
 
 OPTIONS = Options()
+
+
+@dataclass
+class Inside:
+    """Who is in an inner loop of a graph's loop between two of its rounds.
+
+    Attributes:
+        masks: by the number of the inner loop.
+        values: what names stand for, for those.
+        now: the masks behind the round.
+        most: how many rounds each inner loop has at most; None where nothing says so.
+    """
+
+    masks: dict[int, Tensor]
+    values: dict[str, Any]
+    now: dict[int, Tensor] = field(default_factory=dict)
+    most: dict[int, Any] = field(default_factory=dict)
+
+    def leave(self, number: int, going: Mask, most: Any) -> None:
+        """Note who goes on in an inner loop, whose rounds are at most so many."""
+        if going is not False:
+            self.now[number], self.most[number] = going, most
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What is known of a loop before it runs.
+
+    Attributes:
+        number: which loop of the function it is.
+        round: `round(who, carry, fixed, item, whether somebody is there for sure, inside) -> Round`.
+        names: of the carry, the values that rounds change.
+        fixed: names of values that they read.
+        inner: the numbers of the loops inside.
+    """
+
+    number: int
+    round: Callable[..., Round]
+    names: tuple[str, ...]
+    fixed: tuple[str, ...]
+    inner: tuple[int, ...]
+
+
+def resume(
+    inside: Inside | None, loops: tuple[int, ...], arrived: Mask, entering: Mask, names: tuple[str, ...], values: Any
+) -> tuple[Mask, Any]:
+    """Those who enter an inner loop together with those who are in it, and the values of both.
+
+    Args:
+        loops: the number of the loop and of those inside of it.
+        arrived: those who come to the loop, some of whom may not enter it.
+    """
+    if inside is None:
+        return entering, values
+    waiting = union([inside.masks[k] for k in loops if k in inside.masks])
+    if waiting is False:
+        return entering, values
+    mine = None if arrived is False else chosen(arrived, waiting)
+    both: list[Any] = []
+    for name, now in zip(names, values, strict=True):
+        old = inside.values.get(name, now)
+        both.append(old if mine is None else where(name, mine, now, old) if name in inside.values else now)
+    return either(entering, inside.masks.get(loops[0], False)), tuple(both)
+
+
+def waiting_in(inside: Inside | None, loops: tuple[int, ...]) -> Mask:
+    """Who is in an inner loop, or one inside of it, behind a round."""
+    return False if inside is None else union([inside.now[k] for k in loops if k in inside.now])
+
+
 Out = tuple[Mask, Mask, Mask, Any, tuple[Any, ...]]  # left, broke, returned, what, carry
 
 
 def repeat(
-    round: Round, names: tuple[str, ...], active: Mask, left: Mask, carry: Any, fixed: Any, n: int, options: Options
+    loop: Loop, active: Mask, left: Mask, carry: Any, fixed: Any, n: int, options: Options, inside: Inside | None
 ) -> Out:
     """A `while`: rounds of those for whom the test held."""
     state: State = (active, left, False, False, UNDEFINED, carry)
+    if inside is not None:
+        return one_round(loop, state, fixed, inside, options.max_iters)
     fixed_test = not isinstance(active, Tensor)
     while fixed_test and state[0] is not False and not isinstance(state[0], Tensor):
-        state = followed(state, round(state[0], state[5], fixed, None, True))
+        state = followed(loop.names, state, loop.round(state[0], state[5], fixed, None, True, None))
     if state[0] is False:
         return state[1:]
     if options.unrolls():
-        return unrolled(round, state, fixed, options.max_iters)
-    return in_graph(round, names, state, fixed, n)
+        return unrolled(loop, state, fixed, options.max_iters)
+    return in_graph(loop, state, fixed, n, None, options.max_iters)
 
 
-def unrolled(round: Round, state: State, fixed: Any, most: int | None) -> Out:
+def one_round(loop: Loop, state: State, fixed: Any, inside: Inside, most: int | None) -> Out:
+    """A round of an inner `while`."""
+    if state[0] is False:
+        return state[1:]
+    now = followed(loop.names, state, loop.round(state[0], state[5], fixed, None, False, inside), False)
+    inside.leave(loop.number, now[0], most)
+    return now[1:]
+
+
+def unrolled(loop: Loop, state: State, fixed: Any, most: int | None) -> Out:
     """So many rounds, after which nobody may be left."""
-    if most is None:
-        got, hint = "lower='unroll' without it", "tdc.batch(max_iters=...), how often the loop runs at most"
-        raise StructureError(message("batch", "max_iters", got, hint=hint))
-    for _ in range(most):
+    for _ in range(at_most(most)):
         if state[0] is False:
             return state[1:]
-        state = followed(state, round(state[0], state[5], fixed, None, False))
-    if isinstance(state[0], Tensor):
-        expected, got = f"a loop of at most max_iters={most} rounds", "examples that go on"
-        require(~state[0].any(), message("batch", expected, got, hint="raise max_iters"))
+        state = followed(loop.names, state, loop.round(state[0], state[5], fixed, None, False, None))
+    nobody_left(state[0], most)
     return state[1:]
 
 
-def in_graph(round: Round, names: tuple[str, ...], state: State, fixed: Any, n: int, item: Any = None) -> Out:
-    """Rounds as one `while_loop`; `item` gives those of a walk, by the number of the round."""
+def at_most(most: int | None) -> int:
+    """
+    Raises:
+        StructureError: nothing says how many rounds a loop has at most.
+    """
+    if most is None:
+        got, hint = "lower='unroll' without it", "tdc.batch(max_iters=...), how often the loop runs at most"
+        raise StructureError(message(OP, "max_iters", got, hint=hint))
+    return most
+
+
+def nobody_left(going: Mask, most: Any) -> None:
+    """Assert that a loop has ended for all."""
+    if isinstance(going, Tensor):
+        expected, got = f"a loop of at most max_iters={most} rounds", "examples that go on"
+        require(~going.any(), message(OP, expected, got, hint="raise max_iters"))
+
+
+def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None = None, most: int | None = None) -> Out:
+    """Rounds as one `while_loop`, of a `while` at most so many; `steps` gives the items of a `for`."""
     device = state[0].device
     fixed = apart(fixed)
+    keys = (RESULT, *loop.names)
     masks = [as_mask(m, n, device) for m in state[:4]]
-    keys = (RESULT, *names)
-    walks = item is not None
 
-    def step(counter: Tensor, masks: list[Tensor], values: list[Any]) -> tuple[list[Any], list[Any]]:
+    def step(
+        counter: Tensor, masks: Sequence[Tensor], inside: dict[int, Tensor], values: list[Any]
+    ) -> tuple[Tensor, list[Tensor], Inside, list[Any]]:
         n = masks[0].shape[0]
         before: State = (masks[0], masks[1], masks[2], masks[3], values[0], tuple(values[1:]))
-        now = round(masks[0], before[5], fixed, item.at(counter) if walks else None, True)
-        if walks:
-            going, done = split(now[0], item.has(counter + 1, n))
-            now = (going, done, *now[2:])
-        out = followed(before, now)
-        return [as_mask(m, n, device) for m in out[:4]], [out[4], *out[5]]
+        known = {**dict(zip(keys, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))}
+        waiting = Inside(inside, known)
+        item = steps.item(counter) if steps is not None else None
+        now = loop.round(masks[0], before[5], fixed, item, not inside, waiting if loop.inner else None)
+        after = counter + (as_mask(now[0], n, device) if inside else 1)
+        if steps is not None:
+            now = (*split(now[0], present(steps, after, n)), *now[2:])
+        out = followed(loop.names, before, now, False)
+        return after, [as_mask(m, n, device) for m in out[:4]], waiting, [out[4], *out[5]]
 
-    counter = torch.zeros((), dtype=torch.long, device=device)
-    values, after = stable(lambda v: step(counter, masks, v), keys, [state[4], *state[5]], n)
-    packing = Packing(values)
+    def first(numbers: tuple[int, ...], values: list[Any]) -> tuple[Any, ...]:
+        """A state before the first round; the rounds of each example count for themselves where some may wait."""
+        counter = torch.zeros(n if numbers else (), dtype=torch.long, device=device)
+        return counter, masks, {k: torch.zeros_like(masks[0]) for k in numbers}, values
 
-    def body(flat: Sequence[Tensor]) -> list[Tensor]:
-        now, found = step(flat[0], list(flat[1:5]), packing.values(flat[5:]))
-        return [flat[0] + 1, *now, *packing.tensors(fitted(keys, found, values, flat[1].shape[0]))]
+    def outside(values: list[Any], numbers: tuple[int, ...]) -> tuple[Any, ...]:
+        counter, masks, waiting, now = step(*first(numbers, values))
+        rounds = [steps.longest() if steps is not None else most, *[waiting.most[k] for k in waiting.now]]
+        bound = None if any([x is None for x in rounds]) else math.prod(rounds)
+        return tuple([k for k in loop.inner if k in waiting.now]), bound, counter, masks, waiting.now, now
 
-    traced = [counter + 1, *after[0], *packing.tensors(fitted(keys, after[1], values, n))]
-    end = repeat_in_graph(lambda flat: flat[1].any(), body, [counter, *masks, *packing.tensors(values)], traced)
-    found = packing.values(end[5:])
-    return end[2], end[3], end[4] if found[0] is not UNDEFINED else False, found[0], tuple(found[1:])
+    values, (numbers, _, *after) = stable(outside, keys, [state[4], *state[5]], n)
+    packing, end_of_masks = Packing(values), 2 + len(numbers)
+
+    def flat(counter: Tensor, masks: Sequence[Tensor], inside: dict[int, Tensor], now: list[Any]) -> list[Tensor]:
+        n = masks[0].shape[0]
+        there = [as_mask(inside.get(k, False), n, device) for k in numbers]
+        return [counter, masks[0], *there, *masks[1:], *packing.tensors(fitted(keys, now, values, n))]
+
+    def body(now: Sequence[Tensor]) -> list[Tensor]:
+        inside = dict(zip(numbers, now[2:end_of_masks], strict=True))
+        rest = now[end_of_masks:]
+        counter, masks, waiting, found = step(now[0], [now[1], *rest[:3]], inside, packing.values(rest[3:]))
+        return flat(counter, masks, waiting.now, found)
+
+    def going(now: Sequence[Tensor]) -> Tensor:
+        return torch.stack([*now[1:end_of_masks]]).any() if numbers else now[1].any()
+
+    end = repeat_in_graph(going, body, flat(*first(numbers, values)), flat(*after))[end_of_masks:]
+    found = packing.values(end[3:])
+    carry = tuple([behind_loop(old, new) for old, new in zip(state[5], found[1:], strict=True)])
+    return end[0], end[1], end[2] if found[0] is not UNDEFINED else False, found[0], carry
 
 
-def apart(values: Any) -> Any:
-    """Values in memory of their own: an operator takes no two tensors that share it."""
-    return map_leaves(lambda x: Lane(copied(x.data), x.number) if is_lane(x) else x, values)
+def present(steps: Steps, k: Any, n: int) -> Any:
+    """Who has an item in round `k`."""
+    found = steps.has(k)
+    return found.expand(n) if isinstance(found, Tensor) else found
 
 
-def stable(step: Callable[[list[Any]], Any], keys: Sequence[str], values: list[Any], n: int) -> tuple[list[Any], Any]:
-    """Values in a form that a round keeps, and what it makes of them: numbers as tensors, and zeros for what has no
-    value before the first round.
+def ahead(form: Form, values: list[Any]) -> Steps | None:
+    """The steps of an inner loop along rows that no round changes, made once; None for what may be no rows."""
+    rows = [type(x) is Lane and (is_ragged(x.data) or x.data.ndim > 1) for x in values]
+    return walk(form, apart(values)) if values and all(rows) else None
 
-    Raises:
-        StructureError: their form changes with each round.
-    """
-    values = [promoted(x, n) for x in values]
-    before_operator("while_loop")
-    for _ in range(ROUNDS):
-        found = trace_outside(step, values)
-        now = fitted(keys, values, found[1], n)
-        if all([x is UNDEFINED or form_of(x) == form_of(y) for x, y in zip(values, now, strict=True)]):
-            return now, found
-        values = now
-    got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"
-    raise StructureError(message("batch", "values of one form in a loop", got, hint=hint))
+
+def begun(inside: Inside | None, form: Form, values: list[Any], n: int) -> tuple[Steps, Any, Any]:
+    """The steps of an inner loop, and what is kept of them where examples may wait in it: values and rounds."""
+    steps = walk(form, apart(values) if inside is None else [*values])
+    if inside is None or steps.items is not None:
+        return steps, None, None
+    return steps, values, Lane(torch.zeros(n, dtype=torch.long, device=steps.device))
 
 
 def along(
-    round: Round, names: tuple[str, ...], walked: Walked, m: Mask, carry: Any, fixed: Any, n: int, options: Options,
-    simple: bool, sure: bool,
-) -> Out:  # fmt: skip
+    loop: Loop, steps: Steps, m: Mask, carry: Any, fixed: Any, n: int, options: Options, simple: bool, sure: bool
+) -> Out:
     """A `for`: rounds of those who have an item."""
-    if walked.steps is not None or options.lower == "unroll":
-        state: State = (m, False, False, False, UNDEFINED, carry)
-        for k in range(walked.longest if walked.steps is None else len(walked.steps)):
-            going, done = (state[0], False) if walked.steps is not None else split(state[0], walked.has(k, n))
-            if going is False:
-                break
-            item = walked.at(k) if walked.steps is None else walked.steps[k]
-            state = followed((going, either(state[1], done), *state[2:]), round(going, state[5], fixed, item, sure))
-            sure = sure and state[0] is going
-        left = either(state[1], state[0])
-        return (left, *state[2:])
-    if simple and m is None and walked.scannable and options.lower == "auto":
-        return (None, False, False, UNDEFINED, scanned(round, names, walked, carry, fixed, n))
-    going, done = split(m, walked.has(0, n))
-    start: State = (as_mask(going, n, walked.device), done, False, False, UNDEFINED, carry)
-    return in_graph(round, names, start, fixed, n, walked)
+    if m is False:
+        return (m, False, False, UNDEFINED, carry)
+    if steps.items is not None or options.lower == "unroll":
+        return unrolled_along(loop, steps, (m, False, False, False, UNDEFINED, carry), fixed, sure, options.max_iters)
+    if steps.full and steps.longest() == 0:
+        return (m, False, False, UNDEFINED, carry)
+    if simple and m is None and steps.scannable and options.lower == "auto":
+        found = scanned(loop, carry, steps, fixed, n)
+        if found is not None:
+            return (None, False, False, UNDEFINED, found)
+    going, done = split(m, present(steps, 0, n))
+    start: State = (as_mask(going, n, steps.device), done, False, False, UNDEFINED, carry)
+    return in_graph(loop, start, fixed, n, steps)
 
 
-def scanned(round: Round, names: tuple[str, ...], walked: Walked, carry: Any, fixed: Any, n: int) -> tuple[Any, ...]:
-    """All rounds as one `scan`, for a body that everybody runs to its end."""
+def along_inner(
+    loop: Loop, steps: Steps, rounds: Lane, m: Mask, carry: Any, fixed: Any, inside: Inside
+) -> tuple[Lane, Out]:
+    """A round of an inner `for`, of each example with the item of its own round. Returns the rounds, too."""
+    going, done = split(m, steps.has(rounds.data))
+    state: State = (going, done, False, False, UNDEFINED, carry)
+    if going is False:
+        return rounds, state[1:]
+    now = loop.round(going, carry, fixed, steps.item(rounds.data), False, inside)
+    after = rounds.data if now[0] is False else rounds.data + now[0]
+    end = followed(loop.names, state, (*split(now[0], steps.has(after)), *now[2:]), False)
+    inside.leave(loop.number, end[0], steps.longest())
+    return Lane(after), end[1:]
+
+
+def unrolled_along(loop: Loop, steps: Steps, state: State, fixed: Any, sure: bool, most: int | None) -> Out:
+    """Rounds with items that are picked while the driver is traced."""
+    python, longest = steps.items is not None, steps.longest()
+    for k in range(at_most(most) if longest is None else longest):
+        going, done = (state[0], False) if python else split(state[0], steps.has(k))
+        if going is False:
+            break
+        now = loop.round(going, state[5], fixed, steps.item(k), sure, None)
+        state = followed(loop.names, (going, either(state[1], done), *state[2:]), now)
+        sure = sure and state[0] is going
+    if longest is None:
+        nobody_left(split(state[0], steps.has(most))[0], most)
+    return (either(state[1], state[0]), *state[2:])
+
+
+def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[Any, ...] | None:
+    """All rounds as one `scan`, for a body that everybody runs to its end; None where examples may wait in it."""
     fixed = apart(fixed)
-    xs = walked.slices(n)
+    table = steps.table()
+    items = Packing(table)
+    there = steps.has(torch.arange(at_least_one(steps.longest()), device=steps.device)[:, None])
+    xs = [there.expand(-1, n), *items.tensors(table)]
     first = [x[0] for x in xs]
 
-    def step(values: Sequence[Any], now: Sequence[Tensor]) -> list[Any]:
-        return list(round(now[0], tuple(values), fixed, walked.item(now[1:]), walked.full)[5])
+    def step(values: Sequence[Any], now: Sequence[Tensor], waiting: Inside | None = None) -> list[Any]:
+        end = loop.round(now[0], tuple(values), fixed, items.values(now[1:]), steps.full, waiting)
+        return list(kept(loop.names, end[6], end[5], values))
 
-    values, (_, after) = stable(lambda v: ([], step(v, first)), names, [*carry], n)
+    def outside(values: list[Any], _: Any) -> tuple[Any, ...]:
+        waiting = Inside({}, {})
+        now = step(values, first, waiting)
+        return (), steps.longest(), bool(waiting.now), now
+
+    values, (_, _, waits, after) = stable(outside, loop.names, [*carry], n)
+    if waits:
+        return None
     packing = Packing(values)
 
     def combine(flat: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], None]:
-        return packing.tensors(fitted(names, step(packing.values(flat), now), values, now[0].shape[0])), None
+        return packing.tensors(fitted(loop.names, step(packing.values(flat), now), values, now[0].shape[0])), None
 
     start, form = split_tree("scan", "the carry", packing.tensors(values))
-    traced = packing.tensors(fitted(names, after, values, n)), None
-    end, _ = scan_in_graph(combine, traced, Steps("scan", xs, 0), start, form)
-    return tuple(packing.values(end))
+    traced = packing.tensors(fitted(loop.names, after, values, n)), None
+    end, _ = scan_in_graph(combine, traced, Slices("scan", xs, 0), start, form)
+    return tuple([behind_loop(old, new) for old, new in zip(carry, packing.values(end), strict=True)])

@@ -98,6 +98,11 @@ class Walk:
         for part in self.parts:
             yield from part.values()
 
+    @property
+    def form(self) -> tuple[str, tuple[Any, ...]]:
+        """The kinds of the walk and of its parts, as nested tuples."""
+        return self.kind, tuple([p.form for p in self.parts])
+
     def __str__(self) -> str:
         return str(self.value) if self.kind == "value" else f"{self.kind}({', '.join([str(p) for p in self.parts])})"
 

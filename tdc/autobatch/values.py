@@ -4,7 +4,6 @@ A value is a tree. A leaf that each example has for itself is a `Lane`; any othe
 module, a tensor such as a weight.
 
     select      the examples at some positions
-    merge       the examples of several values, one behind the other
     as_result   what the caller gets
 """
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from tdc.autobatch.source import OP
 from tdc.core import pytree
-from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.ragged.storage import is_ragged
 
 NUMBERS = (bool, int, float, complex)
@@ -79,99 +78,19 @@ def select(x: Any, positions: Tensor) -> Any:
     return map_leaves(lambda leaf: Lane(take(leaf.data, positions), leaf.number) if type(leaf) is Lane else leaf, x)
 
 
-def merge(name: str, values: Sequence[Any], counts: Sequence[int]) -> Any:
-    """The value of all examples, those of the first value in front; `counts` has how many have each.
-
-    Raises:
-        StructureError: values of different forms, or different objects that are no tensors.
-        ShapeError: tensors of different shapes.
-    """
-    if not any([is_tree(x) for x in values]):
-        return merge_leaf(name, values, counts)
-    one_length(name, values)
-    flat = [flatten(x) for x in values]
-    spec = flat[0][1]
-    if any([s != spec for _, s in flat]):
-        raise StructureError(message(OP, f"one form of {name!r} for all examples", differing(values), hint=FORMS))
-    columns = zip(*[leaves for leaves, _ in flat], strict=True)
-    return unflatten([merge_leaf(name, column, counts) for column in columns], spec)
+def like(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask of examples with as many dims as a tensor."""
+    return mask.reshape(-1, *[1] * (x.ndim - 1))
 
 
-FORMS = "give it the same keys and lengths on each way through the function"
-
-
-def merge_leaf(name: str, values: Sequence[Any], counts: Sequence[int]) -> Any:
-    """`merge` of leaves."""
-    first = values[0]
-    if type(first) is not Lane and all([same(x, first) for x in values]):
-        return first
-    if all([isinstance(x.data if type(x) is Lane else x, (Tensor, *NUMBERS)) for x in values]):
-        return merge_tensors(name, values, counts)
-    if all([type(x) is Lane and is_ragged(x.data) for x in values]):
-        return Lane(torch.cat([x.data for x in values]))
-    raise StructureError(message(OP, f"one value of {name!r} for all examples", differing(values), hint=TENSORS))
-
-
-TENSORS = "what differs between examples must be a tensor or a number"
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two leaves are one value, which all examples can share."""
-    if a is b:
-        return True
-    return type(a) is type(b) and not isinstance(a, (Tensor, Lane)) and bool(a == b) and repr(a) == repr(b)
-
-
-def merge_tensors(name: str, values: Sequence[Any], counts: Sequence[int]) -> Lane:
-    """Tensors and numbers of all examples; numbers take the dtype of tensors, if there are any."""
-    parts = [as_lane(x, n) for x, n in zip(values, counts, strict=True)]
-    tensors = [x.data for x in parts if not x.number]
-    dtype = common_dtype(tensors or [x.data for x in parts])
-    one_shape(name, parts)
-    return Lane(torch.cat([x.data.to(dtype) for x in parts]), not tensors)
-
-
-Pick = Callable[[Any, Any, torch.dtype, bool], Lane]
-
-
-def merge_forms(name: str, a: Any, b: Any, pick: Pick) -> Any:
-    """Two values as one: what is the same stays; `pick` makes one of two tensors or numbers, in their common dtype.
-
-    Raises:
-        StructureError, ShapeError: as `merge`.
-    """
-    one_length(name, [a, b])
-    (ours, spec), (theirs, other) = flatten(a), flatten(b)
-    if spec != other:
-        raise StructureError(message(OP, f"one form of {name!r} for all examples", differing([a, b]), hint=FORMS))
-
-    def leaf(x: Any, y: Any) -> Any:
-        if same(x, y):
-            return x
-        parts = [t.data if type(t) is Lane else t for t in (x, y)]
-        if not all([isinstance(t, (Tensor, *NUMBERS)) for t in parts]):
-            got = differing([x, y])
-            raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=TENSORS))
-        pair = [t if type(t) is Lane else as_lane(t, 1) for t in (x, y)]
-        tensors = [t.data for t in pair if not t.number]
-        one_shape(name, pair)
-        return pick(x, y, common_dtype(tensors or [t.data for t in pair]), not tensors)
-
-    return unflatten([leaf(x, y) for x, y in zip(ours, theirs, strict=True)], spec)
-
-
-def one_length(name: str, values: Sequence[Any]) -> None:
-    """
-    Raises:
-        UnsupportedError: lists of different lengths.
-    """
-    lengths = [len(x) for x in values if isinstance(x, list)]
-    if any([n != lengths[0] for n in lengths]):
-        got, hint = (
-            f"{name!r} of {min(lengths)} and {max(lengths)}",
-            "keep results in a tensor of fixed size: out[i] = value",
-        )
-        raise UnsupportedError(message(OP, "lists of one length for all examples", got, hint=hint))
+def as_lane(x: Any, count: int) -> Lane:
+    """A leaf that each of `count` examples has for itself."""
+    if type(x) is Lane:
+        return x
+    if isinstance(x, Tensor):
+        return Lane(x.expand(count, *x.shape))
+    dtype = torch.float64 if isinstance(x, float) else None
+    return Lane(torch.full((count,), x, dtype=dtype), True)
 
 
 def one_shape(name: str, parts: Sequence[Lane]) -> None:
@@ -186,21 +105,16 @@ def one_shape(name: str, parts: Sequence[Lane]) -> None:
         raise ShapeError(message(OP, f"one shape of {name!r} for all examples", got, hint=hint))
 
 
+def cast(parts: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
+    """Tensors in one dtype; ragged batches, of which the dtype is not asked for, as they are."""
+    return [x if dtype is None else x.to(dtype) for x in parts]
+
+
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     dtype = tensors[0].dtype
     for x in tensors[1:]:
         dtype = torch.promote_types(dtype, x.dtype)
     return dtype
-
-
-def as_lane(x: Any, count: int) -> Lane:
-    """A leaf that each of `count` examples has for itself."""
-    if type(x) is Lane:
-        return x
-    if isinstance(x, Tensor):
-        return Lane(x.expand(count, *x.shape))
-    dtype = torch.float64 if isinstance(x, float) else None
-    return Lane(torch.full((count,), x, dtype=dtype), True)
 
 
 def differing(values: Sequence[Any]) -> str:
@@ -235,3 +149,25 @@ def as_result(x: Any, count: int) -> Any:
         return as_number(as_lane(x, count)) if isinstance(x, (Lane, Tensor, *NUMBERS)) else x
 
     return map_leaves(leaf, x)
+
+
+RESULT = "the result"
+
+
+def no_value(name: str, line: int) -> StructureError:
+    """The error for a name without a value."""
+    hint = f"give {name} a value before the statement that may skip it"
+    return StructureError(message(OP, "names that have a value", f"{name!r}, which has none at line {line}", hint=hint))
+
+
+def no_condition(data: Any, line: int) -> ShapeError:
+    """The error for a condition that is no tensor of one element for each example."""
+    what = f"shape {[*data.shape[1:]]}" if isinstance(data, Tensor) else describe(data)
+    got, hint = f"{what} at line {line}", "x.any(), x.all(), or torch.where"
+    return ShapeError(message(OP, "a condition of one element for each example", got, hint=hint))
+
+
+def no_return() -> StructureError:
+    """The error for a function that returns a value to some examples only."""
+    got, hint = "some that reach the end of the function", "return a value on each way through it"
+    return StructureError(message(OP, "examples that all return a value", got, hint=hint))

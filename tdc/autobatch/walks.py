@@ -1,9 +1,12 @@
-"""What a `for` walks along, step by step, for the examples that entered it.
+"""What a `for` walks along: which examples have an item in a round, and the items.
 
-    has(step, at)     who has an item at a step: all, none, or a mask
-    item(step, at)    the items of a step
+    has(k)                who has an item in round `k`: a bool for all, or a mask
+    item(k)               the items of a round, of all examples
+    item_of(k, at)        of those at some positions, who all have one; `at` is None for all of them in order
+    table()               all items, as one value with the rounds in front
 
-`at` has the positions, among the examples that entered, of those who are still there; None for all of them in order.
+In a graph `k` is a number, a 0-d tensor, or a tensor with a round of its own for each example; whoever has no item then
+gets what another has. What is the same for all examples is walked as Python does.
 """
 
 from __future__ import annotations
@@ -14,112 +17,200 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.autobatch.lists import Grown, room_of
 from tdc.autobatch.source import OP
-from tdc.autobatch.tree import Walk
-from tdc.autobatch.values import Lane, flatten, select, unflatten
+from tdc.autobatch.values import Lane, flatten, map_leaves, select, unflatten
+from tdc.compile.upstream import traced
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import longest
 from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
+
+Form = tuple[str, tuple[Any, ...]]  # what is walked along, as `Walk.form` has it
 
 
 class Steps:
     """Items that the examples have.
 
     Attributes:
+        items: those of a Python iterable; None of any other.
         lengths: how many, one number for all or one for each example.
+        full: whether somebody has an item in each round of `table`, whose length may be a bound only.
+        scannable: whether all items can be had at once, as `table` gives them.
+        device: of the items.
     """
 
+    scannable = True
+    items: Any = None
     lengths: Any
+    full = False
+    device: Any = None
 
-    def has(self, step: int, at: Tensor | None) -> bool | Tensor:
-        """Who has an item at a step."""
-        if not isinstance(self.lengths, Tensor):
-            return step < self.lengths
-        lengths = self.lengths if at is None else self.lengths[at]
-        mask = lengths > step
-        count = int(mask.sum())
-        return mask if 0 < count < len(mask) else count > 0
+    def has(self, k: Any) -> Any:
+        return self.lengths > k
 
-    def item(self, step: int, at: Tensor | None) -> Any:
+    def item(self, k: Any) -> Any:
+        raise NotImplementedError
+
+    def item_of(self, k: int, at: Tensor | None) -> Any:
+        return self.item(k) if at is None else select(self.item(k), at)
+
+    def longest(self) -> Any:
+        """How many rounds there are; None where that depends on the data."""
+        return self.lengths
+
+    def table(self) -> Any:
         raise NotImplementedError
 
 
 class Items(Steps):
     """Of a Python iterable: the same for all examples, but for lanes among them."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items: Any) -> None:
         self.items = items
         self.lengths = len(items)
 
-    def item(self, step: int, at: Tensor | None) -> Any:
-        return self.items[step] if at is None else select(self.items[step], at)
+    def item(self, k: Any) -> Any:
+        if not isinstance(k, Tensor):
+            return self.items[k]
+        found = self.table().to(k.device).index_select(0, k.reshape(-1)).reshape(k.shape)
+        return Lane(found) if k.ndim else found
+
+    def table(self) -> Any:
+        """Numbers as a tensor, where they are walked along beside tensors."""
+        if not self.items or not all([isinstance(x, (bool, int, float)) for x in self.items]):
+            got, hint = "a Python iterable beside one of the examples", "numbers and tensors can be walked side by side"
+            raise DtypeError(message(OP, "walks of one kind in zip", got, hint=hint))
+        return torch.tensor([*self.items])
 
 
 class Rows(Steps):
     """The rows of a tensor that each example has: equally many."""
 
+    full = True
+
     def __init__(self, data: Tensor) -> None:
         if data.ndim < 2:
             got, hint = "one number for each example", "range(n) counts to a number"
             raise ShapeError(message(OP, "something to walk along", got, hint=hint))
-        self.rows = data.unbind(1)
-        self.lengths = len(self.rows)
+        self.data = data
+        self.rows: Any = None  # each on its own: their gradients are put together once
+        self.lengths = data.shape[1]
+        self.device = data.device
 
-    def item(self, step: int, at: Tensor | None) -> Any:
-        row = self.rows[step]
-        return Lane(row if at is None else row.index_select(0, at))
+    def item(self, k: Any) -> Any:
+        if isinstance(k, int):
+            self.rows = self.data.unbind(1) if self.rows is None else self.rows
+            return Lane(self.rows[k])
+        if k.ndim == 0:
+            return Lane(self.data.index_select(1, k.reshape(1)).squeeze(1))
+        here = torch.arange(self.data.shape[0], device=self.device)
+        return Lane(self.data[here, k.clamp(max=self.data.shape[1] - 1)])
+
+    def table(self) -> Any:
+        return Lane(self.data.movedim(1, 0).clone(memory_format=torch.contiguous_format))
 
 
 class RaggedRows(Steps):
-    """The rows of ragged examples, in the order of the steps: nothing is padded."""
+    """The rows of ragged examples."""
 
-    def __init__(self, x: NestedTensor, backwards: bool = False) -> None:
+    def __init__(self, x: NestedTensor, backwards: bool) -> None:
         if x.structure.packed_dim != 0 or x.structure.batch_dim != 0 or x.structure.ragged_ndim != 1:
             got, hint = describe(x), "a batch whose first dim of each example is the ragged one"
             raise ShapeError(message(OP, "rows to walk along", got, hint=hint))
-        lengths = x.lengths.long()
-        begins = lengths.cumsum(0) - lengths
-        longest = int(lengths.max()) if len(lengths) else 0
-        step = torch.arange(longest, device=lengths.device)
-        there = step[:, None] < lengths
-        position = begins + (lengths - 1 - step[:, None] if backwards else step[:, None])
-        self.lengths = lengths
-        self.who = [row.nonzero().squeeze(1) for row in there]
-        self.steps = x.values.index_select(0, position[there]).split(there.sum(1).tolist())
+        self.x, self.backwards = x, backwards
+        self.lengths, self.begins = x.lengths.long(), x.offsets[:-1].long()
+        self.device = x.values.device
+        self.values: Any = None
+        self.split: Any = None
+        self.most = longest(x.structure)[0]
 
-    def item(self, step: int, at: Tensor | None) -> Any:
-        rows, who = self.steps[step], self.who[step]
+    def longest(self) -> Any:
+        return self.most
+
+    def item(self, k: Any) -> Any:
+        return Lane(self.rows(self.positions(k)))
+
+    def rows(self, where: Tensor) -> Tensor:
+        if self.values is None:  # with a row for those who have none
+            self.values = torch.cat([self.x.values, self.x.values.new_zeros((1, *self.x.values.shape[1:]))])
+        return self.values.index_select(0, where)
+
+    def positions(self, k: Any) -> Tensor:
+        """Where the rows of a round lie; for those who have none, the last."""
+        step = self.lengths - 1 - k if self.backwards else k
+        return torch.where(k < self.lengths, self.begins + step, self.x.values.shape[0])
+
+    def table(self) -> Any:
+        rounds = torch.arange(at_least_one(self.longest()), device=self.device)
+        where = self.positions(rounds[:, None])
+        return Lane(self.rows(where.flatten()).unflatten(0, where.shape))
+
+    def item_of(self, k: int, at: Tensor | None) -> Any:
+        """Rows in the order of the rounds, split once: nothing is padded, nothing computed for those who have none."""
+        if self.split is None:
+            step = torch.arange(self.most, device=self.device)
+            there = step[:, None] < self.lengths
+            who = [row.nonzero().squeeze(1) for row in there]
+            rows = self.x.values.index_select(0, self.positions(step[:, None])[there])
+            self.split = who, rows.split(there.sum(1).tolist())
+        who, rows = self.split[0][k], self.split[1][k]
         if at is None or (len(at) == len(who) and torch.equal(at, who)):
             return Lane(rows)
         return Lane(rows.index_select(0, torch.searchsorted(who, at)))
 
 
+def at_least_one(n: Any) -> Any:
+    """The number of rounds of a scan, which has one even if nobody has an item."""
+    return torch.sym_max(n, 1)
+
+
+class ListItems(Steps):
+    """The items of a list of which each example has its own length."""
+
+    def __init__(self, x: Grown, backwards: bool) -> None:
+        self.x, self.backwards = x, backwards
+        self.lengths, self.device = x.count.data, x.count.data.device
+
+    def longest(self) -> Any:
+        return room_of(self.x)
+
+    def item(self, k: Any) -> Any:
+        step = self.lengths - 1 - k if self.backwards else k + torch.zeros_like(self.lengths)
+        here = torch.arange(self.lengths.shape[0], device=self.device)
+        step = step.clamp(0, room_of(self.x) - 1)
+        return map_leaves(lambda x: Lane(x.data[here, step], x.number), self.x.items)
+
+    def table(self) -> Any:
+        step = torch.arange(at_least_one(self.longest()), device=self.device)[:, None]
+        step = (self.lengths - 1 - step).clamp(min=0) if self.backwards else step + torch.zeros_like(self.lengths)
+        here = torch.arange(self.lengths.shape[0], device=self.device)
+        return map_leaves(lambda x: Lane(x.data[here, step], x.number), self.x.items)
+
+
 class Range(Steps):
-    """`range` with bounds that may differ between examples."""
+    """`range` with bounds that are tensors."""
 
-    def __init__(self, start: Any, stop: Any, step: Any, count: int, backwards: bool = False) -> None:
-        given: tuple[Any, ...] = (start, stop, step)
-        self.backwards = backwards
-        self.varies = type(start) is Lane or type(step) is Lane
-        self.start: Any
-        self.step: Any
-        if any([type(x) is Lane for x in given]):
-            begin, end, by = [as_whole(x) for x in given]
-            found = torch.div(end - begin + by - by.sign(), by, rounding_mode="floor")
-            self.lengths = found.clamp(min=0).expand(count)
-            self.start, self.step = (begin, by) if self.varies else (int(begin), int(by))
-        else:
-            self.start, last, self.step = [int(x) for x in given]
-            self.lengths = len(range(self.start, last, self.step))
+    scannable = False
 
-    def item(self, step: int, at: Tensor | None) -> Any:
-        turn = self.lengths - 1 - step if self.backwards else step
-        if not self.varies and not isinstance(turn, Tensor):
-            return self.start + turn * self.step
-        found = self.start + turn * self.step
-        return Lane(found if at is None else found[at])
+    def __init__(self, start: Any, stop: Any, step: Any, backwards: bool) -> None:
+        begin, end, by = [as_whole(x) for x in (start, stop, step)]
+        rounds = torch.div(end - begin + by - by.sign(), by, rounding_mode="floor").clamp(min=0)
+        self.lengths, self.device = rounds, rounds.device
+        self.begin, self.by = (begin + (rounds - 1) * by, -by) if backwards else (begin, by)
+        self.varies = self.begin.ndim + self.by.ndim > 0
+        self.numbers = start, step, type(start) is int and type(step) is int and not backwards
+
+    def longest(self) -> Any:
+        return None
+
+    def item(self, k: Any) -> Any:
+        start, step, fixed = self.numbers
+        if fixed and isinstance(k, int):
+            return start + k * step
+        found = self.begin + k * self.by
+        return Lane(found) if found.ndim else found
 
 
 def as_whole(x: Any) -> Any:
@@ -127,7 +218,7 @@ def as_whole(x: Any) -> Any:
     data = x.data if type(x) is Lane else torch.as_tensor(x)
     if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
         raise DtypeError(message(OP, "whole numbers in range", describe(data), hint="range(n.long())"))
-    return data.reshape(-1) if type(x) is Lane else data
+    return data.reshape(-1) if type(x) is Lane else data.reshape(())
 
 
 class Zip(Steps):
@@ -135,61 +226,122 @@ class Zip(Steps):
 
     def __init__(self, parts: Sequence[Steps]) -> None:
         self.parts = parts
-        lengths: Any = 0 if not parts else parts[0].lengths
-        for p in parts[1:]:
-            if isinstance(lengths, Tensor) or isinstance(p.lengths, Tensor):
-                lengths = torch.minimum(torch.as_tensor(lengths), torch.as_tensor(p.lengths))
-            else:
-                lengths = min(lengths, p.lengths)
-        self.lengths = lengths
+        self.scannable = all([p.scannable for p in parts])
+        self.device = next((p.device for p in parts if p.device is not None), None)
+        lengths = [p.lengths for p in parts]
+        if any([isinstance(x, Tensor) for x in lengths]):
+            whole = [torch.as_tensor(x, device=self.device) for x in lengths]
+            self.lengths = torch.stack(torch.broadcast_tensors(*whole)).amin(0)
+        else:
+            self.lengths = min(lengths)
 
-    def item(self, step: int, at: Tensor | None) -> Any:
-        return tuple([p.item(step, at) for p in self.parts])
+    def longest(self) -> Any:
+        found = [n for n in [p.longest() for p in self.parts] if n is not None]
+        return None if not found else found[0] if len(found) == 1 else torch.sym_min(*found)
+
+    def item(self, k: Any) -> Any:
+        return tuple([p.item(k) for p in self.parts])
+
+    def item_of(self, k: int, at: Tensor | None) -> Any:
+        return tuple([p.item_of(k, at) for p in self.parts])
+
+    def table(self) -> Any:
+        n = at_least_one(self.longest())
+        return tuple([map_leaves(lambda x: first(x, n), p.table()) for p in self.parts])
+
+
+def first(x: Any, n: Any) -> Any:
+    """The first rounds of a leaf of a table."""
+    return Lane(x.data[:n]) if type(x) is Lane else x[:n]
 
 
 class Enumerate(Steps):
     """Numbered items."""
 
-    def __init__(self, inner: Steps, start: int) -> None:
+    def __init__(self, inner: Steps, start: Any) -> None:
         self.inner, self.start = inner, start
-        self.lengths = inner.lengths
+        self.lengths, self.device = inner.lengths, inner.device
+        self.full, self.scannable = inner.full, inner.scannable
 
-    def item(self, step: int, at: Tensor | None) -> Any:
-        return (self.start + step, self.inner.item(step, at))
+    def longest(self) -> Any:
+        return self.inner.longest()
+
+    def item(self, k: Any) -> Any:
+        return (self.number(k), self.inner.item(k))
+
+    def number(self, k: Any) -> Any:
+        found = k + (self.start.data if type(self.start) is Lane else self.start)
+        return Lane(found) if isinstance(found, Tensor) and found.ndim else found
+
+    def numbers(self, rounds: Tensor) -> Any:
+        return Lane(rounds[:, None] + self.start.data) if type(self.start) is Lane else rounds + self.start
+
+    def item_of(self, k: int, at: Tensor | None) -> Any:
+        return (self.number(k), self.inner.item_of(k, at))
+
+    def table(self) -> Any:
+        rounds = torch.arange(at_least_one(self.longest()), device=self.device)
+        return (self.numbers(rounds), self.inner.table())
 
 
-def steps_of(walk: Walk, values: list[Any], count: int, backwards: bool = False) -> Steps:
+class TreeRows(Steps):
+    """The rows of all tensors of a TensorDict: of each leaf the first dim behind the examples."""
+
+    def __init__(self, td: TensorDict, backwards: bool) -> None:
+        leaves, self.spec = flatten(td)
+        self.parts = [along_value(x, backwards) for x in leaves]
+        self.lengths, self.device, self.full = [getattr(self.parts[0], name) for name in ("lengths", "device", "full")]
+
+    def longest(self) -> Any:
+        return self.parts[0].longest()
+
+    def item(self, k: Any) -> Any:
+        return unflatten([p.item(k) for p in self.parts], self.spec)
+
+    def item_of(self, k: int, at: Tensor | None) -> Any:
+        return unflatten([p.item_of(k, at) for p in self.parts], self.spec)
+
+    def table(self) -> Any:
+        return unflatten([p.table() for p in self.parts], self.spec)
+
+
+def walk(form: Form, values: list[Any], backwards: bool = False) -> Steps:
     """The steps of a walk; `values` are those of its expressions, in order, and are used up."""
-    if walk.kind == "value":
-        return steps_along(values.pop(0), backwards)
-    if walk.kind == "reversed":
-        return steps_of(walk.parts[0], values, count, not backwards)
-    if walk.kind == "range":
-        given = [values.pop(0) for _ in walk.parts]
+    kind, parts = form
+    if kind == "value":
+        return along_value(values.pop(0), backwards)
+    if kind == "reversed":
+        return walk(parts[0], values, not backwards)
+    if kind == "range":
+        given = [as_number(values.pop(0)) for _ in parts]
         start, stop, step = [(0, *given, 1), (*given, 1), (*given,)][len(given) - 1]
-        return Range(start, stop, step, count, backwards)
-    if backwards:
-        got = f"reversed({walk.kind}(...))"
-        raise DtypeError(message(OP, "something that Python can reverse", got, hint="reverse each part"))
-    if walk.kind == "zip":
-        return Zip([steps_of(p, values, count) for p in walk.parts])
-    inner = steps_of(walk.parts[0], values, count)
-    return Enumerate(inner, int(values.pop(0)) if len(walk.parts) > 1 else 0)
-
-
-def steps_along(x: Any, backwards: bool) -> Steps:
-    """The steps along one value."""
-    if type(x) is not Lane:
-        items = rows_of(x) if isinstance(x, TensorDict) else [*x]
+        if any([isinstance(x, (Lane, Tensor)) for x in given]):
+            return Range(start, stop, step, backwards)
+        items = range(start, stop, step)
         return Items(items[::-1] if backwards else items)
-    if is_ragged(x.data):
-        nested = x.data.to_packed() if isinstance(x.data, MaskedBatch) else x.data
-        return RaggedRows(nested, backwards)
-    return Rows(x.data.flip(1) if backwards else x.data)
+    if backwards:
+        got = f"reversed({kind}(...))"
+        raise DtypeError(message(OP, "something that Python can reverse", got, hint="reverse each part"))
+    inner = [walk(p, values) for p in (parts if kind == "zip" else parts[:1])]
+    start = values.pop(0) if kind == "enumerate" and len(parts) > 1 else 0
+    if all([p.items is not None for p in inner]):
+        columns: Any = [p.items for p in inner]
+        return Items([*(zip(*columns, strict=False) if kind == "zip" else enumerate(columns[0], start))])
+    return Zip(inner) if kind == "zip" else Enumerate(inner[0], start)
 
 
-def rows_of(td: TensorDict) -> list[Any]:
-    """The rows of a TensorDict whose leaves may be lanes: of each leaf the first dim behind the examples."""
-    leaves, spec = flatten(td)
-    steps = [Rows(leaf.data) if type(leaf) is Lane else Items([*leaf]) for leaf in leaves]
-    return [unflatten([s.item(t, None) for s in steps], spec) for t in range(int(steps[0].lengths))]
+def as_number(x: Any) -> Any:
+    """A bound that all examples share as an int, where it can be read."""
+    return int(as_whole(x)) if isinstance(x, Tensor) and not traced() else x
+
+
+def along_value(x: Any, backwards: bool) -> Steps:
+    """The steps along one value."""
+    if isinstance(x, TensorDict) and any([type(leaf) is Lane for leaf in flatten(x)[0]]):
+        return TreeRows(x, backwards)
+    if type(x) is Grown:
+        return ListItems(x, backwards)
+    if type(x) is not Lane:
+        items = [*x]
+        return Items(items[::-1] if backwards else items)
+    return RaggedRows(x.data, backwards) if is_ragged(x.data) else Rows(x.data.flip(1) if backwards else x.data)

@@ -31,7 +31,7 @@ def compiled(backend: str) -> Compiler:
     return compiler
 
 
-MODES: dict[str, Compiler | None] = {"eager": None, "aot_eager": compiled("aot_eager")}
+MODES: dict[str, Compiler | None] = {"eager": None, "graph": compiled("eager"), "aot_eager": compiled("aot_eager")}
 
 
 def run(count: int, start: int, mode: str, limit: int = 10) -> tuple[Counter[str], list[str]]:

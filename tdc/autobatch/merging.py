@@ -1,0 +1,112 @@
+"""Several values as one: of groups of examples that meet, and of two ways that the same examples may have come.
+
+    merge     the examples of several values, one behind the other
+    choose    of two values, that of each example
+
+What is the same for all stays one value. Tensors get one dtype; numbers take that of tensors, if there are any. Lists
+of different lengths become one `Grown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.autobatch.lists import alike_lists
+from tdc.autobatch.source import OP
+from tdc.autobatch.values import (
+    NUMBERS,
+    Lane,
+    as_lane,
+    cast,
+    common_dtype,
+    differing,
+    flatten,
+    is_tree,
+    like,
+    one_shape,
+    unflatten,
+)  # fmt: skip
+from tdc.core.errors import StructureError, message
+from tdc.ragged.storage import is_ragged
+
+
+def merge(name: str, values: Sequence[Any], counts: Sequence[int]) -> Any:
+    """The value of all examples, those of the first value in front; `counts` has how many have each.
+
+    Raises:
+        StructureError, ShapeError: as `combine`.
+    """
+    return combine(name, values, counts, lambda parts, dtype: torch.cat(cast(parts, dtype)))
+
+
+def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
+    """The value of each example: `a` where the mask says so, else `b`.
+
+    Raises:
+        StructureError, ShapeError: as `combine`.
+    """
+
+    def pick(parts: Sequence[Any], dtype: Any) -> Any:
+        return torch.where(like(mine, parts[0]), *cast(parts, dtype))
+
+    return combine(name, [a, b], [mine.shape[0]] * 2, pick, one_batch=True)
+
+
+Pick = Callable[[Sequence[Any], Any], Any]  # of tensors, or ragged batches, and the dtype that they are to have
+
+
+def combine(name: str, values: Sequence[Any], counts: Sequence[Any], pick: Pick, one_batch: bool = False) -> Any:
+    """Several values as one: what is the same stays, `pick` makes one tensor of several with one dtype and shape.
+
+    Args:
+        counts: how many examples have each value.
+        one_batch: whether the values are of the same examples.
+
+    Raises:
+        StructureError: values of different forms, or different objects that are no tensors.
+        ShapeError: tensors of different shapes.
+    """
+
+    def leaf(leaves: Sequence[Any]) -> Any:
+        first = leaves[0]
+        if (one_batch or type(first) is not Lane) and all([same(x, first) for x in leaves]):
+            return first
+        data = [x.data if type(x) is Lane else x for x in leaves]
+        if all([type(x) is Lane and is_ragged(x.data) for x in leaves]):
+            return Lane(pick(data, None))
+        if not all([isinstance(x, (Tensor, *NUMBERS)) for x in data]):
+            got = differing(leaves)
+            raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=TENSORS))
+        return alike(name, [as_lane(x, n) for x, n in zip(leaves, counts, strict=True)], pick)
+
+    if not any([is_tree(x) for x in values]):
+        return leaf(values)
+    values = alike_lists(name, values, counts)
+    flat = [flatten(x) for x in values]
+    spec = flat[0][1]
+    if any([s != spec for _, s in flat]):
+        raise StructureError(message(OP, f"one form of {name!r} for all examples", differing(values), hint=FORMS))
+    return unflatten([leaf(column) for column in zip(*[leaves for leaves, _ in flat], strict=True)], spec)
+
+
+FORMS = "give it the same keys and lengths on each way through the function"
+TENSORS = "what differs between examples must be a tensor or a number"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two leaves are one value, which all examples can share."""
+    if a is b:
+        return True
+    return type(a) is type(b) and not isinstance(a, (Tensor, Lane)) and bool(a == b) and repr(a) == repr(b)
+
+
+def alike(name: str, parts: Sequence[Lane], pick: Pick) -> Lane:
+    """Tensors and numbers as one tensor; numbers take the dtype of tensors, if there are any."""
+    tensors = [x.data for x in parts if not x.number]
+    dtype = common_dtype(tensors or [x.data for x in parts])
+    one_shape(name, parts)
+    return Lane(pick([x.data for x in parts], dtype), not tensors)

@@ -1,0 +1,125 @@
+"""The rounds of a loop of a driver: the state between two of them, and its values in a form that rounds keep.
+
+A loop in a graph holds tensors of fixed dtypes and shapes. So `stable` runs a round until its values stay in one form:
+numbers become tensors, and what has no value before the first round begins as zeros that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.autobatch.lists import in_loop
+from tdc.autobatch.lowered import UNDEFINED, End, Mask, either, meet, where
+from tdc.autobatch.merging import combine
+from tdc.autobatch.source import OP
+from tdc.autobatch.values import NUMBERS, RESULT, Lane, as_lane, flatten, is_lane, map_leaves
+from tdc.compile._torch.tracing import before_operator, trace_outside
+from tdc.compile.upstream import copied
+from tdc.core.errors import StructureError, message
+
+ROUNDS = 6  # at most, until the form of a state stays the same
+State = tuple[Mask, Mask, Mask, Mask, Any, tuple[Any, ...]]  # active, left, broke, returned, what, carry
+Round = tuple[Mask, Mask, Mask, Mask, Any, tuple[Any, ...], Mask]  # the same, and whose values of the carry are new
+
+
+def finish(
+    names: tuple[str, ...], old: tuple[Any, ...], ends: list[End], going: Mask, left: Mask, broke: Mask,
+    returns: list[End],
+) -> Round:  # fmt: skip
+    """What a round makes of a state; `ends` has all who are still in the function."""
+    moved, carry = meet(names, ends) if ends else (False, old)
+    out, value = meet([RESULT], returns) if returns else (False, (UNDEFINED,))
+    return going, left, broke, out, value[0], carry, moved
+
+
+def followed(names: tuple[str, ...], before: State, now: Round, alone: bool = True) -> State:
+    """The state after a round, when others left, broke off or returned in rounds before.
+
+    Args:
+        alone: whether all others are known to be among these; else some may wait in inner loops.
+    """
+    value, moved = now[4], now[6]
+    if before[3] is not False and now[3] is not False:
+        value = where(RESULT, now[3], value, before[4])
+    elif now[3] is False:
+        value = before[4]
+    nobody_else = alone and before[1] is False and before[2] is False
+    carry = now[5] if nobody_else else kept(names, moved, now[5], before[5])
+    gone = [either(a, b) for a, b in zip(before[1:4], now[1:4], strict=True)]
+    return (now[0], gone[0], gone[1], gone[2], value, carry)
+
+
+def kept(names: Sequence[str], moved: Mask, new: Sequence[Any], old: Sequence[Any]) -> tuple[Any, ...]:
+    """The new values of those whose values are new, and the old ones of the others."""
+    if moved is None or moved is False:
+        return tuple(old if moved is False else new)
+    return tuple([where(name, moved, a, b) for name, a, b in zip(names, new, old, strict=True)])
+
+
+# -- values of one form
+
+
+def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int) -> tuple[list[Any], Any]:
+    """Values in a form that a round keeps, and what it makes of them.
+
+    Args:
+        step: `(values, inside) -> (inside, most, ..., values)`; `inside` are the loops in it that examples stay in,
+            `most` is how many rounds there are at most, None if that is not known.
+
+    Raises:
+        StructureError: their form changes with each round.
+    """
+    values, inside = [promoted(x, n) for x in values], ()
+    before_operator("while_loop")
+    for _ in range(ROUNDS):
+        found = trace_outside(step, values, inside)
+        pairs = zip(keys, values, found[-1], strict=True)
+        values = [in_loop(name, before, after, n, found[1]) for name, before, after in pairs]
+        now = fitted(keys, values, found[-1], n)
+        kept = [x is UNDEFINED or form_of(x) == form_of(y) for x, y in zip(values, now, strict=True)]
+        if all(kept) and found[0] == inside:
+            return now, found
+        values, inside = now, found[0]
+    got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"
+    raise StructureError(message(OP, "values of one form in a loop", got, hint=hint))
+
+
+def form_of(tree: Any) -> list[Any]:
+    """What a value is but for numbers: of each leaf dtype and shape, or itself."""
+    return [(x.data.dtype, x.data.shape[1:], x.number) if is_lane(x) else x for x in flatten(tree)[0]]
+
+
+def fitted(names: Sequence[str], before: Sequence[Any], after: Sequence[Any], n: int) -> list[Any]:
+    """Values before a round in the form that they have behind it."""
+    return [
+        zeros(b, n) if a is UNDEFINED else a if b is UNDEFINED else combine(name, [a, b], [n, n], first, one_batch=True)
+        for name, a, b in zip(names, before, after, strict=True)
+    ]
+
+
+def first(parts: Sequence[Any], dtype: Any) -> Any:
+    return parts[0].to(dtype)
+
+
+def promoted(x: Any, n: int) -> Any:
+    """A value of a loop: tensors and numbers as lanes, since examples leave it with their own."""
+    return map_leaves(lambda leaf: as_lane(leaf, n) if isinstance(leaf, (Tensor, *NUMBERS)) else leaf, x)
+
+
+def zeros(x: Any, n: int) -> Any:
+    """What stands for no value in a loop: nobody reads it."""
+    return map_leaves(lambda y: Lane(torch.zeros_like(y.data), y.number) if is_lane(y) else y, promoted(x, n))
+
+
+def apart(values: Any) -> Any:
+    """Values in memory of their own: an operator takes no two tensors that share it."""
+    return map_leaves(lambda x: Lane(copied(x.data), x.number) if is_lane(x) else x, values)
+
+
+def as_mask(m: Mask, n: int, device: Any) -> Tensor:
+    """A mask as a tensor."""
+    return m if isinstance(m, Tensor) else torch.full((n,), m is None, dtype=torch.bool, device=device)
