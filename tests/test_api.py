@@ -227,6 +227,8 @@ sgd(lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)""",
         self.assertExpectedInline(
             listing("tdc.testing"),
             """\
+assert_batched_equal(fn, examples, *, in_dims=0, grads=True, lowers=None, max_iters=None, backends=('eager',
+    'aot_eager'), rtol=None, atol=None)
 assert_close(actual, expected, *, rtol=None, atol=None, equal_nan=False, check_dtype=True, check_device=True)
 assert_one_graph(fn, *examples, compiles=1, backend=backend, dynamic=None)
 check_rule(op, make_args, *, kinds=None, modes=None, ref=None, lengths=((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2,

@@ -24,6 +24,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 FLOORS = (
     ("demo",),
     ("optim", "io", "data", "dist", "viz", "testing"),
+    ("autobatch",),
     ("compile",),
     ("interop", "ops", "nn"),
     ("ragged", "tensordict"),

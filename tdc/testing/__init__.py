@@ -1,5 +1,6 @@
 """Assertions for tests of code that uses this library. Needs no test framework: a failure is an `AssertionError`."""
 
+from .batched import assert_batched_equal as assert_batched_equal
 from .close import assert_close as assert_close
 from .forbid import forbid as forbid
 from .graphs import assert_one_graph as assert_one_graph

@@ -99,7 +99,7 @@ def of_tensors(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found
         compare(a, b)
     except AssertionError as error:
         lines = [line.partition(" (up to")[0] for line in str(error).splitlines() if line.strip()]
-        kept = [line for line in lines if line.startswith(("Mismatched", "Greatest absolute"))]
+        kept = [line for line in lines if line.startswith(("Mismatched", "Greatest absolute", "Absolute"))]
         yield path, ", ".join(kept or lines)
 
 

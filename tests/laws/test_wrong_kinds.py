@@ -75,6 +75,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "ObjectArray": (["a", "b"], [2]),
     "TensorDictParams": (PARAMS,),
     "as_tensordict": (Record(X), [3]),
+    "assert_batched_equal": (square, [X], {"in_dims": 0, "lowers": "while", "backends": ()}),
     "associative_scan": (torch.add, X, 0, {"combine_mode": "generic"}),
     "batch": (square,),
     "cat_keys": (td(), ["x", "id"], "z", -1),

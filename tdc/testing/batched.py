@@ -1,0 +1,239 @@
+"""assert_batched_equal: a function of one example does on a batch what it does on each example.
+
+A run is a way to run the batch (eagerly, or a graph with some lowering and backend) and an arrangement of the examples:
+in order, reversed, with one more, all equal, alone; dense or packed, or padded with NaN and large numbers. Every run is
+compared with the same results of the plain function (see `alone`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tdc.autobatch.decorator import FUNCTIONS, BatchFunction, batch, check_options
+from tdc.compile.counts import counted
+from tdc.core.arguments import expect_function
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.testing.alone import Alone
+from tdc.testing.captured import captured
+from tdc.testing.examples import OP, Examples
+
+Members = list[int]
+
+
+def assert_batched_equal(
+    fn: Any, examples: Sequence[Any], *, in_dims: Any = 0, grads: bool = True,
+    lowers: str | Sequence[str] | None = None, max_iters: int | None = None,
+    backends: str | Sequence[Any] = ("eager", "aot_eager"), rtol: float | None = None, atol: float | None = None,
+) -> None:  # fmt: skip
+    """Assert that a function of one example does on a batch what it does on each example.
+
+    The plain function runs on each example, then batches of them run: eagerly, and in graphs; in order, reversed, with
+    one more, all equal, alone. Values, dtypes, forms, and the gradients of all examples, of captured tensors and of the
+    parameters of modules are compared; each number of each example has another weight in the loss. One graph has to
+    serve all batches with two or more examples, unless loops are unrolled.
+
+    Args:
+        fn: a function of `tdc.batch`, a plain function, or a module whose `forward` is a function of `tdc.batch`.
+        examples: a list with the arguments of each example: a tuple, or the one argument. Tensors of one shape are
+            stacked; tensors of different lengths are packed, and also padded with NaN and large numbers.
+        in_dims: as of `fn.map`: where a batch counts its examples, None for what all examples share.
+        grads: whether to compare gradients; if not, everything runs without them.
+        lowers: how graphs hold loops, as of `tdc.batch`, here for every function: by default "auto", "while" and, where
+            `max_iters` is known, "unroll".
+        max_iters: of unrolled loops, for functions that do not say it themselves.
+        backends: of `torch.compile`; () runs no graph.
+        rtol, atol: of values; gradients have ten times as much. By default as the dtype is: 3e-5 of float32, 1e-9 of
+            float64, 0 of whole numbers.
+
+    Raises:
+        AssertionError: every difference, with run, example and key path.
+        DtypeError: `fn` is no such function, `examples` no list, an example a batch.
+        ShapeError: no examples; `in_dims` does not fit them.
+        StructureError: examples of different forms; no such lowering.
+        UnsupportedError: as `tdc.batch`; no such backend.
+
+    Compile:
+        Calls `torch.compiler.reset()` before it compiles. Some seconds for each backend and lowering.
+
+    Example:
+        >>> import tdc
+        >>> def halvings(x):
+        ...     n = 0
+        ...     while x > 1:
+        ...         x, n = x / 2, n + 1
+        ...     return x, n
+        >>> assert_batched_equal(halvings, [torch.tensor(v) for v in (0.5, 3.0, 40.0)], backends=())
+    """
+    check_arguments(examples, max_iters, lowers, backends)
+    f = function_of(fn)
+    arguments = [one if isinstance(one, tuple) else (one,) for one in examples]
+    names = list(inspect.signature(plain(f)).parameters)
+    given = Examples(arguments, in_dims, names, grads)
+    common = captured("", fn) | captured("", given.shared())
+    alone = Alone(plain(f), given, common, rtol, atol)
+    runs = Runs(f, alone)
+    runs.eager()
+    bound = max_iters or f._options.max_iters
+    for backend in backends_of(backends):
+        for lower in lowers_of(lowers, bound):
+            with lowered(f, lower, bound):
+                runs.graphs(backend, lower)
+    runs.report(f.fn.__name__)
+
+
+def check_arguments(examples: Any, max_iters: Any, lowers: Any, backends: Any) -> None:
+    """
+    Raises:
+        DtypeError, ShapeError, StructureError: as `assert_batched_equal`.
+    """
+    hint = "[torch.ones(2), torch.ones(2)], or a tuple for each example"
+    if not isinstance(examples, (list, tuple)):
+        raise DtypeError(message(OP, "a list of examples", describe(examples), hint=hint))
+    if not examples:
+        raise ShapeError(message(OP, "at least one example", "none", hint=hint))
+    if len({len(one) if isinstance(one, tuple) else 1 for one in examples}) > 1:
+        raise ShapeError(message(OP, "one number of arguments", "several", hint="None for an argument left out"))
+    for lower in lowers_of(lowers, max_iters):
+        check_options(max_iters, lower)
+    backends_of(backends)
+
+
+def backends_of(backends: Any) -> list[Any]:
+    """The backends that are asked for."""
+    if isinstance(backends, str) or callable(backends):
+        return [backends]
+    if not isinstance(backends, (tuple, list)):
+        raise DtypeError(message(OP, "names of backends", describe(backends), hint='backends=("aot_eager",), or ()'))
+    return list(backends)
+
+
+def lowers_of(lowers: Any, max_iters: int | None) -> list[str]:
+    """The lowerings that are asked for."""
+    if lowers is None:
+        return ["auto", "while", *["unroll"] * (max_iters is not None)]
+    if not isinstance(lowers, (str, tuple, list)):
+        raise DtypeError(message(OP, "names of lowerings", describe(lowers), hint='lowers=("while",)'))
+    return [lowers] if isinstance(lowers, str) else list(lowers)
+
+
+def function_of(fn: Any) -> BatchFunction:
+    """The function of `tdc.batch` that is meant.
+
+    Raises:
+        DtypeError: there is none.
+    """
+    if isinstance(fn, nn.Module):
+        if not isinstance(fn.forward, BatchFunction):
+            got, hint = describe(fn), "@tdc.batch above its forward"
+            raise DtypeError(message(OP, "a module whose forward is a function of tdc.batch", got, hint=hint))
+        return fn.forward
+    expect_function(OP, fn)
+    return fn if isinstance(fn, BatchFunction) else batch(fn)
+
+
+def plain(f: BatchFunction) -> Callable[..., Any]:
+    """The function of one example, bound to its object."""
+    return f.fn if f.owner is None else f.fn.__get__(f.owner)
+
+
+@contextmanager
+def lowered(f: BatchFunction, lower: str, max_iters: int | None) -> Iterator[None]:
+    """A block in which all functions, also those that are called, have a lowering."""
+    kept = {id(g): (g, g._options) for g in (f, *FUNCTIONS.values())}
+    for g, own in kept.values():
+        most = own.max_iters or (max_iters if lower == "unroll" else None)
+        g._options = replace(own, lower=lower, max_iters=most)
+    try:
+        yield
+    finally:
+        for g, own in kept.values():
+            g._options = own
+
+
+class Runs:
+    """Runs of a function, and what was wrong in each.
+
+    Attributes:
+        wrong: what was wrong, and for each way to run the arrangements in which it was.
+    """
+
+    def __init__(self, f: BatchFunction, alone: Alone) -> None:
+        self.f = f
+        self.alone = alone
+        self.wrong: dict[str, dict[str, list[str]]] = {}
+        self.error: Exception | None = None
+        self.forms = [False, True] if alone.examples.is_ragged() else [False]
+        everybody = list(range(alone.examples.size))
+        arrangements: dict[str, Members] = {
+            "in order": everybody, "reversed": everybody[::-1], "one more": [*everybody, 0],
+            "all equal": [everybody[-1]] * max(2, len(everybody)),
+        }  # fmt: skip
+        self.several = {name: members for name, members in arrangements.items() if len(members) > 1}
+        self.single: dict[str, Members] = {f"example {i} alone": [i] for i in everybody}
+
+    def run(self, *args: Any) -> Any:
+        return self.f.map(*args, in_dims=self.alone.examples.in_dims)
+
+    def note(self, way: str, name: str, text: str) -> None:
+        names = self.wrong.setdefault(text, {}).setdefault(way, [])
+        names += [name] * (name not in names)
+
+    def check(self, way: str, run: Callable[..., Any], arrangements: dict[str, Members], padded: bool) -> bool:
+        """One way to run every arrangement; `run` is not `self.run` for graphs. Whether all was right."""
+        right = True
+        for name, members in arrangements.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Dynamo, which reads `.grad` of arguments, and of vmap
+                try:
+                    lines = self.alone.differences(run, members, padded, graph=run != self.run)
+                except Exception as error:
+                    self.error = self.error or error
+                    lines = [f"{type(error).__name__}: {str(error).strip().partition(NEWLINE)[0]}"]
+            for line in lines:
+                self.note(way, name, line)
+            right = right and not lines
+        return right
+
+    def eager(self) -> None:
+        """Every arrangement, eagerly, and every example alone."""
+        for padded in self.forms:
+            self.check("eager" + PADDED * padded, self.run, self.several | self.single, padded)
+
+    def graphs(self, backend: Any, lower: str) -> None:
+        """One graph for all arrangements of several examples, one for an example alone."""
+        way = f"graph of {backend if isinstance(backend, str) else describe(backend)}, lower={lower!r}"
+        first = dict([*self.single.items()][:1])
+        for padded, arrangements in [*[(padded, self.several) for padded in self.forms], (False, first)]:
+            torch.compiler.reset()
+            compiled = counted(lambda *args: self.run(*args), backend=backend)
+            right = self.check(way + PADDED * padded, compiled, arrangements, padded)
+            compiles = compiled.counts.compiles
+            if right and compiles != 1 and lower != "unroll":
+                text = f"compiled {compiles} times for {len(arrangements)} batches, expected once"
+                self.note(way + PADDED * padded, ", ".join(arrangements), text)
+
+    def report(self, name: str) -> None:
+        """
+        Raises:
+            AssertionError: something was wrong.
+        """
+        if self.wrong:
+            lines = []
+            for text, ways in self.wrong.items():
+                runs = "; ".join([f"{way}: {', '.join(names)}" for way, names in ways.items()])
+                lines.append(f"{text} ({runs})")
+            got = f"{len(lines)} difference{'s' * (len(lines) > 1)}"
+            hint = "backends=() runs eagerly alone; f.tree shows what a batch runs"
+            text = message(OP, f"a batch that gives what {name!r} gives each example", got, lines, hint)
+            raise AssertionError(text) from self.error
+
+
+NEWLINE, PADDED = "\n", ", padded"
