@@ -15,7 +15,7 @@ from typing import Any
 from tdc.autobatch import flow, in_block, lists, loops, lowered, rounds, walks
 from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import write
-from tdc.autobatch.source import NUMBERS, Source, definition, functions, local_names
+from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
 from tdc.autobatch.syntax import load
 from tdc.autobatch.tree import Append, Block, For, Node, Value, show
 
@@ -88,10 +88,6 @@ def build(source: Source, called: Answers) -> Program:
     flow.Assigned(source, tainted).check(nodes, given, {"return": [], "break": [], "continue": []})
     compile_pieces(source, nodes)
     return Program(source, nodes)
-
-
-def every_argument(args: ast.arguments) -> list[ast.arg]:
-    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *[a for a in (args.vararg, args.kwarg) if a]]
 
 
 def compile_pieces(source: Source, nodes: list[Node]) -> None:

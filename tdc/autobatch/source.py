@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import CellType, CodeType, FunctionType
@@ -40,16 +39,20 @@ class Source:
         return f"{self.filename}:{line}"
 
 
-def read(fn: Any, text: str | None = None) -> Source:
+def read(fn: Any, text: Any = None) -> Source:
     """The source of a function, from its file or notebook, or given as text.
 
     Raises:
-        DtypeError: no Python function.
-        UnsupportedError: its source is not to be had, it is a lambda, a generator, or asynchronous.
+        DtypeError: no Python function; the text is none.
+        UnsupportedError: its source is not to be had or that of another function, it is a lambda, a generator, or
+            asynchronous, or another decorator has wrapped it.
     """
     if not isinstance(fn, FunctionType):
         hint = "decorate the function or method itself, below other decorators"
         raise DtypeError(message(OP, "a Python function", describe(fn), hint=hint))
+    if hasattr(fn, "__wrapped__"):  # whose source is that of the function inside
+        got, hint = f"{fn.__name__!r}, which another decorator has wrapped", "tdc.batch below other decorators"
+        raise UnsupportedError(message(OP, "a function as it was defined", got, hint=hint))
     if fn.__name__ == "<lambda>":
         got = f"a lambda at {fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
         raise UnsupportedError(message(OP, "a function that begins with def", got, hint="write def f(x): return ..."))
@@ -57,35 +60,106 @@ def read(fn: Any, text: str | None = None) -> Source:
         try:
             lines, first = inspect.getsourcelines(fn)
         except (OSError, TypeError):
-            got, hint = f"{fn.__name__!r}, whose source cannot be read", "tdc.batch(fn, source=text)"
-            raise UnsupportedError(message(OP, "a function with its source", got, hint=hint)) from None
+            raise unreadable(fn, "cannot be read") from None
         text, filename = "".join(lines), fn.__code__.co_filename
-    else:
+    elif isinstance(text, str):
         first, filename = 1, f"<tdc.batch {fn.__name__} {next(NUMBERS)}>"
         linecache.cache[filename] = len(text), None, text.splitlines(True), filename
-    module = ast.parse(textwrap.dedent(text))
-    ast.increment_lineno(module, first - 1)
-    found = [node for node in ast.walk(module) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    named = [node for node in found if node.name == fn.__name__]
-    if not named:
-        got, hint = (
-            f"{fn.__name__!r}, whose lines hold something else",
-            "tdc.batch(fn, source=text), or load the file anew",
-        )
-        raise UnsupportedError(message(OP, "a function with its source", got, hint=hint))
-    if isinstance(named[0], ast.AsyncFunctionDef):
+    else:
+        raise DtypeError(message(OP, "the source as text", describe(text), hint="tdc.batch(fn, source=text)"))
+    tree = definition_in(text, first, fn)
+    if isinstance(tree, ast.AsyncFunctionDef):
         got, hint = "an asynchronous one", "write def f(x): return ..."
         raise UnsupportedError(message(OP, "a function that begins with def", got, hint=hint))
-    return Source(fn, mangled(named[0], fn.__qualname__), filename)
+    explicit(tree, fn)
+    arguments = [a.arg for a in every_argument(tree.args)]
+    if arguments != [*fn.__code__.co_varnames[: len(arguments)]] or len(arguments) != number_of_arguments(fn.__code__):
+        raise unreadable(fn, "has other arguments")
+    return Source(fn, tree, filename)
 
 
-def mangled(tree: ast.FunctionDef, qualname: str) -> ast.FunctionDef:
-    """The definition with private names of its class as the class has them."""
-    owner = qualname.rpartition(".")[0].rpartition(".")[2].lstrip("_")
-    for node in ast.walk(tree) if owner and owner != "<locals>" else ():
-        if isinstance(node, ast.Attribute) and node.attr.startswith("__") and not node.attr.endswith("__"):
-            node.attr = f"_{owner}{node.attr}"
-    return tree
+def unreadable(fn: FunctionType, why: str) -> UnsupportedError:
+    """What to do about a function whose source is not to be had."""
+    got, hint = f"{fn.__name__!r}, whose source {why}", "tdc.batch(fn, source=text)"
+    return UnsupportedError(message(OP, "a function with its source", got, hint=hint))
+
+
+def definition_in(text: str, first: int, fn: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """The definition of a function in a text that begins at line `first`; of several the one in the same place.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    begin = next((line for line in text.splitlines() if line.strip()), "")
+    inside = begin[:1].isspace()  # a block of something; `dedent` would take its comments and texts for code
+    try:
+        module = ast.parse(f"if True:\n{text}" if inside else text)
+    except SyntaxError:
+        raise unreadable(fn, "is no Python") from None
+    ast.increment_lineno(module, first - 1 - inside)
+    place = [part for part in fn.__qualname__.split(".") if part != "<locals>"]
+    best: tuple[tuple[int, bool, int], ast.FunctionDef | ast.AsyncFunctionDef] | None = None
+    for path, node in definitions_in(module, ()):
+        if node.name == fn.__name__:
+            line = min([node.lineno, *[d.lineno for d in node.decorator_list]])
+            key = common_end(path, place), line == fn.__code__.co_firstlineno, node.lineno
+            best = (key, node) if best is None or key > best[0] else best
+    if best is None:
+        raise unreadable(fn, "holds something else")
+    return best[1]
+
+
+def definitions_in(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every definition of a function, with the names of the classes and functions around it and its own."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner = (*path, child.name)
+            if not isinstance(child, ast.ClassDef):
+                yield inner, child
+            yield from definitions_in(child, inner)
+        else:
+            yield from definitions_in(child, path)
+
+
+def common_end(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many names two paths have in common at their ends."""
+    n = 0
+    while n < min(len(a), len(b)) and a[-n - 1] == b[-n - 1]:
+        n += 1
+    return n
+
+
+def every_argument(args: ast.arguments) -> list[ast.arg]:
+    """The arguments of a definition, in the order of its code."""
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *[a for a in (args.vararg, args.kwarg) if a]]
+
+
+def number_of_arguments(code: CodeType) -> int:
+    stars = [code.co_flags & flag for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)]
+    return code.co_argcount + code.co_kwonlyargcount + sum([bool(star) for star in stars])
+
+
+def explicit(tree: ast.FunctionDef, fn: FunctionType) -> None:
+    """Write out what Python takes from the class around a function: its private names, and what `super()` means."""
+    owner = class_of(fn.__qualname__).lstrip("_")
+    first = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args)][:1]
+    within = ["__class__", *first] if first and "__class__" in fn.__code__.co_freevars else []
+    for node in ast.walk(tree):
+        if owner and not isinstance(node, ast.keyword):  # whose names are as they are written
+            for field in ("attr", "id", "arg"):
+                name = getattr(node, field, None)
+                if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                    setattr(node, field, f"_{owner}{name}")
+        if within and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
+            node.args = node.args or [ast.copy_location(ast.Name(name, ast.Load()), node) for name in within]
+
+
+def class_of(qualname: str) -> str:
+    """The class around a function, also one inside a method; empty for none."""
+    parts = qualname.split(".")[:-1]
+    while parts and parts[-1] == "<locals>":
+        parts = parts[:-2]
+    return parts[-1] if parts else ""
 
 
 def local_names(source: Source) -> frozenset[str]:
@@ -124,8 +198,7 @@ def functions(source: Source, definitions: list[ast.FunctionDef], helpers: Any) 
 def binder(source: Source) -> FunctionType:
     """A function of the same signature and defaults that returns its arguments as a dict."""
     args = source.tree.args
-    names = [a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
-    names += [a.arg for a in (args.vararg, args.kwarg) if a is not None]
+    names = [a.arg for a in every_argument(args)]
     keys: list[ast.expr | None] = [ast.Constant(n) for n in names]
     result = ast.Return(ast.Dict(keys, [ast.Name(n, ast.Load()) for n in names]))
     made: Any = definition(source.fn.__name__, [], [result], source.tree.lineno)
