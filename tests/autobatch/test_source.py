@@ -45,7 +45,7 @@ class Notebook:
         return filename
 
 
-CELLS = ("<ipython-input-{}-0a1b>", "/tmp/ipykernel_1/{}.py", "<python-input-{}>")
+CELLS = ("<ipython-input-{}-0a1b>", "ipykernel_1/{}.py", "<python-input-{}>")
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
         f"{SOURCE}is no Python\nhint: tdc.batch(fn, source=text)",
     ),
     "no text": (
-        lambda: tdc.batch(source=3)(plus), tdc.DtypeError,  # type: ignore[arg-type]
+        lambda: tdc.batch(source=3)(plus), tdc.DtypeError,  # type: ignore[arg-type]  # what is tested
         "expected the source as text, got int\nhint: tdc.batch(fn, source=text)",
     ),
     "another decorator below": (
