@@ -182,12 +182,18 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
     if way is None or way is False or way is outer:
         return values
     first = way.to(torch.uint8).argmax().reshape(1)
+    shapes = {1: way}  # the mask, for each number of dims
 
     def fill(x: Any) -> Any:
         if not is_lane(x):
             return x
-        return Lane(torch.where(like(way, x.data), x.data, x.data.index_select(0, first)), x.number)
+        ndim = x.data.ndim
+        if ndim not in shapes:
+            shapes[ndim] = like(way, x.data)
+        return Lane(torch.where(shapes[ndim], x.data, x.data.index_select(0, first)), x.number)
 
+    if type(values) is tuple:
+        return tuple([fill(x) if type(x) is Lane else map_leaves(fill, x) for x in values])
     return map_leaves(fill, values)
 
 

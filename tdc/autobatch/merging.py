@@ -50,10 +50,22 @@ def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
         StructureError, ShapeError: as `combine`.
     """
 
+    if both_plain(a, b):
+        return a if a is b else Lane(torch.where(like(mine, a.data), a.data, b.data), a.number)
+
     def pick(parts: Sequence[Any], dtype: Any) -> Any:
         return torch.where(like(mine, parts[0]), *cast(parts, dtype))
 
     return combine(name, [a, b], [mine.shape[0]] * 2, pick, one_batch=True)
+
+
+def both_plain(a: Any, b: Any) -> bool:
+    """Whether two values are tensors of one dtype and shape; most are, and a graph is traced faster for asking first."""
+    if type(a) is not Lane or type(b) is not Lane or a.number is not b.number:
+        return False
+    x, y = a.data, b.data
+    dense = isinstance(x, Tensor) and isinstance(y, Tensor)
+    return dense and x.dtype is y.dtype and x.shape[1:] == y.shape[1:]
 
 
 Pick = Callable[[Sequence[Any], Any], Any]  # of tensors, or ragged batches, and the dtype that they are to have
