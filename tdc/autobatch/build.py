@@ -7,12 +7,11 @@ of `and`, `or` and `if else` that must not run for every example, such as `n > 0
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from typing import Any
 
 from tdc.autobatch.refused import check, refusal
 from tdc.autobatch.source import HELPERS, Source
-from tdc.autobatch.syntax import InBlock, call_helper, load, risky, store, subscript_target
+from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, store, subscript_target
 from tdc.autobatch.tree import ITEM, TEMPORARY, Append, Assert, Block, Call, Exit, For, If, Node, Value, Walk, While
 from tdc.core.errors import UnsupportedError
 
@@ -30,7 +29,6 @@ REFUSED = {
     ast.ImportFrom: "`import`: at the top of the file",
     ast.Raise: "`raise`: `assert test, text` holds for each example",
 }
-Site = Callable[[ast.Call], bool]
 
 
 class Builder:
@@ -61,17 +59,17 @@ class Builder:
 
     # -- statements
 
-    def nodes(self, stmts: list[ast.stmt], depth: int = 0) -> list[Node]:
+    def nodes(self, stmts: list[ast.stmt]) -> list[Node]:
         """The nodes of statements; what follows a return, break or continue is never reached."""
         out: list[Node] = []
         for stmt in stmts:
-            self.statement(stmt, out, depth)
+            self.statement(stmt, out)
             if out and isinstance(out[-1], Exit):
                 break
         return out
 
-    def statement(self, stmt: ast.stmt, out: list[Node], depth: int) -> None:
-        """Add one statement to nodes; `depth` counts the loops around it."""
+    def statement(self, stmt: ast.stmt, out: list[Node]) -> None:
+        """Add one statement to nodes."""
         found = REFUSED.get(type(stmt))
         if isinstance(stmt, ast.With) and not any(isinstance(n, BRANCHES) for s in stmt.body for n in ast.walk(s)):
             self.plain(stmt, out)
@@ -80,17 +78,17 @@ class Builder:
             raise self.refuse(stmt, text, hint)
         elif isinstance(stmt, ast.If):
             test = self.value(stmt.test, out)
-            out.append(If(test, self.nodes(stmt.body, depth), self.nodes(stmt.orelse, depth), stmt.lineno))
+            out.append(If(test, self.nodes(stmt.body), self.nodes(stmt.orelse), stmt.lineno))
         elif isinstance(stmt, ast.While):
             pre: list[Node] = []
             test = self.value(stmt.test, pre)
-            body, orelse = self.nodes(stmt.body, depth + 1), self.nodes(stmt.orelse, depth)
+            body, orelse = self.nodes(stmt.body), self.nodes(stmt.orelse)
             out.append(While(pre, test, body, orelse, stmt.lineno))
         elif isinstance(stmt, ast.For):
             walk = self.walk(stmt.iter, out)
             given = ast.copy_location(ast.Assign([stmt.target], load(ITEM)), stmt.target)
             assign = in_block(given)
-            body, orelse = self.nodes(stmt.body, depth + 1), self.nodes(stmt.orelse, depth)
+            body, orelse = self.nodes(stmt.body), self.nodes(stmt.orelse)
             out.append(For(walk, assign, body, orelse, stmt.lineno))
         elif isinstance(stmt, (ast.Break, ast.Continue)):
             out.append(Exit(type(stmt).__name__.lower(), stmt.lineno))
@@ -101,7 +99,7 @@ class Builder:
             text = ast.unparse(stmt.msg) if stmt.msg else ast.unparse(stmt.test)
             out.append(Assert(self.value(stmt.test, out), text, stmt.lineno))
         elif isinstance(stmt, ast.Match):
-            self.match(stmt, out, depth)
+            self.match(stmt, out)
         elif isinstance(stmt, ast.Expr):
             self.expression(stmt, out)
         else:
@@ -184,7 +182,7 @@ class Builder:
         else:
             out.append(node)
 
-    def match(self, stmt: ast.Match, out: list[Node], depth: int) -> None:
+    def match(self, stmt: ast.Match, out: list[Node]) -> None:
         """`match` on a Python value, as a chain of ifs; patterns are constants, dotted names, `_` and `|`."""
         subject = self.temporary()
         self.assignment(ast.copy_location(ast.Assign([store(subject)], stmt.subject), stmt), out)
@@ -197,7 +195,7 @@ class Builder:
                 chain = case.body
             else:
                 chain = [ast.fix_missing_locations(ast.copy_location(ast.If(test, case.body, chain), case.body[0]))]
-        out += self.nodes(chain, depth)
+        out += self.nodes(chain)
 
     def pattern(self, pattern: ast.pattern, subject: str) -> ast.expr | None:
         """The test that a pattern stands for; None for `_`."""
@@ -264,8 +262,11 @@ def leaves(target: ast.expr) -> list[ast.expr]:
     return leaves(target.value) if isinstance(target, ast.Starred) else [target]
 
 
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
 class Lift(ast.NodeTransformer):
-    """Lifts out of an expression what needs a node of its own; that goes to `pre`, and a name stands in its place."""
+    """Lifts what needs a node of its own out of an expression: it goes to `pre`, and the expression reads its name."""
 
     def __init__(self, builder: Builder, pre: list[Node]) -> None:
         self.builder = builder
@@ -274,7 +275,9 @@ class Lift(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.expr:
         return node
 
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_Lambda  # type: ignore[assignment]  # alike
+    def generic_visit(self, node: Any) -> Any:
+        """Comprehensions stay as they are, too."""
+        return node if isinstance(node, COMPREHENSIONS) else super().generic_visit(node)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
         value = self.visit(node.value)
@@ -299,7 +302,8 @@ class Lift(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> Any:
         if not any(risky(v, self.builder.site) for v in node.comparators[1:]):
             return self.generic_visit(node)
-        left, parts = node.left, []
+        left = node.left
+        parts: list[ast.expr] = []
         for op, right in zip(node.ops, node.comparators, strict=True):
             name = self.builder.temporary()
             parts.append(ast.Compare(left, [op], [ast.NamedExpr(store(name), right)]))

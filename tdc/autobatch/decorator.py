@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tdc.autobatch import eager
 from tdc.autobatch.loops import OPTIONS, Options
-from tdc.autobatch.program import Answers, Program, build, candidates, driver, every_argument, free, resolved
-from tdc.autobatch.source import NUMBERS, OP, binder, read
+from tdc.autobatch.program import Answers, Program, build, candidates, driver, free, resolved
+from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, map_leaves, unflatten
 from tdc.compile._torch.lanes import load_decompositions
@@ -252,9 +252,9 @@ def along(x: Any, dim: Any) -> Any:
         return x
     if isinstance(dim, (tuple, list)):
         if not isinstance(x, (tuple, list)) or len(x) != len(dim):
-            parts = f"{type(x).__name__} of {len(x)}" if isinstance(x, (tuple, list)) else describe(x)
+            got = f"{type(x).__name__} of {len(x)}" if isinstance(x, (tuple, list)) else describe(x)
             hint = "one int, or None, for all of an argument"
-            raise ShapeError(message(OP, "one dim for each part of an argument", f"{len(dim)} for {parts}", hint=hint))
+            raise ShapeError(message(OP, "one dim for each part of an argument", f"{len(dim)} for {got}", hint=hint))
         parts = [along(part, d) for part, d in zip(x, dim, strict=True)]
         return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
     if not isinstance(dim, int) or isinstance(dim, bool):

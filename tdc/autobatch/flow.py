@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from tdc.autobatch.source import HELPERS, OP, Source
+from tdc.autobatch.source import HELPERS, OP, Source, every_argument
 from tdc.autobatch.syntax import Names
 from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
 from tdc.core.errors import StructureError, message
@@ -240,8 +240,7 @@ def is_random(node: ast.AST) -> bool:
 
 def tainted_names(source: Source, nodes: list[Node], names: frozenset[str]) -> frozenset[str]:
     """Names whose values may differ between examples: parameters, and what is made of them or under their tests."""
-    args = source.tree.args
-    given = [*args.posonlyargs, *args.args, *args.kwonlyargs, *[a for a in (args.vararg, args.kwarg) if a]]
+    given = every_argument(source.tree.args)
     found = frozenset(a.arg for a in given if a.arg not in ("self", "cls") and not is_python(a.annotation))
     while True:
         now = found | spread(nodes, found, False)

@@ -60,7 +60,7 @@ def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
 
 
 def both_plain(a: Any, b: Any) -> bool:
-    """Whether two values are tensors of one dtype and shape; most are, and a graph is traced faster for asking first."""
+    """Whether two values are tensors of one dtype and shape. Most are, and a graph is traced faster for asking."""
     if type(a) is not Lane or type(b) is not Lane or a.number is not b.number:
         return False
     x, y = a.data, b.data

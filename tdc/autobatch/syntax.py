@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from tdc.autobatch.source import HELPERS
@@ -49,27 +49,27 @@ def later(expr: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), expr)
 
 
-def risky(expr: ast.expr, site: Callable[[ast.Call], bool]) -> bool:
+Site = Callable[[ast.Call], bool]
+
+
+def risky(expr: ast.expr, site: Site) -> bool:
     """Whether an arm may fail, or cost much, for examples that do not take it."""
-    for node in ast.walk(expr):
-        if isinstance(node, ast.Call):
-            func = node.func
-            name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-            if site(node) or name not in SAFE:
-                return True
-        if isinstance(node, ast.Subscript) or (isinstance(node, ast.BinOp) and isinstance(node.op, FAILING)):
-            return True
-    return False
+    return has_more_than(SAFE, expr) or any(isinstance(n, ast.Call) and site(n) for n in ast.walk(expr))
 
 
 def may_fail(node: ast.AST) -> bool:
     """Whether code may raise an error, or have no finite derivative, for some values."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Call):
-            func = part.func
-            if (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")) not in TOTAL:
+    return has_more_than(TOTAL, node)
+
+
+def has_more_than(calls: Collection[str], code: ast.AST) -> bool:
+    """Whether code has an index, an operator of `FAILING`, or a call of another name."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Call):
+            func = node.func
+            if (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")) not in calls:
                 return True
-        if isinstance(part, ast.Subscript) or (isinstance(part, ast.BinOp) and isinstance(part.op, FAILING)):
+        if isinstance(node, ast.Subscript) or (isinstance(node, ast.BinOp) and isinstance(node.op, FAILING)):
             return True
     return False
 
