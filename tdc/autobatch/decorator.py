@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdc.autobatch import eager
 from tdc.autobatch.loops import OPTIONS, Options
-from tdc.autobatch.program import Answers, Program, build, candidates, driver, free, resolved
+from tdc.autobatch.program import Answers, Program, build, candidates, driver, driver_text, free, resolved
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, map_leaves, unflatten
@@ -66,6 +66,7 @@ class BatchFunction:
     Attributes:
         fn: the function of one example.
         tree: its control tree as text.
+        source: the Python code that runs it on a batch in a graph, as text.
     """
 
     def __init__(self, fn: Any, source: str | None = None, options: Options = OPTIONS) -> None:
@@ -128,6 +129,11 @@ class BatchFunction:
         """The control tree as text."""
         return str(self.program(()))
 
+    @property
+    def source(self) -> str:
+        """The driver that graphs are traced from."""
+        return driver_text(self.program(()))[0]
+
     def program(self, given: tuple[str, ...]) -> Program:
         """The program; `given` are the arguments, and attributes of them, that are functions of `batch`."""
         known = free(self._source, self._free_names)
@@ -161,17 +167,19 @@ class BatchFunction:
         return eager.run_function(self.program(self._called(values)).nodes, values, count, call, device)
 
     def _run_masked(
-        self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any = None
-    ) -> Any:
-        """The same in a graph, for the examples of a mask."""
+        self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any = None,
+        options: Options = OPTIONS,
+    ) -> Any:  # fmt: skip
+        """The same in a graph, for the examples of a mask; `options` are those of a function that calls this one."""
+        options = options if self._options == OPTIONS else self._options
 
         def call(given: Any, m: Any, n: int, line: int) -> Any:
             callee, args, named = given
             inner, bound = called(callee, args, named, line, stack)
-            return inner._run_masked(bound, n, device, (*stack, inner.fn), m)
+            return inner._run_masked(bound, n, device, (*stack, inner.fn), m, options)
 
         run: Callable[..., Any] = getattr(self._drivers, driver_of(self._number, *self._called(values)))
-        return run(m, count, values, self._options, call)
+        return run(m, count, values, options, call)
 
 
 FUNCTIONS: WeakValueDictionary[str, BatchFunction] = WeakValueDictionary()  # by number
@@ -353,11 +361,12 @@ def batch(fn: Any = None, *, max_iters: int | None = None, lower: str = "auto", 
         max_iters: how many rounds a `while` has at most where it is unrolled. A compiled training step (`lower="auto"`,
             gradients on) unrolls loops of at most 32.
         lower: how a graph holds loops: "auto" (`scan`, `while_loop`, or unrolled as `max_iters` says), "while" (always
-            `while_loop`) or "unroll" (always unrolled; a `while` then needs `max_iters`). Eager code does not use it.
+            `while_loop`) or "unroll" (always unrolled; a `while` then needs `max_iters`). Functions that it calls follow
+            it where they say nothing themselves. Eager code does not use it.
         source: the text of the function, where Python cannot read it: in `exec` and in a bare interpreter.
 
     Returns:
-        A `BatchFunction`, with `fn`, `map` and `tree`.
+        A `BatchFunction`, with `fn`, `map`, `tree` and `source`.
 
     Raises:
         DtypeError: `fn` is no Python function; `max_iters` is no int, `lower` no str.

@@ -14,7 +14,7 @@ from typing import Any
 
 from tdc.autobatch import flow, in_block, lists, loops, lowered, rounds, walks
 from tdc.autobatch.build import Builder
-from tdc.autobatch.driver import write
+from tdc.autobatch.driver import Pieces, write
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
 from tdc.autobatch.syntax import load
 from tdc.autobatch.tree import Append, Block, For, Node, Value, show
@@ -112,11 +112,16 @@ def compile_pieces(source: Source, nodes: list[Node]) -> None:
         piece.fn = code[name]
 
 
-def driver(program: Program) -> Callable[..., Any]:
-    """The driver of a program, with the names that it calls as its globals."""
+def driver_text(program: Program) -> tuple[str, Pieces]:
+    """The source of the driver of a program, and the pieces that it calls."""
     arguments = [arg.arg for arg in every_argument(program.source.tree.args)]
     names = {name for node in flow.every(program.nodes) for name in names_of(node)}
-    text, pieces = write(program.nodes, arguments, names)
+    return write(program.nodes, arguments, names)
+
+
+def driver(program: Program) -> Callable[..., Any]:
+    """The driver of a program, with the names that it calls as its globals."""
+    text, pieces = driver_text(program)
     filename = f"<tdc.batch driver of {program.source.fn.__name__} {next(NUMBERS)}>"
     linecache.cache[filename] = len(text), None, text.splitlines(True), filename
     found: dict[str, Any] = {**RUNTIME, **pieces}

@@ -58,12 +58,12 @@ class Program:
     double: bool
 
 
-def program(seed: int) -> Program:
-    """The random program of a seed."""
+def program(seed: int, calls: bool = True) -> Program:
+    """The random program of a seed; without calls of other functions, if those are not wanted."""
     rng = random.Random(seed)
     helper = Writer(rng, rows="none", helper=False).helper()
     rows = rng.choice(["static", "ragged", "ragged", "padded"])
-    text = Writer(rng, rows, helper=True).function()
+    text = Writer(rng, rows, helper=calls).function()
     size = rng.choice([1, 2, 7, 7])
     style = rng.choice(["map", "map", "lanes", "shared", "moved"])
     return Program(seed, text, helper, size, rows, style, rng.random() < 0.8)

@@ -34,12 +34,12 @@ def compiled(backend: str) -> Compiler:
 MODES: dict[str, Compiler | None] = {"eager": None, "graph": compiled("eager"), "aot_eager": compiled("aot_eager")}
 
 
-def run(count: int, start: int, mode: str, limit: int = 10) -> tuple[Counter[str], list[str]]:
+def run(count: int, start: int, mode: str, limit: int = 10, calls: bool = True) -> tuple[Counter[str], list[str]]:
     """Check programs of successive seeds. Returns what they contain, and what failed."""
     seen: Counter[str] = Counter()
     failed: list[str] = []
     for seed in range(start, start + count):
-        p = program(seed)
+        p = program(seed, calls)
         if mode != "eager" and p.style == "lanes":
             p = Program(**{**vars(p), "style": "map"})
         seen["programs"] += 1
@@ -62,12 +62,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mode", choices=list(MODES), default="eager")
     parser.add_argument("--limit", type=int, default=10, help="stop after so many failures")
+    parser.add_argument("--no-calls", action="store_true", help="programs that call no other function")
     given = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seen, failed = run(given.count, given.seed, given.mode, given.limit)
+        seen, failed = run(given.count, given.seed, given.mode, given.limit, not given.no_calls)
     for text, n in seen.most_common():
         print(f"{n:6} {text}")
     for text in failed:
