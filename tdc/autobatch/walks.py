@@ -196,7 +196,11 @@ class Range(Steps):
 
     def __init__(self, start: Any, stop: Any, step: Any, backwards: bool) -> None:
         begin, end, by = [as_whole(x) for x in (start, stop, step)]
-        rounds = torch.div(end - begin + by - by.sign(), by, rounding_mode="floor").clamp(min=0)
+        if not traced() and (by == 0).any():
+            raise ShapeError(message(OP, "a step of range that is not 0", "0", hint="range(a, b, 1) counts up"))
+        divisor = torch.where(by == 0, 1, by)  # in a graph also of those who are not there
+        rounds = torch.div(end - begin + by - by.sign(), divisor, rounding_mode="floor").clamp(min=0)
+        rounds = torch.where(by == 0, 0, rounds)
         self.lengths, self.device = rounds, rounds.device
         self.begin, self.by = (begin + (rounds - 1) * by, -by) if backwards else (begin, by)
         self.varies = self.begin.ndim + self.by.ndim > 0
