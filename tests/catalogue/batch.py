@@ -102,6 +102,11 @@ def grown(*sizes: int, modes: tuple[str, ...] = MODES) -> Sample:
     return Sample(f"batch {list(sizes)}", lambda d: call(tree(*sizes)(d)), columnwise, modes)
 
 
+def alone(*args: Any, dom: str = "real") -> Sample:
+    """A call `op(td, *args)` without a dim, for a single batch dim, which is the last one."""
+    return Sample("one batch dim", lambda d: call(tree(-1, dom=dom)(d), *args), columnwise, LIGHT)
+
+
 DOMAIN = {"count_nonzero": "whole", "aminmax": "constant"}  # torch 2.11 has no derivative of aminmax
 NO_KEEPDIM = {"count_nonzero", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"}
 SEVERAL = {
@@ -129,15 +134,15 @@ def table(**samples: list[Sample]) -> dict[str, Callable[[Rule], Iterator[Sample
 
 
 SORT = table(
-    sort=[of("last"), of("dim 0", 0, True, modes=LIGHT), of("stable", dim=1, stable=True, modes=LIGHT)],
-    argsort=[of("dim 0", 0), of("last", descending=True, modes=LIGHT)],
-    topk=[of("dim 0", 2, 0), of("last", 1, largest=False, modes=LIGHT)],
-    kthvalue=[of("dim 0", 2, 0), of("keepdim", 1, keepdim=True, modes=LIGHT)], msort=[of("dim 0")],
-    mode=[of("last", dom="whole"), of("dim 0", 0, True, dom="whole", modes=LIGHT)],
+    sort=[of("last"), of("dim 0", 0, True, modes=LIGHT), of("stable", dim=1, stable=True, modes=LIGHT), alone()],
+    argsort=[of("dim 0", 0), of("last", descending=True, modes=LIGHT), alone()],
+    topk=[of("dim 0", 2, 0), of("last", 1, largest=False, modes=LIGHT), alone(1)],
+    kthvalue=[of("dim 0", 2, 0), of("keepdim", 1, keepdim=True, modes=LIGHT), alone(1)], msort=[of("dim 0")],
+    mode=[of("last", dom="whole"), of("dim 0", 0, True, dom="whole", modes=LIGHT), alone(dom="whole")],
 )  # fmt: skip
 SCAN = table(diff=[
     of("last"), of("dim 0, twice", 2, 0, modes=LIGHT), of("prepend", prepend=tree(-1, 1), modes=LIGHT),
-    of("dense append", dim=0, append=rows(3, 2), modes=LIGHT),
+    of("dense append", dim=0, append=rows(3, 2), modes=LIGHT), alone(),
 ])  # fmt: skip
 NORM = table(
     softmax=[of("dim 0", 0), of("dtype", -1, dtype=torch.float64, modes=LIGHT)],
@@ -148,7 +153,7 @@ NORM = table(
 GATE = table(
     glu=[of("last"), of("both", 1, modes=LIGHT), Sample("dim 0", lambda d: call(tree(4, 2)(d), 0), columnwise)]
 )
-RANDOM = table(gumbel_softmax=[of("numbers that weigh nothing", 1e9, dim=0), of("last", 1e9, modes=LIGHT)])
+RANDOM = table(gumbel_softmax=[of("numbers that weigh nothing", 1e9, dim=0), of("last", 1e9, modes=LIGHT), alone(1e9)])
 LOOKUP = table(
     select=[of("dim 0", 0, 1), of("dim -1", -1, 0, modes=LIGHT)],
     narrow=[of("dim 0", 0, 1, 1), of("dim -1", -1, 0, 2, modes=LIGHT)],

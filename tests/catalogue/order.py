@@ -90,6 +90,12 @@ def modal(rule: Rule) -> Iterator[Sample]:
     yield from common(rule, several=False, dom="whole")
     yield of(rule, "second", 2, modes=PLAIN, dom="natural")
 
+    def last(ref: Any, args: Any, kwargs: Any) -> Any:
+        rows = [parts(ref(r)) for r in args[0].rows]
+        return tuple(args[0].with_rows(list(column)) for column in zip(*rows, strict=True))
+
+    yield Sample("no dim", lambda d: call(d.ragged("features", "natural")), last, PLAIN)
+
 
 def quantiles(rule: Rule) -> Iterator[Sample]:
     modes = MODES if torch.__version__ >= "2.12" else LIGHT  # torch 2.11 cannot trace its own
@@ -138,18 +144,36 @@ def differences(rule: Rule) -> Iterator[Sample]:
         yield Sample("prepend", joined, want, COUNTED)
 
 
+def points(rule: Rule) -> Iterator[Sample]:
+    """Areas between dense points along a static dim: one for all examples, or others for each place beside it."""
+
+    def draw(d: Draw, layout: str, dim: int, *sizes: int) -> Call:
+        return call(d.ragged(layout), d.tensor(*sizes), dim=dim)
+
+    def want(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        y, x, dim = args[0], args[1], kwargs["dim"] - 1
+        rows = [ref(r, x, dim=dim) for r in y.rows]
+        return Ragged(rows, tuple(d - (d > dim + 1 and rule.name == "trapezoid") for d in y.dims), y.batch_dim)
+
+    yield Sample("points", lambda d: draw(d, "features", 2, 3), want, PLAIN)
+    yield Sample("points in front", lambda d: draw(d, "second", 1, 2), want, PLAIN)
+    yield Sample("points of each place", lambda d: draw(d, "second", 1, 2, 1, 3), want, PLAIN)
+
+
 def areas(rule: Rule) -> Iterator[Sample]:
     yield replace(of(rule, "features", 1, modes=COUNTED), label="ragged")
     yield replace(of(rule, "features", 1, modes=COUNTED, dx=0.5), label="ragged, dx")
     yield of(rule, "features", 2)
     yield replace(of(rule, "two", 1, modes=COUNTED), label="two, first", batches=LONG)
     yield replace(of(rule, "two", 2, modes=COUNTED, dx=0.5), label="two, second, dx")
+    yield from points(rule)
 
 
 def running_areas(rule: Rule) -> Iterator[Sample]:
     yield pairs("ragged", 1, COUNTED)
     yield pairs("two", 1, COUNTED, "two")
     yield pairs("static", 2, MODES, dx=0.5)
+    yield from points(rule)
 
 
 def searched(rule: Rule) -> Iterator[Sample]:

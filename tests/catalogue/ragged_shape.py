@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness import Call, Draw, Sample, call
+from harness import LAYOUTS, Call, Draw, Sample, call
 from torch import Tensor
 
 from tdc.core.rules import MODES, Rule
@@ -69,6 +69,17 @@ def reshape(rule: Rule) -> Iterator[Sample]:
     yield sample("leading", "flat", lambda b: ((1, b, -1),), lambda r: r.unsqueeze(0), (2,), 1, LIGHT)
     if not one:
         yield sample("several ragged", "two", lambda b: ((b, -1, -1, 2, 1),), lambda r: r.unsqueeze(-1), modes=LIGHT)
+
+    def behind(layout: str, sizes: Args) -> Callable[[Draw], Call]:
+        return lambda d: call(d.ragged(layout, batch_dim=LAYOUTS[layout].ragged), *sizes(len(d.lengths)))
+
+    def longer(ref: Any, given: Any, kwargs: Any) -> Ragged:
+        x = given[0]
+        return Ragged([r.unsqueeze(-1) for r in x.rows], x.dims, x.batch_dim)
+
+    yield Sample("batch behind", behind("features", lambda b: ((-1, b, 3, 1),)), longer, LIGHT)
+    if not one:
+        yield Sample("batch behind several", behind("two", lambda b: ((-1, -1, b, 2, 1),)), longer, LIGHT)
 
 
 def flatten(rule: Rule) -> Iterator[Sample]:
