@@ -1,7 +1,7 @@
 """Refuses an argument of another kind before anything reads it, so that no error comes from inside.
 
-Invariant: metadata only. A graph keeps the checks of containers; those of functions and numbers end where it begins,
-since Dynamo can tell neither whether any object is a function nor whether a size that varies is a number.
+Invariant: metadata only. A graph keeps the checks of containers and of constants; that of functions ends where it
+begins, since Dynamo cannot tell whether any object is one.
 """
 
 from __future__ import annotations
@@ -66,6 +66,13 @@ def expect_number(op: OpName, *numbers: Any, whole: bool = False) -> None:
             raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint=hint))
 
 
+def expect_at_least(op: OpName, least: int, name: str, *numbers: Any) -> None:
+    """Refuse what is no int with a DtypeError, and an int below `least` with a ShapeError."""
+    expect_number(op, *numbers, whole=True)
+    if any([n < least for n in numbers]):
+        raise ShapeError(message(op, f"{name} of {least} or more", f"{min(numbers)}", hint=f"{name}={max(least, 1)}"))
+
+
 def int_tuple(op: OpName, given: Any) -> tuple[int, ...]:
     """One int, or a tuple or list of ints, as a tuple."""
     found: Any = given
@@ -90,8 +97,16 @@ def check_entries(entries: dict[str, Any]) -> None:
             raise KeyPathError(message("TensorDict", "batch_size, or tensors by key", f"{name}=", hint=hint))
 
 
-for _check in (expect_function, expect_number):
-    trace_as(_check, lambda *args, **kwargs: None)  # a graph cannot make these checks
+def expect_number_traced(op: OpName, *numbers: Any, whole: bool = False) -> None:
+    """What Dynamo traces in place of `expect_number`: what varies is a number of its own kind."""
+    for x in numbers:
+        if x is None or isinstance(x, (str, tuple, list)) or (whole and isinstance(x, (bool, float))):
+            hint = "int(x)" if isinstance(x, bool) else "a Python number"
+            raise DtypeError(message(op, "an int" if whole else "a number", describe(x), hint=hint))
+
+
+trace_as(expect_number, expect_number_traced)
+trace_as(expect_function, lambda *args, **kwargs: None)  # a graph cannot make this check
 
 
 def normal_dim(dim: int, ndim: int, op: OpName) -> int:

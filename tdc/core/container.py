@@ -21,8 +21,9 @@ import torch
 
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, MethodError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, MethodError, TdcError, UnsupportedError, describe, message
 from tdc.core.frozen import Frozen
+from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import (
     CLASS_NAMES,
     CONVERSIONS,
@@ -58,9 +59,13 @@ class Container(Frozen):
     @classmethod
     def __torch_function__(cls, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         row = row_of(func, cls, types)
-        if not kwargs:
-            return getattr(ROWS, row)(*args)
-        return run_named(row, func, args, kwargs)
+        try:
+            return run_named(row, func, args, kwargs) if kwargs else getattr(ROWS, row)(*args)
+        except TdcError:
+            raise
+        except Exception:
+            refuse_kinds(func, args, kwargs or {})
+            raise
 
     if TYPE_CHECKING:  # what every container has of its own; operations are in the stubs beside the containers
 
@@ -148,9 +153,13 @@ def as_method(op: Op, name: str) -> Op:
             if isinstance(a, Container) and a._rank > cls._rank:
                 cls = type(a)
         row = row_of(op, cls)
-        if not kwargs:
-            return getattr(ROWS, row)(self, *args)
-        return run_named(row, spelled, (self, *args), kwargs)
+        try:
+            return run_named(row, spelled, (self, *args), kwargs) if kwargs else getattr(ROWS, row)(self, *args)
+        except TdcError:
+            raise
+        except Exception:
+            refuse_kinds(spelled, (self, *args), kwargs)
+            raise
 
     spelled: Op = getattr(torch.Tensor, name, op)
     method.__name__ = method.__qualname__ = name

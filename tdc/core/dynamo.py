@@ -291,18 +291,24 @@ def own_name(op: Any) -> str:
     return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
 
 
-def schemas(name: str) -> list[tuple[tuple[str, bool], ...]]:
-    """The parameters of an operation of torch, in each of its forms: their names, and whether by position, too.
+def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
+    """The parameters of an operation of torch, in each of its forms: names, whether by position, too, and types.
 
-    The forms of named tensors, which torch 2.11 still has, are left out.
+    A type is `int`, or `int = ...` where there is a default. The forms of named tensors, which torch 2.11 still has,
+    are left out.
     """
     forms = internals._C._jit_get_schemas_for_operator(f"aten::{name}")
     return [
-        tuple([("input" if a.name == "self" else a.name, not a.kwarg_only) for a in form.arguments])
+        tuple([("input" if a.name == "self" else a.name, not a.kwarg_only, declared(a)) for a in form.arguments])
         for form in forms
         if any(["Tensor" in str(a.type) for a in form.arguments]) and not any([a.is_out for a in form.arguments])
         if "name" not in form.overload_name.lower()
     ]
+
+
+def declared(argument: Any) -> str:
+    """The type of an argument of a schema, and whether it has a default."""
+    return f"{argument.real_type} = ..." if argument.has_default_value() else str(argument.real_type)
 
 
 # -- kernels and storage

@@ -105,12 +105,23 @@ def form_for(op: Op, count: int, names: tuple[str, ...]) -> tuple[dict[str, str]
 
 def forms_of(op: Op) -> tuple[Form, ...]:
     """The parameters of a function of torch, in each of its forms; none where torch does not tell."""
+    return tuple([tuple([(name, free) for name, free, _ in form]) for form in typed_forms(op)])
+
+
+def typed_forms(op: Op) -> list[tuple[tuple[str, bool, str], ...]]:
+    """`forms_of`, with what torch writes for the type of each parameter; `... = ...` where it has a default."""
     try:
         found = list(inspect.signature(op).parameters.values())
         unknown = any([p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in found])
-        return () if unknown else (tuple([(p.name, p.kind in FREE) for p in found]),)
+        return [] if unknown else [tuple([(p.name, p.kind in FREE, declared(p)) for p in found])]
     except (ValueError, TypeError):
         forms = schemas(own_name(op))
     if op in [getattr(torch.Tensor, own_name(f), None) for f in SELF_SECOND]:
-        return tuple([tuple(sorted(form, key=lambda p: p[0] != "input")) for form in forms])
-    return tuple(forms)
+        return [tuple(sorted(form, key=lambda p: p[0] != "input")) for form in forms]
+    return forms
+
+
+def declared(p: inspect.Parameter) -> str:
+    """The annotation of a parameter, and whether it has a default."""
+    said = "" if p.annotation is p.empty else str(p.annotation)
+    return said if p.default is p.empty else f"{said} = ..."

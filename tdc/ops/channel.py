@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import expect_at_least
 from tdc.core.dtypes import rounded_once
-from tdc.core.errors import ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
 from tdc.ops.positionwise import dense_weights
@@ -118,6 +119,7 @@ def group_norm(
     """Groups of channels, each normalised over an example's positions."""
     p = positions(input, "group_norm", weight, bias)
     channels = p.data.shape[-2]
+    expect_at_least("group_norm", 1, "num_groups", num_groups)
     if channels % num_groups:
         got = f"{channels} channels for {num_groups} groups"
         raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
@@ -229,6 +231,10 @@ def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = F
 
 def kept_channels(at: Positions, p: float) -> Tensor:
     """1 for channels that are kept, 0 for those dropped with probability `p`, at each position."""
+    if not 0 <= p <= 1:
+        raise ShapeError(message("dropout", "a probability p in [0, 1]", f"{p}", hint="p=0.5"))
+    if not at.data.is_floating_point():
+        raise DtypeError(message("dropout", "a floating point dtype", describe(at.data), hint="x.float()"))
     return at.put(torch.bernoulli(at.data.new_full((at.count.shape[0], at.data.shape[-2], 1), 1 - p)))
 
 

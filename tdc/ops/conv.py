@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
-from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
+from tdc.ops.spatial import Span, kernel_text, planes, reach, resized, spatial
 
 
 def kernel_of(op: Op, weight: Tensor, n: int) -> tuple[int, ...]:
@@ -35,13 +35,15 @@ def conv(op: Op, n: int) -> Op:
         groups: int = 1,
     ) -> Any:  # fmt: skip
         kernel = kernel_of(op, weight, n)
-        reach = [d * (k - 1) for d, k in zip(each(dilation, n, op), kernel, strict=True)]
-        if padding == "same":
-            pads = reach
-        else:
-            pads = [2 * p for p in each(0 if padding == "valid" else padding, n, op)]
-        columns = zip(reach, pads, each(stride, n, op), strict=True)
-        spans = [Span(1, pad - r - 1 + s, s) for r, pad, s in columns]
+        if isinstance(padding, str) and padding not in ("same", "valid"):
+            hint = "a number of positions on each side, or one of these two"
+            raise ShapeError(message(op, "padding='same' or 'valid'", f"{padding!r}", hint=hint))
+        around = 0 if isinstance(padding, str) else padding
+        steps, wide, pads = reach(op, n, stride=stride, dilation=dilation, padding=around)
+        spans = []
+        for k, s, d, pad in zip(kernel, steps, wide, pads, strict=True):
+            beyond = d * (k - 1)
+            spans.append(Span(1, (beyond if padding == "same" else 2 * pad) - beyond - 1 + s, s))
         p = planes(input, n, op, spans, kernel_text(kernel))
         return resized(p, op(p.data, weight, bias, stride, padding, dilation, groups), spans)
 
@@ -56,7 +58,8 @@ def conv_transpose(op: Op, n: int) -> Op:
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     ) -> Any:  # fmt: skip
         kernel = kernel_of(op, weight, n)
-        columns = zip(*[each(v, n, op) for v in (stride, padding, output_padding, dilation)], kernel, strict=True)
+        given = reach(op, n, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
+        columns = zip(*given, kernel, strict=True)
         spans = [Span(s, d * (k - 1) + 1 + o - 2 * pad - s) for s, pad, o, d, k in columns]
         p = planes(input, n, op, spans, kernel_text(kernel))
         return resized(p, op(p.data, weight, bias, stride, padding, output_padding, groups, dilation), spans)

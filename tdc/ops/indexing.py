@@ -24,6 +24,7 @@ from tdc.ops.pointwise import mixed
 from tdc.ops.positions import (
     batch_of,
     beside,
+    check_index,
     common,
     dim_of,
     each_entry,
@@ -53,6 +54,7 @@ def take_along_dim_ragged(x: Any, indices: Any, dim: int | None = None) -> Ragge
     """`gather` of an index that is broadcast, where positions may count from the end; without a dim of flattened
     examples, which a vector of positions indexes alike."""
     op = torch.take_along_dim
+    check_index(op, indices)
     if dim is None:
         return take_flat(x, indices)
     if x.ndim != indices.ndim:
@@ -132,10 +134,8 @@ def index_select_ragged(x: Ragged, dim: int, index: Tensor) -> Ragged | Tensor:
 
 
 def flat_index(index: Any) -> Tensor:
-    """The index of `index_select`, one dim; a DtypeError for what is no tensor."""
-    if not isinstance(index, Tensor):
-        hint = "torch.tensor([0, 2]), or x[[0, 2]]"
-        raise DtypeError(message("index_select", "an index tensor", describe(index), hint=hint))
+    """The index of `index_select`, one dim; a DtypeError for what is no tensor of positions."""
+    check_index("index_select", index, vector=True)
     return index.reshape(-1)
 
 
@@ -147,6 +147,7 @@ def index_write_rule(op: Op) -> Op:
     def impl(x: Ragged, dim: int, index: Tensor, source: Any, *args: Any, **options: Any) -> Ragged:
         d = normal_dim(dim, x.ndim, op)
         if d == x._batch_dim:
+            check_index(op, index, vector=True)
             axis, where, source = whole_examples(op, x, index, source)
         else:
             axis, where = common(op, x, d, index)
@@ -199,6 +200,7 @@ def whole_examples(op: Op, x: Ragged, index: Tensor, source: Any) -> tuple[int, 
 
 
 def index_fill_ragged(x: Ragged, dim: int, index: Tensor, value: Any) -> Ragged:
+    check_index("index_fill", index, vector=True)
     d = normal_dim(dim, x.ndim, "index_fill")
     if d == x._batch_dim and isinstance(x, NestedTensor):
         return filled(x, (index,), value)
@@ -213,9 +215,11 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
     """Indices of dims in order: examples, positions of the ragged dim, static dims; or one ragged mask."""
     data = data_of(x)
     given: list[Tensor] = [*indices]
+    if getattr(values, "dtype", x.dtype) != x.dtype:
+        raise DtypeError(message("index_put", f"values of {x.dtype}", describe(values), hint="values.to(x.dtype)"))
     if len(given) == 1 and isinstance(given[0], type(x)):
         return put_where(x, given[0], values, accumulate)
-    wrong = any([not isinstance(i, Tensor) or i.dtype == torch.bool for i in given])
+    wrong = any([not isinstance(i, Tensor) or i.dtype in (torch.bool, torch.uint8) for i in given])
     several = isinstance(x, NestedTensor) and x.structure.ragged_ndim > 1
     if wrong or several or x._batch_dim or not 0 < len(given) <= x.ndim:
         expected, hint = "whole numbers for the batch and the dims behind it", "x.index_put((rows, positions), values)"
@@ -287,6 +291,7 @@ def at_flat(op: Op, x: Any, index: Any, at: Tensor) -> Ragged | Tensor:
 
 def from_pool(op: Op, pool: Tensor, index: Any, at: Tensor, begin: Any, end: Any) -> Ragged | Tensor:
     """Elements of a vector, where each position of an index counts from `begin`, or back from `end`."""
+    check_index(op, index)
     there, where = (at < end - begin) & (at >= begin - end), torch.where(at < 0, end, begin) + at
     if isinstance(index, MaskedBatch):
         inside(there | ~index.mask, op)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import expect_number, normal_dim
+from tdc.core.arguments import expect_at_least, expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
@@ -183,6 +183,8 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_si
 def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
     """Windows along a static dim or within each row; the position in the window is the last dim."""
     op = torch.Tensor.unfold
+    expect_at_least(op, 0, "size", size)
+    expect_at_least(op, 1, "step", step)
     d = dim_of(op, x, dimension)
     axis = axis_of(op, x, d)
     if d not in x.ragged_dims:
@@ -201,6 +203,7 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
 
 def pixels(op: Op, input: Any, factor: int) -> Ragged:
     """`pixel_shuffle` and `pixel_unshuffle` of rows (C, H, W), of which H, W or both are ragged."""
+    expect_at_least(op, 1, "upscale_factor" if op is F.pixel_shuffle else "downscale_factor", factor)
     x, sizes, grows = input, ragged_sizes(input), op is F.pixel_shuffle
     if x.ndim != 4 or x._batch_dim or x.ragged_dims[0] < 2:
         raise ShapeError(message(op, "rows of (C, H, W) with ragged H or W", describe(x), hint="x.permute(...) first"))

@@ -47,7 +47,8 @@ Named = dict[str, Any]
 
 def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple[Named, str]:
     """The arguments of a loss by name, those that are given, and its reduction."""
-    given = {name: a for name, a in (*zip(names, args, strict=False), *kwargs.items()) if a is not None}
+    called = (*zip(names, args, strict=False), *kwargs.items())
+    given = {name: a for name, a in called if a is not None or name == "reduction"}
     size_average, reduce = given.pop("size_average", None), given.pop("reduce", None)
     reduction = given.pop("reduction", "mean")
     if size_average is None and reduce is None:

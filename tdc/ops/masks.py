@@ -61,13 +61,15 @@ def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Ragged:
     fewer dims is for all examples.
 
     Raises:
-        DtypeError: the mask is not bool.
+        DtypeError: the mask is not bool, or the source of another dtype than x.
         ShapeError: another number of examples, or fewer elements than the mask is True on. Immediate on CPU,
             asynchronous on CUDA.
     """
     op = torch.masked_scatter
     if mask.dtype != torch.bool:
         raise DtypeError(message(op, "a bool mask", describe(mask), hint="mask.bool()"))
+    if getattr(source, "dtype", x.dtype) != x.dtype:
+        raise DtypeError(message(op, f"a source of {x.dtype}", describe(source), hint="source.to(x.dtype)"))
     x, chosen = torch.broadcast_tensors(x, mask)
     if isinstance(x, NestedTensor):
         s = flat_examples(op, x).structure

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import expect_number
 from tdc.core.asserts import require
 from tdc.core.dtypes import rounded_once, widened
 from tdc.core.dynamo import eager
@@ -27,14 +28,15 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
 from tdc.ops.reduction import finite
-from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, resized, spatial
+from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, reach, resized, spatial
 from tdc.ragged.storage import Ragged, Results, require_alike
 
 
 def window(op: Op, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> list[Span]:
     """Sizes of a result of windows; a last one that `ceil_mode` adds begins in front of the padding behind."""
     spans = []
-    given = [each(v, n, op) for v in (kernel, steps_of(kernel, stride), padding, dilation)]
+    steps = steps_of(kernel, stride)
+    given = reach(op, n, kernel_size=kernel, stride=steps, padding=padding, dilation=dilation)
     for k, s, p, d in zip(*given, strict=True):
         add = 2 * p - d * (k - 1) - 1 + s
         spans.append(Span(1, add + s - 1, s, p - 1 + s) if ceil_mode else Span(1, add, s))
@@ -81,6 +83,10 @@ def avg_pool(op: Op, n: int) -> Op:
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Ragged | Tensor:  # fmt: skip
         spans = window(op, n, kernel_size, stride, padding, 1, ceil_mode)
+        if divisor_override is not None:
+            expect_number(op, divisor_override, whole=True)
+            if divisor_override == 0:
+                raise ShapeError(message(op, "a divisor_override other than 0", "0", hint="None divides by the window"))
         kernel = each(kernel_size, n, op)
         p = planes(input, n, op, spans, kernel_text(kernel))
         steps, pads = each(steps_of(kernel_size, stride), n, op), each(padding, n, op)
@@ -162,6 +168,7 @@ def adaptive_spans(output_size: Any, n: int, op: Op) -> list[Span | None]:
 def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Planes, list[tuple[int, Any, Any]]]:
     """A batch as a rectangle, and for each dim to be pooled, the last first, positions and membership of its bins."""
     wanted = each(output_size, n, op)
+    expect_number(op, *[size for size in wanted if size is not None], whole=True)
     if any([size is not None and size < 0 for size in wanted]):
         raise ShapeError(message(op, "an output_size of 0 or more", f"{wanted}", hint="None keeps a dim as it is"))
     p = planes(x, n, op, [Span()] * n, "adaptive bins", fill)
@@ -225,7 +232,8 @@ def max_unpool(op: Op, n: int) -> Op:
         if type(indices) is not type(input) or fixed_sizes(indices) != fixed_sizes(input):
             raise ShapeError(message(op, f"indices as max_pool gave them for {describe(input)}", describe(indices)))
         require_alike(op, input, indices)
-        columns = zip(*[each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding)], strict=True)
+        steps = steps_of(kernel_size, stride)
+        columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
         p, index = [planes(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
         return resized(p, scattered(op, p, index.data, spans), spans)

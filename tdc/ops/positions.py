@@ -25,8 +25,8 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.errors import IndexingError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.typing import Op
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.typing import Op, OpName
 from tdc.ops.join import as_rows
 from tdc.ops.pointwise import packed_operand, padded_operand
 from tdc.ragged.index import cut_rows
@@ -88,6 +88,15 @@ def dim_of(op: Op, x: Ragged, dim: int) -> int:
     return d
 
 
+def check_index(op: OpName, index: Any, vector: bool = False) -> None:
+    """Refuse what is no tensor or batch of positions: a mask would be read as positions 0 and 1."""
+    if getattr(index, "dtype", None) not in (torch.int32, torch.int64):
+        hint = "index.long(), or x[mask] where it is a mask" if hasattr(index, "dtype") else "torch.tensor([0, 2])"
+        raise DtypeError(message(op, "an index of int32 or int64", describe(index), hint=hint))
+    if vector and index.ndim > 1:
+        raise ShapeError(message(op, "a vector of positions", describe(index), hint="index.flatten()"))
+
+
 def find(op: Op, x: Any, dim: int, index: Any) -> Found:
     """Where an index points to that has an entry for each element of the result.
 
@@ -95,6 +104,7 @@ def find(op: Op, x: Any, dim: int, index: Any) -> Found:
         StructureError: the index is neither as ragged as x nor, along the only ragged dim, dense.
         UnsupportedError: along the batch.
     """
+    check_index(op, index)
     d = dim_of(op, x, dim)
     is_ragged, count = d in x.ragged_dims, x.batch_size[0]
     if isinstance(index, Tensor) and index.ndim == x.ndim and index.shape[x._batch_dim] != count:
@@ -226,6 +236,7 @@ def first_positions(op: Op, src: Any, index: Tensor) -> Any:
 
 def common(op: Op, x: Ragged, dim: int, index: Tensor) -> tuple[int, Tensor]:
     """The axis of storage, and positions there, that a vector of positions along a dim means for every example."""
+    check_index(op, index, vector=True)
     d = dim_of(op, x, dim)
     axis = axis_of(op, x, d)
     if d in x.ragged_dims:

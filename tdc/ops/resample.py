@@ -25,7 +25,7 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 from tdc.core.rules import define, unsupported
 from tdc.ops.pool import averaged, bins, taken
 from tdc.ops.rectangle import with_sizes
-from tdc.ops.spatial import Span, each, kernel_text, planes, resized, spatial
+from tdc.ops.spatial import Span, each, kernel_text, planes, reach, resized, spatial
 from tdc.ragged.storage import Ragged
 
 Taps = list[tuple[Tensor, Tensor | None]]
@@ -194,7 +194,8 @@ def reflected(position: Tensor, low: Any, high: Any) -> Tensor:
 
 def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Ragged:
     """Blocks of each image, one after another: `(B, C, -1, -1) -> (B, C * k, -1)`."""
-    columns = zip(*[each(v, 2, "unfold") for v in (kernel_size, dilation, padding, stride)], strict=True)
+    given = reach("unfold", 2, kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
+    columns = zip(*given, strict=True)
     spans = [Span(1, 2 * pad - d * (k - 1) - 1 + s, s) for k, d, pad, s in columns]
     p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2, "unfold")))
     width = (p.data.shape[3] + spans[1].add) // spans[1].by

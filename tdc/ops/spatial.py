@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect_at_least
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, describe, message
@@ -179,6 +180,16 @@ def each(value: Any, n: int, op: OpName) -> tuple[int, ...]:
     if len(given) not in (1, n):
         raise ShapeError(message(op, f"one number for each of {n} dims", f"{given}", hint="one for all, or one each"))
     return given * n if len(given) == 1 else given
+
+
+def reach(op: OpName, n: int, **given: Any) -> list[tuple[int, ...]]:
+    """Sizes and steps of windows, an int of at least 1 for each of n dims, and what is put around, 0 or more."""
+    found = []
+    for name, value in given.items():
+        numbers = each(value, n, op)
+        expect_at_least(op, 0 if name.endswith("padding") else 1, name, *numbers)
+        found.append(numbers)
+    return found
 
 
 def kernel_text(kernel: Any) -> str:

@@ -169,8 +169,8 @@ def matching_columns(
 ) -> list[Column] | None:
     """Columns, where gradients, moments and parameters have the same keys and shapes; None where they do not.
 
-    A graph looks at keys and dtypes alone: comparing shapes is a fifth of what such a step takes to trace. There torch
-    itself refuses sizes that do not broadcast, and a gradient that does is taken for one of the parameter's size.
+    Of moments a graph looks at keys and dtypes alone: comparing all shapes is a fifth of what such a step takes to
+    trace.
     """
     if not matching(list(grads._leaves), list(params._leaves), list(state._leaves), names):
         return None
@@ -179,7 +179,8 @@ def matching_columns(
     columns = columns_of(grads, state, params, names)
     if not all([isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex) for x in columns[0]]):
         return None
-    if not traced() and any([[x.shape for x in c] != [g.shape for g in columns[1]] for c in columns]):
+    known = columns[:1] if traced() else columns
+    if any([[x.shape for x in c] != [g.shape for g in columns[1]] for c in known]):
         return None
     return columns
 

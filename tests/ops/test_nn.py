@@ -196,6 +196,22 @@ def test_causal_encoder_layer(kind: str):
     assert_same(layer(), kind, [rows((3, 2, 5, 1))], run, ref)
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "another"])
+def test_a_stack_reads_a_mask_of_which_a_graph_does_not_know_whether_it_is_causal(causal: bool):
+    """torch compares the mask with a causal one, by value; a dense batch of it compiles with `is_causal=` only."""
+    module = nn.TransformerEncoder(layer(), 1, enable_nested_tensor=False)
+    mask = torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else torch.eye(7, dtype=torch.bool).roll(1, 0)
+    examples = rows((3, 2, 5))
+    x = build(examples, "masked", lambda t: t)
+
+    def run(x: Any) -> Any:
+        return module(x, mask=mask)
+
+    want = [module(r, mask=mask[: len(r), : len(r)], is_causal=False) for r in examples.rows]
+    for fn in (run, torch.compile(run, backend="eager", fullgraph=True)):
+        assert all(is_close(a, b) for a, b in zip(unbuild(fn(x)).rows, want, strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_with_dropout_runs(kind: str):
     """Random, so only what does not depend on the draw: structure, finite gradients, and that something is dropped."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from texts import T
 from torch import nn
+from torch._dynamo.exc import Unsupported
 from torch.testing import assert_close
 
 import tdc
@@ -134,6 +135,16 @@ def test_one_graph_for_all_steps(name: str):
         clipped = grads * min(1.0, 1.0 / (norm + 1e-6))
         assert_close(new.to_dict(), expected(clipped, float(rate(T(n)))).to_dict(), rtol=1e-4, atol=1e-5)
     assert (compiled.counts.graphs, compiled.counts.breaks, compiled.counts.compiles) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lion"])
+def test_a_graph_refuses_gradients_that_broadcast(name: str):
+    params = TensorDict({"w": torch.randn(3, 4)}, [])
+    optimizer = getattr(tdc.optim, name)(1e-2)
+    update = torch.compile(optimizer.update, backend="eager", fullgraph=True)
+    for size in ((4,), (1, 4), (3, 1)):
+        with pytest.raises(Unsupported, match="expected gradients with the shapes of params, got 1 that differ"):
+            update(TensorDict({"w": torch.ones(size)}, []), optimizer.init(params), params)
 
 
 @pytest.mark.parametrize("how", ["vmap", "stacked", "compiled vmap"])

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define
 from tdc.ops.attention.masks import as_dense, causal_mask
@@ -117,6 +118,7 @@ def mha(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[An
     Rectangles where weights are asked for, since they are what the result is made of, or keys are added.
     """
     a = Given(*args, **kwargs)
+    a = a._replace(is_causal=known(a.is_causal))  # stacks compare masks by value, whose answer a graph does not know
     refuse((query, key, value), a)
     first, packed, extras, mask = features(query), isinstance(query, NestedTensor), a.extras(), mask_of(a)
     same = query is key and key is value

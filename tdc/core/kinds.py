@@ -1,0 +1,123 @@
+"""Names the argument of another kind in a call that went wrong, by the types that torch declares.
+
+    F.max_pool1d(x, 2, padding="same")    tdc.max_pool1d: expected padding to be an int or ints, got str
+
+A rule looks at few kinds itself: to look at all of them would cost every call. So dispatch asks here when a rule has
+raised an error that is not ours. Where each argument is of a kind that torch takes, the error stays as it is.
+
+Invariants: a call that works costs nothing; what torch takes in any form of the operation is never refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.dynamo import constant, schemas
+from tdc.core.errors import DtypeError, describe, message, op_name
+from tdc.core.signatures import typed_forms
+from tdc.core.typing import Op
+
+Parameter = tuple[str, tuple[str, ...]]  # a name, and the kinds that it may have
+ANNOTATED = r"<class 'int'>|\bint \|"  # may stand for several, as in F.normalize, and for a dtype, as in F.softmin
+PATTERNS = {  # what stands for a kind in a schema, or in an annotation
+    "tensor": r"Tensor\b",
+    "tensors": r"[Ll]ist\[.*Tensor",
+    "int": r"(^|[^\[])\bint\b|List\[int",
+    "ints": rf"([Ll]ist|tuple)\[.*int\b|{ANNOTATED}",
+    "float": r"\bfloat\b",
+    "floats": r"([Ll]ist|tuple)\[.*(float|number|complex)\b",
+    "number": r"\b(number|complex)\b",
+    "bool": r"\bbool\b",
+    "str": r"\bstr\b",
+    "dtype": rf"ScalarType|\bdtype\b|{ANNOTATED}",
+    "none": r"Optional|None\b",
+    "unset": r"List.* = ",  # F.max_pool1d hands on stride=None, where its schema has []
+}
+WORDS = {
+    "tensor": "a tensor", "tensors": "a list of tensors", "int": "an int", "ints": "ints", "float": "a number",
+    "floats": "numbers", "number": "a number", "bool": "True or False", "str": "a string", "dtype": "a dtype",
+}  # fmt: skip
+PLURAL = {"tensors", "ints", "floats"}
+GIVEN = {
+    "tensor": "torch.as_tensor(x) makes one", "tensors": "[x, y]", "int": "a Python int", "ints": "a tuple of ints",
+    "float": "a Python number", "floats": "a tuple of numbers", "number": "a Python number", "bool": "True or False",
+    "str": "one of the strings that torch knows", "dtype": "a dtype, e.g. torch.float32",
+}  # fmt: skip
+
+
+def refuse_kinds(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse the first argument of a call that is of no kind that torch takes there; a graph does so, too.
+
+    Raises:
+        DtypeError: there is one, or one is missing, or given by position and by name.
+    """
+    order, named, needed = parameters(op)
+    more = len(args) - len(order) if order and PLURAL.intersection(order[-1][1]) else 0  # sizes or operands one by one
+    for (name, kinds), x in zip((*order, *order[-1:] * more), args, strict=False):
+        refuse_kind(op, name, kinds, x)
+        if name in kwargs:
+            raise DtypeError(message(op, f"one {name}", "two", hint=f"leave out {name}=")) from None
+    for name, kinds in named:
+        if name in kwargs:
+            refuse_kind(op, name, kinds, kwargs[name])
+    for name in needed[len(args) :]:
+        if name not in kwargs:
+            raise DtypeError(message(op, f"an argument {name}", "none", hint=f"{name}=...")) from None
+
+
+def refuse_kind(op: Op, name: str, kinds: tuple[str, ...], x: Any) -> None:
+    """Refuse an argument that is of none of these kinds."""
+    if kinds and not any([fits(kind, x) for kind in kinds]):
+        wanted = [kind for kind in kinds if kind in WORDS]
+        said = " or ".join([WORDS[kind] for kind in wanted] + ["None"] * ("none" in kinds))
+        raise DtypeError(message(op, f"{name} to be {said}", describe(x), hint=GIVEN[wanted[-1]])) from None
+
+
+def fits(kind: str, x: Any) -> bool:
+    """Whether an argument is of a kind; a tensor without dims is a number, and None among ints a size that stays."""
+    if kind in ("none", "unset"):
+        return x is None
+    if kind in ("tensors", "ints", "floats"):
+        given: Any = x
+        return isinstance(x, (tuple, list)) and all([one is None or fits(kind[:-1], one) for one in given])
+    if kind in ("bool", "str", "dtype"):
+        return isinstance(x, {"bool": bool, "str": str, "dtype": torch.dtype}[kind])
+    if kind == "tensor":
+        return hasattr(x, "dtype") or hasattr(x, "_kind")
+    if hasattr(x, "dtype"):
+        return not x.ndim and not (kind == "int" and isinstance(x, Tensor) and x.is_floating_point())
+    if kind == "int":
+        return isinstance(x, int) and not isinstance(x, bool)
+    return isinstance(x, (int, float, complex))
+
+
+@constant
+def parameters(op: Op) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...], tuple[str, ...]]:
+    """The parameters of a function by position, all of them by name, and the first ones, which have no default.
+
+    None where torch does not tell.
+    """
+    forms = typed_forms(op)
+    if not any([text.removesuffix(" = ...") for form in forms for _, _, text in form]):
+        forms = schemas(op_name(op))
+    free = [[p for p in form if p[1]] for form in forms]
+    columns = [[form[i] for form in free if i < len(form)] for i in range(max(map(len, free), default=0))]
+    names: dict[str, list[str]] = {}
+    for name, _, text in [p for form in forms for p in form]:
+        names.setdefault(name, []).append(text)
+    order = tuple([(column[0][0], kinds_of([text for _, _, text in column])) for column in columns])
+    least = min([len([p for p in form if not p[2].endswith("= ...")]) for form in free], default=0)
+    needed = [column[0][0] for column in columns[:least] if len({name for name, _, _ in column}) == 1]
+    return order, tuple([(name, kinds_of(texts)) for name, texts in names.items()]), tuple(needed)
+
+
+def kinds_of(texts: list[str]) -> tuple[str, ...]:
+    """The kinds that a parameter has in one form or another; none where one of them may be anything."""
+    found = [[kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)] for text in texts]
+    if any([not kinds or kinds == ["none"] for kinds in found]):
+        return ()
+    return tuple(dict.fromkeys([kind for kinds in found for kind in kinds]))

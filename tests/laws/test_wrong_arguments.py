@@ -1,0 +1,119 @@
+"""Arguments that a newcomer gets wrong: another kind, a size or step of 0, a name that is none; eagerly and in a graph.
+
+torch refuses each of these calls on one example, too. What is checked here is that we do so in our words, and that the
+kinds which `core.kinds` reads in torch's declarations are those of every sound call in the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue import samples
+from harness import Draw
+from torch._dynamo.exc import TorchDynamoException
+
+import tdc
+from tdc.core.errors import DtypeError, TdcError
+from tdc.core.kinds import refuse_kinds
+from tdc.core.rules import KINDS, RULES
+from tdc.testing.batches import build
+
+ROWS = [torch.randn(3, 4), torch.randn(2, 4)]
+X = tdc.pack(ROWS)
+CHANNELS = X.transpose(1, 2)
+IMAGES = tdc.pack([torch.randn(4, 2, 4), torch.randn(4, 6, 4)], ragged_dim=2)
+KERNEL = torch.randn(5, 4, 1)
+INDEX = torch.zeros(1, 2, dtype=torch.int64)
+TD = tdc.TensorDict({"x": torch.randn(3, 2)}, [3])
+call: Any = torch
+Call = tuple[Callable[[Any], Any], Any, str]
+CALLS: dict[str, Call] = {
+    "roll by a bool": (lambda x: x.roll(True, 1), X, "roll: expected an int, got bool"),
+    "roll by a float": (lambda x: x.roll(1.5, 1), X, "roll: expected an int, got float"),
+    "roll along a bool": (lambda x: x.roll(1, True), X, "roll: expected an int, got bool"),
+    "dim of a string": (lambda x: x.sum("features"), X, "sum: expected an int, got str"),
+    "padding of no such name": (
+        lambda x: F.conv1d(x, KERNEL, padding="full"), CHANNELS, "expected padding='same' or 'valid', got 'full'"
+    ),
+    "stride 0": (lambda x: F.conv1d(x, KERNEL, stride=0), CHANNELS, "conv1d: expected stride of 1 or more, got 0"),
+    "stride 0, transposed": (
+        lambda x: F.conv_transpose1d(x, KERNEL.transpose(0, 1), stride=0), CHANNELS, "expected stride of 1 or more"
+    ),
+    "dilation 0": (lambda x: F.conv1d(x, KERNEL, dilation=0), CHANNELS, "expected dilation of 1 or more, got 0"),
+    "padding below 0": (lambda x: F.conv1d(x, KERNEL, padding=-1), CHANNELS, "expected padding of 0 or more, got -1"),
+    "kernel of a bool": (lambda x: F.max_pool1d(x, True), CHANNELS, "max_pool1d: expected an int, got bool"),
+    "no kernel": (lambda x: F.max_pool1d(x, None), CHANNELS, "max_pool1d: expected"),
+    "padding of a string": (lambda x: F.max_pool1d(x, 2, padding="same"), CHANNELS, "max_pool1d: expected"),
+    "divisor 0": (lambda x: F.avg_pool2d(x, 1, divisor_override=0), IMAGES, "expected a divisor_override other than 0"),
+    "shuffle by 0": (lambda x: F.pixel_shuffle(x, 0), IMAGES, "expected upscale_factor of 1 or more, got 0"),
+    "unshuffle by 0": (lambda x: F.pixel_unshuffle(x, 0), IMAGES, "expected downscale_factor of 1 or more, got 0"),
+    "windows of step 0": (lambda x: x.unfold(1, 1, 0), X, "unfold: expected step of 1 or more, got 0"),
+    "windows of step -1": (lambda x: x.unfold(1, 1, -1), X, "unfold: expected step of 1 or more, got -1"),
+    "windows of size -1": (lambda x: x.unfold(1, -1, 1), X, "unfold: expected size of 0 or more, got -1"),
+    "windows of size 1.5": (lambda x: x.unfold(1, 1.5, 1), X, "unfold: expected an int, got float"),
+    "no target": (lambda x: F.cross_entropy(x, None), X, "cross_entropy: expected target to be a tensor, got NoneType"),
+    "no reduction": (lambda x: F.mse_loss(x, x, reduction=None), X, "expected reduction 'mean', 'sum' or 'none'"),
+    "one size": (lambda x: F.layer_norm(x, 4), X, "layer_norm: expected normalized_shape to be ints, got int"),
+    "operand None": (lambda x: torch.einsum("bij,jk->bik", x, None), X, "einsum: expected tensors to be a tensor"),
+    "operand of a string": (lambda x: call.cdist(x, "x"), X, "cdist: expected x2 to be a tensor, got str"),
+    "no groups": (lambda x: F.group_norm(x, 0), CHANNELS, "group_norm: expected num_groups of 1 or more, got 0"),
+    "probability of a string": (lambda x: F.dropout1d(x, "half"), CHANNELS, "expected p to be a number, got str"),
+    "probability above 1": (lambda x: F.dropout1d(x, 1.5), CHANNELS, "expected a probability p in [0, 1], got 1.5"),
+    "mask as index": (lambda x: x.gather(1, x > 0), X, "gather: expected an index of int32 or int64, got "),
+    "mask as index of all": (lambda x: x.index_select(2, torch.ones(4) > 0), X, "expected an index of int32 or int64"),
+    "mask to take": (lambda x: x.take(torch.ones(2) > 0), X, "take: expected an index of int32 or int64"),
+    "mask to scatter": (lambda x: x.scatter(1, x > 0, 0.0), X, "scatter: expected an index of int32 or int64"),
+    "bytes to fill": (lambda x: x.index_fill(2, torch.ones(2).byte(), 0.0), X, "expected an index of int32 or int64"),
+    "index of two dims": (lambda x: x.index_select(2, INDEX), X, "index_select: expected a vector of positions"),
+    "values of integers": (
+        lambda x: x.index_put((torch.tensor([0]),), torch.tensor(3)), X, "expected values of torch.float32"
+    ),
+    "source of integers": (lambda x: x.masked_scatter(x > 0, torch.ones(20).long()), X, "expected a source of "),
+}  # fmt: skip
+EAGER: dict[str, Call] = {  # Dynamo says itself what does not bind
+    "an argument too few": (lambda x: x.unfold(1, 1), X, "unfold: expected an argument step, got none"),
+    "an argument twice": (lambda x: x.unfold(0, 1, 1, step=1), TD, "unfold: expected one step, got two"),
+}
+KNOWN = (F.ctc_loss,)  # whose lengths need not be given
+
+
+@pytest.mark.parametrize("name", [*CALLS, *EAGER])
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+def test_a_wrong_argument_is_refused(name: str, kind: str):
+    fn, x, text = (CALLS | EAGER)[name]
+    x = x.to_padded() if kind == "padded" and x is not TD else x
+    with pytest.raises(TdcError) as error:
+        fn(x)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_graph_refuses_it_too(name: str):
+    fn, x, text = CALLS[name]
+    torch.compiler.reset()
+    with pytest.raises(TorchDynamoException) as error:
+        torch.compile(fn, backend="eager", fullgraph=True)(x)
+    assert text in str(error.value).replace("\\'", "'")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sound_call_has_the_kinds_that_torch_declares(kind: str):
+    refused = []
+    for rule in [rule for rule in RULES if rule.kind == kind and not rule.reason and rule.op not in KNOWN]:
+        for sample in samples(rule):
+            args, kwargs = build(sample.draw(Draw(kind, (3, 2))), kind, lambda t: t)
+            try:
+                refuse_kinds(rule.op, args, kwargs)
+            except DtypeError as error:
+                refused.append(f"{rule}, {sample.label}: {error}")
+    assert not refused, "\n".join(refused)
+
+
+def test_an_error_of_torch_stays_as_it_is():
+    with pytest.raises(RuntimeError) as error:
+        torch.matmul(X, torch.randn(4, 2, dtype=torch.float64))
+    assert not isinstance(error.value, TdcError)
