@@ -56,13 +56,16 @@ class Positions:
 def positions(x: Any, op: OpName, *weights: Any) -> Positions:
     """
     Raises:
-        ShapeError: dim 1 is ragged, or the batch is not dim 0.
+        ShapeError: dim 1 is ragged, the batch is not dim 0, or a weight has another size than the channels.
         DtypeError: x is dense, or a weight is ragged.
     """
     dense_weights(op, x, *weights)
     if x._batch_dim != 0 or 1 in x.ragged_dims:
         got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
         raise ShapeError(message(op, "the batch as dim 0 and channels as dim 1", got, hint=hint))
+    wrong = [w for w in weights if w is not None and (w.ndim != 1 or w.shape[0] != x.shape[1])]
+    if wrong:
+        raise ShapeError(message(op, f"one number for each of {x.shape[1]} channels", describe(wrong[0])))
     return packed_positions(x) if isinstance(x, NestedTensor) else padded_positions(x)
 
 
@@ -149,7 +152,7 @@ def instance_norm(
 
     Examples without positions have no mean, those of one position no variance.
     """
-    p = positions(input, "instance_norm", weight, bias)
+    p = positions(input, "instance_norm", weight, bias, running_mean, running_var)
     if not use_input_stats:
         return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
     centered, var, mean = standardised(p, p.data.shape[-2])
@@ -164,11 +167,11 @@ def batch_norm(
 ) -> Ragged:  # fmt: skip
     """Each channel normalised over the real positions of the whole batch."""
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
-        p = positions(input, "batch_norm", weight, bias)
+        p = positions(input, "batch_norm", weight, bias, running_mean, running_var)
         return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
 
     def masked(x: Any) -> Ragged:
-        p = positions(x, "batch_norm", weight, bias)
+        p = positions(x, "batch_norm", weight, bias, running_mean, running_var)
         if not training:
             return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
         n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
-from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import IndexingError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.ops.pointwise import packed_operand
 from tdc.ops.positionwise import dense_weights
@@ -50,6 +51,10 @@ def embedding_bag(
     if per_sample_weights is not None and mode != "sum":
         got = f"per_sample_weights with mode={mode!r}"
         raise UnsupportedError(message("embedding_bag", "weights with mode='sum'", got, hint="mode='sum'"))
+    if padding_idx is not None:
+        expect_number("embedding_bag", padding_idx, whole=True)
+        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+            raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}"))
     found = F.embedding(input.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if per_sample_weights is not None:
         found = found * packed_operand(per_sample_weights, input, F.embedding_bag).unsqueeze(-1)

@@ -201,6 +201,9 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Ragged | Tensor
     if isinstance(pairs, Tensor):
         hint = "tensordot(a, b, dims=([2], [0]))"
         raise UnsupportedError(message("tensordot", "dims as lists", describe(pairs), hint=hint))
+    if not isinstance(pairs, (tuple, list)) or len(pairs) != 2:
+        hint = "tensordot(a, b, dims=([2], [0])), or their number"
+        raise ShapeError(message("tensordot", "dims of one and of the other", describe(pairs), hint=hint))
     first, second = [[d] if isinstance(d, int) else list(d) for d in pairs]
     if len(first) != len(second):
         got = f"{len(first)} and {len(second)}"

@@ -106,7 +106,7 @@ def moment_ragged(
         dim, unbiased = None, dim
     if unbiased is not None and correction is not None:
         raise ShapeError(message(op, "unbiased or correction", "both", hint="correction=1 is unbiased=True"))
-    correction = float(unbiased is not False) if correction is None else correction
+    correction = float(unbiased is not False) if correction is None else correction + 0  # a bool is a number here
     rule = partial(spread_of, root=op is torch.std)
     return reduce_ragged(op, rule, op, x, dim, keepdim, correction=correction)
 

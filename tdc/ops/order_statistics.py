@@ -162,6 +162,8 @@ def quantile_ragged(
         out = op(x.values, q, interpolation=interpolation)
         return out.view(*out.shape, *[1] * x.ndim) if keepdim else out
     qs = torch.as_tensor(q, dtype=x.dtype, device=x.device)
+    if not qs.numel():
+        raise ShapeError(message(op, "at least one quantile", "none", hint="q = 0.5 is the median"))
     each = qs.reshape(-1)
 
     def dense(values: Tensor, axis: int) -> tuple[Tensor, ...]:

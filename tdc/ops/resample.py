@@ -74,7 +74,11 @@ def check_mode(
     if (size is None) == (scale_factor is None):
         got = "none" if size is None else "both"
         raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
-    expect_number("interpolate", *each(scale_factor if size is None else size, n, "interpolate"))
+    wanted = each(scale_factor if size is None else size, n, "interpolate")
+    expect_number("interpolate", *wanted)
+    if not all([number > 0 for number in wanted]):
+        name = "scale_factor" if size is None else "size"
+        raise ShapeError(message("interpolate", f"{name} above 0", f"{wanted}", hint=f"{name}=2"))
     if mode not in MODES or MODES[mode] not in (0, n):
         fit = [m for m, dims in MODES.items() if dims in (0, n)]
         expected, got = f"a mode for {n} dims behind the channels", f"{mode!r} for {describe(x)}"

@@ -166,6 +166,8 @@ def flatten_ragged(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged:
     first, last = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
     if first == last:
         return x
+    if first > last:
+        raise ShapeError(message("flatten", "start_dim in front of end_dim", f"{first} and {last}"))
     if any([first <= r <= last for r in x.ragged_dims]):
         raise regrouped("flatten", x, f"dims {first} to {last}")
     if first <= x._batch_dim <= last:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.arguments import normal_dim
+from tdc.core.arguments import expect_at_least, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.errors import ShapeError, StructureError, UnsupportedError, describe, message
@@ -152,6 +152,7 @@ def column_stack(tensors: Any) -> Container | Tensor:
 
 def channel_shuffle_ragged(input: Any, groups: int) -> Ragged:
     """Channels, dim 1, dealt out over groups."""
+    expect_at_least("channel_shuffle", 1, "groups", groups)
     d = normal_dim(1, input.ndim, "channel_shuffle")
     if d in input.ragged_dims or input.shape[d] % groups:
         expected, hint = f"channels at dim 1 in {groups} groups", "rows of (C, H, W), with C divisible by groups"

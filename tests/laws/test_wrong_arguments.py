@@ -61,6 +61,14 @@ CALLS: dict[str, Call] = {
     "operand None": (lambda x: torch.einsum("bij,jk->bik", x, None), X, "einsum: expected tensors to be a tensor"),
     "operand of a string": (lambda x: call.cdist(x, "x"), X, "cdist: expected x2 to be a tensor, got str"),
     "no groups": (lambda x: F.group_norm(x, 0), CHANNELS, "group_norm: expected num_groups of 1 or more, got 0"),
+    "groups of channels": (lambda x: F.channel_shuffle(x, 0), IMAGES, "expected groups of 1 or more, got 0"),
+    "weights of two dims": (
+        lambda x: F.batch_norm(x, None, None, torch.ones(1, 4), training=True), CHANNELS, "expected one number for each"
+    ),
+    "scale 0": (lambda x: F.interpolate(x, scale_factor=0), IMAGES, "interpolate: expected scale_factor above 0"),
+    "no quantile": (lambda x: x.quantile(torch.ones(0), 1), X, "quantile: expected at least one quantile, got none"),
+    "dims None": (lambda x: torch.tensordot(x, KERNEL[..., 0].mT, None), X, "expected dims of one and of the other"),
+    "dims in another order": (lambda x: x.flatten(2, 1), X, "flatten: expected start_dim in front of end_dim"),
     "probability of a string": (lambda x: F.dropout1d(x, "half"), CHANNELS, "expected p to be a number, got str"),
     "probability above 1": (lambda x: F.dropout1d(x, 1.5), CHANNELS, "expected a probability p in [0, 1], got 1.5"),
     "mask as index": (lambda x: x.gather(1, x > 0), X, "gather: expected an index of int32 or int64, got "),
