@@ -6,8 +6,8 @@ A mutant is one change in the syntax tree of one file of tdc/ops, tdc/ragged or 
 `and` for `or`, two arguments exchanged, a call left out. Each mutant of a seeded sample runs in a process of its own,
 forked from one that has imported torch: the file is compiled from the changed tree, so that nothing is written to disk.
 First the rows of the conformance matrix that the file serves are checked, eagerly and with gradients, and the nearest
-ones in graphs; then the tests of its name, its folder and its public functions, and whether the table of rows is as it
-was; until one fails.
+ones in graphs; then whether the table of rows is as it was, wrong arguments are refused and inputs stay as they are;
+then the tests of its name, its folder and its public functions; until one fails.
 
 No mutants are made of what cannot change a result on a CPU, by these rules alone:
 
@@ -53,7 +53,11 @@ SAYS = {"message", "describe", "show", "show_sizes"}  # functions of words
 KEPT = {"strict", "op", "device", *WORDS}  # keywords that are not left out
 EITHER = {"max", "min", "equal"}  # functions of two arguments in any order
 ROWS, TRACED = 120, 12  # of the matrix, at most, for one file: in eager mode, and the nearest in graphs
-TABLE = str(ROOT / "tests/docs/test_readme.py::test_support_table_is_up_to_date")
+ALWAYS = [
+    str(ROOT / "tests/docs/test_readme.py::test_support_table_is_up_to_date"),
+    str(ROOT / "tests/laws/test_wrong_arguments.py"),
+    str(ROOT / "tests/ops/test_inplace.py"),
+]
 SWAPS: dict[type, type] = {
     ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -216,7 +220,7 @@ def files_of_tests(path: str) -> list[str]:
     defined = [node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)]
     public = [name for name in defined if f"import {name} as {name}" in (ROOT / "tdc/__init__.py").read_text()]
     users = [p for p in sorted(tests) if any(re.search(rf"\b{name}\(", p.read_text()) for name in public)]
-    return [TABLE, *[str(p) for p in dict.fromkeys([*sorted(own, key=lambda p: (tests[p], p)), *rest, *users])]]
+    return [*ALWAYS, *[str(p) for p in dict.fromkeys([*sorted(own, key=lambda p: (tests[p], p)), *rest, *users])]]
 
 
 class FirstFailure:

@@ -112,7 +112,20 @@ def scatter(rule: Rule) -> Iterator[Sample]:
 
     yield Sample("ragged", lambda d: ragged(d, "features", 0), want)
     yield Sample("static", lambda d: ragged(d, "second", 2), want)
+
+    def from_batch(d: Draw) -> Call:
+        """A dense table and index, and a ragged source, of which each index takes the first elements."""
+        source = longer(d, by=2)
+        x, index = stacked(d, len(source.rows), 12, 3), [places(d, r, 0, 2) for r in source.rows]
+        return call(x, 1, Dense(torch.stack(index), index), source, *options)
+
+    def written(ref: Any, args: Any, kwargs: Any) -> Tensor:
+        x, dim, index, source, *rest = args
+        rows = zip(x.rows, index.rows, source.rows, strict=True)
+        return torch.stack([ref(r, dim - 1, i, s[:2], *rest) for r, i, s in rows])
+
     yield Sample("dense", dense, want)
+    yield Sample("dense, ragged source", from_batch, written, ("eager", "grad"))
     if rule.name == "scatter":
         yield Sample("number", lambda d: ragged(d, "features", 0, 2.5), want, LIGHT)
 

@@ -190,8 +190,13 @@ def pixels(rule: Rule) -> Iterator[Sample]:
     def height(d: Draw) -> Call:
         return call(d.ragged(Layout((channels,), (2,)), lengths=tuple([2 * n + 2 for n in d.lengths])), 2)
 
+    def thirds(d: Draw) -> Call:
+        lengths = tuple([3 * n + 3 for n in d.lengths])
+        return call(d.ragged(Layout((9 if channels > 1 else 1,), (3,)), lengths=lengths), 3)
+
     yield Sample("height", height, want)
     yield Sample("two", both, want, LIGHT)
+    yield Sample("by three", thirds, want, ("eager", "grad"))
 
 
 def one_hot(rule: Rule) -> Iterator[Sample]:

@@ -133,6 +133,7 @@ def binary(rule: Rule) -> Iterator[Sample]:
     yield of("dense first", lambda d: call(d.dense("features", "rows", dom), d.ragged(domain=second)), MODES)
     yield of("itself", lambda d: call(*[d.ragged(domain=dom)] * 2))
     yield of("dense, batch last", lambda d: batch_last(d, dom, second))
+    yield of("two, dense of one row", lambda d: one_row(d, dom, second))
     if rule.name in ("add", "sub", "eq"):
         yield Sample("pairs", lambda d: pairs(d, dom), of_pairs)
         column = Layout((), (1, 2))
@@ -141,6 +142,13 @@ def binary(rule: Rule) -> Iterator[Sample]:
         yield of("int", lambda d: call(d.ragged(domain="natural"), d.ragged(domain="natural")))
     if rule.name == "pow":
         yield of("number first", lambda d: call(2.5, d.ragged()), MODES)
+
+
+def one_row(d: Draw, dom: str, second: str) -> Call:
+    """A batch of two ragged dims and a dense operand that has size 1 along the first of them."""
+    widths = [size[1] for size in d.sizes(LAYOUTS["two"])]
+    whole = d.tensor(len(widths), 1, max(widths) + d.slack, 2, domain=second)
+    return call(d.ragged("two", dom), Dense(whole, [x[:, :n] for x, n in zip(whole, widths, strict=True)], (0, 2)))
 
 
 def batch_last(d: Draw, dom: str, second: str) -> Call:

@@ -126,6 +126,7 @@ def roll(rule: Rule) -> Iterator[Sample]:
         return given[0].with_rows([x[(i - 1) % len(x)] for i in range(len(x))])
 
     yield Sample("rows", lambda d: call(d.ragged(), 1, 0), rows)
+    yield Sample("one row", lambda d: call(d.ragged(), 1, 0), rows, ("eager",), ((3,),))
 
 
 RAGGED = {

@@ -13,7 +13,7 @@ from tdc.core.rules import MODES, Rule
 from tdc.testing.batches import Dense, Ragged, examples
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-SIZE, HIDDEN = 3, 4
+SIZE, HIDDEN = 3, 5
 LIGHT = ("eager", "grad", "vmap")
 
 

@@ -53,6 +53,8 @@ def binary(rule: Rule) -> Iterator[Sample]:
     yield Sample("dense", lambda d: call(drawn(d, dom), d.tensor(2, domain=dom)), leafwise)
     yield Sample("dense rows", lambda d: call(drawn(d, dom), d.tensor(len(d.lengths), 1, domain=dom)), leafwise, LIGHT)
     yield Sample("dense first", lambda d: call(d.tensor(2, domain=dom), drawn(d, dom)), leafwise, LIGHT)
+    if rule.name in ("add", "sub", "mul", "div"):
+        yield Sample("by name", lambda d: call(d.tensor(2, domain=dom), other=drawn(d, dom)), leafwise, LIGHT)
     yield Sample("scalar tensor", lambda d: call(drawn(d, dom), d.tensor(domain=dom)), leafwise, LIGHT)
     if rule.name not in NO_NUMBERS:
         number = 2 if dom in ("int", "natural") else 1.0 if rule.name in COMPARISONS else 2.5

@@ -26,6 +26,7 @@ ROWS = [torch.randn(3, 4), torch.randn(2, 4)]
 X = tdc.pack(ROWS)
 CHANNELS = X.transpose(1, 2)
 IMAGES = tdc.pack([torch.randn(4, 2, 4), torch.randn(4, 6, 4)], ragged_dim=2)
+SQUARES = tdc.pack([torch.randn(2, 3), torch.randn(3, 2)], ragged_dim=(1, 2))
 KERNEL = torch.randn(5, 4, 1)
 INDEX = torch.zeros(1, 2, dtype=torch.int64)
 TD = tdc.TensorDict({"x": torch.randn(3, 2)}, [3])
@@ -67,6 +68,9 @@ CALLS: dict[str, Call] = {
     ),
     "scale 0": (lambda x: F.interpolate(x, scale_factor=0), IMAGES, "interpolate: expected scale_factor above 0"),
     "no quantile": (lambda x: x.quantile(torch.ones(0), 1), X, "quantile: expected at least one quantile, got none"),
+    "a dim twice": (lambda x: x.sum((1, 1)), X, "sum: expected"),
+    "a ragged letter twice": (lambda x: torch.einsum("bll->b", x), SQUARES, "einsum: expected letter"),
+    "as many dims as a batch": (lambda x: call.kron(x, torch.ones(2, 2, 2)), X, "kron: expected as many dims"),
     "dims None": (lambda x: torch.tensordot(x, KERNEL[..., 0].mT, None), X, "expected dims of one and of the other"),
     "dims in another order": (lambda x: x.flatten(2, 1), X, "flatten: expected start_dim in front of end_dim"),
     "probability of a string": (lambda x: F.dropout1d(x, "half"), CHANNELS, "expected p to be a number, got str"),
@@ -82,10 +86,19 @@ CALLS: dict[str, Call] = {
     ),
     "source of integers": (lambda x: x.masked_scatter(x > 0, torch.ones(20).long()), X, "expected a source of "),
 }  # fmt: skip
-EAGER: dict[str, Call] = {  # Dynamo says itself what does not bind
+EAGER: dict[str, Call] = {  # in a graph Dynamo says itself what does not bind, and lengths are compared when it runs
+    "rows of other lengths": (
+        lambda x: torch.einsum("blm,bml->b", x, x), SQUARES, "einsum: expected rows of equal lengths, got others"
+    ),
+    "heights that 4 does not divide": (lambda x: F.pixel_unshuffle(x, 4), IMAGES, "expected heights and widths that 4"),
     "an argument too few": (lambda x: x.unfold(1, 1), X, "unfold: expected an argument step, got none"),
+    "a batch of other sizes": (
+        lambda x: torch.cat([x[:, None], x[:, None].expand(3, 2)]), TD, "expected batch sizes like [3, 1]"
+    ),
+    "no dim": (lambda x: x.scatter_add(index=x["x"].long(), src=x["x"]), TD, "expected a dim in [-1, 0], got None"),
+    "a float for a dim": (lambda x: tdc.NestedTensor(x["x"], torch.tensor([0, 3]), ragged_dim=1.5), TD, "an int, got"),
     "an argument twice": (lambda x: x.unfold(0, 1, 1, step=1), TD, "unfold: expected one step, got two"),
-}
+}  # fmt: skip
 KNOWN = (F.ctc_loss,)  # whose lengths need not be given
 
 

@@ -111,6 +111,14 @@ class TestBuilder:
         out = torch.compile(build, fullgraph=True, backend="eager")(buffer())
         assert out["k2"].unique().tolist() == [2]
 
+    def test_a_leaf_takes_the_place_of_a_node(self):
+        td = tdc.TensorDict({"a": {"b": torch.zeros(3), "c": torch.zeros(3)}, "d": torch.zeros(3)}, [3])
+        m = td.mutate()
+        m["a"] = torch.ones(3)
+        for out in (m.finish(), td.set("a", torch.ones(3)), td.update({"a": torch.ones(3)})):
+            assert sorted(out.keys()) == ["a", "d"]
+            assert out["a"].tolist() == [1, 1, 1]
+
     @pytest.mark.parametrize(("change", "error", "text"), [
         (lambda m: m.__setitem__("x", torch.ones(2)), tdc.ShapeError, "x: Tensor float32[2]"),
         (lambda m: m.__delitem__("z"), tdc.KeyPathError, "nearest keys"),
