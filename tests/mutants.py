@@ -199,7 +199,7 @@ def failing_row(path: str, rng: random.Random) -> str:
     near = distances(path)
     live = [rule for rule in RULES if not rule.reason and ("tensordict" not in path or rule.kind == "tensordict")]
     rng.shuffle(live)
-    live.sort(key=lambda r: min(near.get(n, 99) for n in (r.family, *r.impl.__module__.split(".")[2:])))
+    live.sort(key=lambda r: min(near.get(n, 99) for n in (r.family, *module_of(r.impl).split(".")[2:])))
     cells = [(rule, mode) for rule in live[:ROWS] for mode in ("eager", "grad")]
     cells += [(rule, mode) for rule in live[:TRACED] for mode in ("compile", "vmap")]
     for rule, mode in [(rule, mode) for rule, mode in cells if mode in rule.modes]:
@@ -209,6 +209,11 @@ def failing_row(path: str, rng: random.Random) -> str:
         except BaseException as error:
             return f"{rule}, {mode}: {type(error).__name__}"
     return ""
+
+
+def module_of(impl: Any) -> str:
+    """The module of an implementation, of a partial one that of its function."""
+    return getattr(impl, "func", impl).__module__
 
 
 def files_of_tests(path: str) -> list[str]:

@@ -116,7 +116,7 @@ class TestBuilder:
         m = td.mutate()
         m["a"] = torch.ones(3)
         for out in (m.finish(), td.set("a", torch.ones(3)), td.update({"a": torch.ones(3)})):
-            assert sorted(out.keys()) == ["a", "d"]
+            assert sorted(out.keys(True)) == ["a", "d"]
             assert out["a"].tolist() == [1, 1, 1]
 
     @pytest.mark.parametrize(("change", "error", "text"), [
