@@ -20,7 +20,7 @@ RECURRENT: dict[str, Callable[[], nn.Module]] = {
     "tanh": lambda: nn.RNN(SIZE, 4, 2, batch_first=True),
     "relu": lambda: nn.RNN(SIZE, 4, nonlinearity="relu", bidirectional=True, bias=False, batch_first=True),
     "lstm": lambda: nn.LSTM(SIZE, 4, 2, bidirectional=True, batch_first=True),
-    "lstm_projected": lambda: nn.LSTM(SIZE, 4, proj_size=3, bidirectional=True, batch_first=True),
+    "lstm_projected": lambda: nn.LSTM(SIZE, 5, proj_size=3, bidirectional=True, batch_first=True),
     "gru": lambda: nn.GRU(SIZE, 4, 2, dropout=0.5, bidirectional=True, batch_first=True).eval(),
 }
 
@@ -160,7 +160,7 @@ def test_recurrent_module_over_members():
 
 
 def test_recurrent_gradients_check():
-    module = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True).double()
+    module = nn.LSTM(2, 5, 2, bidirectional=True, batch_first=True).double()
     offsets = torch.tensor([0, 2, 2, 5])
 
     def run(values: Tensor) -> Any:
