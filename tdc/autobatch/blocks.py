@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch.ragged_example import RaggedExample
-from tdc.autobatch.values import Lane, flatten, is_tree, unflatten
-from tdc.compile._torch.lanes import map_lanes
-from tdc.ragged.storage import is_ragged
+from tdc.autobatch.source import OP
+from tdc.autobatch.values import Lane, flatten, is_lane, is_tree, unflatten
+from tdc.compile._torch.lanes import current_level, map_lanes
+from tdc.compile.upstream import traced
+from tdc.core.errors import UnsupportedError, message
+from tdc.ragged.nested import NestedTensor
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
@@ -21,44 +24,47 @@ def run(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
 
 
 def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
-    """`run` where no argument is a tree."""
-    if any([type(x) is Lane and is_ragged(x.data) for x in args]):
-        return run_ragged(fn, args, count)
-    lanes = [x for x in args if type(x) is Lane]
+    """`run` where no argument is a tree. Of a ragged batch a block sees one example, and what it returns of them is
+    ragged as well."""
+    lanes = [x for x in args if is_lane(x)]
     tensors = data_of(lanes, args)
     trees: list[Any] = []
 
     def inner(*given: Tensor) -> Sequence[Any]:
         parts = iter(given)
-        out = fn(*[next(parts) if type(x) is Lane else x for x in args])
+        out = fn(*[x if type(x) is not Lane else next(parts) if is_lane(x) else example(x) for x in args])
         if not any([is_tree(x) for x in out]):
             return out
         trees.append(flatten(out)[1])
         return flatten(out)[0]
 
-    found, mapped = map_lanes(inner, tensors, count)
-    leaves = [Lane(x) if m else x for x, m in zip(found, mapped, strict=True)]
+    found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
+    leaves = [
+        Lane(x) if m else Lane(x.data) if isinstance(x, RaggedExample) else x
+        for x, m in zip(found, mapped, strict=True)
+    ]
     return unflatten(leaves, trees[0]) if trees else leaves
 
 
-def run_ragged(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
-    """`run` where arguments are ragged batches: a block sees one example of each."""
-    wide: list[Any] = []
-    for x in args:
-        whole = type(x) is Lane and is_ragged(x.data)
-        wide += [x.data.values, Lane(x.data.offsets[:-1]), Lane(x.data.lengths)] if whole else [x]
+def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> Any:
+    """`map_lanes`, which says of numbers that are asked of tensors what to write.
 
-    def inner(*given: Any) -> list[Any]:
-        parts = iter(given)
-        own = [
-            RaggedExample(x, next(parts), next(parts), next(parts)) if type(x) is Lane and is_ragged(x.data)
-            else next(parts) for x in args
-        ]  # fmt: skip
-        leaves, spec = flatten(list(fn(*own)))
-        out: list[Any] = unflatten([x.lane if isinstance(x, RaggedExample) else x for x in leaves], spec)
-        return out
+    Raises:
+        UnsupportedError: a number is asked of a tensor that differs between examples: `torch.arange(x.size(0))`.
+    """
+    try:
+        return map_lanes(fn, tensors, count)
+    except RuntimeError as error:
+        if "calling .item()" not in str(error):
+            raise
+        expected, got = "tensors that stay tensors", "a number asked of one that differs between examples"
+        hint = "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros"
+        raise UnsupportedError(message(OP, expected, got, hint=hint)) from error
 
-    return run_leaves(inner, wide, count)
+
+def example(x: Lane) -> RaggedExample:
+    """One example of a ragged batch."""
+    return RaggedExample(x.data, current_level())
 
 
 def data_of(lanes: Sequence[Lane], args: Sequence[Any]) -> list[Tensor]:
@@ -67,6 +73,6 @@ def data_of(lanes: Sequence[Lane], args: Sequence[Any]) -> list[Tensor]:
     if not any([x.number for x in lanes]):
         return [x.data for x in lanes]
     tensors = [x.data if type(x) is Lane else x for x in args if not (type(x) is Lane and x.number)]
-    wide = any([isinstance(x, Tensor) and x.dtype == torch.float64 for x in tensors])
+    wide = any([isinstance(x, (Tensor, NestedTensor)) and x.dtype == torch.float64 for x in tensors])
     dtype = torch.float64 if wide else torch.get_default_dtype()
     return [x.data.to(dtype) if x.number and x.data.is_floating_point() else x.data for x in lanes]

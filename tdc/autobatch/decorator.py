@@ -286,24 +286,21 @@ def lane(leaf: Any, dim: int) -> Any:
     dim = normal_dim(dim, leaf.ndim, OP)
     if not is_ragged(leaf):
         return Lane(leaf.movedim(dim, 0))
-    return Lane(rows_in_front(leaf, dim))
+    return Lane(examples_in_front(leaf, dim))
 
 
-def rows_in_front(x: Any, dim: int) -> Any:
-    """A ragged batch, packed.
+def examples_in_front(x: Any, dim: int) -> Any:
+    """A ragged batch, packed, with its examples as dim 0.
 
     Raises:
-        ShapeError: another dim counts its examples, or the rows of an example are not its first dim.
+        ShapeError: another dim counts them.
     """
     packed = x.to_packed() if isinstance(x, MaskedBatch) else x
     batch_dim = packed.structure.batch_dim
     if dim != batch_dim:
         got, hint = f"dim {dim} of {describe(x)}", f"in_dims={batch_dim} for it"
         raise ShapeError(message(OP, "the dim of a ragged batch that counts its examples", got, hint=hint))
-    if dim != 0 or packed.ragged_dims != (1,):
-        expected, hint = "examples that are ragged in their first dim only", "x.transpose(1, 2) puts it first"
-        raise ShapeError(message(OP, expected, describe(x), hint=hint))
-    return packed
+    return packed if dim == 0 else packed.movedim(dim, 0)
 
 
 def count_of(values: dict[str, Any]) -> tuple[int, Any]:

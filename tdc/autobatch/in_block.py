@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-slice = slice  # pieces of source reach it here
+from tdc.autobatch.per_example.index import FULL, Span
+from tdc.autobatch.per_example.table import refuse
+from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
+from tdc.compile._torch.tracing import is_batched
+
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "is_", "is_not")},
     "in_": lambda a, b: a in b,
@@ -18,7 +23,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def truth(x: Any) -> Any:
-    """A tensor of one element as a 0-d bool; anything else as Python has it."""
+    """A tensor of one element as a 0-d bool; anything else as Python has it. A ragged example says so."""
     return x.reshape(()).bool() if isinstance(x, Tensor) else bool(x)
 
 
@@ -46,9 +51,10 @@ def or_(first: Any, *rest: Callable[[], Any]) -> Any:
     return first
 
 
-def joined(old: Tensor, new: Any, taken: Tensor) -> Tensor:
+def joined(old: Any, new: Any, taken: Tensor) -> Any:
     """`new` where it is taken."""
-    return torch.where(taken, new, old)
+    both = all([isinstance(x, RaggedExample) for x in (old, new)])
+    return picked_way(taken, new, old) if both else torch.where(taken, new, old)
 
 
 def not_(x: Any) -> Any:
@@ -60,25 +66,50 @@ def if_else(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
     if not isinstance(test, Tensor):
         return yes() if test else no()
     a, b = yes(), no()
-    return a if a is b else torch.where(truth(test), a, b)
+    return a if a is b else joined(b, a, truth(test))
 
 
 def chain(first: Any, *pairs: Any) -> Any:
     """`a < b <= c`, each operand evaluated once."""
     found: Any = True
     for name, later in zip(pairs[::2], pairs[1::2], strict=True):
-        if not isinstance(found, Tensor) and not found:
+        if not is_value(found) and not found:
             return found
         second = later()
         now = OPERATORS[name](first, second)
-        found = now if found is True else found & now if isinstance(found, Tensor) else now
+        found = now if found is True else found & now if is_value(found) else now
         first = second
     return found
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """`a @ b`. Dynamo has no `@` of two objects that are no tensors, and turns round that of one and a tensor (torch
+    2.13)."""
+    return torch.matmul(a, b) if is_value(a) and is_value(b) else a @ b
+
+
+def invert(x: Any) -> Any:
+    """`~x`, which Dynamo has of tensors and numbers only (torch 2.13)."""
+    return torch.bitwise_not(x) if is_value(x) else ~x
+
+
+def is_value(x: Any) -> bool:
+    """Whether an object is what an example has: a tensor, or a ragged one."""
+    return isinstance(x, (Tensor, RaggedExample))
 
 
 def turned(x: Any, name: str) -> Any:
     """`x.T` or `x.mT`. Dynamo takes the attribute for a tensor beside `x`, and no operator takes both (torch 2.13)."""
     return x.transpose(-2, -1) if isinstance(x, Tensor) and x.ndim == 2 else getattr(x, name)
+
+
+def slice(start: Any, stop: Any, step: Any) -> Any:
+    """A slice as an index; its ends may be numbers of each example."""
+    if not any([isinstance(i, Tensor) and is_batched(i) for i in (start, stop, step)]):
+        return builtins.slice(start, stop, step)
+    if step is not None:
+        refuse("a step in x[a:b:c] whose ends differ between examples", "x[a:b][::c]")
+    return Span(start, stop)
 
 
 def is_position(i: Any) -> bool:
@@ -88,14 +119,20 @@ def is_position(i: Any) -> bool:
 
 def get(x: Any, index: Any) -> Any:
     """`x[index]`, where 0-d tensors are positions as Python numbers are."""
-    entries = index if isinstance(index, tuple) else (index,)
+    entries = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
+    if isinstance(x, Tensor) and isinstance(entries[0], RaggedExample):
+        found = looked_up(x, entries[0])
+        return found[(FULL, *entries[1:])] if entries[1:] else found
+    if isinstance(x, Tensor) and isinstance(entries[0], Span):
+        found = first_rows(x, entries[0])
+        return found[(FULL, *entries[1:])] if entries[1:] else found
     if not isinstance(x, Tensor) or not any([is_position(i) for i in entries]):
         return x[index]
     rest: list[Any] = []
     dim = 0
     for i in after_ellipsis(entries, x.ndim):
         if is_position(i):
-            x = x[(*[slice(None)] * dim, i.reshape(1))]
+            x = x[(*[FULL] * dim, i.reshape(1))]
         rest.append(0 if is_position(i) else i)
         dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
     return x[tuple(rest)]
@@ -107,7 +144,7 @@ def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:
     at = next((k for k, i in enumerate(entries) if i is Ellipsis), None)
     if at is None:
         return list(entries)
-    return [*entries[:at], *[slice(None)] * (ndim - used), *entries[at + 1 :]]
+    return [*entries[:at], *[FULL] * (ndim - used), *entries[at + 1 :]]
 
 
 def put(x: Any, index: Any, value: Any) -> Any:
@@ -118,6 +155,8 @@ def put(x: Any, index: Any, value: Any) -> Any:
         out: list[Any] = list(x)
         out[index] = value
         return out
+    if isinstance(x, RaggedExample):
+        return put_rows(x, index, value)
     if not isinstance(x, Tensor):
         x[index] = value  # what cannot be set says so itself
         return x

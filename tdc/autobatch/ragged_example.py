@@ -1,90 +1,280 @@
-"""One example of a ragged batch, as a block sees it: its rows, one at a time, and how many there are."""
+"""One example of a ragged batch, as a block sees it: its rows, its sizes, and all that is computed with it as a whole.
+
+A block runs under one level of vmap, where a dense value that differs between examples is a tensor of one. A ragged
+value is no tensor there: a `RaggedExample` keeps the batch whole. An operation on it leaves the level, runs once for
+the batch, as the table in `per_example` says, and its results enter the level again.
+
+Invariants: an operation that the table lacks is refused in words; so is one under another transform than the block's.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from tdc.autobatch.source import OP
-from tdc.core.errors import UnsupportedError, message
+from tdc.autobatch.per_example import index, table
+from tdc.autobatch.values import Lane
+from tdc.compile._torch.lanes import current_level, mapped, outside, physical
+from tdc.compile._torch.tracing import is_batched
+from tdc.core.arguments import normal_dim
+from tdc.core.rules import OPERATORS, REFLECTED, SWAPPED, UNARY_OPERATORS
+from tdc.core.typing import Op
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import map_results, ragged_sizes
 
 
 class RaggedExample:
-    """An example whose first dim is ragged.
+    """An example of a batch, any dims of which may be ragged.
 
     Attributes:
-        lane: the batch that it is an example of.
-        values: the rows of all examples.
-        begin: where its own begin.
-        length: how many it has, a 0-d tensor.
+        data: the batch, its examples in front.
+        level: that of the block.
     """
 
-    def __init__(self, lane: Any, values: Tensor, begin: Tensor, length: Tensor) -> None:
-        self.lane = lane
-        self.values = values
-        self.begin = begin
-        self.length = length
+    is_nested = is_sparse = is_quantized = False
+
+    def __init__(self, data: NestedTensor, level: int) -> None:
+        self.data = data
+        self.level = level
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.values.dtype
+        return self.data.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.values.device
+        return self.data.values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.data.values.requires_grad
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.data.values.is_cuda
 
     @property
     def ndim(self) -> int:
-        return self.values.ndim
+        return self.data.ndim - 1
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return (self.length, *self.values.shape[1:])
+        return tuple([self.size(d) for d in range(self.ndim)])
+
+    @property
+    def T(self) -> Any:
+        return torch.t(self)  # type: ignore[call-overload]  # what has no more than two dims
+
+    @property
+    def mT(self) -> Any:
+        return torch.transpose(self, -2, -1)  # type: ignore[call-overload]  # an example
 
     def dim(self) -> int:
-        return self.values.ndim
+        return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        """The sizes; that of a ragged dim is a 0-d tensor."""
+        if dim is None:
+            return self.shape
+        x, d = self.data, normal_dim(dim, self.ndim, "size") + 1
+        if d not in x.ragged_dims:
+            return x.shape[d]
+        return mapped(ragged_sizes(x)[:, x.ragged_dims.index(d)], self.level)
 
-    def new_zeros(self, *size: Any, **options: Any) -> Tensor:
-        return self.values.new_zeros(*size, **options)
+    def is_floating_point(self) -> bool:
+        return self.data.dtype.is_floating_point
 
-    def new_ones(self, *size: Any, **options: Any) -> Tensor:
-        return self.values.new_ones(*size, **options)
+    def is_complex(self) -> bool:
+        return self.data.dtype.is_complex
 
-    def new_full(self, *size: Any, **options: Any) -> Tensor:
-        return self.values.new_full(*size, **options)
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:
+        return self.data.values.new_tensor(data, **options)
 
-    def __getitem__(self, index: Any) -> Tensor:
-        """The row at a position, a number or a 0-d tensor; more indices are of the row."""
-        first, *rest = index if isinstance(index, tuple) else (index,)
-        if not (isinstance(first, int) or (isinstance(first, Tensor) and first.ndim == 0)) or isinstance(first, bool):
-            raise self.refusal("x[...] with something else than a position")
-        at = torch.as_tensor(first, device=self.values.device)
-        own = torch.where(at < 0, at + self.length, at)
-        beyond = self.values.shape[0]  # where there is no row: torch says so
-        row = torch.where((own >= 0) & (own < self.length), self.begin + own, beyond)
-        found = self.values[row.reshape(1)].squeeze(0)
-        return found[tuple(rest)] if rest else found
+    def new_zeros(self, *size: Any, **options: Any) -> Any:
+        return self.new("new_zeros", size, options)
+
+    def new_ones(self, *size: Any, **options: Any) -> Any:
+        return self.new("new_ones", size, options)
+
+    def new_empty(self, *size: Any, **options: Any) -> Any:
+        return self.new("new_empty", size, options)
+
+    def new_full(self, size: Any, fill_value: Any, **options: Any) -> Any:
+        return self.new("new_full", (size, fill_value), options)
+
+    def new(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A tensor that all share, or one as ragged as this where a size is that of a ragged dim."""
+        sizes = args[0] if args and isinstance(args[0], (tuple, list)) else args
+        if any([isinstance(n, Tensor) and is_batched(n) for n in sizes]):
+            return run(table.row_of(getattr(torch.Tensor, name)), (self, *args), options)
+        return getattr(self.data.values, name)(*args, **options)
+
+    def unbind(self, dim: int = 0) -> Any:
+        return torch.unbind(self, dim)  # type: ignore[call-overload]  # an example
+
+    def __getitem__(self, entries: Any) -> Any:
+        return indexed(self, entries)
 
     def __len__(self) -> int:
-        raise self.refusal("len(x), which differs between examples: x.size(0)")
+        table.refuse("len(x), which differs between examples: x.size(0)")
+
+    def __iter__(self) -> Any:
+        table.refuse("an iteration inside of an expression", "for row in x: ... as a statement")
+
+    def __contains__(self, item: Any) -> bool:
+        table.refuse("`in` of a ragged example", "(x == item).any()")
+
+    def __bool__(self) -> bool:
+        table.refuse("the truth of a ragged example", "x.any() or x.all()", "a condition of one element")
+
+    def __float__(self) -> float:
+        table.refuse("float(x) of a ragged example", "x.float()")
 
     def __getattr__(self, name: str) -> Any:
-        raise self.refusal(f"x.{name}")
+        table.refuse(f"x.{name}")
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise refusal(f"torch.{getattr(func, '__name__', func)}")
-
-    def refusal(self, got: str) -> UnsupportedError:
-        return refusal(got)
+        return run(table.row_of(func), args, kwargs or {})
 
 
-def refusal(got: str) -> UnsupportedError:
-    """What to do instead of computing with all rows at once."""
-    hint = "walk along it with for, or compute with the whole batch outside of the function"
-    return UnsupportedError(message(OP, "a row of a ragged example, its size or its dtype", got, hint=hint))
+def example_in(x: Any) -> RaggedExample | None:
+    """The first example among arguments, of lists of them as well."""
+    for a in x:
+        if isinstance(a, RaggedExample):
+            return a
+        found = example_in(a) if isinstance(a, (tuple, list)) else None
+        if found is not None:
+            return found
+    return None
+
+
+def run(row: str, args: Any, kwargs: Any) -> Any:
+    """What a row of the table gives, for the whole batch.
+
+    Raises:
+        UnsupportedError: another transform than that of the block is in effect.
+    """
+    first = example_in((*args, *kwargs.values()))
+    level = current_level()
+    if first is None or first.level != level:
+        refuse_level()
+    given = [whole(a, level) for a in args]
+    named = {name: whole(a, level) for name, a in kwargs.items()}
+    with outside():
+        found = table.call(row, given, named)
+    return examples(found, level)
+
+
+def refuse_level() -> NoReturn:
+    """
+    Raises:
+        UnsupportedError: always.
+    """
+    hint = "transform the function of batch from outside"
+    table.refuse("a ragged example in a transform of torch.func", hint, "no transform between a block and its examples")
+
+
+def whole(x: Any, level: int) -> Any:
+    """An operand of one example as that of the batch."""
+    if isinstance(x, RaggedExample):
+        return x.data
+    if isinstance(x, Tensor):
+        return Lane(physical(x, level)) if is_batched(x) else x
+    if isinstance(x, (tuple, list)) and any([isinstance(a, (RaggedExample, Tensor)) for a in x]):
+        return [whole(a, level) for a in x]
+    return x
+
+
+def examples(x: Any, level: int) -> Any:
+    """A result of the batch as that of one example."""
+    if isinstance(x, NestedTensor):
+        return RaggedExample(x if x.structure.batch_dim == 0 else x.movedim(x.structure.batch_dim, 0), level)
+    if isinstance(x, Tensor):
+        return mapped(x, level)
+    if type(x) is Lane:
+        return mapped(x.data, level)
+    return map_results(x, lambda part: examples(part, level)) if isinstance(x, (tuple, list)) else x
+
+
+def indexed(x: RaggedExample, entries: Any) -> Any:
+    """`x[entries]`."""
+    level = current_level()
+    if level != x.level:
+        refuse_level()
+    several = isinstance(entries, tuple) and not isinstance(entries, index.Span)
+    parts = [index_entry(e, level) for e in (entries if several else (entries,))]
+    return computed(index.picked, x.data, parts)
+
+
+def index_entry(entry: Any, level: int) -> Any:
+    """An entry of an index as that of the batch."""
+    if isinstance(entry, index.Span):
+        return index.Span(*[whole(e, level) for e in entry])
+    return whole(entry, level)
+
+
+def looked_up(table_: Tensor, x: RaggedExample) -> Any:
+    """`table[x]` of a dense tensor."""
+    return computed(index.looked_up, whole(table_, x.level), x.data)
+
+
+def first_rows(x: Tensor, span: index.Span) -> Any:
+    """`x[start:stop]` of a dense tensor, with an end that each example has: as many rows as it says."""
+    level = current_level()
+    return computed(index.first_rows, whole(x, level), index_entry(span, level))
+
+
+def picked_way(taken: Any, yes: RaggedExample, no: RaggedExample) -> Any:
+    """`yes if taken else no` of whole examples, which may have different lengths."""
+    return computed(index.picked_way, whole(taken, yes.level), yes.data, no.data)
+
+
+def put_rows(x: RaggedExample, entries: Any, value: Any) -> Any:
+    """What `x` is after `x[entries] = value`."""
+    return computed(index.put_rows, x.data, index_entry(entries, x.level), whole(value, x.level))
+
+
+def computed(fn: Op, *args: Any) -> Any:
+    """What a function of the whole batch gives, as that of one example."""
+    level = current_level()
+    with outside():
+        found = fn(*args)
+    return examples(found, level)
+
+
+def as_method(op: Any, name: str) -> Op:
+    """A method that runs the row of an operation."""
+
+    def method(self: RaggedExample, *args: Any, **kwargs: Any) -> Any:
+        return run(table.row_of(op), (self, *args), kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+def as_operator(op: Any, name: str, turned: bool = False) -> Op:
+    """An operator that runs the row of an operation; `turned` has the operands the other way round."""
+
+    def method(self: RaggedExample, other: Any) -> Any:
+        if not isinstance(other, (RaggedExample, Tensor, int, float, complex)):
+            return NotImplemented
+        return run(table.row_of(op), (other, self) if turned else (self, other), {})
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+for _name, _op in OPERATORS.items():
+    setattr(RaggedExample, f"__{_name}__", as_operator(_op, f"__{_name}__"))
+for _name, _op in UNARY_OPERATORS.items():
+    setattr(RaggedExample, f"__{_name}__", as_method(_op, f"__{_name}__"))
+for _name in REFLECTED:
+    setattr(RaggedExample, f"__r{_name}__", as_operator(OPERATORS[_name], f"__r{_name}__", _name in SWAPPED))
+for _name in dir(torch.Tensor):
+    _method = getattr(torch.Tensor, _name)
+    _own = not _name.startswith("_") and not hasattr(RaggedExample, _name) and callable(_method)
+    if _own and table.NESTED.get(_method) in table.TABLE:
+        setattr(RaggedExample, _name, as_method(torch.matmul if _name == "matmul" else _method, _name))

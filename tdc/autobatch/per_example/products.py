@@ -1,0 +1,288 @@
+"""Rows of products: `matmul` and its kin, `linear`, `einsum`, and attention.
+
+    example    q (T, D) @ k.transpose(0, 1) (D, S)     (T, S)
+    batch      q (B, -1, D) @ k (B, D, -1)             (B, -1, -1)
+
+A vector becomes a matrix with one row or column and back. Dims in front of the matrices broadcast. In attention an
+operand may be dense beside ragged ones: it is a batch of rows of one length.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.autobatch.per_example.operands import together
+from tdc.autobatch.per_example.table import (
+    of_rank,
+    only_shared,
+    put,
+    rank,
+    refuse,
+    with_batch,
+)
+from tdc.autobatch.values import Lane
+from tdc.core.dynamo import trace_as
+from tdc.core.errors import ShapeError, describe, message
+from tdc.core.rules import name_of
+from tdc.core.typing import Op
+from tdc.ops.join import as_rows
+from tdc.ragged.nested import NestedTensor
+
+
+def matmul(input: Any, other: Any) -> Any:
+    """`input @ other`."""
+    first, second = rank(input) == 1, rank(other) == 1
+    if not (rank(input) and rank(other)):
+        got = "a number"
+        raise ShapeError(message("matmul", "matrices or vectors", got, hint="x * y for a number"))
+    a, b = [as_matrix(x, n, at) for x, n, at in ((input, first, 0), (other, second, 1))]
+    dims = max(rank(a), rank(b))
+    a, b = [x if isinstance(x, Tensor) else of_rank(x, dims) for x in (a, b)]
+    out = torch.matmul(a, b)
+    if second:
+        out = out.squeeze(-1)
+    return out.squeeze(out.ndim - 1 - (not second)) if first else out
+
+
+def by_operator(a: Any, b: Any) -> Any:
+    """`a @ b` that Python asked a tensor for."""
+    return matmul(a, b)
+
+
+def by_operator_traced(a: Any, b: Any) -> Any:
+    """What Dynamo traces for it: of a tensor and an object that is none it may turn them round (torch 2.13), so they
+    must fit in one order only."""
+    if not meets(b, a):
+        return matmul(a, b)
+    if meets(a, b):
+        refuse("operands of @ that fit in both orders, in a graph", "torch.matmul(x, y)")
+    return matmul(b, a)
+
+
+def meets(a: Any, b: Any) -> bool:
+    """Whether the dims that `a @ b` sums over are both ragged, or of one size."""
+    last, first = [inner_size(x, d) for x, d in ((a, rank(a) - 1), (b, max(rank(b) - 2, 0)))]
+    return bool(last == first)
+
+
+def inner_size(x: Any, d: int) -> Any:
+    """The size of a dim of one example, -1 of a ragged one."""
+    return x.data.shape[d + 1] if type(x) is Lane else x.shape[d + isinstance(x, NestedTensor)]
+
+
+trace_as(by_operator, by_operator_traced)
+
+
+def as_matrix(x: Any, vector: bool, at: int) -> Any:
+    """A vector as a matrix of one row (`at` 0) or one column; a matrix as it is."""
+    if not vector:
+        return x
+    if type(x) is Lane:
+        return Lane(x.data.unsqueeze(1 + at))
+    return x.unsqueeze(at + isinstance(x, NestedTensor))
+
+
+def of_ranks(op: Any, *ranks: int) -> Op:
+    """`matmul` for operands of fixed ranks."""
+
+    def run(a: Any, b: Any) -> Any:
+        if (rank(a), rank(b)) != ranks:
+            got = f"{rank(a)} and {rank(b)}"
+            expected = " and ".join([f"{n}" for n in ranks])
+            raise ShapeError(message(op, f"operands of {expected} dims", got, hint="torch.matmul takes others"))
+        return matmul(a, b)
+
+    return run
+
+
+def outer(input: Any, vec2: Any) -> Any:
+    """A column times a row."""
+    if (rank(input), rank(vec2)) != (1, 1):
+        got = f"{rank(input)} and {rank(vec2)} dims"
+        raise ShapeError(message("outer", "two vectors", got, hint="x.unsqueeze(1) * y"))
+    return torch.mul(*together(torch.outer, [as_matrix(input, True, 1), as_matrix(vec2, True, 0)]))
+
+
+def vdot(input: Any, other: Any) -> Any:
+    return of_ranks("vdot", 1, 1)(Lane(input.data.conj()) if type(input) is Lane else input.conj(), other)
+
+
+def example(x: Any) -> Any:
+    """A result of a row as an operand of another."""
+    return Lane(x) if isinstance(x, Tensor) else x
+
+
+def plus(op: Any, product: Op) -> Op:
+    """A row for `beta * input + alpha * product(a, b)`."""
+
+    def run(input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        found = product(a, b)
+        dtype = found.dtype
+        exact = not dtype.is_floating_point and not dtype.is_complex
+        if exact and not (beta == alpha == 1 or (isinstance(beta, int) and isinstance(alpha, int))):
+            refuse(f"torch.{name_of(op)} of whole numbers with factors that are none", "beta and alpha as ints")
+        if dtype == torch.bool and not beta == alpha == 1:
+            refuse(f"torch.{name_of(op)} of bools with factors", "beta=1 and alpha=1")
+        found = found if alpha == 1 else found * alpha
+        if beta == 0:
+            return found
+        x, y = together(op, [input, example(found)])
+        return torch.add(x if beta == 1 else x * beta, y)
+
+    return run
+
+
+def summed(op: Any) -> Any:
+    """The sum of products of matrices."""
+
+    def run(a: Any, b: Any) -> Any:
+        return of_ranks(op, 3, 3)(a, b).sum(1)
+
+    return run
+
+
+run_linear: Any = F.linear  # the stubs know tensors only
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    x: Any = input
+    if isinstance(x, NestedTensor) and all([w is None or isinstance(w, Tensor) for w in (weight, bias)]):
+        return run_linear(x, weight, bias)
+    if type(weight) is Lane:
+        turned: Any = Lane(weight.data.transpose(-2, -1)) if rank(weight) > 1 else weight
+    else:
+        turned = weight.transpose(-2, -1) if rank(weight) > 1 else weight
+    found = matmul(input, turned)
+    if bias is None:
+        return found
+    x, y = together(F.linear, [example(found), bias])
+    return torch.add(x, y)
+
+
+def multi_dot(tensors: Sequence[Any]) -> Any:
+    return reduce(lambda a, b: matmul(example(a), b), tensors)
+
+
+def chain(*matrices: Any) -> Any:
+    return multi_dot(matrices)
+
+
+def einsum(equation: Any, *operands: Any) -> Any:
+    """A letter for the batch in front of each operand that has one, and of the result."""
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    if not isinstance(equation, str):
+        refuse("torch.einsum with lists of dims", 'torch.einsum("td,de->te", x, w)')
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    if not arrow:
+        letters = terms.replace(",", "").replace(".", "")
+        out = "..." * ("..." in terms) + "".join(sorted([c for c in set(letters) if letters.count(c) == 1]))
+    batch = next(c for c in string.ascii_letters if c not in equation)
+    named = [t if isinstance(x, Tensor) else batch + t for t, x in zip(terms.split(","), given, strict=True)]
+    whole = [x.data if type(x) is Lane else x for x in given]
+    return torch.einsum(f"{','.join(named)}->{batch}{out}", *whole)
+
+
+# -- attention
+
+
+def rows_of(x: Any, like: NestedTensor, at: int, op: Any) -> Any:
+    """An operand of attention as rows, (B, ..., -1, E); a dense one has as many in each example."""
+    if isinstance(x, NestedTensor):
+        return x
+    dense = with_batch(x, like.structure.batch_size)
+    if dense.ndim != like.ndim:
+        got = f"{describe(dense)} beside {describe(like)}"
+        raise ShapeError(message(op, "operands with as many dims as each other", got, hint="x.unsqueeze(0)"))
+    pattern = like if like.ragged_dims == (at,) else None
+    if pattern is None:
+        refuse(f"torch.{name_of(op)} of rows that are not ragged at dim {at - 1}", "x.transpose(0, 1)")
+    return as_rows(dense, pattern)
+
+
+def attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Examples (T, E) or (H, T, E)."""
+    op = F.scaled_dot_product_attention
+    parts = [query, key, value]
+    n = rank(next(x for x in parts if isinstance(x, NestedTensor)))
+    if any([rank(x) != n for x in parts]) or n not in (2, 3):
+        got = " and ".join([f"{rank(x)}" for x in parts])
+        raise ShapeError(message(op, "operands of (T, E) or (H, T, E)", f"{got} dims", hint="x.transpose(0, 1)"))
+    whole = [x.unsqueeze(1) if isinstance(x, NestedTensor) else x for x in parts] if n == 2 else parts
+    if n == 2:
+        whole = [Lane(x.data.unsqueeze(1)) if type(x) is Lane else x for x in whole]
+        whole = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in whole]
+    like = next(x for x in whole if isinstance(x, NestedTensor))
+    q, k, v = [rows_of(x, like, 2, op) for x in whole]
+    mask = attention_mask(attn_mask, op)
+    out = op(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if not isinstance(query, NestedTensor):
+        out = dense_rows(out, whole[0])
+    return out.squeeze(1) if n == 2 else out
+
+
+def dense_rows(out: Any, like: Any) -> Tensor:
+    """Rows of one length, (B, H, -1, E), as a tensor (B, H, T, E)."""
+    length = (like.data if type(like) is Lane else like).shape[-2]
+    return out.values.unflatten(out.structure.packed_dim, (-1, length)).movedim(out.structure.packed_dim, 0)
+
+
+def attention_mask(mask: Any, op: Any) -> Any:
+    """A mask (T, S) or (H, T, S) of each example, ragged in both dims.
+
+    Raises:
+        UnsupportedError: a dense one, which fits some examples only.
+    """
+    if mask is None:
+        return None
+    if not isinstance(mask, NestedTensor):
+        refuse(f"a dense mask in torch.{name_of(op)}", "is_causal=True, or a mask made of ragged positions")
+    return mask.unsqueeze(1) if mask.ndim == 3 else mask
+
+
+def multi_head(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Examples (T, E); torch's layers say (T, B, E) of a batch."""
+    op = F.multi_head_attention_forward
+    if any([rank(x) != 2 for x in (query, key, value)]):
+        refuse(f"torch.{name_of(op)} of a batch", "call it for one example: (T, E)")
+    like = next(x for x in (query, key, value) if isinstance(x, NestedTensor))
+    names = ("key_padding_mask", "static_k", "static_v")
+    only_shared(op, *args, *[a for name, a in kwargs.items() if name != "attn_mask"])
+    if any([kwargs.get(name) is not None for name in names]):
+        refuse(f"key_padding_mask in torch.{name_of(op)}", "leave it out: lengths are known")
+    mask = kwargs.get("attn_mask")
+    if mask is not None and not kwargs.get("is_causal"):
+        kwargs["attn_mask"] = attention_mask(mask, op)
+    q, k, v = [rows_of(x, like, 1, op) for x in (query, key, value)]
+    same = key is value
+    found: Any = op(q, k, k if same else v, *args, **kwargs)
+    out, weights = found
+    if not isinstance(query, NestedTensor):
+        length = (query.data if type(query) is Lane else query).shape[-2]
+        out = out.values.unflatten(0, (-1, length))
+        weights = None if weights is None else refuse("weights of dense queries", "need_weights=False")
+    return out, weights
+
+
+OWN: dict[Any, Op] = {
+    torch.matmul: matmul, torch.Tensor.__matmul__: by_operator, torch.mm: of_ranks("mm", 2, 2),
+    torch.mv: of_ranks("mv", 2, 1),
+    torch.dot: of_ranks("dot", 1, 1), torch.bmm: of_ranks("bmm", 3, 3), torch.outer: outer, F.linear: linear,
+    torch.addmm: plus(torch.addmm, of_ranks("addmm", 2, 2)), torch.addmv: plus(torch.addmv, of_ranks("addmv", 2, 1)),
+    torch.addr: plus(torch.addr, outer), torch.baddbmm: plus(torch.baddbmm, of_ranks("baddbmm", 3, 3)),
+    torch.addbmm: plus(torch.addbmm, summed("addbmm")), torch.linalg.multi_dot: multi_dot, torch.chain_matmul: chain,
+    torch.vdot: vdot, torch.einsum: einsum, F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: multi_head,
+}  # fmt: skip
+
+for _op, _row in OWN.items():
+    put(_op, _row)
