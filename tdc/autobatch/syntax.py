@@ -111,7 +111,8 @@ class InBlock(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
-        return located(call_helper("not_", [node.operand]), node) if isinstance(node.op, ast.Not) else node
+        name = {ast.Not: "not_", ast.Invert: "invert"}.get(type(node.op))
+        return node if name is None else located(call_helper(name, [node.operand]), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         self.generic_visit(node)
@@ -125,6 +126,12 @@ class InBlock(ast.NodeTransformer):
         for op, value in zip(node.ops, node.comparators, strict=True):
             pairs += [ast.Constant(COMPARE[type(op)]), later(value)]
         return located(call_helper("chain", [node.left, *pairs]), node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.MatMult):
+            return node
+        return located(call_helper("matmul", [node.left, node.right]), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
