@@ -358,8 +358,8 @@ def batch(fn: Any = None, *, max_iters: int | None = None, lower: str = "auto", 
         max_iters: how many rounds a `while` has at most where it is unrolled. A compiled training step (`lower="auto"`,
             gradients on) unrolls loops of at most 32.
         lower: how a graph holds loops: "auto" (`scan`, `while_loop`, or unrolled as `max_iters` says), "while" (always
-            `while_loop`) or "unroll" (always unrolled; a `while` then needs `max_iters`). Functions that it calls follow
-            it where they say nothing themselves. Eager code does not use it.
+            `while_loop`) or "unroll" (always unrolled; a `while` then needs `max_iters`). Functions that it calls do
+            the same where they say nothing themselves. Eager code does not use it.
         source: the text of the function, where Python cannot read it: in `exec` and in a bare interpreter.
 
     Returns:

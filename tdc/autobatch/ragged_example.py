@@ -65,11 +65,11 @@ class RaggedExample:
 
     @property
     def T(self) -> Any:
-        return torch.t(self)  # type: ignore[call-overload]  # what has no more than two dims
+        return torch.t(self)  # type: ignore[arg-type]  # what has no more than two dims
 
     @property
     def mT(self) -> Any:
-        return torch.transpose(self, -2, -1)  # type: ignore[call-overload]  # an example
+        return torch.transpose(self, -2, -1)  # type: ignore[arg-type]  # an example
 
     def dim(self) -> int:
         return self.ndim
@@ -112,7 +112,7 @@ class RaggedExample:
         return getattr(self.data.values, name)(*args, **options)
 
     def unbind(self, dim: int = 0) -> Any:
-        return torch.unbind(self, dim)  # type: ignore[call-overload]  # an example
+        return torch.unbind(self, dim)  # type: ignore[arg-type]  # an example
 
     def __getitem__(self, entries: Any) -> Any:
         return indexed(self, entries)

@@ -33,7 +33,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from opinfo import compare
 from opinfo.calls import method
-from opinfo.mapping import PARAMETERS, VECTORS, Form, NotMapped, cropped, lengths_of, names_of, parameters
+from opinfo.mapping import (
+    PARAMETERS,
+    VECTORS,
+    Form,
+    NotMapped,
+    cropped,
+    lengths_of,
+    names_of,
+    parameters,
+    refuse_unwritten,
+)
 from opinfo.sweep import RANDOM, UNMAPPED, draws, first_line, leaves_of, named
 
 import tdc
@@ -138,6 +148,7 @@ def outcome(op: Any, column: list[Any], form: Form, mode: str = "eager") -> tupl
     """What becomes of one sample in one form, and the text."""
     leaves = leaves_of(column) if op.supports_autograd else []
     try:
+        refuse_unwritten(column[0])
         sample = Sample(op, column, form)
         want = [op.op(*args, **kwargs) for args, kwargs in sample.examples]
     except NotMapped as reason:

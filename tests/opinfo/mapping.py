@@ -302,15 +302,23 @@ def in_each_example(indices: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     return (torch.arange(count).unsqueeze(1), *indices)
 
 
+def refuse_unwritten(sample: Any) -> None:
+    """
+    Raises:
+        NotMapped: torch's own result reads memory that nothing was written to.
+    """
+    if "circular" in (*sample.args, *sample.kwargs.values()) and min(sample.args[0]) < 0:
+        raise NotMapped("torch reads memory that nothing was written to")
+
+
 def refuse_meanings(op: Any, sample: Any) -> None:
     """Leave out samples that mean another thing of a batch than of its examples.
 
     Raises:
         NotMapped: it does, or torch's own result is no measure.
     """
+    refuse_unwritten(sample)
     given = (*sample.args, *sample.kwargs.values())
-    if "circular" in given and min(sample.args[0]) < 0:
-        raise NotMapped("torch reads memory that nothing was written to")
     if op.name == "nn.functional.one_hot" and given in ((), (-1,)):
         raise NotMapped("counts the classes of all examples")
     if op.name == "tile" and len(given[0]) > sample.input.ndim:
