@@ -203,7 +203,8 @@ class Writer:
             self.line(f"a{k}, b{k} = split({mask}, t{k})")
         else:
             values = ", ".join([self.value(v, mask) for v in node.walk.values()])
-            self.line(f"w{k}, h{k}, c{k} = begun({'inside' if outer else 'None'}, {node.walk.form}, [{values}], n)")
+            given = f"{'inside' if outer else 'None'}, {node.walk.form}, [{values}], n, {self.changing(node)!r}"
+            self.line(f"w{k}, h{k}, c{k} = begun({given})")
         if outer:
             self.resume(node, k, mask, (k, *inner))
         names, self.around = dict(self.names), [*outer, node]
@@ -255,8 +256,16 @@ class Writer:
         self.line(f"a{k}, {variables(names)} = resume(")
         self.line(f"{INDENT}inside, {loops!r}, {mask}, {entering}, {tuple(names)!r}, {variables(names)})")
         if isinstance(node, For):
+            kept = {i: f"v_{VALUES}{k}[{j}]" for j, i in enumerate(self.changing(node))}
+            given = [kept.get(i, repr(value.name)) for i, value in enumerate(node.walk.values())]
+            again = f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k})"
             self.line(f"if v_{ROUNDS}{k} is not None:")
-            self.line(f"{INDENT}w{k} = ahead{k} or walk({node.walk.form}, [*v_{VALUES}{k}])")
+            self.line(f"{INDENT}w{k} = ahead{k} or {again}")
+
+    def changing(self, node: For) -> tuple[int, ...]:
+        """Which values of an inner walk are not names of values that no round of the outermost loop changes."""
+        fixed = self.kept(self.around[0])[1] if self.around else []
+        return tuple([i for i, value in enumerate(node.walk.values()) if value.name not in fixed])
 
     def hidden(self, node: While | For) -> list[str]:
         """Names for what a walk keeps for those who wait in its loop, of a loop and those inside."""

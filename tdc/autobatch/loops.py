@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch.lists import behind_loop
-from tdc.autobatch.lowered import UNDEFINED, Mask, Packing, chosen, either, split, union, where
+from tdc.autobatch.lowered import UNDEFINED, Mask, Packing, chosen, either, enter, split, union, where
 from tdc.autobatch.rounds import Round, State, apart, as_mask, fitted, followed, kept, stable
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import RESULT, Lane
@@ -241,12 +241,20 @@ def ahead(form: Form, values: list[Any]) -> Steps | None:
     return walk(form, apart(values)) if values and all(rows) else None
 
 
-def begun(inside: Inside | None, form: Form, values: list[Any], n: int) -> tuple[Steps, Any, Any]:
-    """The steps of an inner loop, and what is kept of them where examples may wait in it: values and rounds."""
+def begun(
+    inside: Inside | None, form: Form, values: list[Any], n: int, changing: tuple[int, ...]
+) -> tuple[Steps, Any, Any]:
+    """The steps of a loop, and what is kept of them where examples may wait in it: changing values, and rounds."""
     steps = walk(form, apart(values) if inside is None else [*values])
     if inside is None or steps.items is not None:
         return steps, None, None
-    return steps, values, Lane(torch.zeros(n, dtype=torch.long, device=steps.device))
+    return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=steps.device))
+
+
+def begun_again(inside: Inside, form: Form, values: list[Any], way: Mask) -> Steps:
+    """The steps of those who are in an inner loop: of its values, or their names where no round changes them."""
+    given = [inside.values[x] if type(x) is str else enter(way, None, x) for x in values]
+    return walk(form, given)
 
 
 def along(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tdc.autobatch import flow, in_block, lists, loops, lowered, rounds, walks
+from tdc.autobatch import flow, in_block, lists, loops, lowered, rounds
 from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import Pieces, write
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
@@ -138,9 +138,9 @@ def names_of(node: Node) -> list[str]:
 
 
 CALLED = (
-    lowered.read, lowered.block, lowered.guarded, lowered.decide, lowered.split, lowered.either, lowered.union,
-    lowered.enter, lowered.meet, lowered.count, lowered.check, lowered.finished, rounds.finish, loops.repeat,
-    loops.along, loops.along_inner, loops.begun, loops.ahead, loops.resume, loops.waiting_in, loops.Loop, walks.walk,
-    lists.appended,
+    lists.appended, loops.Loop, loops.ahead, loops.along, loops.along_inner, loops.begun, loops.begun_again,
+    loops.repeat, loops.resume, loops.waiting_in, lowered.block, lowered.check, lowered.count, lowered.decide,
+    lowered.either, lowered.enter, lowered.finished, lowered.guarded, lowered.meet, lowered.read, lowered.split,
+    lowered.union, rounds.finish,
 )  # fmt: skip
 RUNTIME: dict[str, Any] = {"UNDEFINED": lowered.UNDEFINED, **{fn.__name__: fn for fn in CALLED}}

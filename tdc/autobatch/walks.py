@@ -120,9 +120,9 @@ class RaggedRows(Steps):
             got, hint = describe(x), "a batch whose first dim of each example is the ragged one"
             raise ShapeError(message(OP, "rows to walk along", got, hint=hint))
         self.x, self.backwards = x, backwards
-        self.lengths, self.begins = x.lengths.long(), x.offsets[:-1].long()
+        self.lengths, self.begins = x.lengths.long(), x.offsets[:-1].clone().long()
         self.device = x.values.device
-        self.values: Any = None
+        self.values = with_row(x.values) if traced() else None
         self.split: Any = None
         self.most = longest(x.structure)[0]
 
@@ -133,8 +133,8 @@ class RaggedRows(Steps):
         return Lane(self.rows(self.positions(k)))
 
     def rows(self, where: Tensor) -> Tensor:
-        if self.values is None:  # with a row for those who have none
-            self.values = torch.cat([self.x.values, self.x.values.new_zeros((1, *self.x.values.shape[1:]))])
+        if self.values is None:
+            self.values = with_row(self.x.values)
         return self.values.index_select(0, where)
 
     def positions(self, k: Any) -> Tensor:
@@ -159,6 +159,11 @@ class RaggedRows(Steps):
         if at is None or (len(at) == len(who) and torch.equal(at, who)):
             return Lane(rows)
         return Lane(rows.index_select(0, torch.searchsorted(who, at)))
+
+
+def with_row(values: Tensor) -> Tensor:
+    """Rows, and one more for those who have none."""
+    return torch.cat([values, values.new_zeros((1, *values.shape[1:]))])
 
 
 def at_least_one(n: Any) -> Any:
