@@ -14,7 +14,7 @@ from tdc.autobatch.tree import TEMPORARY
 
 SAFE = (  # calls that a test may run for examples that it does not concern
     "sum", "mean", "any", "all", "abs", "size", "dim", "numel", "norm", "ndim", "len", "isinstance", "float", "bool",
-    "eq", "ne", "lt", "le", "gt", "ge",
+    "eq", "ne", "lt", "le", "gt", "ge", "length",
 )  # fmt: skip
 FAILING = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 TOTAL = frozenset((  # calls that are finite, with finite derivatives, whatever they are given
@@ -25,6 +25,7 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, whatever 
     "or_", "not_", "if_else", "chain", "turned", "layer_norm", "dropout", "logical_and", "logical_or", "logical_not",
     "argmax",
 ))  # fmt: skip
+CALLS = {"len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack"}  # and their helpers
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
     ast.IsNot: "is_not", ast.In: "in_", ast.NotIn: "not_in",
@@ -126,6 +127,13 @@ class InBlock(ast.NodeTransformer):
         for op, value in zip(node.ops, node.comparators, strict=True):
             pairs += [ast.Constant(COMPARE[type(op)]), later(value)]
         return located(call_helper("chain", [node.left, *pairs]), node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        helper = CALLS.get(ast.unparse(node.func)) if isinstance(node.func, (ast.Name, ast.Attribute)) else None
+        if helper is None:
+            return node
+        return located(ast.Call(ast.Attribute(load(HELPERS), helper, ast.Load()), node.args, node.keywords), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)

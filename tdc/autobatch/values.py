@@ -120,8 +120,9 @@ def one_shape(name: str, parts: Sequence[Lane]) -> None:
     Raises:
         ShapeError: tensors of different shapes.
     """
-    shapes = {tuple(x.data.shape[1:]): None for x in parts}
-    if len(shapes) > 1:
+    first = parts[0].data.shape[1:]
+    if any([x.data.shape[1:] != first for x in parts[1:]]):  # compared, not counted: a graph reads no size for that
+        shapes = {tuple(x.data.shape[1:]) for x in parts}
         got = " and ".join(sorted([str([*s]) for s in shapes]))
         hint = "ways through a function must give a name tensors of one shape"
         raise ShapeError(message(OP, f"one shape of {name!r} for all examples", got, hint=hint))
