@@ -203,7 +203,8 @@ class Writer:
             self.line(f"a{k}, b{k} = split({mask}, t{k})")
         else:
             values = ", ".join([self.value(v, mask) for v in node.walk.values()])
-            given = f"{'inside' if outer else 'None'}, {node.walk.form}, [{values}], n, {self.changing(node)!r}"
+            where = f"{'inside' if outer else 'None'}, {mask}"
+            given = f"{where}, {node.walk.form}, [{values}], n, {self.changing(node)!r}, {bool(inner)!r}"
             self.line(f"w{k}, h{k}, c{k} = begun({given})")
         if outer:
             self.resume(node, k, mask, (k, *inner))
@@ -258,7 +259,7 @@ class Writer:
         if isinstance(node, For):
             kept = {i: f"v_{VALUES}{k}[{j}]" for j, i in enumerate(self.changing(node))}
             given = [kept.get(i, repr(value.name)) for i, value in enumerate(node.walk.values())]
-            again = f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k})"
+            again = f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k}, {bool(loops_in(node))!r})"
             self.line(f"if v_{ROUNDS}{k} is not None:")
             self.line(f"{INDENT}w{k} = ahead{k} or {again}")
 
@@ -288,7 +289,8 @@ class Writer:
         gone = bool(self.around) or leaves_early(node.body, "return")  # nobody may compute with the values of these
         self.line(f"e{k} = []")
         if node.orelse:
-            self.line(f"s{k} = {variables(carry)}")
+            saved = sorted({*carry, *node.live, *node.live_else, *written(node.orelse)})
+            self.line(f"s{k} = {variables(saved)}")
             self.line(f"if l{k} is not False:")
             self.depth += 1
             self.enter(f"l{k}", mask, node.live_else)
@@ -296,8 +298,8 @@ class Writer:
             self.depth -= 1
             self.line(f"if k{k} is not False:")
             self.depth += 1
-            if carry:
-                self.line(f"{variables(carry)} = s{k}")
+            if saved:
+                self.line(f"{variables(saved)} = s{k}")
             if gone:
                 self.enter(f"k{k}", "None", live)
             self.line(f"e{k}.append((k{k}, {variables(live)}))")

@@ -21,7 +21,7 @@ from tdc.autobatch.lowered import UNDEFINED, Mask, Packing, chosen, either, ente
 from tdc.autobatch.rounds import Round, State, apart, as_mask, fitted, followed, kept, stable
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import RESULT, Lane
-from tdc.autobatch.walks import Form, Steps, at_least_one, walk
+from tdc.autobatch.walks import Form, Range, Steps, at_least_one, walk
 from tdc.compile.carries import split as split_tree
 from tdc.compile.control_flow import repeat_in_graph
 from tdc.compile.loops import Steps as Slices
@@ -242,19 +242,34 @@ def ahead(form: Form, values: list[Any]) -> Steps | None:
 
 
 def begun(
-    inside: Inside | None, form: Form, values: list[Any], n: int, changing: tuple[int, ...]
+    inside: Inside | None, m: Mask, form: Form, values: list[Any], n: int, changing: tuple[int, ...], inner: bool
 ) -> tuple[Steps, Any, Any]:
-    """The steps of a loop, and what is kept of them where examples may wait in it: changing values, and rounds."""
-    steps = walk(form, apart(values) if inside is None else [*values])
-    if inside is None or steps.items is not None:
+    """The steps of a loop, and what is kept of them where examples may wait in it: changing values, and rounds.
+
+    Args:
+        inner: whether there are loops in the loop.
+    """
+    if inside is None or m is False:
+        return walk(form, apart(values)), None, None
+    steps = inner_walk(form, values, inner)
+    if steps.items is not None:
         return steps, None, None
-    return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=steps.device))
+    return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=m.device))
 
 
-def begun_again(inside: Inside, form: Form, values: list[Any], way: Mask) -> Steps:
+def begun_again(inside: Inside, form: Form, values: list[Any], way: Mask, inner: bool) -> Steps:
     """The steps of those who are in an inner loop: of its values, or their names where no round changes them."""
     given = [inside.values[x] if type(x) is str else enter(way, None, x) for x in values]
-    return walk(form, given)
+    return inner_walk(form, given, inner)
+
+
+def inner_walk(form: Form, values: list[Any], inner: bool) -> Steps:
+    """The steps of an inner loop. Examples may wait in loops in it only if each counts its own rounds, as those of a
+    `range` can be counted."""
+    steps = walk(form, [*values])
+    if not inner or not isinstance(steps.items, range):
+        return steps
+    return Range(steps.items.start, steps.items.stop, steps.items.step, False)
 
 
 def along(
