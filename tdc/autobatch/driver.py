@@ -259,7 +259,7 @@ class Writer:
         if isinstance(node, For):
             kept = {i: f"v_{VALUES}{k}[{j}]" for j, i in enumerate(self.changing(node))}
             given = [kept.get(i, repr(value.name)) for i, value in enumerate(node.walk.values())]
-            again = f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k}, {bool(loops_in(node))!r})"
+            again = f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k}, {loops[1:]!r})"
             self.line(f"if v_{ROUNDS}{k} is not None:")
             self.line(f"{INDENT}w{k} = ahead{k} or {again}")
 

@@ -257,10 +257,12 @@ def begun(
     return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=m.device))
 
 
-def begun_again(inside: Inside, form: Form, values: list[Any], way: Mask, inner: bool) -> Steps:
-    """The steps of those who are in an inner loop: of its values, or their names where no round changes them."""
+def begun_again(inside: Inside, form: Form, values: list[Any], way: Mask, loops: tuple[int, ...]) -> Steps:
+    """The steps of those who are in an inner loop, or come back to it from loops inside of it: of its values, or their
+    names where no round changes them."""
+    way = union([way, *[inside.masks[k] for k in loops if k in inside.masks]])
     given = [inside.values[x] if type(x) is str else enter(way, None, x) for x in values]
-    return inner_walk(form, given, inner)
+    return inner_walk(form, given, bool(loops))
 
 
 def inner_walk(form: Form, values: list[Any], inner: bool) -> Steps:

@@ -1,0 +1,135 @@
+"""Loops in loops of a graph, in which examples wait for each other, and lists that grow there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tdc
+from tdc.testing import assert_batched_equal
+
+G = torch.Generator().manual_seed(0)
+ROWS = [torch.randn(n, 3, dtype=torch.float64, generator=G) for n in (3, 1, 0, 5, 2)]
+NUMBERS = [
+    (torch.tensor(s, dtype=torch.float64), torch.tensor(k))
+    for s, k in ((0.1, 0), (-0.4, 1), (0.3, 2), (0.9, 3), (-2.0, 4), (0.2, 5))
+]
+
+
+@tdc.batch
+def three_deep(s: Tensor, k: Tensor) -> Any:
+    i = 0
+    t, u = s * 1, s * 2
+    while t < 1.5 and i < 3:
+        i += 1
+        for a in range(2):
+            for b in range(k % 3, 2):
+                j = 0
+                while j < k:
+                    t, u = u, t * 0.5 + a + b * 0.125
+                    j += 1
+                    if j > 3:
+                        break
+        t = t + 0.25
+    return t, u, i
+
+
+@tdc.batch
+def returns_from_within(xs: Tensor) -> Tensor:
+    s = xs.new_zeros(())
+    for x in xs:
+        for y in reversed(xs):
+            if (x * y).sum() < -2:
+                return s
+            s = s + torch.tanh(x * y).sum()
+        else:
+            s = s * 0.5
+    return s - 1
+
+
+@tdc.batch
+def breaks_beside_else(s: Tensor, k: Tensor) -> Tensor:
+    """A name that the loop does not change, read behind it by those who broke off and those who did not."""
+    i, keep = 0, s * 3
+    while s < 1.5 and i < 3:
+        i += 1
+        if k > 2:
+            break
+        s = s + 0.5
+    else:
+        s = s + keep * 0.1
+    return s + keep
+
+
+@tdc.batch
+def all_states(xs: Tensor) -> Tensor:
+    h = torch.zeros(3, dtype=xs.dtype)
+    out = []
+    for x in xs:
+        h = torch.tanh(torch.cat([x[:1], h])[:3] + x)
+        out.append(h)
+    return torch.stack(out)
+
+
+@tdc.batch
+def some_rows(xs: Tensor) -> Tensor:
+    out = []
+    for x in xs:
+        if x[0] > 0:
+            out.append(x * 2)
+    s = xs.new_zeros(3)
+    for z in reversed(out):
+        s = s * 0.5 + z
+    if len(out) > 1:
+        s = s + torch.stack(out).sum(0) + out[-1] * len(out)
+    return s
+
+
+@tdc.batch(max_iters=6)
+def halved_rows(xs: Tensor) -> Tensor:
+    out, s = [xs.new_zeros(3)], xs.new_zeros(3)
+    for x in xs:
+        while x.abs().sum() > 1:
+            x = x / 2
+            out.append(x)
+    for z in out:
+        s = s * 0.5 + z
+    return s + torch.cat(out)[0]
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "three deep": (three_deep, NUMBERS),
+    "returns from within": (returns_from_within, ROWS),
+    "breaks beside else": (breaks_beside_else, NUMBERS),
+    "all states": (all_states, [ROWS[0], ROWS[1], ROWS[3], ROWS[4]]),
+    "some rows": (some_rows, ROWS),
+    "halved rows": (halved_rows, ROWS),
+}
+QUICK = ("breaks beside else", "some rows")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
+def test_batches_equal_examples(name: str):
+    """Values, gradients, and one graph for all sizes."""
+    fn, examples = CASES[name]
+    assert_batched_equal(fn, examples, backends=("aot_eager",), lowers=("auto",))
+
+
+def test_a_list_without_bound():
+    def halves(x: Tensor) -> Tensor:
+        out = []
+        while x > 1:
+            x = x / 2
+            out.append(x)
+        return x
+
+    fn = tdc.batch(halves)
+    assert fn.map(torch.tensor([0.5, 7.0])).tolist() == [0.5, 0.875]
+    with pytest.raises(Exception, match="a bound for a list that grows in a graph"):
+        torch.compile(fn.map, backend="eager", fullgraph=True)(torch.tensor([0.5, 7.0]))
+    fn = tdc.batch(max_iters=2, lower="while")(halves)
+    with pytest.raises(RuntimeError, match="max_iters"):
+        torch.compile(fn.map, backend="eager", fullgraph=True)(torch.tensor([0.5, 77.0]))
