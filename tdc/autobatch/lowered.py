@@ -31,6 +31,8 @@ from tdc.autobatch.values import (
 from tdc.compile._torch.tracing import before_operator, trace_outside
 from tdc.compile.upstream import Code, needs_grad
 from tdc.core.asserts import require
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import row_ids
 
 Mask = Any  # None, False, or a tensor
 End = tuple[Mask, tuple[Any, ...]]
@@ -185,6 +187,8 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
     shapes = {1: way}  # the mask, for each number of dims
 
     def fill(x: Any) -> Any:
+        if type(x) is Lane and isinstance(x.data, NestedTensor):
+            return Lane(rows_of_those(way, x.data))
         if not is_lane(x):
             return x
         ndim = x.data.ndim
@@ -195,6 +199,16 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
     if type(values) is tuple:
         return tuple([fill(x) if type(x) is Lane else map_leaves(fill, x) for x in values])
     return map_leaves(fill, values)
+
+
+def rows_of_those(way: Tensor, x: NestedTensor) -> NestedTensor:
+    """A ragged batch in which the rows of those who do not go a way are the first row of those who do, or zeros."""
+    dim = x.structure.packed_dim
+    values = x.values.movedim(dim, 0)
+    live = way[row_ids(x.structure, values.shape[0])]
+    found = torch.cat([values, values.new_zeros((1, *values.shape[1:]))])
+    first = torch.cat([live, live.new_ones(1)]).to(torch.uint8).argmax().reshape(1)
+    return x.with_values(torch.where(like(live, values), values, found.index_select(0, first)).movedim(0, dim))
 
 
 def meet(names: Sequence[str], ends: Sequence[End]) -> End:

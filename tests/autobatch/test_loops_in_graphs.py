@@ -1,4 +1,4 @@
-"""Loops in loops of a graph, in which examples wait for each other, and lists that grow there."""
+"""Loops in loops of a graph, in which examples wait for each other, lists that grow there, and ragged values."""
 
 from __future__ import annotations
 
@@ -100,6 +100,18 @@ def halved_rows(xs: Tensor) -> Tensor:
     return s + torch.cat(out)[0]
 
 
+@tdc.batch
+def whole_examples_on_ways(xs: Tensor) -> Any:
+    y = xs * 1
+    if xs.min() > 0:
+        y = xs.log()
+    elif xs.size(0) > 2:
+        y = (xs * xs).log()
+    else:
+        y = y + xs[0, 0]
+    return y.sum(0), y
+
+
 CASES: dict[str, tuple[Any, Any]] = {
     "three deep": (three_deep, NUMBERS),
     "returns from within": (returns_from_within, ROWS),
@@ -107,6 +119,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "all states": (all_states, [ROWS[0], ROWS[1], ROWS[3], ROWS[4]]),
     "some rows": (some_rows, ROWS),
     "halved rows": (halved_rows, ROWS),
+    "whole examples on ways": (whole_examples_on_ways, [ROWS[0], ROWS[1], ROWS[3].abs() + 1, ROWS[4]]),
 }
 QUICK = ("breaks beside else", "some rows")
 
