@@ -13,7 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train", "ensemble", "actor_critic"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train", "ensemble", "actor_critic", "batch/adaptive_computation", "batch/ctc", "batch/decoding",
+        "batch/environment", "batch/newton", "batch/tree_lstm",
+    ],
+)  # fmt: skip
 def test_example(name: str):
     command = [sys.executable, "-W", "error::UserWarning:tdc", f"examples/{name}.py"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
