@@ -227,7 +227,9 @@ class Builder:
         if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id in WALKS:
             kind = expr.func.id
             if kind not in self.names and not any(isinstance(a, ast.Starred) for a in expr.args):
-                given: list[ast.expr] = [*expr.args, *[k.value for k in expr.keywords]]
+                if any(k.arg == "strict" and getattr(k.value, "value", True) for k in expr.keywords):
+                    raise self.refuse(expr, "zip(strict=True)", "leave out strict: the shortest ends the walk")
+                given: list[ast.expr] = [*expr.args, *[k.value for k in expr.keywords if k.arg != "strict"]]
                 if kind in ("range",) or (kind == "enumerate" and len(given) > 1):
                     head = [self.walk(given[0], out)] if kind == "enumerate" else []
                     rest = given[1:] if kind == "enumerate" else given

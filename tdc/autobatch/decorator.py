@@ -374,7 +374,7 @@ def batch(fn: Any = None, *, max_iters: int | None = None, lower: str = "auto", 
     Compile:
         `torch.compile(f.map, fullgraph=True)`, or any compiled function that calls `f`: one graph, whatever the data
         says, for all numbers of examples and all lengths. Loops in loops, early returns and calls of other functions of
-        `batch` included; differentiable. Lists that grow in a loop of a graph are refused.
+        `batch` included; differentiable. A list that grows in a `while` needs `max_iters`.
 
     Example:
         >>> @batch

@@ -170,8 +170,13 @@ def put(x: Any, index: Any, value: Any) -> Any:
     if taken is not None:
         return torch.where(taken, value, x)
     where = get(numbers, index)
+    if where.numel() == 0:
+        return x
     value = value.expand(where.shape)
-    return x.flatten().index_put((where.flatten(),), value.flatten()).reshape(x.shape)
+    own = torch.ones_like(
+        value.flatten()[:1], dtype=torch.bool
+    )  # torch's rule writes to the one tensor of all examples
+    return torch.where(own, x.flatten(), x.flatten()).index_put((where.flatten(),), value.flatten()).reshape(x.shape)
 
 
 def mask_of(numbers: Tensor, entries: tuple[Any, ...]) -> Tensor | None:

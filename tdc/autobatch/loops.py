@@ -336,8 +336,11 @@ def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[A
         end = loop.round(now[0], tuple(values), fixed, items.values(now[1:]), steps.full, waiting)
         return list(kept(loop.names, end[6], end[5], values))
 
+    def known(values: list[Any]) -> dict[str, Any]:
+        return {**dict(zip(loop.names, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))}
+
     def outside(values: list[Any], _: Any) -> tuple[Any, ...]:
-        waiting = Inside({}, {})
+        waiting = Inside({}, known(values))
         now = step(values, first, waiting)
         return (), steps.longest(), bool(waiting.now), now
 

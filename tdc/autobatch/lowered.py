@@ -183,7 +183,7 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
     """Values in which those who do not go a way have those of the first who does."""
     if way is None or way is False or way is outer:
         return values
-    first = way.to(torch.uint8).argmax().reshape(1)
+    first = first_true(way)
     shapes = {1: way}  # the mask, for each number of dims
 
     def fill(x: Any) -> Any:
@@ -201,13 +201,18 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
     return map_leaves(fill, values)
 
 
+def first_true(mask: Tensor) -> Tensor:
+    """The first position where a mask is true, (1,). Of uint8, Inductor's argmax may return one beyond (torch 2.13)."""
+    return mask.to(torch.int32).argmax().reshape(1)
+
+
 def rows_of_those(way: Tensor, x: NestedTensor) -> NestedTensor:
     """A ragged batch in which the rows of those who do not go a way are the first row of those who do, or zeros."""
     dim = x.structure.packed_dim
     values = x.values.movedim(dim, 0)
     live = way[row_ids(x.structure, values.shape[0])]
     found = torch.cat([values, values.new_zeros((1, *values.shape[1:]))])
-    first = torch.cat([live, live.new_ones(1)]).to(torch.uint8).argmax().reshape(1)
+    first = first_true(torch.cat([live, live.new_ones(1)]))
     return x.with_values(torch.where(like(live, values), values, found.index_select(0, first)).movedim(0, dim))
 
 

@@ -45,7 +45,7 @@ def extreme_position(segments: Segments, identity: float) -> Tensor:
         return position.masked_fill(position == NONE, -1)
     real: Any = segments.real
     hit = real & is_extreme(values, reduce(values.masked_fill(~real, none), 0, True))
-    return hit.to(torch.uint8).argmax(0, True).masked_fill(~real.any(0, True), -1)
+    return hit.to(torch.int32).argmax(0, True).masked_fill(~real.any(0, True), -1)
 
 
 def is_extreme(values: Tensor, extreme: Tensor) -> Tensor:

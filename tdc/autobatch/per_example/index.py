@@ -1,6 +1,6 @@
 """`x[...]` of one example: the same index behind a full slice for the batch.
 
-x[i]  x[positions]     rows that each example names; another position than it has is an error
+x[i]  x[positions]     rows that each example names; eagerly, another position than it has is an error
 x[order]               order is a ragged example of positions: as many rows as it has
 x[mask]                the rows on which a ragged mask is true
 x[a:b]                 a span, whose ends may be numbers of each example
@@ -19,6 +19,7 @@ from torch import Tensor
 from tdc.autobatch.per_example.operands import together
 from tdc.autobatch.per_example.table import first_is_ragged, rank, refuse, with_batch
 from tdc.autobatch.values import Lane
+from tdc.compile.upstream import traced
 from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, message
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -97,8 +98,11 @@ def at_positions(x: NestedTensor, at: Any, rest: Sequence[Any]) -> Any:
     own = with_batch(own, count)
     lengths, begins = [t.reshape(-1, *[1] * (own.ndim - 1)) for t in (x.lengths, x.offsets[:-1])]
     own = torch.where(own < 0, own + lengths, own)
-    inside(((own >= 0) & (own < lengths)).all())
-    found = x.values[begins + own]
+    if traced():  # those who do not come here have positions of others: they read some row, which nobody sees
+        found = x.values[(begins + own).clamp(0, x.values.shape[0] - 1)]
+    else:
+        inside(((own >= 0) & (own < lengths)).all())
+        found = x.values[begins + own]
     if not rest:
         return found
     if any([isinstance(e, (NestedTensor, Lane)) for e in rest]):
