@@ -60,8 +60,7 @@ class Model(nn.Module):
     def beam(self, prompt: Tensor) -> Any:
         """The likeliest of several texts that are continued side by side, until none of them can become likelier."""
         keys, values = torch.zeros(BEAMS, MOST, WIDTH), torch.zeros(BEAMS, MOST, WIDTH)
-        texts, t = torch.zeros(BEAMS, MOST + 1, dtype=torch.long), 0
-        texts[:, 0] = prompt[0]
+        texts, t = torch.cat([prompt[0].expand(BEAMS, 1), torch.zeros(BEAMS, MOST, dtype=torch.long)], 1), 0
         totals = torch.tensor([0.0] + [-torch.inf] * (BEAMS - 1))  # all beams begin alike: one counts
         best, best_total = texts[0], torch.tensor(-torch.inf)
         while t < MOST and totals[0] > best_total:
