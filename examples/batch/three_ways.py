@@ -16,16 +16,20 @@ from torch import Tensor
 from tdc.compile import counted
 
 
-def compare(one: Callable[..., Any], batched: Callable[..., Any], *batches: Any, wrt: Sequence[Tensor] = ()) -> Any:
+def compare(
+    one: Callable[..., Any], batched: Callable[..., Any], *batches: Any, wrt: Sequence[Tensor] = (),
+    backend: str = "inductor",
+) -> Any:  # fmt: skip
     """Check that three ways agree, print how long they take, and return the compiled function.
 
     Args:
         one: the function of one example; it returns a tensor, a number, or a tuple of these.
         batched: the same of a batch.
         batches: arguments, each a tensor of examples or a ragged batch.
+        backend: that of `torch.compile`.
         wrt: the tensors whose gradients, of all results with one, are compared and timed as well.
     """
-    compiled = counted(batched)  # torch.compile(batched, fullgraph=True), and counts of graphs
+    compiled = counted(batched, backend=backend)  # torch.compile(batched, fullgraph=True), and counts of graphs
 
     def loop(*batches: Any) -> Any:
         return stacked([one(*example) for example in zip(*[x.unbind() for x in batches], strict=True)])

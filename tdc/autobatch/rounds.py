@@ -73,7 +73,7 @@ def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: 
     Raises:
         StructureError: their form changes with each round.
     """
-    values, inside = [promoted(x, n) for x in values], ()
+    values, inside = [x if x is UNDEFINED else apart(promoted(x, n)) for x in values], ()
     before_operator("while_loop")
     for _ in range(ROUNDS):
         found = trace_outside(step, values, inside)
@@ -117,7 +117,11 @@ def zeros(x: Any, n: int) -> Any:
 
 def apart(values: Any) -> Any:
     """Values in memory of their own: an operator takes no two tensors that share it."""
-    return map_leaves(lambda x: Lane(copied(x.data), x.number) if is_lane(x) else x, values)
+
+    def leaf(x: Any) -> Any:
+        return Lane(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x
+
+    return map_leaves(leaf, values)
 
 
 def as_mask(m: Mask, n: int, device: Any) -> Tensor:
