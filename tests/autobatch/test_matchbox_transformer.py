@@ -21,6 +21,7 @@ from tdc.ragged.storage import is_ragged
 BATCHES = (((3, 1, 5, 2), (2, 4, 3, 6)), ((6, 2, 4, 3, 5), (5, 2, 7, 3, 4)))  # lengths of first and other arguments
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it of arguments
 QUICK = ("masked softmax", "product of two ragged", "fused attention", "positional encodings", "layer norm")
+LARGE = ("heads by chunks", "transformer", "stock encoder")  # with the other cases as parts
 
 
 def made(case: str) -> tuple[Any, list[list[list[Tensor]]]]:
@@ -88,7 +89,13 @@ def test_in_one_graph(case: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK])
+@pytest.mark.parametrize("case", LARGE)
+def test_large_ones_in_one_graph(case: str):
+    in_one_graph(case)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK and case not in LARGE])
 def test_the_others_in_one_graph(case: str):
     in_one_graph(case)
 
