@@ -45,8 +45,8 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 Named = dict[str, Any]
 
 
-def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple[Named, str]:
-    """The arguments of a loss by name, those that are given, and its reduction."""
+def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple[Named, Any]:
+    """The arguments of a loss by name, those that are given, and its reduction, which nobody has checked yet."""
     called = (*zip(names, args, strict=False), *kwargs.items())
     given = {name: a for name, a in called if a is not None or name == "reduction"}
     size_average, reduce = given.pop("size_average", None), given.pop("reduce", None)

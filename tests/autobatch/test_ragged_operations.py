@@ -295,6 +295,14 @@ def test_scores_part_and_meet():
     agrees(f, rows(3))
 
 
+def test_len_is_a_number_of_each_example():
+    def f(xs):
+        return xs.sum(0) / len(xs) if len(xs) > 2 else xs.sum(0)
+
+    torch.manual_seed(2)
+    agrees(f, rows(3))
+
+
 # -- what is refused
 
 X = tdc.pack([torch.ones(n, 2) for n in (2, 3)])
@@ -311,7 +319,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "torch.arange(xs.size(0))": ("tensors that stay tensors, got a number asked of one", "torch.ones_like(x[:, 0])"),
     "[x for x in xs]": ("an operation that ragged examples have, got an iteration inside of", "for row in x: ... as a"),
     "xs if xs > 0 else -xs": ("a condition of one element, got the truth of a ragged example", "x.any() or x.all()"),
-    "len(xs)": ("an operation that ragged examples have, got len(x), which differs", "walk along it"),
     "xs[7]": ("positions inside each example, got one beyond", "positions count within each example"),
     "torch.stack([xs, torch.ones(2)])": ("ragged examples have, got ragged and dense examples in", "h.expand_as(xs)"),
     "torch.nn.functional.batch_norm(xs, None, None)": ("got torch.batch_norm", "layer_norm or group_norm"),
