@@ -30,7 +30,7 @@ from torch import Tensor
 
 from tdc.compile._torch.tracing import before_operator, is_batched, loop_operator, refuse_in_scan, trace_outside
 from tdc.compile.carries import agree, moving, replaced, split, tensors_of
-from tdc.compile.upstream import Code, anchored, copied, ends_if_ran, needs_grad, traced
+from tdc.compile.upstream import Code, anchored, copied, ends_if_ran, needs_grad, own_gradients, traced
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 
@@ -80,7 +80,8 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
     agree("cond", ("the result of true_fn", yes), ("the result of false_fn", no), "return the same keys from both")
     others = tensors_of(no)
     positions = [i for i, (a, b) in enumerate(zip(outs, others, strict=True)) if a is not b]  # else from outside
-    code = Code(needs_grad(tensors, outs, others), [outs[i] for i in positions])
+    ref = needs_grad(tensors, outs, others)
+    code = Code(ref, [outs[i] for i in positions])
     if positions:
 
         def branch(fn: Fn) -> Fn:
@@ -91,7 +92,7 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
             return run
 
         found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple(tensors))
-        outs = replaced(outs, positions, code.decode(found))
+        outs = replaced(outs, positions, own_gradients(code.decode(found), ref))
     return result.join(outs)
 
 

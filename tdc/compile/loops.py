@@ -20,7 +20,7 @@ from tdc.compile._torch.tracing import (
     trace_outside,
 )
 from tdc.compile.carries import Form, agree, lines, moving, replaced, rowwise, split, tensors_of
-from tdc.compile.upstream import Code, anchored, copied, needs_grad, tied, traced
+from tdc.compile.upstream import Code, anchored, copied, needs_grad, own_gradients, tied, traced
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, expect_number, normal_dim
 from tdc.core.container import Container
@@ -162,7 +162,9 @@ def scan_in_graph(
     start = [anchored(x, ref) for x in code.encode([tensors[i] for i in positions])]
     start += [] if positions else [anchored(torch.zeros(()), ref)]  # torch wants a carry
     end, ys = loop_operator("scan")(step, start, given, dim=0, reverse=steps.reverse)
-    return carry_of(end[: len(positions)]), stacked(code_y.decode(ys[: len(outs)], 1), out_form, steps.dim)
+    return carry_of(own_gradients(end[: len(positions)], ref)), stacked(
+        code_y.decode(ys[: len(outs)], 1), out_form, steps.dim
+    )
 
 
 def walk(combine_fn: Fn, init: Any, steps: Steps) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` th
                         `before_operator` has graphs with control flow compiled without donation
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
     views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
+    one gradient twice  of two ends of scan or cond fails: `own_gradients`
     zeros as results    torch 2.11 fails where the gradient of a step in scan is zeros that it saved: `tied`
 
 A body is traced once more outside the operator, to learn its form and what needs gradients. `trace_outside` takes back
@@ -68,6 +69,14 @@ def anchored(x: Tensor, ref: Tensor | None) -> Tensor:
 def copied(x: Tensor) -> Tensor:
     """A contiguous copy: operators take neither views of their inputs as results, nor one result twice."""
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def own_gradients(tensors: Sequence[Tensor], ref: Tensor | None) -> Sequence[Tensor]:
+    """The same numbers; the gradient of each is a tensor of its own, without strides of 0. The backward of an operator
+    takes no other: `(a + b).sum()` gives `a` and `b` one tensor."""
+    if ref is None:
+        return tensors
+    return [x * 1 if x.is_floating_point() or x.is_complex() else x for x in tensors]
 
 
 def ends_if_ran(first: Any, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:

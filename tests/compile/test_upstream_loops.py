@@ -78,6 +78,13 @@ def chained(loop: Fn, x: Tensor) -> Tensor:
     return loop(lambda n, k: n < 2, lambda n, k: (n + 1, k * h), (count(), x.cos()))[1].sum()
 
 
+def added(scan: Fn, w: Tensor) -> Tensor:
+    """The sum of two carries, whose gradients are one tensor."""
+    start = w.cos(), w.sin()
+    (h, k), _ = scan(lambda c, x: ((torch.tanh(w * c[0] + c[1]), w * x), c[0] + 0), start, X)
+    return (h + k).sum()
+
+
 X, N = torch.randn(5, 4, dtype=torch.float64), torch.arange(20).view(5, 4) + 2**40
 STEPS: list[Fn] = [
     lambda w: lambda h, x: (w * h + x[0], x[1] + 1),
@@ -184,6 +191,25 @@ class TestScanAndCond:
 
         with nullcontext() if scan_copies_gradients() else pytest.raises(Exception, match="might be aliasing"):
             gradients(fn, RAW.scan, *inputs((4,)), backend="aot_eager")
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_two_ends_with_one_gradient(self, backend: str):
+        args = inputs((4,))
+        assert right(gradients(added, tdc.scan, *args, backend=backend), gradients(added, tdc.scan, *args))
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_two_results_with_one_gradient(self, backend: str):
+        def fn(cond: Fn, x: Tensor) -> Tensor:
+            return sum(cond(x.sum() < 99, lambda x: (x.sin(), x.cos()), lambda x: (x * 2, x * 3), (x,)), 0 * x).sum()
+
+        args = inputs((4,))
+        assert right(gradients(fn, tdc.cond, *args, backend=backend), gradients(fn, tdc.cond, *args))
+
+    def test_torch_takes_no_two_ends_with_one_gradient(self):
+        with pytest.raises(
+            Exception, match="might be aliasing"
+        ):  # if this fails torch mended it: remove `own_gradients`
+            gradients(added, RAW.scan, *inputs((4,)), backend="aot_eager")
 
     @pytest.mark.slow
     def test_torch_has_no_gradient_of_a_scan_in_a_scan(self):
