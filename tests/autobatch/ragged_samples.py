@@ -187,7 +187,10 @@ def compared(op: Any, got: Any, want: list[Any], sample: Sample, form: Form, lea
         after = 2 if op.name in ("topk", "kthvalue") else 1  # the position of the dim
         dim = next((a for a in (kwargs.get("dim"), *args[after:]) if type(a) is int), -1)
         found = compare.by_value(found, inputs, dim)
-    text = compare.values(found, leaves, op.name in compare.LOOSE) or compare.gradients(found, leaves, 1)
+    text = compare.values(found, leaves, op.name in compare.LOOSE)
+    if not text and op.name.startswith("nn.functional.max_pool") and any(b.isinf().any() for _, _, b in found):
+        return "pass", ""  # a window of padding alone: torch gives its gradient to some number
+    text = text or compare.gradients(found, leaves, 1)
     return ("differs", text) if text else ("pass", "")
 
 
