@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from tdc.autobatch.hoist import Hoist
 from tdc.autobatch.refused import check, refusal
 from tdc.autobatch.source import HELPERS, Source
 from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, store, subscript_target
@@ -38,15 +39,17 @@ class Builder:
         source: of the function.
         names: its local names.
         site: whether a call is one of a function of `batch`.
+        product: whether a call is one of a linear layer.
 
     Raises:
         UnsupportedError: code that changes objects, prints or waits; methods refuse what else has no meaning here.
     """
 
-    def __init__(self, source: Source, names: frozenset[str], site: Site) -> None:
+    def __init__(self, source: Source, names: frozenset[str], site: Site, product: Site) -> None:
         self.source = source
         self.names = names
         self.site = site
+        self.product = product
         self.temporaries = 0
         check(source, names)
 
@@ -87,9 +90,11 @@ class Builder:
         elif isinstance(stmt, ast.For):
             walk = self.walk(stmt.iter, out)
             given = ast.copy_location(ast.Assign([stmt.target], load(ITEM)), stmt.target)
-            assign = in_block(given)
-            body, orelse = self.nodes(stmt.body), self.nodes(stmt.orelse)
-            out.append(For(walk, assign, body, orelse, stmt.lineno))
+            assign, hoist = in_block(given), Hoist(stmt, self.site, self.product, self.temporary)
+            body = self.nodes(hoist.body(stmt.body))
+            for ahead in hoist.ahead:
+                self.add(in_block(ahead), [assign])
+            out.append(For(walk, assign, body, self.nodes(stmt.orelse), stmt.lineno))
         elif isinstance(stmt, (ast.Break, ast.Continue)):
             out.append(Exit(type(stmt).__name__.lower(), stmt.lineno))
         elif isinstance(stmt, ast.Return):

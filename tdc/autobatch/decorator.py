@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdc.autobatch import eager
 from tdc.autobatch.loops import OPTIONS, Options
-from tdc.autobatch.program import Answers, Program, build, candidates, driver, driver_text, free, resolved
+from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, driver, driver_text, free, resolved
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, map_leaves, unflatten
@@ -135,17 +135,17 @@ class BatchFunction:
         return driver_text(self.program(()))[0]
 
     def program(self, given: tuple[str, ...]) -> Program:
-        """The program; `given` are the arguments, and attributes of them, that are functions of `batch`."""
+        """The program; `given` says which arguments, and attributes of them, are functions of `batch` or layers."""
         known = free(self._source, self._free_names)
-        called = frozenset((*given, *[name for name in self._free_names if is_batch_function(resolved(name, known))]))
+        called = frozenset((*given, *answers(self._free_names, known)))
         found = self._programs.get(called)
         if found is None:
             found = self._programs[called] = build(self._source, called)
         return found
 
     def _called(self, values: dict[str, Any]) -> tuple[str, ...]:
-        """The arguments, and attributes of them, that are functions of `batch`."""
-        return tuple([name for name in self._given_names if is_batch_function(resolved(name, values))])
+        """Which arguments, and attributes of them, are functions of `batch` or layers."""
+        return answers(self._given_names, values)
 
     def _run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         values = self._bind(*args, **kwargs)
@@ -218,8 +218,16 @@ def called(callee: Any, args: Any, named: Any, line: int, stack: tuple[Any, ...]
     return inner, inner._bind(*owner, *args, **named)
 
 
-def is_batch_function(x: Any) -> bool:
-    return as_batch_function(x) is not None
+def answers(names: tuple[str, ...], values: dict[str, Any]) -> tuple[str, ...]:
+    """The names of functions of `batch`, and those of linear layers, marked as such."""
+    found = [(name, resolved(name, values)) for name in names]
+    layers = [name + LAYER for name, x in found if type(x) is torch.nn.Linear and not has_hooks(x)]
+    return (*[name for name, x in found if as_batch_function(x) is not None], *layers)
+
+
+def has_hooks(x: torch.nn.Module) -> bool:
+    """Whether somebody listens to the calls of a module."""
+    return bool(x._forward_hooks or x._forward_pre_hooks or x._backward_hooks or x._backward_pre_hooks)
 
 
 def as_batch_function(x: Any) -> BatchFunction | None:

@@ -3,12 +3,12 @@
 Compiled code cannot part the examples, so a driver runs each statement for all of them and keeps, for each way through
 the function, who goes there. A piece of it, for `if x > 0: y = log(x)` with `y` read later:
 
-    t1 = decide(f1, n, (v_x,))
+    t1 = decide(f1, (v_x,), n)
     a1, b1 = split(m, t1)
     e1, s1 = [], (v_x, v_y,)
     if a1 is not False:
         (v_x,) = enter(a1, (v_x,))
-        (v_y,) = block(f2, n, (v_x,))
+        (v_y,) = block(f2, (v_x,), n)
         e1.append((a1, (v_y,)))
     if b1 is not False:
         (v_x, v_y,) = s1
@@ -109,10 +109,14 @@ class Writer:
 
     def run(self, piece: Block | Value, code: Sequence[ast.AST], mask: str) -> str:
         """A call of a piece, not run where it might fail and nobody is there."""
-        given = f"{self.piece(piece.fn)}, n, {piece.reads!r}, {variables(piece.reads)}, {piece.line}"
+        given = f"{self.given(piece)}, n"
         if not any(may_fail(part) for part in code):
             return f"block({given})"
         return f"guarded({given}, {mask}, {'sure' if mask == 'm' else 'False'})"
+
+    def given(self, piece: Block | Value) -> str:
+        """What a call of a piece is given: its code, and what it reads."""
+        return f"{self.piece(piece.fn)}, {piece.reads!r}, {variables(piece.reads)}, {piece.line}"
 
     def sequence(
         self, nodes: list[Node], mask: str, ends: str, names: Sequence[str], wanted: NameSet | None = None
@@ -152,9 +156,13 @@ class Writer:
         return mask
 
     def block(self, node: Block, mask: str) -> None:
-        names = [w for w in node.writes if w in node.live]
+        names = self.wanted(node)
         target = f"{variables(names)} = " if names else ""
         self.line(f"{target}{self.run(node, node.body, mask)}")
+
+    def wanted(self, node: Block) -> list[str]:
+        """The names of a block that somebody reads."""
+        return [name for name in node.writes if name in node.live]
 
     def branch(self, node: If, mask: str) -> str:
         """Both ways, each for those who take it."""
@@ -205,7 +213,12 @@ class Writer:
             values = ", ".join([self.value(v, mask) for v in node.walk.values()])
             where = f"{'inside' if outer else 'None'}, {mask}"
             given = f"{where}, {node.walk.form}, [{values}], n, {self.changing(node)!r}, {bool(inner)!r}"
-            self.line(f"w{k}, h{k}, c{k} = begun({given})")
+            self.line(f"w{k}, h{k}, c{k} = begun({given}{self.rolls(node)})")
+            if node.ahead:
+                code, reads = self.piece(node.assign.fn), node.assign.reads
+                self.line(
+                    f"w{k}, d{k} = made(w{k}, {code}, {reads!r}, {variables(reads)}{', inside' if outer else ''})"
+                )
         if outer:
             self.resume(node, k, mask, (k, *inner))
         names, self.around = dict(self.names), [*outer, node]
@@ -259,9 +272,15 @@ class Writer:
         if isinstance(node, For):
             kept = {i: f"v_{VALUES}{k}[{j}]" for j, i in enumerate(self.changing(node))}
             given = [kept.get(i, repr(value.name)) for i, value in enumerate(node.walk.values())]
-            again = f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k}, {loops[1:]!r})"
+            again = (
+                f"begun_again(inside, {node.walk.form}, [{', '.join(given)}], a{k}, {loops[1:]!r}{self.rolls(node)})"
+            )
             self.line(f"if v_{ROUNDS}{k} is not None:")
             self.line(f"{INDENT}w{k} = ahead{k} or {again}")
+
+    def rolls(self, node: For) -> str:
+        """The options, for a loop that examples leave early and whose items nobody reads."""
+        return ", options" if not self.wanted(node.assign) and leaves_early(node.body, "break", "return") else ""
 
     def changing(self, node: For) -> tuple[int, ...]:
         """Which values of an inner walk are not names of values that no round of the outermost loop changes."""
@@ -328,7 +347,13 @@ class Writer:
             self.line(f"v_{name} = UNDEFINED")
         if isinstance(node, For):
             self.line(f"v_{ITEM} = enter(m, None, item)")
+            if node.ahead:
+                self.line(f"if d{k}:")
+                self.line(f"{INDENT}{variables(self.wanted(node.assign))} = v_{ITEM}")
+                self.line("else:")
+            self.depth += bool(node.ahead)
             self.block(node.assign, "m")
+            self.depth -= bool(node.ahead)
         head = node.live_head | node.live | node.live_else | reads_of(node)
         self.names = {"break": (carry, node.live), "continue": (carry, head), "return": ([], frozenset())}
         self.sequence(node.body, "m", "continue_", carry, head)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch import blocks
+from tdc.autobatch.ahead import made
 from tdc.autobatch.lists import appended
+from tdc.autobatch.lowered import UNDEFINED
 from tdc.autobatch.merging import merge
 from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
 from tdc.autobatch.values import RESULT, Lane, no_condition, no_return, no_value, select
@@ -105,8 +107,12 @@ def block(node: Block, group: Group) -> Group:
     """Straight-line code; names that nobody reads later are dropped."""
     assert node.fn is not None
     found = blocks.run(node.fn, arguments(node.reads, group, node.line), len(group))
-    written = [name for name in node.writes if name in node.live]
-    return with_values(group, dict(zip(written, found, strict=True)))
+    return with_values(group, dict(zip(wanted(node), found, strict=True)))
+
+
+def wanted(node: Block) -> list[str]:
+    """The names of a block that somebody reads."""
+    return [name for name in node.writes if name in node.live]
 
 
 def evaluate(value: Value, group: Group) -> Any:
@@ -200,6 +206,11 @@ def after_loop(node: While | For, left: list[Group], inside: Exits, exits: Exits
 def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | None:
     """Examples leave the loop when they have no more items."""
     steps = walk(node.walk.form, [evaluate(v, group) for v in node.walk.values()])
+    whole = False
+    if node.ahead:
+        assert node.assign.fn is not None
+        given = [group.values.get(name, UNDEFINED) for name in node.assign.reads]
+        steps, whole = made(steps, node.assign.fn, node.assign.reads, given)
     inside: Exits = {**exits, "break": [], "continue": []}
     left: list[Group] = []
     staying: Group | None = group
@@ -214,9 +225,11 @@ def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | N
         left += [leaving] if leaving is not None else []
         if staying is None:
             break
-        assert node.assign.fn is not None
         item = steps.item_of(step, positions_of(staying.lanes))
-        staying = block(node.assign, with_values(staying, {ITEM: item}))
+        if whole:
+            staying = with_values(staying, dict(zip(wanted(node.assign), item, strict=True)))
+        else:
+            staying = block(node.assign, with_values(staying, {ITEM: item}))
         staying = iteration(node, staying, inside, call)
         step += 1
     return after_loop(node, left, inside, exits, call)

@@ -17,6 +17,7 @@ from tdc.autobatch.per_example.index import FULL, Span
 from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
 from tdc.compile._torch.tracing import is_batched
+from tdc.compile.upstream import traced
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "is_", "is_not")},
@@ -123,6 +124,8 @@ def is_position(i: Any) -> bool:
 def get(x: Any, index: Any) -> Any:
     """`x[index]`, where 0-d tensors are positions as Python numbers are."""
     entries = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
+    if type(x) in (list, tuple) and is_position(index):
+        return item_at(x, index)
     if isinstance(x, Tensor) and isinstance(entries[0], RaggedExample):
         found = looked_up(x, entries[0])
         return found[(FULL, *entries[1:])] if entries[1:] else found
@@ -139,6 +142,18 @@ def get(x: Any, index: Any) -> Any:
         rest.append(0 if is_position(i) else i)
         dim += 0 if i is None else i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
     return x[tuple(rest)]
+
+
+def item_at(x: Any, i: Tensor) -> Any:
+    """`x[i]` of a list, at a position that may differ between examples: then the items are tensors of one shape, or
+    whole numbers."""
+    if not is_batched(i) and not traced():
+        return x[i]
+    items = [torch.as_tensor(item) for item in x if isinstance(item, (Tensor, bool, int))]
+    if not items or len(items) < len(x) or any([item.shape != items[0].shape for item in items]):
+        got, hint = f"a {type(x).__name__} of others", "torch.tensor(x)[i] of floats; if i == 0: ... of anything"
+        refuse(got, hint, "tensors of one shape in what a number indexes that differs between examples")
+    return get(torch.stack(items), i)
 
 
 def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:

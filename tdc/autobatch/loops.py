@@ -30,6 +30,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import StructureError, message
 from tdc.ragged.storage import is_ragged
 
+FEW = 8  # rounds of a range that are unrolled although examples may leave it early
 UNROLLED = 32  # rounds that a training step unrolls rather than loops
 
 
@@ -242,33 +243,44 @@ def ahead(form: Form, values: list[Any]) -> Steps | None:
 
 
 def begun(
-    inside: Inside | None, m: Mask, form: Form, values: list[Any], n: int, changing: tuple[int, ...], inner: bool
-) -> tuple[Steps, Any, Any]:
+    inside: Inside | None, m: Mask, form: Form, values: list[Any], n: int, changing: tuple[int, ...], inner: bool,
+    options: Options | None = None,
+) -> tuple[Steps, Any, Any]:  # fmt: skip
     """The steps of a loop, and what is kept of them where examples may wait in it: changing values, and rounds.
 
     Args:
         inner: whether there are loops in the loop.
+        options: given where examples may leave it early, and nobody reads its items: then it may be long.
     """
     if inside is None or m is False:
-        return walk(form, apart(values)), None, None
-    steps = inner_walk(form, values, inner)
+        return rolled(walk(form, apart(values)), options), None, None
+    steps = inner_walk(form, values, inner, options)
     if steps.items is not None:
         return steps, None, None
     return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=m.device))
 
 
-def begun_again(inside: Inside, form: Form, values: list[Any], way: Mask, loops: tuple[int, ...]) -> Steps:
+def begun_again(
+    inside: Inside, form: Form, values: list[Any], way: Mask, loops: tuple[int, ...], options: Options | None = None
+) -> Steps:
     """The steps of those who are in an inner loop, or come back to it from loops inside of it: of its values, or their
     names where no round changes them."""
     way = union([way, *[inside.masks[k] for k in loops if k in inside.masks]])
     given = [inside.values[x] if type(x) is str else enter(way, None, x) for x in values]
-    return inner_walk(form, given, bool(loops))
+    return inner_walk(form, given, bool(loops), options)
 
 
-def inner_walk(form: Form, values: list[Any], inner: bool) -> Steps:
+def rolled(steps: Steps, options: Options | None) -> Steps:
+    """A long `range` that examples leave early as rounds of a graph, such as `for _ in range(100)` until they agree."""
+    if options is None or options.lower == "unroll" or not isinstance(steps.items, range) or len(steps.items) <= FEW:
+        return steps
+    return Range(0, len(steps.items), 1, False)
+
+
+def inner_walk(form: Form, values: list[Any], inner: bool, options: Options | None = None) -> Steps:
     """The steps of an inner loop. Examples may wait in loops in it only if each counts its own rounds, as those of a
     `range` can be counted."""
-    steps = walk(form, [*values])
+    steps = rolled(walk(form, [*values]), options)
     if not inner or not isinstance(steps.items, range):
         return steps
     return Range(steps.items.start, steps.items.stop, steps.items.step, False)

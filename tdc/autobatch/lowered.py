@@ -29,7 +29,7 @@ from tdc.autobatch.values import (
     unflatten,
 )
 from tdc.compile._torch.tracing import before_operator, trace_outside
-from tdc.compile.upstream import Code, needs_grad
+from tdc.compile.upstream import Code, needs_grad, own_gradients
 from tdc.core.asserts import require
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import row_ids
@@ -62,32 +62,33 @@ def read(name: str, x: Any, line: int) -> Any:
     return x
 
 
-def block(fn: Callable[..., Any], n: int, names: Sequence[str], args: Sequence[Any], line: int) -> Any:
+def block(fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], line: int, n: int) -> Any:
     """What a block writes."""
     return blocks.run(fn, [read(name, x, line) for name, x in zip(names, args, strict=True)], n)
 
 
 def guarded(
-    fn: Callable[..., Any], n: int, names: Sequence[str], args: Sequence[Any], line: int, m: Mask, sure: bool
+    fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], line: int, n: int, m: Mask, sure: bool
 ) -> Any:
     """`block`, which is not run where nobody comes: then there is no example whose values the others could have."""
     if sure or not isinstance(m, Tensor):
-        return block(fn, n, names, args, line)
+        return block(fn, names, args, line, n)
     before_operator("cond")
     given = Packing([read(name, x, line) for name, x in zip(names, args, strict=True)])
-    outside = trace_outside(block, fn, n, names, args, line)
+    outside = trace_outside(block, fn, names, args, line, n)
     found = Packing(outside)
     tensors = found.tensors(outside)
     if not tensors:
         return outside
-    code = Code(needs_grad(tensors), tensors)
+    ref = needs_grad(tensors)
+    code = Code(ref, tensors)
     parts = [x for x in found.leaves if is_lane(x) or isinstance(x, Tensor)]
     mapped = [is_lane(x) for x in parts]
     shapes = [x.data.shape[1:] if is_lane(x) else x.shape for x in parts]
 
     def run(mask: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        own = given.values([dense_gradient(x) for x in flat])
-        return tuple(code.encode(found.tensors(block(fn, mask.shape[0], names, own, line))))
+        own = given.values(own_gradients(flat, mask))
+        return tuple(code.encode(found.tensors(block(fn, names, own, line, mask.shape[0]))))
 
     def skip(mask: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
         sizes = [(mask.shape[0], *s) if lane else s for lane, s in zip(mapped, shapes, strict=True)]
@@ -95,12 +96,7 @@ def guarded(
         return tuple(code.encode(zeros))
 
     out = code.decode(torch.cond(m.any(), run, skip, (m, *given.tensors(list(args)))))
-    return found.values(out)
-
-
-def dense_gradient(x: Tensor) -> Tensor:
-    """The same numbers; the gradient has no strides of 0, which the gradient of `torch.cond` does not take."""
-    return x * 1 if x.is_floating_point() else x
+    return found.values(own_gradients(out, ref))
 
 
 class Packing:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tdc.autobatch import flow, in_block, lists, loops, lowered, rounds
+from tdc.autobatch import ahead, flow, in_block, lists, loops, lowered, rounds
 from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import Pieces, write
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
@@ -20,6 +20,7 @@ from tdc.autobatch.syntax import load
 from tdc.autobatch.tree import Append, Block, For, Node, Value, show
 
 Answers = frozenset[str]
+LAYER = "()"  # behind the name of a linear layer
 
 
 @dataclass(frozen=True)
@@ -72,16 +73,19 @@ def free(source: Source, names: Iterable[str]) -> dict[str, Any]:
 
 
 def build(source: Source, called: Answers) -> Program:
-    """The program of a function; `called` are the names of functions of `batch` that it calls."""
+    """The program of a function; `called` are the names of functions of `batch` that it calls, and of linear layers."""
     names = local_names(source)
 
     def site(call: ast.Call) -> bool:
         return is_dotted(call.func) and ast.unparse(call.func) in called
 
+    def product(call: ast.Call) -> bool:
+        return is_dotted(call.func) and ast.unparse(call.func) + LAYER in called
+
     tree: Any = ast.parse(ast.unparse(source.tree)).body[0]  # a copy, since it is rewritten
     for new, old in zip(ast.walk(tree), ast.walk(source.tree), strict=True):
         ast.copy_location(new, old)
-    nodes = Builder(source, names, site).nodes(tree.body)
+    nodes = Builder(source, names, site, product).nodes(tree.body)
     flow.fill(nodes, names)
     given = frozenset(arg.arg for arg in every_argument(source.tree.args))
     tainted = flow.tainted_names(source, nodes, names)
@@ -138,7 +142,7 @@ def names_of(node: Node) -> list[str]:
 
 
 CALLED = (
-    lists.appended, loops.Loop, loops.ahead, loops.along, loops.along_inner, loops.begun, loops.begun_again,
+    ahead.made, lists.appended, loops.Loop, loops.ahead, loops.along, loops.along_inner, loops.begun, loops.begun_again,
     loops.repeat, loops.resume, loops.waiting_in, lowered.block, lowered.check, lowered.count, lowered.decide,
     lowered.either, lowered.enter, lowered.finished, lowered.guarded, lowered.meet, lowered.read, lowered.split,
     lowered.union, rounds.finish,

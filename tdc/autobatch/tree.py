@@ -109,7 +109,8 @@ class Walk:
 
 @dataclass(eq=False)
 class For:
-    """`assign` is the block that gives an item to the targets."""
+    """`assign` is the block that gives an item to the targets; further statements in it are `ahead`: they depend on
+    the item alone, and can run for all items at once."""
 
     walk: Walk
     assign: Block
@@ -119,6 +120,15 @@ class For:
     live: Names = NOTHING
     live_head: Names = NOTHING
     live_else: Names = NOTHING
+
+    @property
+    def targets(self) -> list[str]:
+        return [n.id for n in ast.walk(self.assign.body[0]) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+
+    @property
+    def ahead(self) -> list[str]:
+        """The text of what depends on the item alone."""
+        return self.assign.text[1:]
 
 
 @dataclass(eq=False)
@@ -181,7 +191,8 @@ def show(nodes: list[Node], depth: int = 0) -> Iterator[str]:
             yield from show(node.body, depth + 1)
             yield from show_else(node.orelse, depth)
         elif isinstance(node, For):
-            yield f"{pad}for {', '.join(node.assign.writes)} in {node.walk}"
+            yield f"{pad}for {', '.join(node.targets)} in {node.walk}"
+            yield from [f"{pad}{INDENT}ahead {line}" for line in node.ahead]
             yield from show(node.body, depth + 1)
             yield from show_else(node.orelse, depth)
         elif isinstance(node, Exit):

@@ -12,6 +12,7 @@ gets what another has. What is the same for all examples is walked as Python doe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -108,6 +109,12 @@ class Rows(Steps):
         here = torch.arange(self.data.shape[0], device=self.device)
         return Lane(self.data[here, k.clamp(max=self.data.shape[1] - 1)])
 
+    def every(self) -> Tensor:
+        return self.data.flatten(0, 1)
+
+    def with_rows(self, rows: Tensor) -> Rows:
+        return Rows(rows.unflatten(0, self.data.shape[:2]))
+
     def table(self) -> Any:
         return Lane(self.data.movedim(1, 0).clone(memory_format=torch.contiguous_format))
 
@@ -131,6 +138,17 @@ class RaggedRows(Steps):
 
     def item(self, k: Any) -> Any:
         return Lane(self.rows(self.positions(k)))
+
+    def every(self) -> Tensor:
+        return self.x.values if self.values is None else self.values
+
+    def with_rows(self, rows: Tensor) -> RaggedRows:
+        new = copy(self)
+        if self.values is None:
+            new.x = self.x.with_values(rows)
+        else:
+            new.values = rows
+        return new
 
     def rows(self, where: Tensor) -> Tensor:
         if self.values is None:

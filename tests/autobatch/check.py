@@ -48,16 +48,16 @@ def inputs(p: Program) -> Inputs:
     return Inputs([draw() for _ in many], v, n, xs, ys, draw(SIZE), draw())
 
 
-def functions(p: Program, given: Inputs) -> BatchFunction:
-    """The function of a program, with its helper."""
+def functions(p: Program, given: Inputs, **options: Any) -> BatchFunction:
+    """The function of a program, with its helper; options are those of `batch`."""
     helper = made(p.helper, given, None)
-    return made(p.text, given, helper)
+    return made(p.text, given, helper, **options)
 
 
-def made(text: str, given: Inputs, other: Any) -> BatchFunction:
-    scope: dict[str, Any] = {"torch": torch}
+def made(text: str, given: Inputs, other: Any, **options: Any) -> BatchFunction:
+    scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
     exec(compile(text, "<random program>", "exec"), scope)
-    return batch(scope["make"](given.w, given.c, True, other), source=text)
+    return batch(scope["make"](given.w, given.c, True, other), source=text, **options)
 
 
 def batched(f: BatchFunction, p: Program, args: Any, compiler: Compiler | None) -> Any:
@@ -72,14 +72,14 @@ DIMS = {"shared": (0, None, 0, 0, 0), "moved": (0, 1, 0, 0, 0)}
 NAMES = ("x", "v", "n", "xs", "ys")
 
 
-def check(p: Program, compiler: Compiler | None = None) -> int:
+def check(p: Program, compiler: Compiler | None = None, **options: Any) -> int:
     """Compare the batch with the loop. Returns how many gradients were not zero.
 
     Raises:
         AssertionError: a value or a gradient differs.
     """
     given = inputs(p)
-    f = functions(p, given)
+    f = functions(p, given, **options)
     rows = [*zip(given.x, given.v, given.n, given.xs, given.ys, strict=True)]
     examples = Examples(rows, DIMS.get(p.style, 0), NAMES, grads=True, ragged=() if p.rows == "static" else NAMES[3:])
     tolerance = 1e-9 if p.double else 1e-5

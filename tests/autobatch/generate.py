@@ -88,6 +88,7 @@ class Writer:
     def function(self) -> str:
         """The text of `make`."""
         self.line("def make(w, c, flag, other):", 0)
+        self.line("m = torch.diag(w) * 0.5 + 0.125", 1)
         self.line("def f(x, v, n, xs, ys):", 1)
         for text in BEGIN.format(one=self.rng.choice(["1", "1", "n + 1"])).splitlines():
             self.line(text)
@@ -280,7 +281,14 @@ class Writer:
                 f"{i}, (r, a) in enumerate(zip(xs, ys))", f"{i}, r in zip(range(2), xs)", "r in xs.unbind(0)",
                 f"r, {i} in zip(reversed(xs), range(1, 4))",
             ]  # fmt: skip
-        self.loop(level, f"for {self.rng.choice(heads)}")
+        head = self.rng.choice(heads)
+        v, products = self.name("v"), []
+        if head[0] == "r" and self.rng.random() < 0.5:
+            products = self.rng.choice([
+                [f"{v} = torch.tanh(r @ m + {v} @ m)"], [f"{v} = torch.tanh(F.linear(r * 2, m) + w * {v})"],
+                ["e1 = r * 0.5", "e2 = torch.relu(e1 @ m)", f"{v} = torch.tanh(e2 @ m - e1) + {v} * 0.5"],
+            ])  # fmt: skip
+        self.loop(level, f"for {head}", *products)
 
     def collect(self) -> None:
         """A list that grows in a loop which no example leaves but by return, stacked behind it."""

@@ -31,7 +31,22 @@ def compiled(backend: str) -> Compiler:
     return compiler
 
 
-MODES: dict[str, Compiler | None] = {"eager": None, "graph": compiled("eager"), "aot_eager": compiled("aot_eager")}
+def compiled_without_reuse(fn: Any) -> Any:
+    """Compiled by Inductor, which then gives each value a buffer of its own."""
+    torch.compiler.reset()
+    return torch.compile(fn, options={"allow_buffer_reuse": False}, fullgraph=True)
+
+
+MOST = 8  # rounds of each loop
+MODES: dict[str, tuple[Compiler | None, dict[str, Any]]] = {
+    "eager": (None, {}),
+    "graph": (compiled("eager"), {}),
+    "while": (compiled("eager"), {"lower": "while"}),
+    "unroll": (compiled("eager"), {"lower": "unroll", "max_iters": MOST}),
+    "aot_eager": (compiled("aot_eager"), {}),
+    "inductor": (compiled("inductor"), {}),
+    "inductor without reuse": (compiled_without_reuse, {}),
+}
 
 
 def run(count: int, start: int, mode: str, limit: int = 10, calls: bool = True) -> tuple[Counter[str], list[str]]:
@@ -44,7 +59,8 @@ def run(count: int, start: int, mode: str, limit: int = 10, calls: bool = True) 
             p = Program(**{**vars(p), "style": "map"})
         seen["programs"] += 1
         try:
-            seen["gradients that are not zero"] += check(p, MODES[mode])
+            compiler, options = MODES[mode]
+            seen["gradients that are not zero"] += check(p, compiler, **options)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             failed.append(f"seed {seed}: {type(error).__name__} {last.filename}:{last.lineno} {str(error)[:600]}")

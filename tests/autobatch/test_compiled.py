@@ -103,11 +103,19 @@ def rows(*lengths: int, width: tuple[int, ...] = (3,), whole: bool = False) -> t
     return (*made, torch.tensor(lengths)) if whole else tuple(made)
 
 
+@tdc.batch
+def picks(x: Tensor, n: Tensor) -> Tensor:
+    """Items of lists at positions of each example."""
+    table = [x, x * 2, W[0] + x]
+    return table[n % 3] * (5, 1, 2)[n - n] + table[-1]
+
+
 PROGRAMS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "a recurrent cell": (recurrent, ragged),
     "while and branches": (while_and_branches, lambda *n: rows(*n, width=(3, 5))),
     "range of a tensor": (counted, lambda *n: rows(*n, whole=True)),
     "calls": (calls, rows),
+    "items of lists": (picks, lambda *n: rows(*n, whole=True)),
 }
 
 
@@ -243,3 +251,36 @@ def test_transposed_weights_in_a_loop():
 
     fn = tdc.batch(both)
     check(fn, rows, torch.compile(fn.map, backend="aot_eager", fullgraph=True), (2, 1, 4))
+
+
+@tdc.batch
+def newton(x: Tensor, n: Tensor) -> Tensor:
+    y, total = x, x * 0
+    for _ in range(n):
+        for _ in range(60):
+            new = y - (y * y - x) / (2 * y)
+            if (new - y).abs() < 1e-9:
+                break
+            y = new
+        else:
+            total = total - 100
+        y, total = x + y, total + y
+    return total
+
+
+def test_a_long_range_that_examples_leave_is_a_loop_of_the_graph():
+    """Found by reading: 60 rounds were 60 copies of the body."""
+    nodes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        nodes.append(sum([len(m.graph.nodes) for m in graph.modules() if isinstance(m, torch.fx.GraphModule)]))
+        return graph.forward
+
+    x = torch.tensor([2.0, 9.0, 100.0, 1e4], dtype=torch.float64, requires_grad=True)
+    n = torch.tensor([0, 2, 3, 1])
+    want = torch.stack([newton(a, b) for a, b in zip(x, n, strict=True)])
+    found = torch.compile(newton.map, backend=backend, fullgraph=True)(x, n)
+    assert torch.equal(found, want)
+    assert torch.allclose(*[torch.autograd.grad(out.sum(), x)[0] for out in (found, want)])
+    assert len(nodes) == 1
+    assert nodes[0] < 2000

@@ -166,6 +166,12 @@ CALLS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
         "expected the dim of a ragged batch that counts its examples, got dim 1 of NestedTensor float32[2, -1, 3]\n"
         "hint: in_dims=0 for it",
     ),
+    "an item of floats": (
+        lambda: made("def f(x, n):\n    return x * (0.5, 2.0)[n]\n").map(ONE(3), torch.tensor([0, 1, 1])),
+        tdc.UnsupportedError,
+        "expected tensors of one shape in what a number indexes that differs between examples, got a tuple of others\n"
+        "hint: torch.tensor(x)[i] of floats; if i == 0: ... of anything",
+    ),
     "no such lowering": (
         lambda: tdc.batch(lower="loop"),
         tdc.StructureError,
