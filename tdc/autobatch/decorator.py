@@ -16,7 +16,7 @@ from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, dr
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, map_leaves, unflatten
-from tdc.compile._torch.lanes import load_decompositions
+from tdc.compile._torch.lanes import has_hooks, load_decompositions
 from tdc.compile.upstream import traced
 from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import constant
@@ -223,11 +223,6 @@ def answers(names: tuple[str, ...], values: dict[str, Any]) -> tuple[str, ...]:
     found = [(name, resolved(name, values)) for name in names]
     layers = [name + LAYER for name, x in found if type(x) is torch.nn.Linear and not has_hooks(x)]
     return (*[name for name, x in found if as_batch_function(x) is not None], *layers)
-
-
-def has_hooks(x: torch.nn.Module) -> bool:
-    """Whether somebody listens to the calls of a module."""
-    return bool(x._forward_hooks or x._forward_pre_hooks or x._backward_hooks or x._backward_pre_hooks)
 
 
 def as_batch_function(x: Any) -> BatchFunction | None:

@@ -1,8 +1,8 @@
 """Loop fission: what the body of a `for` computes of its item alone goes in front, where it is computed for all items.
 
-`h = torch.tanh(x @ w + h @ u)` in `for x in xs` needs the round before it for `h @ u` only. So `x @ w` goes to the block
-that gives the item to `x`, and a walk along rows runs that block once, for the rows of all rounds of all examples: one
-product where each round had one, forward and backward.
+`h = torch.tanh(x @ w + h @ u)` in `for x in xs` needs the round before it for `h @ u` only. So `x @ w` goes to the
+block that gives the item to `x`, and a walk along rows runs that block once, for the rows of all rounds of all
+examples: one product where each round had one, forward and backward.
 
 Only products go, with what they are made of and what is added to them, and only from the statements that every item
 comes to first, in a loop that nobody leaves early: nothing is computed that an example alone would not compute. Calls
@@ -83,7 +83,8 @@ class Hoist(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.expr) and self.has_product(node) and self.is_pure(node):
             name = self.temporary()
-            self.ahead.append(located(ast.Assign([store(name)], node), node))
+            given = ast.copy_location(ast.Assign([store(name)], node), node)
+            self.ahead.append(ast.fix_missing_locations(given))
             return located(load(name), node)
         return node if isinstance(node, ARMS) else super().generic_visit(node)
 

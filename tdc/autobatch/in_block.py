@@ -144,7 +144,7 @@ def get(x: Any, index: Any) -> Any:
     return x[tuple(rest)]
 
 
-def item_at(x: Any, i: Tensor) -> Any:
+def item_at(x: Any, i: Any) -> Any:
     """`x[i]` of a list, at a position that may differ between examples: then the items are tensors of one shape, or
     whole numbers."""
     if not is_batched(i) and not traced():

@@ -67,3 +67,10 @@ def mapped(x: Tensor, level: int) -> Tensor:
 def load_decompositions() -> None:
     """Have torch load what vmap needs for some operations, as its first vmap does."""
     torch.vmap(torch.neg)(torch.zeros(1))
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether somebody listens to the calls of a module. Can be traced."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
