@@ -11,7 +11,8 @@ from torch import Tensor
 from tdc.autobatch.ragged_example import RaggedExample
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import Lane, flatten, is_lane, is_tree, unflatten
-from tdc.compile._torch.lanes import current_level, map_lanes
+from tdc.compile._torch.lanes import map_lanes
+from tdc.compile._torch.levels import current_level
 from tdc.compile.upstream import traced
 from tdc.core.errors import UnsupportedError, message
 from tdc.ragged.nested import NestedTensor
@@ -47,19 +48,34 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
 
 
 def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> Any:
-    """`map_lanes`, which says of numbers that are asked of tensors what to write.
+    """`map_lanes`, which says what to write instead of what vmap has not.
 
     Raises:
-        UnsupportedError: a number is asked of a tensor that differs between examples: `torch.arange(x.size(0))`.
+        UnsupportedError: as `SAID` has it.
     """
     try:
         return map_lanes(fn, tensors, count)
     except RuntimeError as error:
-        if "calling .item()" not in str(error):
-            raise
-        expected, got = "tensors that stay tensors", "a number asked of one that differs between examples"
-        hint = "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros"
-        raise UnsupportedError(message(OP, expected, got, hint=hint)) from error
+        for text, expected, got, hint in SAID:
+            if text in str(error):
+                raise UnsupportedError(message(OP, expected, got, hint=hint)) from error
+        raise
+
+
+SAID = (  # what is in torch's message, and what ours says
+    (
+        "calling .item()", "tensors that stay tensors", "a number asked of one that differs between examples",
+        "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros",
+    ),
+    (
+        "data-dependent control flow", "tests that tdc.batch sees", "one in a function that is called",
+        "decorate that function with tdc.batch",
+    ),
+    (
+        "differently shaped", "results of one shape", "x[mask] or the like, of another size for each example",
+        "torch.where(mask, x, 0)",
+    ),
+)  # fmt: skip
 
 
 def example(x: Lane) -> RaggedExample:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tdc.autobatch.lists import Grown, refusal
 from tdc.autobatch.ragged_example import RaggedExample
-from tdc.compile._torch.lanes import current_level, mapped, outside, physical
+from tdc.compile._torch.levels import current_level, mapped, outside, physical
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 from tdc.ragged.masked import MaskedBatch

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.autobatch.per_example import index, table
 from tdc.autobatch.values import Lane
-from tdc.compile._torch.lanes import current_level, mapped, outside, physical
+from tdc.compile._torch.levels import current_level, mapped, outside, physical
 from tdc.compile._torch.tracing import is_batched
 from tdc.core.arguments import normal_dim
 from tdc.core.rules import OPERATORS, REFLECTED, SWAPPED, UNARY_OPERATORS

@@ -88,8 +88,8 @@ class Writer:
     def function(self) -> str:
         """The text of `make`."""
         self.line("def make(w, c, flag, other):", 0)
-        self.line("m = torch.diag(w) * 0.5 + 0.125", 1)
         self.line("def f(x, v, n, xs, ys):", 1)
+        self.line("m = torch.diag(w) * 0.5 + 0.125")
         for text in BEGIN.format(one=self.rng.choice(["1", "1", "n + 1"])).splitlines():
             self.line(text)
         self.body(self.rng.randint(3, 6), 0)

@@ -2,11 +2,6 @@
 
 `torch.vmap` takes pytrees apart, checks them and puts results together: more than most blocks cost, and a thousand
 lines for Dynamo to trace. Here tensors are lists already, and what the function does not map stays as it is.
-
-    current_level()      the level that is innermost, a number
-    physical(x, level)   the tensor of all examples that stands behind one example's
-    outside()            where the level is not in effect: what runs there runs once, for the whole batch
-    mapped(x, level)     one example's tensor of that of all examples
 """
 
 from __future__ import annotations
@@ -19,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.levels import add_batch_dim, remove_batch_dim
 from tdc.compile._torch.tracing import is_batched
+from tdc.compile._torch.vmap_rules import register_rules
 
 level_of_vmap: Any = load("torch._functorch.vmap:vmap_increment_nesting")
-add_batch_dim: Any = load("torch._functorch.vmap:_add_batch_dim")
-remove_batch_dim: Any = load("torch._functorch.vmap:_remove_batch_dim")
-interpreter: Any = load("torch._functorch.pyfunctorch:retrieve_current_functorch_interpreter")
 
 
 def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> tuple[list[Any], list[bool]]:
@@ -39,34 +33,11 @@ def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count
     return found, mapped
 
 
-def current_level() -> int:
-    """The number of the innermost level, of `vmap` or of another transform. Can be traced."""
-    found: int = interpreter().level()
-    return found
-
-
-def outside() -> Any:
-    """A context in which the innermost level is not in effect: random numbers are drawn once for the whole batch, and
-    sizes may be read. Can be traced."""
-    return interpreter().lower()
-
-
-def physical(x: Tensor, level: int) -> Tensor:
-    """The tensor of all examples, which are its first dim, of one that `is_batched` at a level."""
-    found: Tensor = remove_batch_dim(x, level, 0, 0)
-    return found
-
-
-def mapped(x: Tensor, level: int) -> Tensor:
-    """The tensor of one example, of a tensor of all, which are its first dim."""
-    found: Tensor = add_batch_dim(x, 0, level)
-    return found
-
-
 @cache
 def load_decompositions() -> None:
-    """Have torch load what vmap needs for some operations, as its first vmap does."""
+    """Have torch load what vmap needs for some operations, as its first vmap does, and what it has not."""
     torch.vmap(torch.neg)(torch.zeros(1))
+    register_rules()
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
