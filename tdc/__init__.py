@@ -3,6 +3,7 @@
 from . import compile as compile
 from . import data as data
 from . import interop as interop
+from . import io as io
 from . import migration as migration
 from . import nn as nn
 from . import ops as ops

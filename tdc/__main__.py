@@ -1,4 +1,4 @@
-"""The command line: `python -m tdc demo` and `python -m tdc doctor`.
+"""The command line: `python -m tdc demo`, `python -m tdc doctor` and `python -m tdc show`.
 
 Each command parses its options here and calls one function, whose result is the exit status.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .demo import run
 from .doctor import doctor
+from .io.show import show
 
 EXAMPLES = """\
 examples:
@@ -18,6 +19,7 @@ examples:
   python -m tdc demo                          train the demo model and write demo_report/
   python -m tdc demo --steps 20 --out quick   a short run, with its report in quick/
   python -m tdc demo --device cuda --seed 1   on a GPU, with another seed
+  python -m tdc show data/train --verify      what is in a store, and whether its checksums are right
 """
 
 
@@ -44,19 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return doctor()
     if options.command == "demo":
         return run(steps=options.steps, seed=options.seed, device=options.device, out=options.out)
+    if options.command == "show":
+        return show(options.path, verify=options.verify)
     parser.print_help(sys.stderr)
     return 2
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser, with both commands and their options."""
+    """The parser, with all commands and their options."""
     parser = argparse.ArgumentParser(
         prog="python -m tdc",
         description="Batches of structured and variable-length data for PyTorch models that compile end to end.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", title="commands", metavar="{demo,doctor}")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="{demo,doctor,show}")
     commands.add_parser(
         "doctor",
         help="say what this machine has and lacks, and try torch.compile",
@@ -71,6 +75,13 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and weights (default: 0)")
     demo.add_argument("--device", default="cpu", help="torch device to train on, such as cuda (default: cpu)")
     demo.add_argument("--out", default="demo_report", metavar="DIR", help="folder of the report (default: demo_report)")
+    shown = commands.add_parser(
+        "show",
+        help="print what is in a store that tdc.io.save wrote",
+        description="Print the keys, shapes and sizes of a store. Exits with 1 when it cannot be loaded.",
+    )
+    shown.add_argument("path", help="folder of the store")
+    shown.add_argument("--verify", action="store_true", help="read everything and compare its checksums")
     return parser
 
 

@@ -40,16 +40,17 @@ CUT = {  # functions of earlier versions that torch has, or a method
 }
 MADE = {  # constructors: of TensorDict and of the module alike
     "from_any from_tuple": "tdc.as_tensordict(obj), or tdc.interop.from_pytree(tree) for lists and tuples",
-    "from_consolidated from_h5 from_zarr load load_memmap load_memmap_": "torch.load(file)",
+    "from_consolidated from_h5 from_zarr": "torch.load(file)",
+    "load load_memmap load_memmap_": "tdc.io.load(path)",
     "from_csv from_json from_pandas from_parquet": "TensorDict({name: df[name].to_numpy() for name in df}, [len(df)])",
     "from_modules": "torch.stack([tdc.from_module(net), tdc.from_module(net)])",
     "fromkeys": "TensorDict(dict.fromkeys(keys, 0))",
     "lazy_stack": "tdc.data.ragged_stack(examples)",
     "maybe_dense_stack": "torch.stack(tds), or tdc.data.ragged_stack(examples) where lengths differ",
-    "memmap": "not there yet: torch.save(td, file), or numpy.memmap leaves, which tdc.copy_ writes into",
     "pad": "F.pad(td, (0, 0, 0, 1))",
-    "save": "torch.save(td, file)",
+    "save": "tdc.io.save(td, path)",
 }
+MAPPED = "td = td.memmap(path), or tdc.io.memmap_empty(spec, path), which tdc.copy_ fills"
 WRITES = "no TensorDict ever changes; m = td.mutate() is a builder that does, and td = m.finish() what it built"
 SENDS = "torch.distributed on leaves, e.g. td.apply(fn)"
 FILES = "td.to_numpy(), then a writer of that format"
@@ -134,7 +135,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "share_memory_": "td = td.share_memory()",
         "state_dict": "tdc.interop.to_state_dict(td)",
         "load_state_dict": "tdc.interop.from_state_dict(net.state_dict())",
-        "memmap_ memmap_like make_memmap is_memmap memmap_refresh_": MADE["memmap"],
+        "memmap_ memmap_like make_memmap is_memmap memmap_refresh_": MAPPED,
         "dumps": MADE["save"],
         "to_csv to_h5 to_json to_pandas to_parquet to_zarr": FILES,
         "all_gather all_reduce broadcast gather_and_stack reduce send recv isend irecv init_remote": SENDS,
@@ -180,7 +181,7 @@ MODULE: dict[str, str] = {
     "ProbabilisticTensorDictModule ProbabilisticTensorDictSequential": "torch.distributions, in a function",
     "EnsembleModule": "stacked = tdc.stack_modules([net, net])",
     "CudaGraphModule": "torch.compile(fn, mode='reduce-overhead')",
-    "MemoryMappedTensor PersistentTensorDict": MADE["memmap"],
+    "MemoryMappedTensor PersistentTensorDict memmap": MAPPED,
     "is_tensor_collection": "isinstance(x, TensorDict)",
     "is_tensorclass": "isinstance(x, tdc.TensorClass)",
     "is_non_tensor": "not isinstance(x, torch.Tensor)",

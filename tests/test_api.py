@@ -37,7 +37,7 @@ def one(name: str, x: Any) -> str:
     return f"{name}{signature(x)}" if callable(x) and get_origin(x) is None else name
 
 
-SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.nn", "tdc.ops", "tdc.optim", "tdc.testing")
+SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.io", "tdc.nn", "tdc.ops", "tdc.optim", "tdc.testing")
 INTERNAL = {"migration"}  # imported for its effect alone
 
 
@@ -94,6 +94,7 @@ functional_call(module, params, args=(), kwargs=None, *, tie_weights=True, stric
 grad(fn, argnums=0, has_aux=False)
 hessian(fn, argnums=0)
 interop/
+io/
 jacfwd(fn, argnums=0, has_aux=False, *, randomness='error')
 jacrev(fn, argnums=0, has_aux=False, *, chunk_size=None)
 jvp(fn, primals, tangents, has_aux=False)

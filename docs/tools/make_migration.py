@@ -282,7 +282,7 @@ ROWS: dict[str, list[Row]] = {
             instead("TensorDictSequential"),
             "a function, or the `forward` of an `nn.Module`",
         ),
-        Row("td.memmap('dir'), TensorDict.load_memmap('dir')", "", instead("memmap")),
+        Row("td.memmap('dir'), TensorDict.load_memmap('dir')", "", "td.memmap(path), tdc.io.load(path)"),
         Row("MemoryMappedTensor", "", instead("MemoryMappedTensor")),
         Row("td.state_dict()", instead("state_dict"), "flat keys, as of a module"),
         Row("td.load_state_dict(state_dict)", instead("load_state_dict")),

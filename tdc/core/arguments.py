@@ -24,6 +24,7 @@ MADE = {
     "Tensor": "torch.as_tensor(x) makes one",
     "Mapping": "pass a dict",
     "type": "pass the class itself",
+    "bool": "True or False",
 }
 
 

@@ -6,12 +6,13 @@
 import torch
 from collections.abc import Callable, Sequence
 from tdc.core.container import Container
+from tdc.io.save import PathLike
 from tdc.tensordict.at import At
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.summary import Summary
 from tdc.tensordict.tensordict import TensorDict
 from torch import Tensor
-from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, overload
 
 _bool = bool
 _complex = complex
@@ -369,6 +370,7 @@ class TensorDictOperations(Keyed):
     def median(self) -> Self: ...
     @overload
     def median(self, dim: _int, keepdim: _bool = False) -> _ValuesIndices[Self]: ...
+    def memmap(self, path: PathLike, *, mode: "Literal['r', 'r+']" = 'r', overwrite: _bool = False, sync: _bool = True) -> TensorDict: ...
     @overload
     def min(self) -> Self: ...
     @overload

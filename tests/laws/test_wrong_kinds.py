@@ -6,9 +6,11 @@ in our three parts; a Python error from inside (`'list' object has no attribute 
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 import tdc
 from tdc import DtypeError, MaskedBatch, NestedTensor, TdcError, TensorDict
 
-SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.nn", "tdc.optim", "tdc.testing")
+SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.io", "tdc.nn", "tdc.optim", "tdc.testing")
 METHODS: tuple[Any, ...] = (  # which are functions, too
     NestedTensor.to_padded, NestedTensor.to_torch, MaskedBatch.to_packed, TensorDict.summary,
 )  # fmt: skip
@@ -35,7 +37,8 @@ WRONG: dict[str, Any] = {
     "str": "abc", "int": 3, "object": object(),
 }  # fmt: skip
 HANDED_ON = {  # arguments that go to the user's function, which has errors of its own
-    "cond": 3, "export": 1, "functional_call": 2, "peak_bytes": 1, "report": 1, "scan": 1,
+    "cond": 3, "export": 1, "functional_call": 2, "peak_bytes": 1, "report": 1, "scan": 1, "save": 1,
+    "memmap_empty": 1,  # of these two, a path to write to
 }  # fmt: skip
 FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)
 
@@ -68,6 +71,10 @@ def loss(params: TensorDict, batch: Tensor) -> Tensor:
 NET, PARAMS = nn.Linear(2, 2), tdc.from_module(nn.Linear(2, 2))
 tree, spec = tdc.interop.from_pytree([torch.zeros(3)])
 X = torch.zeros(3, 2)
+FOLDER = tempfile.TemporaryDirectory()
+atexit.register(FOLDER.cleanup)
+STORE = f"{FOLDER.name}/store"
+tdc.io.save(td(), STORE)
 CALLS: dict[str, tuple[Any, ...]] = {
     "TensorDict": (td(), [3]),
     "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
@@ -145,6 +152,9 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "dynamic_shapes": ([X],),
     "export": (torch.neg, (X,)),
     "load": ("no/such/file.pt2",),
+    "io.load": (STORE, "x", {"mode": "r", "classes": ()}),
+    "save": (td(), f"{FOLDER.name}/saved", {"overwrite": True}),
+    "memmap_empty": (td(), f"{FOLDER.name}/empty", [3], {"overwrite": True}),
     "lanes": (X,),
     "map": (lambda t: t, td()),
     "peak_bytes": (torch.neg, X),
@@ -173,7 +183,7 @@ def public() -> dict[str, Callable[..., Any]]:
         for name, value in vars(sys.modules[space]).items():
             ours = getattr(value, "__module__", "").startswith("tdc") and not name.startswith("_")
             if ours and callable(value) and not (inspect.isclass(value) and issubclass(value, Exception)):
-                found.setdefault(name, value)
+                found.setdefault(name if found.get(name, value) is value else f"{space[4:]}.{name}", value)
     return found
 
 

@@ -1,0 +1,212 @@
+"""The files of a store: a tensor to a file, and a file to a tensor that is mapped into memory.
+
+Everything is opened below a descriptor of the folder that it lies in, never by a path, and no link is followed. So what
+happens to the path of a store while it is open does not matter, and nothing outside of it is opened. A file is checked
+before it is opened (a FIFO would block, opening a device may do something) and once more when it is open, and is mapped
+only if it has exactly the size that the manifest says: torch would make a shorter one longer.
+
+Invariant: a mapped tensor is a plain `torch.Tensor` that holds no descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import stat
+import zlib
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from tdc.io.filenames import MANIFEST, Keys, encoded, file_name, not_a_store
+from tdc.io.manifest import DTYPES, MOST_BYTES, Stored
+from tdc.io.publish import open_folder
+
+DESCRIPTORS = "/proc/self/fd"  # of Linux: through it torch maps an open file and keeps no descriptor
+HAS_DESCRIPTORS = os.path.isdir(DESCRIPTORS)
+CHUNK = 1 << 30
+NEW = ("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_CLOEXEC")
+
+
+class Damaged(Exception):
+    """What is wrong with one file."""
+
+
+class Folders:
+    """Descriptors of the folders of a store on the way to one key path, opened as the way changes."""
+
+    def __init__(self, root: int, make: bool = False, sync: bool = False) -> None:
+        self.root, self.make, self.sync = root, make, sync
+        self.way: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Folders:
+        return self
+
+    def __exit__(self, error: object, *rest: object) -> None:
+        try:
+            self.sync = self.sync and error is None
+            self.leave(0)
+        finally:
+            self.sync = False
+            self.leave(0)
+
+    def at(self, keys: Keys) -> int:
+        """The folder of a node."""
+        common = 0
+        while common < min(len(self.way), len(keys)) and self.way[common][0] == keys[common]:
+            common += 1
+        self.leave(common)
+        for key in keys[common:]:
+            above = self.way[-1][1] if self.way else self.root
+            if self.make:
+                with suppress(FileExistsError):  # the way led here before
+                    os.mkdir(encoded(key), dir_fd=above)
+            self.way.append((key, opened_folder(encoded(key), above)))
+        return self.way[-1][1] if self.way else self.root
+
+    def leave(self, depth: int) -> None:
+        """Close what lies deeper."""
+        while len(self.way) > depth:
+            folder = self.way.pop()[1]
+            try:
+                if self.sync:
+                    os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def opened_folder(name: str, parent: int) -> int:
+    """A descriptor of a folder of a store; Damaged where there is none."""
+    try:
+        return open_folder(name, parent)
+    except FileNotFoundError:
+        raise Damaged("its folder is missing") from None
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise Damaged("a file or a link where a folder should be") from None
+        raise
+
+
+# -- writing
+
+
+def write(folder: int, name: str, data: memoryview, sync: bool) -> None:
+    """Write a new file."""
+    file = os.open(name, flags(*NEW), 0o666, dir_fd=folder)
+    try:
+        while data:
+            data = data[os.write(file, data[:CHUNK]) :]
+        if sync:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def reserve(folder: int, name: str, nbytes: int, sync: bool) -> None:
+    """Make a new file of zeros, with its room on the disk: through a map, a full disk would end the process."""
+    file = os.open(name, flags(*NEW), 0o666, dir_fd=folder)
+    try:
+        if nbytes and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, nbytes)
+        os.ftruncate(file, nbytes)
+        if sync:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def flags(*names: str) -> int:
+    """Flags of `os.open` by their names."""
+    return sum([getattr(os, name) for name in names])
+
+
+def host(x: Tensor) -> Tensor:
+    """A tensor in the memory of the host, its elements one after another."""
+    return x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def bytes_of(x: Tensor) -> memoryview:
+    """The memory of such a tensor, which has to outlive it."""
+    if not x.numel():
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * (x.numel() * x.element_size())).from_address(x.data_ptr())).cast("B")
+
+
+# -- reading
+
+
+def read_manifest(op: str, folder: int) -> bytes:
+    """The bytes of the manifest of a store."""
+    try:
+        file, size = opened(folder, MANIFEST, False)
+    except Damaged as fault:
+        raise not_a_store(op, f"a folder with a {MANIFEST}", f"one where {fault}") from None
+    try:
+        if size > MOST_BYTES:
+            raise not_a_store(op, f"a manifest of at most {MOST_BYTES} bytes", f"one of {size}")
+        data = b""
+        while len(data) <= size and (block := os.read(file, size + 1 - len(data))):
+            data += block
+        return data
+    finally:
+        os.close(file)
+
+
+def opened(folder: int, name: str, writable: bool) -> tuple[int, int]:
+    """A descriptor of a regular file, and its size; Damaged where there is none."""
+    try:
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise Damaged("its file is a link, a folder, a pipe or a device")
+        access = "O_RDWR" if writable else "O_RDONLY"
+        file = os.open(name, flags(access, "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"), dir_fd=folder)
+    except FileNotFoundError:
+        raise Damaged("its file is missing") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # it became one since
+            raise Damaged("its file is a link, a folder, a pipe or a device") from None
+        raise
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(file)
+        raise Damaged("its file is a link, a folder, a pipe or a device")
+    return file, found.st_size
+
+
+def mapped(folder: int, key: str, part: str, x: Stored, shared: bool, verify: bool) -> Tensor:
+    """The tensor of a file, mapped into memory.
+
+    Args:
+        shared: what is written there goes to the file; otherwise it stays in this process.
+        verify: compare the checksum, which reads the whole file.
+
+    Raises:
+        Damaged: no regular file, another size, or another checksum.
+    """
+    file, size = opened(folder, file_name(key, part), shared)
+    try:
+        if size != x.nbytes:
+            raise Damaged(f"its file has {size} bytes instead of {x.nbytes}")
+        out = map_of(file, x, shared)
+    finally:
+        os.close(file)
+    if verify and zlib.crc32(bytes_of(out)) != x.crc32:
+        raise Damaged("its checksum is wrong, so its bytes changed since they were written")
+    return out
+
+
+def map_of(file: int, x: Stored, shared: bool) -> Tensor:
+    """An open file of the right size as a tensor."""
+    dtype = DTYPES[x.dtype]
+    if not x.nbytes:
+        return torch.empty(x.shape, dtype=dtype)
+    if HAS_DESCRIPTORS:
+        count = x.nbytes // dtype.itemsize
+        try:
+            return torch.from_file(f"{DESCRIPTORS}/{file}", shared=shared, size=count, dtype=dtype).view(x.shape)
+        except RuntimeError as error:  # most often the limit of maps, vm.max_map_count
+            raise OSError(errno.ENOMEM, f"cannot map a file into memory: {error}") from None
+    buffer = mmap.mmap(file, x.nbytes, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)  # keeps a descriptor
+    return torch.frombuffer(buffer, dtype=dtype).view(x.shape)

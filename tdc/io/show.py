@@ -1,0 +1,64 @@
+"""show: what a store holds, for `python -m tdc show PATH`.
+
+Invariant: everything that `load` checks is checked, so what is shown can be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+from tdc.core.errors import TdcError
+from tdc.io.filenames import place
+from tdc.io.files import read_manifest
+from tdc.io.load import OP, load, open_store
+from tdc.io.manifest import FORMAT, VERSION, Entry, Node, Stored, Table, Tie, parse
+from tdc.io.publish import path_text
+from tdc.tensordict.nbytes import bytes_text
+
+
+def show(path: Any, *, verify: bool = False, out: TextIO | None = None) -> int:
+    """Print the tree of a store, or what is wrong with it.
+
+    Args:
+        verify: compare the checksums, too, which reads every byte.
+
+    Returns:
+        The exit status: 0 where the store can be loaded.
+    """
+    stream = sys.stdout if out is None else out
+    try:
+        td = load(path, verify=verify)
+        folder = open_store(path_text(OP, path))
+        try:
+            table = parse(OP, read_manifest(OP, folder))
+        finally:
+            os.close(folder)
+    except (TdcError, OSError) as error:
+        print(error, file=stream)
+        return 1
+    print("\n".join([head(table, verify), *notes(table), "", str(td.summary())]), file=stream)
+    return 0
+
+
+def head(table: Table, verified: bool) -> str:
+    """One line: format, files, bytes on disk, checksums."""
+    parts = [x for item in table.values() if isinstance(item, Entry) for x in item.parts.values()]
+    files = [x for x in parts if isinstance(x, Stored)]
+    summed = any([x.crc32 is not None for x in files])
+    checksums = "checksums right" if verified else "with checksums" if summed else "no checksums"
+    size = bytes_text(sum([x.nbytes for x in files]))
+    return f"{FORMAT} version {VERSION}, {len(files)} file{'s' * (len(files) != 1)}, {size}, {checksums}"
+
+
+def notes(table: Table) -> list[str]:
+    """What a TensorDict does not show: the classes of nodes, and which tensors are one."""
+    lines: list[str] = []
+    for keys, item in table.items():
+        if isinstance(item, Node):
+            lines += [f"class  {place(keys)}: {ascii(item.cls)[1:-1]}"] * bool(item.cls)
+        else:
+            ties = {part: x for part, x in item.parts.items() if isinstance(x, Tie)}
+            lines += [f"tie    {place(keys, part)}: {place(x.keys, x.part)}" for part, x in ties.items()]
+    return lines
