@@ -54,7 +54,7 @@ def save(
         Eager only.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> td = TensorDict({"x": torch.arange(3), "info": {"y": torch.zeros(3, 2)}}, [3])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save(td, f"{folder}/store")
@@ -108,7 +108,7 @@ def memmap_empty(
         FormatError, OSError: as `save`.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> from tdc.ops.copy import copy_
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     buffer = memmap_empty({"obs": ((2,), torch.float32)}, f"{folder}/buffer", [1000])
