@@ -202,5 +202,5 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, 
     """
     offsets = offsets_of(lengths)
     rows = torch.repeat_interleave(lengths)
-    positions = torch.arange(rows.shape[0], device=rows.device) - offsets[rows]
-    return offsets, (positions if step == 1 else positions * step) + starts[rows]
+    steps = torch.arange(rows.shape[0], device=rows.device) * step
+    return offsets, steps + (starts - offsets[:-1] * step).index_select(0, rows)  # one gather of M instead of two
