@@ -36,7 +36,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow sweep mutants bench lint types clean compiler
+.PHONY: help demo test test-all test-slow sweep mutants soak bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -65,6 +65,9 @@ bench: compiler .venv/.ready-bench ## every benchmark in bench/, one after the o
 
 mutants: .venv/.ready-dev ## small faults in the rules that tests must find, ARGS="--count 50 --seed 0"
 	$(test-env) $(PY) tests/mutants.py $(ARGS)
+
+soak: .venv/.ready-dev ## stores under attack: mutated manifests, killed writers, readers beside writers (docs/storage.md)
+	$(test-env) $(PY) tests/io/soak.py $(ARGS)
 
 lint: .venv/.ready-dev ## ruff
 	$(PY) -m ruff check . $(ARGS)

@@ -51,8 +51,8 @@ TAIL = """\
   `python docs/tools/make_stubs.py` tells type checkers.
 - **An optimiser**: a file in `tdc/optim/` with a function that returns an `Optimizer`, written with the operations of
   `tdc/optim/foreach.py`, and its pair in `torch.optim` in `tests/optim/test_optim.py`: [optim](optim.md).
-- **A storage format**: a file in a room of its own above `compile`, `tdc/io/`. The package that reads and writes the
-  format is an extra, imported in the function that needs it. A TensorDict gives its leaves by key path
+- **A storage format**: a file in `tdc/io/`, above `compile`. A package that reads and writes it is an extra, imported
+  in the function that needs it. A TensorDict gives its leaves by key path
   (`td.items(True, True)`), and `tdc.interop.spec(td)` says what it is made of, without data: [interop](interop.md).
 """
 

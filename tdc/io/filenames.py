@@ -12,6 +12,7 @@ Invariant: two keys of one folder have names that differ on every file system, t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from urllib.parse import quote_from_bytes
 
@@ -20,6 +21,7 @@ from tdc.core.errors import FormatError, message, refuse_wrong
 Keys = tuple[str, ...]  # a key path, outermost first; () is the root
 LONGEST, KEPT, DIGITS = 200, 150, 32
 SUFFIX = ".memmap"
+PLAIN = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}", re.ASCII).fullmatch
 MANIFEST = "meta.json"
 
 
@@ -30,6 +32,8 @@ def encoded(key: str) -> str:
         >>> encoded("a b"), encoded("../x"), encoded("Größe"), encoded("")
         ('a%20b', '%2E.%2Fx', 'Gr%C3%B6%C3%9Fe', '%')
     """
+    if PLAIN(key):
+        return key
     raw = key.encode("utf-8", "surrogatepass")
     name = quote_from_bytes(raw, safe="").replace("~", "%7E") or "%"
     if name[0] == ".":

@@ -28,7 +28,15 @@ from tdc.io.publish import open_folder
 DESCRIPTORS = "/proc/self/fd"  # of Linux: through it torch maps an open file and keeps no descriptor
 HAS_DESCRIPTORS = os.path.isdir(DESCRIPTORS)
 CHUNK = 1 << 30
-NEW = ("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_CLOEXEC")
+
+
+def flags(*names: str) -> int:
+    """Flags of `os.open` by their names, which other systems do not have."""
+    return sum([getattr(os, name, 0) for name in names])
+
+
+NEW = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_CLOEXEC")
+OLD = flags("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")
 
 
 class Damaged(Exception):
@@ -95,7 +103,7 @@ def opened_folder(name: str, parent: int) -> int:
 
 def write(folder: int, name: str, data: memoryview, sync: bool) -> None:
     """Write a new file."""
-    file = os.open(name, flags(*NEW), 0o666, dir_fd=folder)
+    file = os.open(name, NEW, 0o666, dir_fd=folder)
     try:
         while data:
             data = data[os.write(file, data[:CHUNK]) :]
@@ -107,7 +115,7 @@ def write(folder: int, name: str, data: memoryview, sync: bool) -> None:
 
 def reserve(folder: int, name: str, nbytes: int, sync: bool) -> None:
     """Make a new file of zeros, with its room on the disk: through a map, a full disk would end the process."""
-    file = os.open(name, flags(*NEW), 0o666, dir_fd=folder)
+    file = os.open(name, NEW, 0o666, dir_fd=folder)
     try:
         if nbytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, 0, nbytes)
@@ -116,11 +124,6 @@ def reserve(folder: int, name: str, nbytes: int, sync: bool) -> None:
             os.fsync(file)
     finally:
         os.close(file)
-
-
-def flags(*names: str) -> int:
-    """Flags of `os.open` by their names."""
-    return sum([getattr(os, name) for name in names])
 
 
 def host(x: Tensor) -> Tensor:
@@ -160,8 +163,7 @@ def opened(folder: int, name: str, writable: bool) -> tuple[int, int]:
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise Damaged("its file is a link, a folder, a pipe or a device")
-        access = "O_RDWR" if writable else "O_RDONLY"
-        file = os.open(name, flags(access, "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"), dir_fd=folder)
+        file = os.open(name, OLD | (os.O_RDWR if writable else os.O_RDONLY), dir_fd=folder)
     except FileNotFoundError:
         raise Damaged("its file is missing") from None
     except OSError as error:
@@ -185,11 +187,11 @@ def mapped(folder: int, key: str, part: str, x: Stored, shared: bool, verify: bo
     Raises:
         Damaged: no regular file, another size, or another checksum.
     """
-    file, size = opened(folder, file_name(key, part), shared)
+    (file, size), nbytes = opened(folder, file_name(key, part), shared), x.nbytes
     try:
-        if size != x.nbytes:
-            raise Damaged(f"its file has {size} bytes instead of {x.nbytes}")
-        out = map_of(file, x, shared)
+        if size != nbytes:
+            raise Damaged(f"its file has {size} bytes instead of {nbytes}")
+        out = map_of(file, size, x, shared)
     finally:
         os.close(file)
     if verify and zlib.crc32(bytes_of(out)) != x.crc32:
@@ -197,16 +199,16 @@ def mapped(folder: int, key: str, part: str, x: Stored, shared: bool, verify: bo
     return out
 
 
-def map_of(file: int, x: Stored, shared: bool) -> Tensor:
+def map_of(file: int, size: int, x: Stored, shared: bool) -> Tensor:
     """An open file of the right size as a tensor."""
     dtype = DTYPES[x.dtype]
-    if not x.nbytes:
+    if not size:
         return torch.empty(x.shape, dtype=dtype)
     if HAS_DESCRIPTORS:
-        count = x.nbytes // dtype.itemsize
+        count = size // dtype.itemsize
         try:
             return torch.from_file(f"{DESCRIPTORS}/{file}", shared=shared, size=count, dtype=dtype).view(x.shape)
         except RuntimeError as error:  # most often the limit of maps, vm.max_map_count
             raise OSError(errno.ENOMEM, f"cannot map a file into memory: {error}") from None
-    buffer = mmap.mmap(file, x.nbytes, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)  # keeps a descriptor
+    buffer = mmap.mmap(file, size, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)  # keeps a descriptor
     return torch.frombuffer(buffer, dtype=dtype).view(x.shape)

@@ -235,12 +235,12 @@ class Reader:
         kind: Any = data.get("kind") if type(data) is dict else None
         if type(kind) is not str or kind not in kinds:
             raise self.wrong(keys, "nothing of a known kind")
-        required, optional = KINDS[kind]
-        missing, unknown = required.keys() - data.keys(), data.keys() - required.keys() - optional.keys() - {"kind"}
+        reads, names = KINDS[kind], data.keys() - {"kind"}
+        missing, unknown = reads.keys() - OPTIONAL - names, names - reads.keys()
         if missing or unknown:
-            names = [f"no {n!r}" for n in sorted(missing)] + [f"{ascii(n)[:40]}, which is unknown" for n in unknown]
-            raise self.wrong(keys, f"{kind} with {', '.join(names[:8])}")
-        return kind, {n: read(self, keys, data[n]) for n, read in (required | optional).items() if n in data}
+            lines = [f"no {n!r}" for n in sorted(missing)] + [f"{ascii(n)[:40]}, which is unknown" for n in unknown]
+            raise self.wrong(keys, f"{kind} with {', '.join(lines[:8])}")
+        return kind, {n: read(self, keys, data[n]) for n, read in reads.items() if n in names}
 
     def tensor(self, keys: Keys, data: Any) -> Stored | Tie:
         """Read the description of one tensor."""
@@ -258,11 +258,13 @@ class Reader:
     def sizes(self, keys: Keys, data: Any) -> tuple[int, ...]:
         if type(data) is not list or len(data) > MOST_DIMS:
             raise self.wrong(keys, f"no shape of at most {MOST_DIMS} sizes")
-        return tuple([self.size(keys, n) for n in data])
+        if not all([type(n) is int and 0 <= n < TOO_LARGE for n in data]):
+            raise self.wrong(keys, "a size that is none")
+        return tuple(data)
 
     def size(self, keys: Keys, data: Any) -> int:
         if type(data) is not int or not 0 <= data < TOO_LARGE:
-            raise self.wrong(keys, "a size or number that is none")
+            raise self.wrong(keys, "a number that is no size")
         return data
 
     def dtype(self, keys: Keys, data: Any) -> str:
@@ -301,18 +303,19 @@ class Reader:
 
 
 Read = Callable[[Reader, Keys, Any], Any]
-KINDS: dict[str, tuple[dict[str, Read], dict[str, Read]]] = {  # the fields that each kind has to have, and may have
-    "node": ({"batch_shape": Reader.sizes, "entries": Reader.entries}, {"class": Reader.text}),
-    "tensor": ({"dtype": Reader.dtype, "shape": Reader.sizes}, {"crc32": Reader.size}),
-    "tie": ({"key": Reader.strings}, {"part": Reader.text}),
-    "jagged": (
-        {"ragged_idx": Reader.size, "values": Reader.tensor, "offsets": Reader.tensor},
-        {"max_length": Reader.sizes, "shapes": Reader.tensor},
-    ),
-    "padded": ({"ragged_dims": Reader.sizes, "data": Reader.tensor, "lengths": Reader.tensor}, {}),
-    "objects": ({"shape": Reader.sizes, "values": Reader.values}, {}),
-    "json": ({"value": Reader.hashable}, {}),
-}
+KINDS: dict[str, dict[str, Read]] = {  # how each field of a kind is read
+    "node": {"batch_shape": Reader.sizes, "class": Reader.text, "entries": Reader.entries},
+    "tensor": {"dtype": Reader.dtype, "shape": Reader.sizes, "crc32": Reader.size},
+    "tie": {"key": Reader.strings, "part": Reader.text},
+    "jagged": {
+        "ragged_idx": Reader.size, "max_length": Reader.sizes, "values": Reader.tensor, "offsets": Reader.tensor,
+        "shapes": Reader.tensor,
+    },
+    "padded": {"ragged_dims": Reader.sizes, "data": Reader.tensor, "lengths": Reader.tensor},
+    "objects": {"shape": Reader.sizes, "values": Reader.values},
+    "json": {"value": Reader.hashable},
+}  # fmt: skip
+OPTIONAL = {"class", "crc32", "part", "max_length", "shapes"}
 
 
 def misfit(op: str, keys: Keys, text: str) -> FormatError:

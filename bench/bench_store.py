@@ -1,0 +1,226 @@
+"""What does a store cost against the memory and files that it is made of, and against what people use today?
+
+    write     1 GiB in 16 tensors, into the page cache: raw `write`, tdc.io.save, safetensors, torch.save, tensordict
+    open      the same, mapped, nothing read: numpy.memmap, tdc.io.load, safetensors, tensordict
+    read      open it and copy everything, against a copy of tensors that are in memory
+    leaves    open 4096 tensors of 4 KiB in 64 nodes
+    sample    256 of 1 million rows of 4 keys, at random: numpy.memmap, tdc, a DataLoader with 2 workers
+    ragged    256 of 100 thousand rows of 1 to 199 tokens: `x[index]` of a loaded NestedTensor, and a gather by hand
+
+All files are in the page cache and nothing waits for the disk. The clock is the wall's, since a DataLoader works in
+other processes. `--quick` takes a sixteenth of the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import tdc
+from bench._timing import Call, Report, arguments, peer, ratio
+from tdc import TensorDict
+
+ROWS, BATCH = 1_000_000, 256
+KEYS = {"obs": (64, torch.float32), "act": (8, torch.float32), "rew": (0, torch.float32), "done": (0, torch.bool)}
+
+
+def in_turns(
+    calls: Mapping[str, Call], rounds: int, count: int = 1, after: Call | None = None
+) -> dict[str, list[float]]:
+    """Wall seconds per call of each candidate, one figure for each round; `after` runs behind each, untimed."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            begin = time.perf_counter()
+            for _ in range(count):
+                calls[name]()
+            seconds = (time.perf_counter() - begin) / count
+            if after is not None:
+                after()
+            if turn:  # the first round warms up
+                times[name].append(seconds)
+    return times
+
+
+def write_raw(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A file for each tensor, by hand."""
+    folder.mkdir()
+    for name, x in tensors.items():
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        data = memoryview(x.numpy()).cast("B")
+        while data:
+            data = data[os.write(file, data) :]
+        os.close(file)
+
+
+def large(report: Report, folder: Path) -> None:
+    """Writing, opening and reading a few large tensors."""
+    length = (1 << 24) // (16 if report.quick else 1)
+    tensors = {f"k{i}": torch.rand(length) for i in range(16)}
+    td = TensorDict(tensors)
+    out, safe, dicts = folder / "out", peer("safetensors.torch", report), peer("tensordict", report)
+    calls: dict[str, Call] = {
+        "raw": lambda: write_raw(out, tensors),
+        "tdc": lambda: tdc.io.save(td, out, sync=False),
+        "torch.save": lambda: torch.save(tensors, out),
+    }
+    if safe is not None:
+        calls["safetensors"] = lambda: safe.save_file(tensors, out)
+    if dicts is not None:
+        other = dicts.TensorDict(tensors)
+        calls["tensordict"] = lambda: other.memmap(out)
+    times = in_turns(
+        calls, 3 if report.quick else 7, after=lambda: shutil.rmtree(out) if out.is_dir() else out.unlink()
+    )
+    what = f"{16 * length * 4 >> 20} MiB in 16 tensors"
+    report.row(f"write {what}", times, "raw")
+    report.limit(f"write {what}: tdc to raw", ratio(times["tdc"], times["raw"]), 1.2)
+
+    write_raw(folder / "raw", tensors)
+    tdc.io.save(td, folder / "store", sync=False)
+    opens: dict[str, Callable[[], Any]] = {
+        "numpy": lambda: {k: np.memmap(folder / "raw" / k, "f4", "c") for k in tensors},
+        "tdc": lambda: tdc.io.load(folder / "store"),
+    }
+    if safe is not None:
+        safe.save_file(tensors, folder / "one.safetensors")
+        opens["safetensors"] = lambda: safe.load_file(folder / "one.safetensors")
+    if dicts is not None:
+        other.memmap(folder / "other")
+        opens["tensordict"] = lambda: dicts.TensorDict.load_memmap(folder / "other")
+    times = in_turns(opens, 15, 10)
+    report.row(f"open {what}", times, "numpy")
+    report.limit(f"open {what}: tdc to numpy.memmap", ratio(times["tdc"], times["numpy"]), 2.0)
+
+    target = torch.empty(length)
+
+    def copied(read: Callable[[], Any]) -> Call:
+        return lambda: [target.copy_(torch.as_tensor(x)) for x in read().values()]
+
+    reads = {"memory": copied(lambda: tensors), **{name: copied(read) for name, read in opens.items()}}
+    times = in_turns(reads, 3 if report.quick else 7)
+    report.row(f"open and read {what}", times, "memory")
+    report.limit(f"open and read {what}: tdc to a copy in memory", ratio(times["tdc"], times["memory"]), 1.5)
+
+
+def many(report: Report, folder: Path) -> None:
+    """Opening many small tensors."""
+    td = TensorDict({f"m{i}": {f"k{j}": torch.ones(1024) for j in range(64)} for i in range(64)})
+    tdc.io.save(td, folder / "many", sync=False)
+    names = [folder / "many" / f"m{i}" / f"k{j}.memmap" for i in range(64) for j in range(64)]
+    calls: dict[str, Call] = {
+        "numpy": lambda: [np.memmap(name, "f4", "c") for name in names],
+        "tdc": lambda: tdc.io.load(folder / "many"),
+    }
+    before = len(os.listdir("/proc/self/fd"))
+    kept = tdc.io.load(folder / "many")
+    held = len(os.listdir("/proc/self/fd")) - before
+    del kept
+    times = in_turns(calls, 5 if report.quick else 15)
+    report.row("open 4096 tensors", times, "numpy", descriptors=held)
+    each = [t * 1e6 / 4096 for t in times["tdc"]]
+    report.limit("open 4096 tensors: tdc for each", ratio(each, [1.0] * len(each)), 30.0, unit="us")
+
+
+class Rows(Dataset[Any]):
+    """Rows of mapped tensors for a DataLoader, a batch at once."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> Any:
+        return {k: x[i] for k, x in self.tensors.items()}
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        index = torch.tensor(indices)
+        return {k: x.index_select(0, index) for k, x in self.tensors.items()}
+
+
+def as_given(batch: Any) -> Any:
+    return batch
+
+
+def sampling(report: Report, folder: Path) -> None:
+    """Batches of random rows."""
+    td = TensorDict({k: torch.rand(ROWS, *([n] if n else [])).to(dtype) for k, (n, dtype) in KEYS.items()}, [ROWS])
+    store = td.memmap(folder / "rows", sync=False)
+    dtypes = {k: np.dtype(str(dtype).removeprefix("torch.")) for k, (_, dtype) in KEYS.items()}
+    maps = {k: np.memmap(folder / "rows" / f"{k}.memmap", dtypes[k], "r", shape=tuple(td[k].shape)) for k in KEYS}
+    indices = [torch.randint(0, ROWS, (BATCH,)) for _ in range(64)]
+    arrays, turn = [i.numpy() for i in indices], iter(range(10**9))
+    calls: dict[str, Call] = {
+        "numpy": lambda: {k: m[arrays[next(turn) % 64]] for k, m in maps.items()},
+        "tdc": lambda: torch.index_select(store, 0, indices[next(turn) % 64]),  # type: ignore[call-overload]
+        "store[index]": lambda: store[indices[next(turn) % 64]],
+        "in memory": lambda: torch.index_select(td, 0, indices[next(turn) % 64]),  # type: ignore[call-overload]
+    }
+    times = in_turns(calls, 7 if report.quick else 31, 200)
+    report.row(f"{BATCH} of {ROWS} rows, 4 keys", times, "numpy")
+    report.limit("sample rows: tdc to numpy.memmap", ratio(times["tdc"], times["numpy"]), 0.7)
+
+    leaves = {k: store[k] for k in KEYS}
+    loader = DataLoader(Rows(leaves), BATCH, shuffle=True, num_workers=2, collate_fn=as_given, persistent_workers=True)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    slow: dict[str, Call] = {"tdc": calls["tdc"], "DataLoader, 2 workers": lambda: next(batches)}
+    times = in_turns(slow, 5 if report.quick else 15, 100)
+    report.row(f"{BATCH} of {ROWS} rows, by a DataLoader", times, "tdc")
+    report.limit("sample rows: tdc to a DataLoader with 2 workers", ratio(*times.values()), 1 / 50)
+
+
+def ragged(report: Report, folder: Path) -> None:
+    """Batches of random ragged rows."""
+    lengths = torch.randint(1, 200, (100_000,))
+    offsets = tdc.offsets_of(lengths)
+    x = tdc.NestedTensor(torch.randint(0, 50_000, (int(offsets[-1]),)), offsets)
+    store = TensorDict({"tokens": x}, [100_000]).memmap(folder / "tokens", sync=False)
+    tokens = store["tokens"]
+    values, offsets = tokens.values, tokens.offsets
+    indices, turn = [torch.randint(0, 100_000, (BATCH,)) for _ in range(64)], iter(range(10**9))
+
+    def by_hand() -> tuple[Tensor, Tensor]:
+        index = indices[next(turn) % 64]
+        begin = offsets.index_select(0, index)
+        sizes = offsets.index_select(0, index + 1) - begin
+        ends = sizes.cumsum(0)
+        rows = torch.repeat_interleave(begin - ends + sizes, sizes)
+        return values.index_select(0, rows + torch.arange(rows.shape[0])), ends
+
+    calls: dict[str, Call] = {
+        "by hand": by_hand,
+        "tdc": lambda: tokens[indices[next(turn) % 64]],
+        "store[index]": lambda: store[indices[next(turn) % 64]],
+    }
+    times = in_turns(calls, 7 if report.quick else 31, 100)
+    report.row(f"{BATCH} of 100000 ragged rows", times, "by hand")
+    report.limit("sample ragged rows: tdc to a gather by hand", ratio(times["tdc"], times["by hand"]), 1.5)
+
+
+def main() -> None:
+    args = arguments("bench_store")
+    question = "What does a store cost against the memory and files that it is made of?"
+    report = Report("bench_store", question, quick=args.quick)
+    torch.manual_seed(0)
+    for measure in (large, many, sampling, ragged):
+        with tempfile.TemporaryDirectory() as folder:
+            measure(report, Path(folder))
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
