@@ -127,7 +127,8 @@ def rows_of(prefix: KeyPath, leaves: Leaves, nodes: Nodes, size: Any) -> list[Ro
 def texts(row: Row) -> tuple[str, ...]:
     """A row as the texts of its columns, the key indented."""
     keys = parts(row.path)
-    key = "  " * len(keys) + keys[-1] if keys else "(all)"
+    name = keys[-1] if keys else "(all)"
+    key = "  " * len(keys) + (name if name.isprintable() else ascii(name))
     return key, row.kind, row.shape, row.dtype, row.device, "" if row.nbytes is None else bytes_text(row.nbytes)
 
 

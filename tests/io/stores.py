@@ -15,6 +15,8 @@ import tdc
 from tdc import MaskedBatch, NestedTensor, ObjectArray, Static, TensorDict
 from tdc.interop import spec
 
+Change = Callable[[dict[str, Any]], Any]
+
 
 @tdc.tensorclass
 class Point:
@@ -85,7 +87,18 @@ def sealed(root: Any, **head: Any) -> bytes:
     return json.dumps({**top, "root": root}, separators=(",", ":")).encode()
 
 
-def rewrite(store: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def entry(root: dict[str, Any], *keys: str) -> dict[str, Any]:
+    for key in keys:
+        root = root["entries"][key]
+    return root
+
+
+def put(*keys: str, **fields: Any) -> Change:
+    """Give an entry other fields."""
+    return lambda root: entry(root, *keys).update(fields)
+
+
+def rewrite(store: Path, change: Change) -> None:
     """Change the root of a manifest, as somebody who knows the format would."""
     root = root_of(store)
     changed = change(root)

@@ -7,19 +7,18 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from stores import Point, contents, every_kind, rewrite, root_of, sealed
+from stores import Change, Point, contents, entry, every_kind, put, rewrite, root_of, sealed
 
 import tdc
 from tdc import FormatError, TensorDict
 from tdc.io import load, save
 
-Change = Callable[[dict[str, Any]], Any]
 OPENED: list[str] = []
 WATCHING: list[bool] = []  # a hook cannot be taken away, only told to be quiet
 
@@ -60,17 +59,6 @@ def loading(store: Path, **options: Any) -> str:
     assert text.startswith("tdc.io.load: expected ")
     assert "\nhint: " in text
     return text
-
-
-def entry(root: dict[str, Any], *keys: str) -> dict[str, Any]:
-    for key in keys:
-        root = root["entries"][key]
-    return root
-
-
-def put(*keys: str, **fields: Any) -> Change:
-    """Give an entry other fields."""
-    return lambda root: entry(root, *keys).update(fields)
 
 
 def drop(*keys: str, field: str) -> Change:
