@@ -27,7 +27,7 @@ from tdc.io.publish import open_folder
 
 DESCRIPTORS = "/proc/self/fd"  # of Linux: through it torch maps an open file and keeps no descriptor
 HAS_DESCRIPTORS = os.path.isdir(DESCRIPTORS)
-CHUNK = 1 << 30
+CHUNK, ZEROS = 1 << 30, 1 << 20
 
 
 def flags(*names: str) -> int:
@@ -117,8 +117,13 @@ def reserve(folder: int, name: str, nbytes: int, sync: bool) -> None:
     """Make a new file of zeros, with its room on the disk: through a map, a full disk would end the process."""
     file = os.open(name, NEW, 0o666, dir_fd=folder)
     try:
-        if nbytes and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, nbytes)
+        try:
+            os.posix_fallocate(file, 0, max(nbytes, 1))
+        except (AttributeError, OSError) as error:  # macOS has none, nor have some file systems
+            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            while nbytes > (written := os.lseek(file, 0, os.SEEK_CUR)):
+                os.write(file, bytes(min(nbytes - written, ZEROS)))
         os.ftruncate(file, nbytes)
         if sync:
             os.fsync(file)
@@ -203,12 +208,13 @@ def map_of(file: int, size: int, x: Stored, shared: bool) -> Tensor:
     """An open file of the right size as a tensor."""
     dtype = DTYPES[x.dtype]
     if not size:
-        return torch.empty(x.shape, dtype=dtype)
+        return torch.empty(x.shape, dtype=dtype, device="cpu")
     if HAS_DESCRIPTORS:
         count = size // dtype.itemsize
         try:
-            return torch.from_file(f"{DESCRIPTORS}/{file}", shared=shared, size=count, dtype=dtype).view(x.shape)
+            out = torch.from_file(f"{DESCRIPTORS}/{file}", shared=shared, size=count, dtype=dtype, device="cpu")
         except RuntimeError as error:  # most often the limit of maps, vm.max_map_count
             raise OSError(errno.ENOMEM, f"cannot map a file into memory: {error}") from None
+        return out.view(x.shape)
     buffer = mmap.mmap(file, size, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)  # keeps a descriptor
     return torch.frombuffer(buffer, dtype=dtype).view(x.shape)

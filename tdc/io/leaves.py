@@ -25,7 +25,7 @@ from tdc.core.dynamo import storage_id
 from tdc.core.errors import TdcError, UnsupportedError, describe, refuse_wrong
 from tdc.core.keys import parts, path_of
 from tdc.io.filenames import Keys, first, not_a_store, place
-from tdc.io.manifest import DTYPES, Entry, Node, Stored, Table, Tie, stored_at
+from tdc.io.manifest import DTYPES, MOST_DEPTH, Entry, Node, Stored, Table, Tie, stored_at
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest
@@ -37,6 +37,7 @@ from tdc.tensordict.storage import Leaves, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Place = tuple[Keys, str]  # a key path, and a part of the leaf there
+LONGEST_INT = 10_000  # bits: Python reads no longer number from a text, unless told to
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HINT = (
     "td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, torch.distributed.checkpoint for "
@@ -135,14 +136,17 @@ def lists_of(x: Any) -> Any:
     return [lists_of(part) for part in members] if type(x) is tuple else x
 
 
-def as_json(x: Any) -> Any:
+def as_json(x: Any, depth: int = 0) -> Any:
     """A value that JSON gives back as it is; anything else is Faulty."""
     members: Any = x
+    if depth > MOST_DEPTH:
+        raise Faulty(f"which is nested more than {MOST_DEPTH} times")
     if type(x) is list:
-        return [as_json(part) for part in members]
+        return [as_json(part, depth + 1) for part in members]
     if type(x) is dict and all([type(key) is str for key in members]):
-        return {key: as_json(part) for key, part in members.items()}
-    if x is None or type(x) in (str, bool, int) or (type(x) is float and math.isfinite(x)):
+        return {key: as_json(part, depth + 1) for key, part in members.items()}
+    number = (type(x) is float and math.isfinite(x)) or (type(x) is int and x.bit_length() <= LONGEST_INT)
+    if x is None or type(x) in (str, bool) or number:
         return x
     raise Faulty(f"which holds {f'the float {x}' if type(x) is float else type(x).__name__}, and JSON does not")
 
@@ -258,7 +262,7 @@ def check_offsets(offsets: Tensor, total: int, shapes: Tensor | None) -> None:
 def make_padded(data: dict[str, Any], parts: dict[str, Tensor], structures: Any) -> MaskedBatch:
     """A MaskedBatch, whose lengths lie inside of its data."""
     x, lengths, dims = parts["data"], parts["lengths"], data["ragged_dims"]
-    if bool((lengths < 0).any()) or bool((lengths > torch.tensor([x.shape[d] for d in dims])).any()):
+    if bool((lengths < 0).any()) or bool((lengths > lengths.new_tensor([x.shape[d] for d in dims])).any()):
         raise Faulty("with lengths outside of its data")
     return MaskedBatch(x, lengths, ragged_dims=dims)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from pathlib import Path
@@ -218,6 +219,28 @@ def test_loaded_leaves_compile_and_pickle(path: Path):
     assert same(pickle.loads(pickle.dumps(back)), back)
 
 
+def test_on_another_default_device(path: Path):
+    save(every_kind().exclude("caption"), path)
+    with torch.device("meta"):
+        back = load(path, classes=[Point])
+    assert same(back, every_kind().exclude("caption").update(back.select("images", "info")))
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, None])
+def test_file_systems_that_cannot_reserve(path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None):
+    def refuse(*args: Any) -> None:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr("tdc.io.files.ZEROS", 1000)
+    if code is None:
+        monkeypatch.delattr(os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    buffer = memmap_empty({"x": ((321,), torch.float64)}, path, [2])
+    assert not buffer["x"].any()
+    assert (path / "x.memmap").stat().st_blocks * 512 >= 321 * 16
+
+
 def test_many_leaves_and_depth(path: Path):
     td = TensorDict({tuple("abcd" * 15): torch.ones(1), **{f"k{i}": torch.tensor(i) for i in range(2000)}})
     save(td, path, sync=False)
@@ -248,6 +271,12 @@ def test_manifest_is_small(path: Path):
     assert list(root_of(path)["entries"])[:2] == ["layer0", "layer1"]
 
 
+def endless() -> list[Any]:
+    x: list[Any] = []
+    x.append(x)
+    return x
+
+
 def refused(value: Any) -> TensorDict:
     return TensorDict({"ok": torch.ones(2), "inner": {"bad": value}}, [2])
 
@@ -258,7 +287,8 @@ def refused(value: Any) -> TensorDict:
         torch.ones(2, 3).to_sparse(), torch.ones(2, device="meta"),
         torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
         tdc.ObjectArray([object(), "a"]), tdc.ObjectArray([(1,), "a"]), tdc.ObjectArray([float("nan"), 1.0]),
-        tdc.ObjectArray([{1: 2}, 1]), Static(torch.float32), Static(float("inf")), Static(b"x"),
+        tdc.ObjectArray([{1: 2}, 1]), tdc.ObjectArray([endless(), 1]), Static(10**5000),
+        Static(torch.float32), Static(float("inf")), Static(b"x"),
         Static((1, frozenset())), Static(1j),
     ],
     ids=lambda x: type(x).__name__,
