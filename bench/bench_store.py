@@ -164,9 +164,9 @@ def sampling(report: Report, folder: Path) -> None:
     arrays, turn = [i.numpy() for i in indices], iter(range(10**9))
     calls: dict[str, Call] = {
         "numpy": lambda: {k: m[arrays[next(turn) % 64]] for k, m in maps.items()},
-        "tdc": lambda: torch.index_select(store, 0, indices[next(turn) % 64]),  # type: ignore[call-overload]
+        "tdc": lambda: torch.index_select(store, 0, indices[next(turn) % 64]),  # type: ignore[call-overload]  # it dispatches
         "store[index]": lambda: store[indices[next(turn) % 64]],
-        "in memory": lambda: torch.index_select(td, 0, indices[next(turn) % 64]),  # type: ignore[call-overload]
+        "in memory": lambda: torch.index_select(td, 0, indices[next(turn) % 64]),  # type: ignore[call-overload]  # it dispatches
     }
     times = in_turns(calls, 7 if report.quick else 31, 200)
     report.row(f"{BATCH} of {ROWS} rows, 4 keys", times, "numpy")

@@ -40,7 +40,8 @@ CUT = {  # functions of earlier versions that torch has, or a method
 }
 MADE = {  # constructors: of TensorDict and of the module alike
     "from_any from_tuple": "tdc.as_tensordict(obj), or tdc.interop.from_pytree(tree) for lists and tuples",
-    "from_consolidated from_h5 from_zarr": "torch.load(file)",
+    "from_consolidated": "tdc.io.from_safetensors(path)",
+    "from_h5 from_zarr": "torch.load(file)",
     "load load_memmap load_memmap_": "tdc.io.load(path)",
     "from_csv from_json from_pandas from_parquet": "TensorDict({name: df[name].to_numpy() for name in df}, [len(df)])",
     "from_modules": "torch.stack([tdc.from_module(net), tdc.from_module(net)])",

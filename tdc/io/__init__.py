@@ -1,5 +1,7 @@
-"""TensorDicts on disk: a store, which is a folder of raw tensors and a manifest, and is mapped into memory."""
+"""TensorDicts on disk, mapped into memory: a store, a folder of raw tensors and a manifest; or one safetensors file."""
 
 from tdc.io.load import load as load
+from tdc.io.packed import from_safetensors as from_safetensors
+from tdc.io.packed import to_safetensors as to_safetensors
 from tdc.io.save import memmap_empty as memmap_empty
 from tdc.io.save import save as save

@@ -16,6 +16,7 @@ import mmap
 import os
 import stat
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
@@ -27,7 +28,7 @@ from tdc.io.publish import open_folder
 
 DESCRIPTORS = "/proc/self/fd"  # of Linux: through it torch maps an open file and keeps no descriptor
 HAS_DESCRIPTORS = os.path.isdir(DESCRIPTORS)
-CHUNK, ZEROS = 1 << 30, 1 << 20
+CHUNK, BLOCK = 1 << 30, 1 << 20
 
 
 def flags(*names: str) -> int:
@@ -113,6 +114,16 @@ def write(folder: int, name: str, data: memoryview, sync: bool) -> None:
         os.close(file)
 
 
+def write_all(folder: int, name: str, pieces: Iterable[bytes | memoryview], sync: bool) -> None:
+    """Write a new file of many pieces, small ones together."""
+    with os.fdopen(os.open(name, NEW, 0o666, dir_fd=folder), "wb", buffering=BLOCK) as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
 def reserve(folder: int, name: str, nbytes: int, sync: bool) -> None:
     """Make a new file of zeros, with its room on the disk: through a map, a full disk would end the process."""
     file = os.open(name, NEW, 0o666, dir_fd=folder)
@@ -123,7 +134,7 @@ def reserve(folder: int, name: str, nbytes: int, sync: bool) -> None:
             if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
             while nbytes > (written := os.lseek(file, 0, os.SEEK_CUR)):
-                os.write(file, bytes(min(nbytes - written, ZEROS)))
+                os.write(file, bytes(min(nbytes - written, BLOCK)))
         os.ftruncate(file, nbytes)
         if sync:
             os.fsync(file)

@@ -9,6 +9,8 @@ exchange (`renameat2` of Linux, `renameatx_np` of macOS) gets two renames. There
 and a writer that dies in between leaves the old store as `.tdc-<digest>.old-<random>`, which only a later save that
 succeeds removes.
 
+A single file is written in such a folder, too, and renamed out of it.
+
 Invariants:
   - what is at the path is never changed, only replaced, and only a store is;
   - what fails before that leaves nothing behind; with `sync`, files are on disk before they can be seen.
@@ -21,6 +23,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +42,14 @@ NO_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 @contextmanager
-def staged(op: str, path: Any, overwrite: bool, sync: bool) -> Iterator[int]:
+def staged(op: str, path: Any, overwrite: bool, sync: bool, file: str = "") -> Iterator[int]:
     """A descriptor of an empty folder that is at `path` once the block ends, or nowhere if the block fails.
 
+    Args:
+        file: not the folder appears at `path`, but this file in it.
+
     Raises:
-        FormatError: something is at the path, and either it is no store or `overwrite` is False.
+        FormatError: something is at the path, and either it is no store (no file) or `overwrite` is False.
         OSError: what the system refuses.
     """
     check_system(op)
@@ -53,14 +59,17 @@ def staged(op: str, path: Any, overwrite: bool, sync: bool) -> Iterator[int]:
     parent = os.open(head or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     temporary, folder = "", -1
     try:
-        check_free(op, parent, name, overwrite)
+        (check_no_file if file else check_free)(op, parent, name, overwrite)
         prefix = f".tdc-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
         sweep(parent, f"{prefix}-")
         temporary, folder = fresh(parent, f"{prefix}-")
         yield folder
         if sync:
             os.fsync(folder)
-        publish(op, parent, temporary, name, overwrite, f"{prefix}.old-")
+        if file:
+            publish_file(op, folder, file, parent, name, overwrite)
+        else:
+            publish(op, parent, temporary, name, overwrite, f"{prefix}.old-")
         if sync:
             os.fsync(parent)
         sweep(parent, f"{prefix}.old-")
@@ -107,6 +116,18 @@ def check_free(op: str, parent: int, name: str, overwrite: bool) -> None:
             raise occupied(op, name, "a store", "overwrite=True, or choose another path")
     finally:
         os.close(folder)
+
+
+def check_no_file(op: str, parent: int, name: str, overwrite: bool) -> None:
+    """Refuse a path with anything but a file to overwrite."""
+    try:
+        mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise occupied(op, name, "a folder, a link or a device", "choose another path, or remove it yourself")
+    if not overwrite:
+        raise occupied(op, name, "a file", "overwrite=True, or choose another path")
 
 
 def occupied(op: str, name: str, got: str, hint: str) -> FormatError:
@@ -198,6 +219,18 @@ def publish(op: str, parent: int, temporary: str, name: str, overwrite: bool, as
             return
         except FileNotFoundError:  # removed in between
             continue
+
+
+def publish_file(op: str, folder: int, file: str, parent: int, name: str, overwrite: bool) -> None:
+    """Give a file its name, in place of a file that has it."""
+    if overwrite:
+        os.rename(file, name, src_dir_fd=folder, dst_dir_fd=parent)
+        return
+    try:
+        os.link(file, name, src_dir_fd=folder, dst_dir_fd=parent)  # unlike a rename, it never replaces anything
+    except FileExistsError:
+        check_no_file(op, parent, name, overwrite)
+        raise
 
 
 def exchange(parent: int, a: str, b: str) -> bool:

@@ -27,7 +27,7 @@ import torch
 from stores import contents, every_kind, root_of, same, sealed
 
 from tdc import FormatError, TensorDict
-from tdc.io import load, save
+from tdc.io import from_safetensors, load, save, to_safetensors
 
 JUNK: list[Callable[[random.Random], Any]] = [
     lambda r: None, lambda r: r.random() < 0.5, lambda r: -1, lambda r: 0, lambda r: r.randrange(10), lambda r: 2**62,
@@ -67,15 +67,43 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     return counts
 
 
+def fuzz_packed(count: int, seed: int) -> Counter[str]:
+    """The same of headers of safetensors files, which have no digest but that of the manifest in them."""
+    rng, counts = random.Random(seed), Counter[str]()
+    signal.signal(signal.SIGALRM, late)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "packed")
+        torch.manual_seed(seed)
+        to_safetensors(every_kind(), file)
+        clean, right = from_safetensors(file), file.read_bytes()
+        length = int.from_bytes(right[:8], "little")
+        head, data = right[8 : 8 + length], right[8 + length :]
+        for i in range(count):
+            if i % 2:
+                root = json.loads(head)
+                change(root, rng)
+                text = json.dumps(root).encode()
+            else:
+                text = mutated(head, None, rng, forged=False, whole=True)[1]
+            size = len(text) if rng.random() < 0.9 else rng.randrange(2 * len(text))
+            wrong = size.to_bytes(8, "little") + text + data
+            file.write_bytes(wrong)
+            counts[f"packed: {outcome(file, clean, from_safetensors)}"] += 1
+            if file.read_bytes() != wrong:
+                counts["BAD files changed"] += 1
+        signal.alarm(0)
+    return counts
+
+
 def late(*args: Any) -> None:
     raise Late
 
 
-def outcome(store: Path, clean: TensorDict) -> str:
+def outcome(store: Path, clean: TensorDict, read: Callable[..., Any] = load) -> str:
     """What a load does, in a word; whatever it gives must be fit for use."""
     signal.alarm(10)
     try:
-        td = load(store)
+        td = read(store)
         for x in td.values(True, True):
             if hasattr(x, "unbind"):
                 repr([repr(y) for y in x.unbind()] if x.ndim else x)
@@ -86,9 +114,9 @@ def outcome(store: Path, clean: TensorDict) -> str:
         return f"BAD {type(error).__name__}"
 
 
-def mutated(right: bytes, root: Any, rng: random.Random, forged: bool) -> tuple[str, bytes]:
+def mutated(right: bytes, root: Any, rng: random.Random, forged: bool, whole: bool = False) -> tuple[str, bytes]:
     """A manifest with one to three faults: in its bytes, or in its data, and then with the right digest if forged."""
-    if not forged and rng.random() < 0.5:
+    if whole or (not forged and rng.random() < 0.5):
         data = bytearray(right)
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(len(data))
@@ -148,27 +176,28 @@ def version(n: int, leaves: int = LEAVES, length: int = LENGTH) -> TensorDict:
 
 
 def seen(path: Path) -> str:
-    """The version of a store, if all of it is of one."""
+    """The version of a store or packed file, if all of it is of one."""
     if not path.exists():
         return "absent"
+    read = load if path.is_dir() else from_safetensors
     try:
-        found = {float(v) for x in load(path).values(True, True) for v in (x.min(), x.max())}
+        found = {float(v) for x in read(path).values(True, True) for v in (x.min(), x.max())}
     except FormatError:
         return "BAD unreadable"
     return f"version {found.pop():.0f}" if len(found) == 1 else "BAD torn"
 
 
-def kills(count: int, seed: int, overwrite: bool, sync: bool) -> Counter[str]:
+def kills(count: int, seed: int, overwrite: bool, sync: bool, save: Callable[..., None]) -> Counter[str]:
     """Writers killed at a random moment: what is at the path afterwards, and whether the next save cleans up."""
     rng, counts = random.Random(seed), Counter[str]()
-    kind = f"{'overwrite' if overwrite else 'fresh'}{', fsync' if sync else ''}"
+    kind = f"{'overwrite' if overwrite else 'fresh'}{', fsync' if sync else ''}, {save.__name__}"
     with tempfile.TemporaryDirectory() as folder:
         path, old, new = Path(folder, "store"), version(1), version(2)
         save(old, Path(folder, "try"), sync=sync)
         begin = time.perf_counter()
         save(new, Path(folder, "try"), overwrite=True, sync=sync)
         whole = time.perf_counter() - begin
-        shutil.rmtree(Path(folder, "try"))
+        clear(Path(folder, "try"))
         for _ in range(count):
             if overwrite:
                 save(old, path, overwrite=True, sync=False)
@@ -177,10 +206,15 @@ def kills(count: int, seed: int, overwrite: bool, sync: bool) -> Counter[str]:
             left = [name for name in os.listdir(folder) if name != "store"]
             counts[f"{kind}: left a folder behind"] += bool(left)
             if not overwrite:
-                shutil.rmtree(path, ignore_errors=True)
+                clear(path)
         save(old, path, overwrite=True, sync=False)
         counts["BAD left after the next save"] += os.listdir(folder) != ["store"]
     return counts
+
+
+def clear(path: Path) -> None:
+    """Remove a store or a file, if it is there."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def killed(work: Callable[[], None], seconds: float) -> None:
@@ -237,9 +271,11 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     total = fuzz(options.fuzz, options.seed)
-    for overwrite in (False, True):
-        for sync in (False, True):
-            total += kills(options.kills, options.seed, overwrite, sync)
+    total += fuzz_packed(options.fuzz, options.seed)
+    for write in (save, to_safetensors):
+        for overwrite in (False, True):
+            for sync in (False, True):
+                total += kills(options.kills, options.seed, overwrite, sync, write)
     total += side_by_side(options.seconds)
     for name, count in sorted(total.items()):
         print(f"{count:7d}  {name}")

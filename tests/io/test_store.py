@@ -231,7 +231,7 @@ def test_file_systems_that_cannot_reserve(path: Path, monkeypatch: pytest.Monkey
     def refuse(*args: Any) -> None:
         raise OSError(code, "no")
 
-    monkeypatch.setattr("tdc.io.files.ZEROS", 1000)
+    monkeypatch.setattr("tdc.io.files.BLOCK", 1000)
     if code is None:
         monkeypatch.delattr(os, "posix_fallocate")
     else:

@@ -38,7 +38,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 HANDED_ON = {  # arguments that go to the user's function, which has errors of its own
     "cond": 3, "export": 1, "functional_call": 2, "peak_bytes": 1, "report": 1, "scan": 1, "save": 1,
-    "memmap_empty": 1,  # of these two, a path to write to
+    "memmap_empty": 1, "to_safetensors": 1,  # of these three, a path to write to
 }  # fmt: skip
 FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)
 
@@ -75,6 +75,7 @@ FOLDER = tempfile.TemporaryDirectory()
 atexit.register(FOLDER.cleanup)
 STORE = f"{FOLDER.name}/store"
 tdc.io.save(td(), STORE)
+tdc.io.to_safetensors(td(), f"{STORE}.safetensors")
 CALLS: dict[str, tuple[Any, ...]] = {
     "TensorDict": (td(), [3]),
     "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
@@ -153,6 +154,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "export": (torch.neg, (X,)),
     "load": ("no/such/file.pt2",),
     "io.load": (STORE, "x", {"mode": "r", "classes": ()}),
+    "from_safetensors": (f"{STORE}.safetensors", {"mode": "r", "classes": ()}),
+    "to_safetensors": (td(), f"{FOLDER.name}/packed", {"overwrite": True}),
     "save": (td(), f"{FOLDER.name}/saved", {"overwrite": True}),
     "memmap_empty": (td(), f"{FOLDER.name}/empty", [3], {"overwrite": True}),
     "lanes": (X,),
