@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import readable
 from tdc.core.errors import IndexingError, TdcError, UnsupportedError, describe, describe_index, message, show_sizes
 from tdc.core.keys import show
 from tdc.tensordict.storage import Leaves
@@ -112,7 +113,22 @@ def indexed(leaves: Leaves, idx: Any) -> Leaves:
         of = picker(idx.given)
         return {p: idx.read(x) if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
     of = picker(idx)
+    if is_vector(idx):
+        try:
+            return {p: rows_at(x, idx) if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
+        except (IndexError, RuntimeError):  # negative positions, and what torch selects in the usual way only
+            pass
     return {p: x[idx] if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
+
+
+def is_vector(idx: Any) -> bool:
+    """Whether an index is a vector of positions that are in the memory of the host, and can be read."""
+    return type(idx) is Tensor and idx.ndim == 1 and idx.dtype == torch.int64 and idx.is_cpu and readable()
+
+
+def rows_at(x: Tensor, idx: Tensor) -> Tensor:
+    """`x[idx]` of such a vector. `index_select` takes a quarter of the time; it checks positions only of elements."""
+    return x.index_select(0, idx) if type(x) is Tensor and x.is_cpu and x.numel() else x[idx]
 
 
 def picker(idx: Any) -> Callable[[Any], Any]:

@@ -303,3 +303,36 @@ def test_at_is_differentiable():
 def test_at_refuses(write: Callable[[TensorDict], Any], error: type[Exception], text: str):
     with pytest.raises(error, match=text):
         write(tree())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bool, torch.bfloat16, torch.uint16, torch.complex64, torch.float8_e5m2]
+)
+def test_vectors_of_positions(dtype: torch.dtype):
+    """Rows come by `index_select` where that does the same: positions from the end and wrong ones do not."""
+    x = torch.randint(0, 2, (5, 3)).to(dtype)
+    td = TensorDict({"x": x, "column": x[:, 0], "turned": x.t().contiguous().t(), "none": x[:, :0]}, [5])
+    for idx in (
+        torch.tensor([4, 0, 4]),
+        torch.tensor([-1, 0]),
+        torch.tensor([], dtype=torch.int64),
+        torch.tensor([1], dtype=torch.int32),
+    ):
+        got = td[idx]
+        assert got.batch_size == idx.shape
+        assert all(
+            [torch.equal(got[k].view(torch.uint8), td[k][idx].view(torch.uint8)) for k in ("x", "turned", "none")]
+        )
+    for wrong in (5, -6):
+        with pytest.raises(tdc.IndexingError):
+            td[torch.tensor([0, wrong])]
+    with pytest.raises(tdc.IndexingError):
+        td[:0][torch.tensor([0])]
+
+
+def test_gradients_of_vectors_of_positions():
+    x = torch.rand(4, 2, dtype=torch.float64, requires_grad=True)
+    idx = torch.tensor([1, 1, 3])
+    assert torch.autograd.gradcheck(lambda x: TensorDict({"x": x}, [4])[idx]["x"].square(), (x,))
+    both = torch.vmap(lambda i: TensorDict({"x": x.detach()}, [4])[i]["x"])(torch.tensor([[0, 1], [-1, 2]]))
+    assert torch.equal(both, x.detach()[torch.tensor([[0, 1], [3, 2]])])
