@@ -33,7 +33,7 @@ from tdc.core.typing import MISSING
 from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
-from tdc.tensordict.indexing import at, indexed, misfit, normal_index, refused
+from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
@@ -353,7 +353,7 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
-    given, idx = idx, normal_index(td, idx)
+    given, idx = idx, idx if is_vector(idx) else normal_index(td, idx)
     try:
         leaves = indexed(td._leaves, idx)
         new = None if leaves else at(torch.empty(()).expand(size), idx).shape
