@@ -77,10 +77,10 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", default="demo_report", metavar="DIR", help="folder of the report (default: demo_report)")
     shown = commands.add_parser(
         "show",
-        help="print what is in a store that tdc.io.save wrote",
-        description="Print the keys, shapes and sizes of a store. Exits with 1 when it cannot be loaded.",
+        help="print what is in a store or a safetensors file",
+        description="Print the keys and sizes of a store or a safetensors file. Exits with 1 when it cannot be read.",
     )
-    shown.add_argument("path", help="folder of the store")
+    shown.add_argument("path", help="folder of a store, or a safetensors file")
     shown.add_argument("--verify", action="store_true", help="read everything and compare its checksums")
     return parser
 

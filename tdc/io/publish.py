@@ -38,6 +38,7 @@ if sys.platform != "win32":
 
 SWAP = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+NO_LINK = (errno.EPERM, errno.EOPNOTSUPP)  # of file systems that have one name for a file
 NO_SWAP = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
@@ -228,9 +229,11 @@ def publish_file(op: str, folder: int, file: str, parent: int, name: str, overwr
         return
     try:
         os.link(file, name, src_dir_fd=folder, dst_dir_fd=parent)  # unlike a rename, it never replaces anything
-    except FileExistsError:
+    except OSError as error:
         check_no_file(op, parent, name, overwrite)
-        raise
+        if error.errno not in NO_LINK:
+            raise
+        os.rename(file, name, src_dir_fd=folder, dst_dir_fd=parent)
 
 
 def exchange(parent: int, a: str, b: str) -> bool:

@@ -137,7 +137,22 @@ def memmap_empty(
 def memmap(
     td: TensorDict, path: PathLike, *, mode: Literal["r", "r+"] = "r", overwrite: bool = False, sync: bool = True
 ) -> TensorDict:
-    """The same TensorDict with its leaves on disk: `tdc.io.save`, then `tdc.io.load`. A tensorclass stays one."""
+    """The same TensorDict with its leaves on disk: `tdc.io.save`, then `tdc.io.load`. A tensorclass stays one.
+
+    Args:
+        path, overwrite, sync: as of `tdc.io.save`.
+        mode: as of `tdc.io.load`; "r+" for leaves whose memory is that of the files.
+
+    Raises:
+        as `tdc.io.save`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     td = TensorDict({"x": torch.zeros(3)}, [3]).memmap(f"{folder}/store")
+        ...     print(td["x"], load(f"{folder}/store").keys())
+        tensor([0., 0., 0.]) ('x',)
+    """
     check_mode("memmap", mode)
     save_as("memmap", td, path, overwrite, sync, False)
     return load(path, mode=mode, classes=classes_of(td))

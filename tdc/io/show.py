@@ -1,4 +1,4 @@
-"""show: what a store holds, for `python -m tdc show PATH`.
+"""show: what a store or a safetensors file holds, for `python -m tdc show PATH`.
 
 Invariant: everything that `load` checks is checked, so what is shown can be loaded.
 """
@@ -10,16 +10,17 @@ import sys
 from typing import Any, TextIO
 
 from tdc.core.errors import TdcError
-from tdc.io.filenames import place
+from tdc.io.filenames import not_a_store, place
 from tdc.io.files import read_manifest
 from tdc.io.load import OP, load, open_store
 from tdc.io.manifest import FORMAT, VERSION, Entry, Node, Stored, Table, Tie, parse
+from tdc.io.packed import from_safetensors
 from tdc.io.publish import path_text
 from tdc.tensordict.nbytes import bytes_text
 
 
 def show(path: Any, *, verify: bool = False, out: TextIO | None = None) -> int:
-    """Print the tree of a store, or what is wrong with it.
+    """Print the tree of a store or of a safetensors file, or what is wrong with it.
 
     Args:
         verify: compare the checksums, too, which reads every byte.
@@ -29,17 +30,31 @@ def show(path: Any, *, verify: bool = False, out: TextIO | None = None) -> int:
     """
     stream = sys.stdout if out is None else out
     try:
-        td = load(path, verify=verify)
-        folder = open_store(path_text(OP, path))
-        try:
-            table = parse(OP, read_manifest(OP, folder))
-        finally:
-            os.close(folder)
+        lines = lines_of_file(path, verify) if os.path.isfile(path) else lines_of_store(path, verify)
     except (TdcError, OSError) as error:
         print(error, file=stream)
         return 1
-    print("\n".join([head(table, verify), *notes(table), "", str(td.summary())]), file=stream)
+    print("\n".join(lines), file=stream)
     return 0
+
+
+def lines_of_file(path: Any, verify: bool) -> list[str]:
+    """A safetensors file as lines."""
+    if verify:
+        hint = "leave --verify out; tdc.io.save(td, path, checksums=True) writes checksums"
+        raise not_a_store("io.show", "a store with checksums", "a file, which has none", hint=hint)
+    return ["safetensors", "", str(from_safetensors(path).summary())]
+
+
+def lines_of_store(path: Any, verify: bool) -> list[str]:
+    """A store as lines."""
+    td = load(path, verify=verify)
+    folder = open_store(path_text(OP, path))
+    try:
+        table = parse(OP, read_manifest(OP, folder))
+    finally:
+        os.close(folder)
+    return [head(table, verify), *notes(table), "", str(td.summary())]
 
 
 def head(table: Table, verified: bool) -> str:

@@ -237,6 +237,16 @@ def test_nothing_is_replaced_unasked(path: Path, monkeypatch: pytest.MonkeyPatch
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_file_systems_without_links(path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    to_safetensors(TensorDict({"x": torch.ones(1)}), path)
+    assert from_safetensors(path)["x"] == 1
+    assert os.listdir(path.parent) == [path.name]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_file_too_large(path: Path, there: bool):
     if there:

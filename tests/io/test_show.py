@@ -113,6 +113,28 @@ hint: save it again with tdc.io.save
             1, "tdc.io.load: expected a store, got nothing at 'nothing'\nhint: tdc.io.save writes one\n"
         )  # fmt: skip
 
+    def test_one_file(self):
+        tdc.io.to_safetensors(tdc.TensorDict({"fc": {"bias": torch.ones(3)}}), "net.safetensors")
+        status, text = printed("show", "net.safetensors")
+        assert status == 0
+        self.assertExpectedInline(
+            text,
+            """\
+safetensors
+
+key       kind        shape  dtype    device  bytes
+---------------------------------------------------
+(all)     TensorDict  []                       12 B
+  fc      TensorDict  []                       12 B
+    bias  Tensor      [3]    float32  cpu      12 B
+---------------------------------------------------
+1 leaf, 3 elements, 12 B
+""",
+        )
+        status, text = printed("show", "net.safetensors", "--verify")
+        assert status == 1
+        assert "expected a store with checksums, got a file, which has none" in text
+
     def test_names_that_would_spoil_a_terminal(self):
         save(tdc.TensorDict({"tie": (x := torch.ones(1)), "\x1b[31m\n": x}), "store")
         text = printed("show", "store")[1]
