@@ -93,8 +93,12 @@ def path_text(op: str, path: Any) -> str:
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise DtypeError(message(op, "a path", describe(path), hint="a str or a pathlib.Path"))
     text = os.fsdecode(path)
-    if "\0" in text or not text:
-        raise FormatError(message(op, "a path", f"{text[:200]!r}", hint="name a folder"))
+    try:
+        valid = 0 not in os.fsencode(text) and text != ""
+    except UnicodeEncodeError:  # a half of a character
+        valid = False
+    if not valid:
+        raise FormatError(message(op, "a path", f"{text[:200]!r}", hint="a str or a pathlib.Path that names a folder"))
     return text.rstrip("/") or "/"
 
 

@@ -275,6 +275,7 @@ def test_paths_that_are_none(store: Path):
     for path, text in (
         ("", "a path, got ''"),
         ("a\0b", "a path, got"),
+        ("\ud800", "a path, got"),
         ("/", "ends in a name"),
         ("..", "ends in a name"),
     ):
