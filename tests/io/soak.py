@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from stores import contents, every_kind, root_of, same, sealed
+from stores import contents, every_kind, opened_outside, root_of, same, sealed
 
 from tdc import FormatError, TensorDict
 from tdc.io import from_safetensors, load, save, to_safetensors
@@ -103,7 +103,10 @@ def outcome(store: Path, clean: TensorDict, read: Callable[..., Any] = load) -> 
     """What a load does, in a word; whatever it gives must be fit for use."""
     signal.alarm(10)
     try:
-        td = read(store)
+        with opened_outside(store) as strangers:
+            td = read(store)
+        if strangers:
+            return f"BAD opened {strangers[0]}"
         for x in td.values(True, True):
             if hasattr(x, "unbind"):
                 repr([repr(y) for y in x.unbind()] if x.ndim else x)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +115,27 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
         mode = path.lstat().st_mode
         found[str(path)] = (mode, path.read_bytes() if path.is_file() and not path.is_symlink() else b"")
     return found
+
+
+WATCHED: list[list[str]] = []  # a hook cannot be taken away, only told to be quiet
+
+
+def watch(event: str, args: tuple[Any, ...]) -> None:
+    if WATCHED and event == "open":
+        WATCHED[-1].append(os.fsdecode(args[0]) if isinstance(args[0], (str, bytes)) else f"{args[0]}")
+
+
+sys.addaudithook(watch)
+
+
+@contextmanager
+def opened_outside(store: Path) -> Iterator[list[str]]:
+    """What the block opens besides the store and, by their bare names, what is in it; known when the block ends."""
+    opened: list[str] = []
+    strangers: list[str] = []
+    WATCHED.append(opened)
+    try:
+        yield strangers
+    finally:
+        WATCHED.pop()
+        strangers += [name for name in opened if name != str(store) and ("/" in name or name in (".", ".."))]

@@ -6,54 +6,34 @@ import json
 import os
 import shutil
 import socket
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from stores import Change, Point, contents, entry, every_kind, put, rewrite, root_of, sealed
+from stores import Change, Point, contents, entry, every_kind, opened_outside, put, rewrite, root_of, sealed
 
 import tdc
 from tdc import FormatError, TensorDict
 from tdc.io import load, save
 
-OPENED: list[str] = []
-WATCHING: list[bool] = []  # a hook cannot be taken away, only told to be quiet
-
-
-def watch(event: str, args: tuple[Any, ...]) -> None:
-    if WATCHING and event == "open":
-        OPENED.append(os.fsdecode(args[0]) if isinstance(args[0], (str, bytes)) else f"{args[0]}")
-
-
-sys.addaudithook(watch)
-
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Path]:
+def store(tmp_path: Path) -> Path:
     """A store beside a file that nobody may touch."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_bytes(b"s" * 48)
     save(every_kind(), tmp_path / "store")
-    yield tmp_path / "store"
-    WATCHING.clear()
+    return tmp_path / "store"
 
 
 def loading(store: Path, **options: Any) -> str:
     """The message of the one error that loading raises; nothing on disk is changed, and nothing else is opened."""
-    before, OPENED[:] = contents(store.parent), []
-    descriptors = len(os.listdir("/proc/self/fd"))
-    WATCHING.append(True)
-    try:
-        with pytest.raises(FormatError) as caught:
-            load(store, **options)
-    finally:
-        WATCHING.clear()
+    before, descriptors = contents(store.parent), len(os.listdir("/proc/self/fd"))
+    with opened_outside(store) as strangers, pytest.raises(FormatError) as caught:
+        load(store, **options)
     assert contents(store.parent) == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    strangers = [name for name in OPENED if name != str(store) and ("/" in name or name in (".", ".."))]
     assert not strangers
     text = str(caught.value)
     assert text.startswith("tdc.io.load: expected ")
