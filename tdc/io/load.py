@@ -9,6 +9,7 @@ one FormatError that names all that have not.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -116,7 +117,9 @@ def open_store(path: str) -> int:
         return open_folder(path)
     except FileNotFoundError:
         raise not_a_store(OP, "a store", f"nothing at {path!r}", hint="tdc.io.save writes one") from None
-    except NotADirectoryError:
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
         hint = "give the folder itself; os.path.realpath(path) follows a link"
         raise not_a_store(OP, "a folder", f"a file or a link at {path!r}", hint=hint) from None
 
