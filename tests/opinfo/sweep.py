@@ -3,23 +3,30 @@
     python tests/opinfo/sweep.py                          counts of values, eagerly
     python tests/opinfo/sweep.py --ops '^sum$|amax' -v    some operations, with the text of each failure
     python tests/opinfo/sweep.py --all                    every pass of `PASSES`, as a table
+    python tests/opinfo/sweep.py --all --resume           what a run that was stopped has left
 
 A call passes, is refused in our words, raises something else, or differs; or it is not mapped, with the reason. Of
 what torch refuses ("errors") a call is refused in our words or in torch's, raises something else, or is accepted.
+With `--all` each operation goes to a process of its own making; one that dies has crashed, and another takes the
+next. `--out` has a file for each pass with a line for each operation, the last of which counts: operations that run
+again (`--passes grad --ops '^sum$'`) are counted anew among the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import faulthandler
 import itertools
 import json
 import re
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -70,12 +77,13 @@ PASSES: dict[str, dict[str, Any]] = {  # the whole of it
     "inductor": {"mode": "inductor", "dtypes": (torch.float32,), "most": 1},
 }
 BY_VECTOR = re.compile("triplet|multilabel|multi_margin|cosine_embedding|cross_entropy|nll_loss")
-BAD = ("raw", "differs", "accepted")
+BAD = ("raw", "differs", "accepted", "crashed")
 UNMAPPED = {"lu_unpack": "pivots of a larger matrix than the example that was cut from it: torch writes beyond it"}
 MEANT = {  # what torch refuses of an example, and a batch takes
     "movedim|narrow": "Dimension out of range", "linalg.cross": "same number of dimensions",
     "reshape": "cannot reshape tensor of 0 elements",
 }  # fmt: skip
+OWN = threading.local()
 RANDOM = re.compile("dropout|rrelu|bernoulli|multinomial|normal|rand|uniform|exponential|geometric|cauchy|empty|gumbel")
 
 
@@ -293,26 +301,58 @@ def sweep(given: argparse.Namespace) -> tuple[dict[str, Counter[str]], list[tupl
 
 
 def sweep_all(given: argparse.Namespace) -> None:
-    """Every pass as a row of a table; what is bad goes to stderr. Each process takes every so manieth operation."""
+    """Every pass as a row of a table; what is bad goes to stderr, and all to the files of `given.out`."""
     columns = ("pass", "refused", *BAD, "unmapped")
     print("| pass | kind | " + " | ".join(columns) + " |\n" + "| --- " * (len(columns) + 2) + "|", flush=True)
-    with ProcessPoolExecutor(given.jobs, get_context("spawn"), set_up) as pool_of_processes:
-        for name, how in PASSES.items():
-            most = min(given.limit, how.get("limit", given.limit))
-            asked = argparse.Namespace(**{**vars(given), **how, "limit": most, "parts": 32 * given.jobs})
-            parts = [argparse.Namespace(**{**vars(asked), "part": n}) for n in range(asked.parts)]
-            done = list(pool_of_processes.map(sweep, parts))
+    with ThreadPoolExecutor(given.jobs, initializer=start) as threads:
+        for name in given.passes:
+            most = min(given.limit, PASSES[name].get("limit", given.limit))
+            asked = argparse.Namespace(**{**vars(given), **PASSES[name], "limit": most, "parts": len(op_db)})
+            done = sweep_pass(name, asked, threads)
             for kind in asked.kinds:
-                total = sum([counts[kind] for counts, _ in done], Counter[str]())
+                total = sum([Counter(counts.get(kind)) for counts, _ in done], Counter[str]())
                 print(f"| {name} | {kind} | " + " | ".join([f"{total[c]:,}" for c in columns]) + " |", flush=True)
-            for found in [call for _, calls in done for call in calls if call[-2] in BAD]:
+            for found in [call for _, calls in done for call in calls]:
                 print(name, *found, sep=" | ", file=sys.stderr, flush=True)
+
+
+def sweep_pass(name: str, asked: argparse.Namespace, threads: ThreadPoolExecutor) -> list[Any]:
+    """Counts and bad calls of each operation of a pass, those of earlier runs among them."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    with (asked.out / f"{name.replace(' ', '_')}.jsonl").open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        done = {line[0]: line[1:] for line in map(json.loads, file)}
+        names = [named(op) for op in op_db]
+        left = [n for n, op in enumerate(names) if re.search(asked.ops, op) and not (asked.resume and op in done)]
+        parts = [argparse.Namespace(**{**vars(asked), "part": n}) for n in left]
+        for n, found in zip(left, threads.map(in_a_process, parts), strict=True):
+            done[names[n]] = found
+            file.write(json.dumps([names[n], *found]) + "\n")
+            file.flush()
+    return list(done.values())
+
+
+def in_a_process(asked: argparse.Namespace) -> Any:
+    """Counts and bad calls of the operation that is asked for, from the process of this thread."""
+    try:
+        counts, calls = OWN.process.submit(sweep, asked).result()
+    except BrokenProcessPool:
+        start()
+        calls = [(kind, named(op_db[asked.part]), "", "", "", "crashed", "") for kind in asked.kinds]
+        counts = {kind: {"crashed": 1} for kind in asked.kinds}
+    return counts, [call for call in calls if call[-2] in BAD]
+
+
+def start() -> None:
+    """A process for this thread."""
+    OWN.process = ProcessPoolExecutor(1, get_context("spawn"), set_up)
 
 
 def set_up() -> None:
     """One thread for each process, and none of torch's warnings."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    faulthandler.enable()
 
 
 def dtypes_of(names: str) -> list[torch.dtype]:
@@ -334,6 +374,9 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=0, help="of --parts, which takes every so manieth operation")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="every pass")
+    parser.add_argument("--passes", type=lambda names: names.split(","), default=list(PASSES), help="of --all")
+    parser.add_argument("--resume", action="store_true", help="leave out operations of which --out has a pass")
+    parser.add_argument("--out", type=Path, default=Path("build/sweep"), help="where --all writes what it finds")
     parser.add_argument("--jobs", type=int, default=2, help="processes of --all")
     parser.add_argument("-v", action="store_true", help="print what differs and what raises errors that are not ours")
     parser.add_argument("--json", help="where to write every outcome")
