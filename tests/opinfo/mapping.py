@@ -302,11 +302,14 @@ def in_each_example(indices: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     return (torch.arange(count).unsqueeze(1), *indices)
 
 
-def refuse_unwritten(sample: Any) -> None:
+def refuse_unwritten(op: Any, sample: Any) -> None:
     """
     Raises:
-        NotMapped: torch's own result reads memory that nothing was written to.
+        NotMapped: torch's own call of an example reads memory that nothing was written to, or that is not there, which
+            ends the process: `F.conv2d(ones(1, 4, 1, 5), ones(1, 4, 2, 3), padding="same", dilation=3)` in bfloat16.
     """
+    if "conv" in op.name and sample.input.dtype == torch.bfloat16 and "same" in sample.kwargs.values():
+        raise NotMapped("torch crashes where one position is padded on one side more than on the other")
     if "circular" in (*sample.args, *sample.kwargs.values()) and min(sample.args[0]) < 0:
         raise NotMapped("torch reads memory that nothing was written to")
 
@@ -317,7 +320,7 @@ def refuse_meanings(op: Any, sample: Any) -> None:
     Raises:
         NotMapped: it does, or torch's own result is no measure.
     """
-    refuse_unwritten(sample)
+    refuse_unwritten(op, sample)
     given = (*sample.args, *sample.kwargs.values())
     if op.name == "nn.functional.one_hot" and given in ((), (-1,)):
         raise NotMapped("counts the classes of all examples")
