@@ -11,7 +11,6 @@ structure object is passed on.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
-from tdc.core.dtypes import rounded_once
+from tdc.core.dtypes import HALF, rounded_once
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
@@ -104,30 +103,32 @@ def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None
     return p.done(p.clean(out if bias is None else out + bias.unsqueeze(-1)))
 
 
-def summing(impl: Op) -> Op:
-    """A rule that sums over positions, in float32 for half precision."""
-
-    @functools.wraps(impl)
-    def run(input: Any, *args: Any, **kwargs: Any) -> Ragged:
-        return rounded_once(lambda x: impl(x, *args, **kwargs), input)
-
-    return run
+def one_dtype(op: OpName, x: Any, *weights: Tensor | None) -> None:
+    """A DtypeError for a weight of another dtype than the input, float32 beside half precision aside."""
+    own = (x.dtype, torch.float32) if x.dtype in HALF and op != "prelu" else (x.dtype,)
+    wrong = [w for w in weights if w is not None and w.dtype not in own]
+    if wrong and not torch.is_autocast_enabled(x.device.type):
+        raise DtypeError(message(op, f"weights of {x.dtype}", describe(wrong[0]), hint="weight.to(x.dtype)"))
 
 
-@summing
 def group_norm(
     input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Ragged:  # fmt: skip
     """Groups of channels, each normalised over an example's positions."""
-    p = positions(input, "group_norm", weight, bias)
-    channels = p.data.shape[-2]
-    expect_at_least("group_norm", 1, "num_groups", num_groups)
-    if channels % num_groups:
-        got = f"{channels} channels for {num_groups} groups"
-        raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
-    centered, var, _mean = standardised(p, num_groups)
-    return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+    one_dtype("group_norm", input, weight, bias)
+
+    def normalised(x: Any) -> Ragged:
+        p = positions(x, "group_norm", weight, bias)
+        channels = p.data.shape[-2]
+        expect_at_least("group_norm", 1, "num_groups", num_groups)
+        if channels % num_groups:
+            got = f"{channels} channels for {num_groups} groups"
+            raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
+        centered, var, _mean = standardised(p, num_groups)
+        return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+
+    return rounded_once(normalised, input)
 
 
 def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,7 +144,6 @@ def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     return centered, var, mean
 
 
-@summing
 def instance_norm(
     input: Any, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
@@ -152,13 +152,18 @@ def instance_norm(
 
     Examples without positions have no mean, those of one position no variance.
     """
-    p = positions(input, "instance_norm", weight, bias, running_mean, running_var)
-    if not use_input_stats:
-        return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
-    centered, var, mean = standardised(p, p.data.shape[-2])
-    n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
-    follow(running_mean, running_var, mean.squeeze(-1), var.squeeze(-1), n, momentum)
-    return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+    one_dtype("instance_norm", input, weight, bias)
+
+    def normalised(x: Any) -> Ragged:
+        p = positions(x, "instance_norm", weight, bias, running_mean, running_var)
+        if not use_input_stats:
+            return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
+        centered, var, mean = standardised(p, p.data.shape[-2])
+        n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
+        follow(running_mean, running_var, mean.squeeze(-1), var.squeeze(-1), n, momentum)
+        return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+
+    return rounded_once(normalised, input)
 
 
 def batch_norm(
@@ -166,6 +171,7 @@ def batch_norm(
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Ragged:  # fmt: skip
     """Each channel normalised over the real positions of the whole batch."""
+    one_dtype("batch_norm", input, weight, bias, *((running_mean, running_var) if training else ()))
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
         p = positions(input, "batch_norm", weight, bias, running_mean, running_var)
         return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
@@ -189,6 +195,7 @@ def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> 
     if mean is None or var is None:
         hint = "training=True for statistics of the batch"
         raise ShapeError(message("batch_norm", "running_mean and running_var", "None", hint=hint))
+    mean, var = mean.to(p.data.dtype), var.to(p.data.dtype)
     return (p.data - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
 
 
@@ -215,6 +222,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
 def prelu(input: Any, weight: Tensor) -> Ragged | Tensor:
     """One slope for all elements, or one for each channel."""
     dense_weights("prelu", input, weight)
+    one_dtype("prelu", input, weight)
     if weight.numel() == 1:
         return torch.where(input > 0, input, input * weight.reshape(()))
     p = positions(input, "prelu")

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dynamo import eager, readable, refuse_derivative, trace_as, under_transform
-from tdc.core.errors import StructureError, describe, message, no_second
+from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import rnn_steps
@@ -298,6 +298,17 @@ def check_input(x: Any, mode: str, batch_first: bool) -> None:
         raise StructureError(message(mode, expected, got, hint=hint))
 
 
+def check_weights(mode: str, hx: Any, weights: Any, bias: bool, rows: int) -> None:
+    """A ShapeError for another number of weights than each layer and direction has; a projection is one more."""
+    projected = mode == "lstm" and hx[0].shape[-1] != hx[1].shape[-1]
+    known = rows * ((4 if bias else 2) + projected)
+    if len(weights) != known:
+        hint = "those of a module: nn.LSTM(...)._flat_weights"
+        raise ShapeError(
+            message(mode, f"{known} weights of {rows} layers and directions", f"{len(weights)}", hint=hint)
+        )
+
+
 def recurrent(mode: str) -> Op:
     """The rule of one kind of recurrent network."""
 
@@ -306,6 +317,7 @@ def recurrent(mode: str) -> Op:
         bidirectional: bool, batch_first: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
         check_input(input, mode, batch_first)
+        check_weights(mode, hx, params, has_biases, num_layers * (1 + bidirectional))
         given = (hx, params, mode, has_biases, num_layers, dropout, train, bidirectional)
         if isinstance(input, NestedTensor):
             s = input.structure

@@ -72,6 +72,9 @@ def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: boo
 
 def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     """The first `k` in order along a ragged dim, where there are as many."""
+    if k == 0:
+        none = x.sum(dim, keepdim=True).narrow(dim, 0, 0)
+        return named_result(torch.topk, none.to(x.dtype), none.to(torch.int64))
     segments = segments_of(torch.topk, x, dim)
     order = order_of(segments, largest)
     start = segments.starts if segments.structure is None else segments.starts.unsqueeze(1)

@@ -61,6 +61,8 @@ def topk(rule: Rule) -> Iterator[Sample]:
     ):  # fmt: skip
         yield replace(sample, batches=LONG, expect=top, modes=PLAIN)
     yield replace(of(rule, "two", 2, 1), expect=top)
+    for layout, dim in (("features", 1), ("last", 2), ("two", 1), ("two", 2)):
+        yield replace(of(rule, layout, dim, 0), expect=top, modes=LIGHT)
     yield each("features", 2, 2)
 
 

@@ -28,6 +28,8 @@ CHANNELS = X.transpose(1, 2)
 IMAGES = tdc.pack([torch.randn(4, 2, 4), torch.randn(4, 6, 4)], ragged_dim=2)
 SQUARES = tdc.pack([torch.randn(2, 3), torch.randn(3, 2)], ragged_dim=(1, 2))
 KERNEL = torch.randn(5, 4, 1)
+ONES = torch.ones(4, dtype=torch.float64)
+STATE = torch.zeros(1, 2, 4)
 INDEX = torch.zeros(1, 2, dtype=torch.int64)
 TD = tdc.TensorDict({"x": torch.randn(3, 2)}, [3])
 call: Any = torch
@@ -84,6 +86,20 @@ CALLS: dict[str, Call] = {
     "values of integers": (
         lambda x: x.index_put((torch.tensor([0]),), torch.tensor(3)), X, "expected values of torch.float32"
     ),
+    "too few weights": (
+        lambda x: torch.lstm(x.mT, (STATE, STATE), [], True, 1, 0.0, False, False, True), CHANNELS,
+        "lstm: expected 4 weights of 1 layers and directions, got 0"
+    ),
+    "weights of a group in another dtype": (
+        lambda x: F.group_norm(x, 2, ONES), CHANNELS, "group_norm: expected weights of torch.float32, got "
+    ),
+    "weights of an example in another dtype": (
+        lambda x: F.instance_norm(x, bias=ONES), CHANNELS, "instance_norm: expected weights of torch.float32, got "
+    ),
+    "weights of a batch in another dtype": (
+        lambda x: F.batch_norm(x, None, None, ONES, training=True), CHANNELS, "batch_norm: expected weights of "
+    ),
+    "slopes in another dtype": (lambda x: F.prelu(x, ONES), CHANNELS, "prelu: expected weights of torch.float32, got "),
     "source of integers": (lambda x: x.masked_scatter(x > 0, torch.ones(20).long()), X, "expected a source of "),
 }  # fmt: skip
 EAGER: dict[str, Call] = {  # in a graph Dynamo says itself what does not bind, and lengths are compared when it runs
