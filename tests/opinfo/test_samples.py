@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from opinfo.sweep import BAD, DTYPES, PASSES, sweep
+from opinfo.sweep import BAD, DTYPES, PASSES, start, sweep, sweep_pass
+from torch.testing._internal.common_methods_invocations import op_db
 
 from tdc.core.rules import DISPATCH, KINDS, ROWS
 
@@ -68,3 +73,27 @@ def test_the_sweep_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None
         argparse.Namespace(**{**USUAL, "ops": "^sin$", "dtypes": (torch.float32,), "limit": 1, "parts": 1, "part": 0})
     )
     assert {call[-2] for call in calls if call[0] == "nested"} == {"differs"}
+
+
+class Deadly:
+    """Ends the process that it is sent to."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_counted_and_can_be_run_again(tmp_path: Path) -> None:
+    how = {**USUAL, "ops": "^si(n|nc)$", "dtypes": (torch.float32,), "limit": 1, "parts": len(op_db), "out": tmp_path}
+    with ThreadPoolExecutor(1, initializer=start) as threads:
+        died = sweep_pass("values", argparse.Namespace(**how, resume=False, deadly=Deadly()), threads)
+        assert [call[:2] + call[-2:] for _, calls in died for call in calls] == [
+            (kind, name, "crashed", "") for name in ("sin", "sinc") for kind in KINDS
+        ]
+        again = argparse.Namespace(**{**how, "ops": "^sin$"}, resume=False)
+        counts = dict(zip(("sin", "sinc"), sweep_pass("values", again, threads), strict=True))
+        assert set(counts["sin"][0]["nested"]) == {"pass"}
+        assert counts["sinc"][0]["nested"] == {"crashed": 1}
+        sweep_pass("values", argparse.Namespace(**how, resume=True), threads)
+    lines = [json.loads(line)[0] for line in (tmp_path / "values.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == ["sin", "sinc", "sin"]
