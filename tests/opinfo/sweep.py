@@ -171,7 +171,7 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, given: argparse.N
             return "refused", refused.group() if refused else "torch does not trace an example"
         return "raw", f"{type(error).__name__}: {first_line(error)}"
     if op.name in POSITIONS and pooled(op, mapped) and kind != "tensordict":
-        got = data_of(mapped.args[0]).flatten()[got]
+        got = data_of(next(iter((*mapped.args, *mapped.kwargs.values())))).flatten()[got]
     try:
         found = list(compare.pairs(op.name, got, want))
         if form.empty:  # torch gives some empty examples another dtype
