@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
-from tdc.core.dynamo import certain, eager
+from tdc.core.dynamo import certain, eager, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -31,7 +31,7 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import lengths_of, take_spans
-from tdc.ragged.storage import Ragged, map_results
+from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure
 
 
@@ -41,7 +41,22 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if d is None:
         beside = x._structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims[0]
         return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
-    return map_results(scanned(op, rectangle(x, fill), d, d, **kwargs), lambda t: repacked(t, x))
+    data = rectangle(x, fill)
+    if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
+        return repacked(row_by_row(op, data, x, d), x)
+    return map_results(scanned(op, data, d, d, **kwargs), lambda t: repacked(t, x))
+
+
+def row_by_row(op: Op, data: Tensor, x: Any, dim: int) -> Tensor:
+    """A scan of the rows of a rectangle, each without its padding.
+
+    Where a cotangent is 0, as those of padding are, torch's second derivative of a complex `logcumsumexp` is NaN, for
+    all elements in front of it, too.
+    """
+    longest, batch = data.shape[dim], x._batch_dim - (x._batch_dim > dim)
+    rows = data.movedim(dim, -1).unbind(batch)
+    found = [op(row[..., :n], -1) for row, n in zip(rows, sizes_along(x, dim).tolist(), strict=True)]
+    return torch.stack([F.pad(row, (0, longest - row.shape[-1])) for row in found], batch).movedim(-1, dim)
 
 
 def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:

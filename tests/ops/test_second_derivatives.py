@@ -103,9 +103,17 @@ def test_second_derivative_in_a_graph_is_refused():
         torch.compile(twice, backend="aot_eager", fullgraph=True)(x.values)
 
 
-def test_what_torch_makes_of_complex_scans_twice():
-    """NaN where a cotangent is 0, as those of padding are."""
-    x = torch.tensor([1 + 1j, 2.0, 0.5j], requires_grad=True)
-    (once,) = torch.autograd.grad(x.logcumsumexp(0)[:2].abs().square().sum(), x, create_graph=True)
-    (twice,) = torch.autograd.grad(once.abs().square().sum(), x)
-    assert twice.isnan().all(), "mended: take logcumsumexp out of OPEN in tests/opinfo/test_samples.py"
+@pytest.mark.parametrize("ragged", [(1,), (1, 2)])
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+def test_a_complex_scan_twice(ragged: tuple[int, ...], kind: str):
+    """torch's own is NaN where a cotangent is 0, as those of padding are."""
+    sizes = [(n, n + 1 if len(ragged) == 2 else 3) for n in (3, 0, 1, 2)]
+    rows = [torch.randn(size, dtype=torch.complex64, requires_grad=True) for size in sizes]
+
+    def twice(results: Any) -> list[torch.Tensor]:
+        once = torch.autograd.grad(sum([y.abs().square().sum() for y in results]), rows, create_graph=True)
+        return list(torch.autograd.grad(sum([g.abs().square().sum() for g in once]), rows))
+
+    x = tdc.pack(rows, ragged_dim=ragged)
+    x = x.to_padded() if kind == "padded" else x
+    torch.testing.assert_close(twice(x.logcumsumexp(1).unbind()), twice([r.logcumsumexp(0) for r in rows]))
