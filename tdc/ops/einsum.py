@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
+from tdc.core.dynamo import eager, larger
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -305,7 +306,9 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     bounds: dict[str, Bound] = {}
     for t in batches:
         for r, (c, n) in enumerate(zip(ragged_of(t), longest(t.x._structure), strict=True)):
-            bounds.setdefault(c, Bound(n, t.x._structure.extent, r))
+            extent = t.x._structure.extent
+            n = n if extent is not None or eager() else larger(n, 2)  # Inductor asks of products whether a size is 1
+            bounds.setdefault(c, Bound(n, extent, r))
     if run is multiply and batch in out and loop_pays(batches, bounds):
         return by_rows(terms, out, batch, kept, partial(structure_for, kept, owner, sizes, bounds))
     ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]

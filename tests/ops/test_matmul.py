@@ -286,3 +286,15 @@ def test_products_one_by_one_give_what_rectangles_give(mode: str, monkeypatch: p
     monkeypatch.setattr("tdc.ops.einsum.loop_pays", lambda batches, bounds: True)
     for rule in [rule for rule in RULES if (rule.name, rule.kind) in (("einsum", "nested"), ("matmul", "nested"))]:
         check(rule, samples(rule), mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("longest", [3, 1])
+def test_inductor_multiplies_examples_of_unknown_lengths(longest: int):
+    """It asks whether a size of a rectangle is 1, which a graph that reads the length from the data cannot know."""
+    x = batch(longest, 0, 1, features=2).transpose(1, 2)
+    x, w = NestedTensor(x.values, x.offsets, ragged_dim=2), torch.randn(3, 2, 2)
+    got = torch.compile(torch.bmm, fullgraph=True)(w, x)
+    assert got.shape == (3, 2, -1)
+    for y, a, b in zip(got.unbind(), w, x.unbind(), strict=True):
+        torch.testing.assert_close(y, a @ b)
