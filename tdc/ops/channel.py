@@ -233,11 +233,18 @@ def prelu(input: Any, weight: Tensor) -> Ragged | Tensor:
 
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Ragged:
     """Whole channels of an example become 0, the others grow so that the mean stays."""
-    if not training or p == 0:
+    if not drops("dropout", p, training):
         return input
     at = positions(input, "dropout1d")
     kept = kept_channels(at, p)
     return at.done(at.clean(at.data * (kept / (1 - p) if p < 1 else kept)))
+
+
+def drops(op: OpName, p: float, training: Any) -> bool:
+    """Whether channels are dropped; a DtypeError for what is no bool."""
+    if not isinstance(training, bool):
+        raise DtypeError(message(op, "training to be True or False", describe(training), hint="training=True"))
+    return training and p != 0
 
 
 def kept_channels(at: Positions, p: float) -> Tensor:
@@ -251,7 +258,7 @@ def kept_channels(at: Positions, p: float) -> Tensor:
 
 def feature_alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Ragged:
     """Whole channels of an example become SELU's limit; mean and variance of standard normal numbers stay."""
-    if not training or p == 0:
+    if not drops("feature_alpha_dropout", p, training):
         return input
     at = positions(input, "feature_alpha_dropout")
     limit = -1.7580993408473766  # -scale * alpha of SELU

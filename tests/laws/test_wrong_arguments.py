@@ -76,6 +76,12 @@ CALLS: dict[str, Call] = {
     "dims None": (lambda x: torch.tensordot(x, KERNEL[..., 0].mT, None), X, "expected dims of one and of the other"),
     "dims in another order": (lambda x: x.flatten(2, 1), X, "flatten: expected start_dim in front of end_dim"),
     "probability of a string": (lambda x: F.dropout1d(x, "half"), CHANNELS, "expected p to be a number, got str"),
+    "training of a number": (
+        lambda x: F.dropout1d(x, 0.5, 1), CHANNELS, "dropout: expected training to be True or False, got int"
+    ),
+    "training of a string": (
+        lambda x: F.feature_alpha_dropout(x, 0.5, "no"), CHANNELS, "expected training to be True or False, got str"
+    ),
     "probability above 1": (lambda x: F.dropout1d(x, 1.5), CHANNELS, "expected a probability p in [0, 1], got 1.5"),
     "mask as index": (lambda x: x.gather(1, x > 0), X, "gather: expected an index of int32 or int64, got "),
     "mask as index of all": (lambda x: x.index_select(2, torch.ones(4) > 0), X, "expected an index of int32 or int64"),
