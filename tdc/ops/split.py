@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import larger, smaller
+from tdc.core.dynamo import larger, smaller, trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -89,7 +89,7 @@ def tensor_split(
     """So many parts whose lengths differ by one at most, or parts between positions."""
     d = normal_dim(dim, x.ndim, "tensor_split")
     given = indices_or_sections if indices_or_sections is not None else sections if indices is None else indices
-    given = given.tolist() if isinstance(given, Tensor) else given
+    given = between(given, is_ragged(x, d))
     if isinstance(given, (list, tuple)):
         return tuple([part(x, d, a, b) for a, b in pairwise([None, *given, None])])
     if not isinstance(given, int) or given < 1:
@@ -101,6 +101,30 @@ def tensor_split(
         return apart(x, d, [least + smaller(larger(more - k, 0), 1) for k in range(given)])
     least, more = sizes_along(x, d) // given, sizes_along(x, d) % given
     return tuple([part(x, d, a, b) for a, b in pairwise([least * k + more.clamp(max=k) for k in range(given + 1)])])
+
+
+def between(given: Any, ragged: bool) -> Any:
+    """Positions between parts, or the number of parts; along a ragged dim positions may be tensors."""
+    if not isinstance(given, Tensor):
+        return given
+    return list(given.unbind()) if ragged and given.ndim == 1 else given.tolist()
+
+
+def between_traced(given: Any, ragged: bool) -> Any:
+    """What Dynamo traces in place of `between`: sizes of static dims are no data.
+
+    Raises:
+        ShapeError: they would be.
+    """
+    if not isinstance(given, Tensor):
+        return given
+    if not ragged or given.ndim != 1:
+        hint = "x.tensor_split([1, 3], dim)"
+        raise ShapeError(message("tensor_split", "positions in a list, in a graph", describe(given), hint=hint))
+    return list(given.unbind())
+
+
+trace_as(between, between_traced)
 
 
 def split_at(need: int, dim: int, op: Op, x: Any, indices_or_sections: Any) -> tuple[Any, ...]:

@@ -173,7 +173,7 @@ def bounds(part: slice, size: int) -> tuple[int, int, int]:
 def as_end(at: Any) -> int | torch.SymInt:
     """An end of a slice as a whole number."""
     try:
-        return at if isinstance(at, torch.SymInt) else operator.index(at)
+        return at if isinstance(at, (int, torch.SymInt)) else operator.index(at)
     except TypeError:
         got, hint = describe_index(at), "n // 2 for half of them, a tensor of lengths for other ends in each row"
         raise IndexingError(message("index", "whole numbers as ends of a slice", got, hint=hint)) from None

@@ -63,7 +63,7 @@ POOLED = (  # without a dim these ask for all elements
     "allclose", "equal", "histc", "bincount", "masked.mean", "masked.var", "masked.std", "masked.sum", "masked.prod",
     "masked.amax", "masked.amin", "masked.norm", "masked.logsumexp", "masked.argmax", "masked.argmin",
 )  # fmt: skip
-POSITIONS = ("argmax", "argmin")  # of all elements: positions in the storage of a batch
+POSITIONS = ("argmax", "argmin", "masked.argmax", "masked.argmin")  # of all elements: where in the storage of a batch
 LEVELS = ("values", "grad", "second", "forward", "errors")
 PASSES: dict[str, dict[str, Any]] = {  # the whole of it
     "values": {},
@@ -127,7 +127,7 @@ def pool(op: Any, mapped: Mapped, dim: int) -> list[Any]:
     if mapped.value("reduction", "") == "batchmean":  # by the examples, not by all elements
         out = out * len(leaves[0]) / len(flat)
     if op.name in POSITIONS:
-        out = leaves[0][out]
+        out = leaves[0][out.long()]
     ones = [1] * (len(shape) + 1)
     return [pytree.tree_map(lambda t: t.view(ones), out) if mapped.value("keepdim", False) is True else out]
 
@@ -171,7 +171,7 @@ def outcome(op: Any, column: list[Any], form: Form, kind: str, given: argparse.N
             return "refused", refused.group() if refused else "torch does not trace an example"
         return "raw", f"{type(error).__name__}: {first_line(error)}"
     if op.name in POSITIONS and pooled(op, mapped) and kind != "tensordict":
-        got = data_of(next(iter((*mapped.args, *mapped.kwargs.values())))).flatten()[got]
+        got = data_of(next(iter((*mapped.args, *mapped.kwargs.values())))).flatten()[got.long()]
     try:
         found = list(compare.pairs(op.name, got, want))
         if form.empty:  # torch gives some empty examples another dtype

@@ -211,3 +211,23 @@ def test_gradients_reach_dense_operands(kind: str, step: Any):
     ]
     (want,) = torch.autograd.grad(torch.stack(rows).sum(), w)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("positions", [[1, 3], [-3, -1]])
+def test_parts_between_positions_in_a_tensor(positions: list[int]):
+    """Along a ragged dim they are data like lengths; sizes of another dim are not, in a graph."""
+    x: Any = tdc.pack([torch.randn(n, 5) for n in (4, 1, 2)])
+    given = torch.tensor(positions)
+    for y in (x, x.to_padded()):
+        for run in (torch.tensor_split, torch.compile(torch.tensor_split, fullgraph=True, backend="aot_eager")):
+            for got, want in zip(run(y, given, 1), y.tensor_split(positions, 1), strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(got.unbind(), want.unbind(), strict=True))
+            if run is torch.tensor_split:
+                assert [part.shape[2] for part in run(y, given, 2)] == [
+                    len(p) for p in torch.ones(5).tensor_split(given)
+                ]
+                continue
+            with pytest.raises(
+                Exception, match="tensor_split: expected positions in a list, in a graph, got Tensor int64"
+            ):
+                run(y, given, 2)
