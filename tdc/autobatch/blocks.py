@@ -75,6 +75,10 @@ SAID = (  # what is in torch's message, and what ours says
         "differently shaped", "results of one shape", "x[mask] or the like, of another size for each example",
         "torch.where(mask, x, 0)",
     ),
+    (
+        "Batching rule not implemented", "operations that vmap has", "one that it has not, named above",
+        "call it on the whole batch, outside",
+    ),
 )  # fmt: skip
 
 

@@ -20,12 +20,13 @@ import tdc
 common_utils.extract_test_fn = lambda: None  # looks through the frames of all callers at each sample
 
 COUNT = 3
+OF_A_MASK = "expected (tests that tdc.batch sees|operations that vmap has)"  # whether it is causal, or left aligned
 REFUSED = {
     "nn.GaussianNLLLoss": "expected tests that tdc.batch sees",
-    "nn.Transformer": "expected tests that tdc.batch sees",  # whether a mask is causal
-    "nn.TransformerEncoder": "expected tests that tdc.batch sees",
-    "nn.TransformerDecoder": "expected tests that tdc.batch sees",
     "nn.LinearCrossEntropyLoss": "expected results of one shape",
+    "nn.Transformer": OF_A_MASK,
+    "nn.TransformerEncoder": OF_A_MASK,
+    "nn.TransformerDecoder": OF_A_MASK,
 }
 WITHOUT_GRADIENT = {"nn.LinearCrossEntropyLoss"}  # torch's own rule for vmap loses that of the input (2.13)
 ONE_BY_ONE = {  # torch's vmap runs these example by example, and says so
