@@ -64,9 +64,12 @@ def run(count: int, start: int, mode: str, limit: int = 10, calls: bool = True) 
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             failed.append(f"seed {seed}: {type(error).__name__} {last.filename}:{last.lineno} {str(error)[:600]}")
+            print(failed[-1], flush=True)
             if len(failed) >= limit:
                 break
         seen.update({f"{p.rows} rows": 1, f"{p.size} examples": 1, f"given as {p.style}": 1})
+        if seen["programs"] % 50 == 0:
+            print(f"{seen['programs']} programs, {len(failed)} failed", flush=True)
         for word in WORDS:
             seen[word.strip()] += sum([word in line for line in p.text.splitlines()])
     return seen, failed
@@ -87,8 +90,6 @@ def main() -> None:
         seen, failed = run(given.count, given.seed, given.mode, given.limit, not given.no_calls)
     for text, n in seen.most_common():
         print(f"{n:6} {text}")
-    for text in failed:
-        print(text)
     passed = seen["programs"] - len(failed)
     print(
         f"{given.mode}: {passed} of {seen['programs']} programs equal the loop, in {time.perf_counter() - begin:.0f} s"
