@@ -75,12 +75,19 @@ class Items(Steps):
     def item(self, k: Any) -> Any:
         if not isinstance(k, Tensor):
             return self.items[k]
-        found = self.table().to(k.device).index_select(0, k.reshape(-1)).reshape(k.shape)
+        table = self.table().to(k.device)
+        where = k.reshape(-1).clamp(max=table.shape[0] - 1)
+        found = table.index_select(0, where).reshape(*k.shape, *table.shape[1:])
         return Lane(found) if k.ndim else found
 
     def table(self) -> Any:
-        """Numbers as a tensor, where they are walked along beside tensors."""
-        if not self.items or not all([isinstance(x, (bool, int, float)) for x in self.items]):
+        """Numbers, or tensors of one shape, as one tensor, where they are walked along beside those of the examples;
+        of no items one that nobody reads."""
+        if len(self.items) == 0:
+            return torch.zeros(1, dtype=torch.long)
+        if all([isinstance(x, Tensor) and x.shape == self.items[0].shape for x in self.items]):
+            return torch.stack([*self.items])
+        if not all([isinstance(x, (bool, int, float)) for x in self.items]):
             got, hint = "a Python iterable beside one of the examples", "numbers and tensors can be walked side by side"
             raise DtypeError(message(OP, "walks of one kind in zip", got, hint=hint))
         return torch.tensor([*self.items])

@@ -284,3 +284,25 @@ def test_a_long_range_that_examples_leave_is_a_loop_of_the_graph():
     assert torch.allclose(*[torch.autograd.grad(out.sum(), x)[0] for out in (found, want)])
     assert len(nodes) == 1
     assert nodes[0] < 2000
+
+
+@tdc.batch
+def beside_nothing(x: Tensor, n: Tensor) -> Tensor:
+    for k in range(n):
+        for i, v in zip(range(2), x, strict=False):
+            x = x * 0.5 + v * i
+        for j, v in zip(range(0), x, strict=False):
+            x = x + v * j + k
+        for w, v in zip(W, x, strict=False):
+            x = x + w * v * 0.1
+    return x
+
+
+def test_a_range_beside_rows_in_a_loop():
+    """Found by programs: a range of 0 and a tensor that all share were refused in `zip` inside a loop, and items beyond
+    the last were read."""
+    x, n = rows(0, 2, 3, whole=True)
+    want = torch.stack([beside_nothing(a, b) for a, b in zip(x, n, strict=True)])
+    torch.testing.assert_close(beside_nothing.map(x, n), want)
+    found = torch.compile(beside_nothing.map, backend="eager", fullgraph=True)(x, n)
+    torch.testing.assert_close(found, want)
