@@ -65,6 +65,20 @@ class Steps:
         raise NotImplementedError
 
 
+class Slices:
+    """The rows of a tensor that all examples share, each taken where it is used: views that an operator takes in beside
+    each other would share memory."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def __getitem__(self, k: int) -> Tensor:
+        return self.x.select(0, k)
+
+
 class Items(Steps):
     """Of a Python iterable: the same for all examples, but for lanes among them."""
 
@@ -81,12 +95,12 @@ class Items(Steps):
         return Lane(found) if k.ndim else found
 
     def table(self) -> Any:
-        """Numbers, or tensors of one shape, as one tensor, where they are walked along beside those of the examples;
-        of no items one that nobody reads."""
+        """Numbers, or the rows of a tensor, where they are walked along beside those of the examples; of no items one
+        that nobody reads."""
         if len(self.items) == 0:
             return torch.zeros(1, dtype=torch.long)
-        if all([isinstance(x, Tensor) and x.shape == self.items[0].shape for x in self.items]):
-            return torch.stack([*self.items])
+        if type(self.items) is Slices:
+            return self.items.x
         if not all([isinstance(x, (bool, int, float)) for x in self.items]):
             got, hint = "a Python iterable beside one of the examples", "numbers and tensors can be walked side by side"
             raise DtypeError(message(OP, "walks of one kind in zip", got, hint=hint))
@@ -359,7 +373,7 @@ def walk(form: Form, values: list[Any], backwards: bool = False) -> Steps:
     inner = [walk(p, values) for p in (parts if kind == "zip" else parts[:1])]
     start = values.pop(0) if kind == "enumerate" and len(parts) > 1 else 0
     if all([p.items is not None for p in inner]):
-        columns: Any = [p.items for p in inner]
+        columns: Any = [[p.items[k] for k in range(len(p.items))] for p in inner]
         return Items([*(zip(*columns, strict=False) if kind == "zip" else enumerate(columns[0], start))])
     return Zip(inner) if kind == "zip" else Enumerate(inner[0], start)
 
@@ -376,6 +390,8 @@ def along_value(x: Any, backwards: bool) -> Steps:
     if type(x) is Grown:
         return ListItems(x, backwards)
     if type(x) is not Lane:
+        if isinstance(x, Tensor) and x.ndim and traced():
+            return Items(Slices(x.flip(0) if backwards else x))
         items = [*x]
         return Items(items[::-1] if backwards else items)
     return RaggedRows(x.data, backwards) if is_ragged(x.data) else Rows(x.data.flip(1) if backwards else x.data)

@@ -288,13 +288,16 @@ def test_a_long_range_that_examples_leave_is_a_loop_of_the_graph():
 
 @tdc.batch
 def beside_nothing(x: Tensor, n: Tensor) -> Tensor:
+    shared = W * 2
     for k in range(n):
         for i, v in zip(range(2), x, strict=False):
             x = x * 0.5 + v * i
         for j, v in zip(range(0), x, strict=False):
             x = x + v * j + k
-        for w, v in zip(W, x, strict=False):
+        for w, v in zip(shared, x, strict=False):
             x = x + w * v * 0.1
+        for w in shared:
+            x = x - w * 0.1
     return x
 
 
