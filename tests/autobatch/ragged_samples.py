@@ -148,7 +148,7 @@ def outcome(op: Any, column: list[Any], form: Form, mode: str = "eager") -> tupl
     """What becomes of one sample in one form, and the text."""
     leaves = leaves_of(column) if op.supports_autograd else []
     try:
-        refuse_unwritten(column[0])
+        refuse_unwritten(op, column[0])
         sample = Sample(op, column, form)
         want = [op.op(*args, **kwargs) for args, kwargs in sample.examples]
     except NotMapped as reason:

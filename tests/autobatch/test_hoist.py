@@ -133,7 +133,12 @@ def test_linear_layers() -> None:
 MOVED = [chain, pairs, nested, collects, of_its_own]
 
 
-@pytest.mark.parametrize("fn", MOVED, ids=lambda f: f.__name__)
+QUICK = (chain, pairs)
+
+
+@pytest.mark.parametrize(
+    "fn", [pytest.param(f, marks=[pytest.mark.slow] * (f not in QUICK)) for f in MOVED], ids=lambda f: f.__name__
+)
 def test_moved(fn: Any) -> None:
     assert "ahead" in fn.tree
     assert_batched_equal(fn, [(x,) for x in ROWS], backends=())
