@@ -90,7 +90,10 @@ class Builder:
         elif isinstance(stmt, ast.For):
             walk = self.walk(stmt.iter, out)
             given = ast.copy_location(ast.Assign([stmt.target], load(ITEM)), stmt.target)
-            assign, hoist = in_block(given), Hoist(stmt, self.site, self.product, self.temporary)
+            assign, hoist = (
+                in_block(ast.fix_missing_locations(given)),
+                Hoist(stmt, self.site, self.product, self.temporary),
+            )
             body = self.nodes(hoist.body(stmt.body))
             for ahead in hoist.ahead:
                 self.add(in_block(ahead), [assign])
@@ -250,7 +253,7 @@ class Builder:
 
 def in_block(stmt: ast.stmt) -> Block:
     """One statement as a block."""
-    text = shown(ast.fix_missing_locations(stmt)).splitlines()
+    text = shown(stmt).splitlines()
     return Block([InBlock().visit(stmt)], stmt.lineno, text)
 
 

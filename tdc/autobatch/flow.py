@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tdc.autobatch.source import HELPERS, OP, Source, every_argument
 from tdc.autobatch.syntax import Names
-from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
+from tdc.autobatch.tree import ITEM, TEMPORARY, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
 from tdc.core.errors import StructureError, message
 
 UNIFORM_CALLS = ("isinstance", "hasattr", "callable", "type")
@@ -242,8 +242,9 @@ def tainted_names(source: Source, nodes: list[Node], names: frozenset[str]) -> f
     """Names whose values may differ between examples: parameters, and what is made of them or under their tests."""
     given = every_argument(source.tree.args)
     found = frozenset(a.arg for a in given if a.arg not in ("self", "cls") and not is_python(a.annotation))
+    facts = {id(stmt): Facts.of(stmt, names) for n in every(nodes) if isinstance(n, Block) for stmt in n.body}
     while True:
-        now = found | spread(nodes, found, False)
+        now = found | spread(nodes, found, False, facts)
         if now == found:
             return found
         found = now
@@ -253,21 +254,36 @@ def is_python(annotation: Any) -> bool:
     return isinstance(annotation, ast.Name) and annotation.id in UNIFORM_TYPES
 
 
-def spread(nodes: list[Node], tainted: frozenset[str], apart: bool) -> frozenset[str]:
+class Facts(NamedTuple):
+    """What a statement of a block reads and gives a value, and whether that differs whatever it reads: random numbers,
+    and names that were lifted out of expressions."""
+
+    reads: frozenset[str]
+    stores: frozenset[str]
+    differs: bool
+
+    @staticmethod
+    def of(stmt: ast.stmt, names: frozenset[str]) -> Facts:
+        found = Names(names)
+        found.visit(stmt)
+        stores = {n.id for n in ast.walk(stmt) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        lifted = any(name.startswith(TEMPORARY) for name in found.reads)
+        return Facts(frozenset(found.reads), frozenset(stores), lifted or is_random(stmt))
+
+
+def spread(nodes: list[Node], tainted: frozenset[str], apart: bool, facts: dict[int, Facts]) -> frozenset[str]:
     """Names that nodes give values that may differ; `apart` where examples come here that others do not."""
     out: set[str] = set()
     for node in nodes:
         differs = apart or any(not is_uniform(v.expr, tainted) for v in values_of(node))
         if isinstance(node, Block):
-            for stmt in node.body:
-                found = Names(tainted)
-                found.visit(stmt)
-                if apart or found.reads or is_random(stmt):
-                    out |= {n.id for n in ast.walk(stmt) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            for reads, stores, anyway in [facts[id(stmt)] for stmt in node.body]:
+                if apart or anyway or not reads.isdisjoint(tainted):
+                    out |= stores
         elif isinstance(node, (Call, Append)) and differs:
             out.add(node.target if isinstance(node, Call) else node.name)
         elif isinstance(node, For) and differs:
             out |= {*node.assign.writes}
         for part in children(node):
-            out |= spread(part, tainted, differs)
+            out |= spread(part, tainted, differs, facts)
     return frozenset(out)
