@@ -5,33 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from tdc.autobatch import blocks
 from tdc.autobatch.lowered import UNDEFINED
 from tdc.autobatch.tree import ITEM
 from tdc.autobatch.values import Lane, flatten, is_lane
-from tdc.autobatch.walks import RaggedRows, Rows, Steps
-
-
-class Made(Steps):
-    """Items that are tuples of what a block has made of each row of a walk."""
-
-    def __init__(self, steps: Rows | RaggedRows, parts: Sequence[Lane]) -> None:
-        self.parts = [steps.with_rows(x.data) for x in parts]
-        self.lengths, self.device, self.full = steps.lengths, steps.device, steps.full
-
-    def longest(self) -> Any:
-        return self.parts[0].longest()
-
-    def item(self, k: Any) -> Any:
-        return tuple([p.item(k) for p in self.parts])
-
-    def item_of(self, k: int, at: Tensor | None) -> Any:
-        return tuple([p.item_of(k, at) for p in self.parts])
-
-    def table(self) -> Any:
-        return tuple([p.table() for p in self.parts])
+from tdc.autobatch.walks import RaggedRows, Rows, Steps, Together
 
 
 def made(
@@ -46,8 +24,10 @@ def made(
     if rows.shape[0] == 0:
         return steps, False
     given = [Lane(rows) if name == ITEM else x for name, x in zip(names, args, strict=True)]
-    found = blocks.run(fn, given, rows.shape[0])
-    return (Made(steps, found), True) if found and all([is_lane(x) for x in found]) else (steps, False)
+    found, spec = flatten(tuple(blocks.run(fn, given, rows.shape[0])))
+    if not found or not all([is_lane(x) for x in found]):
+        return steps, False
+    return Together([steps.with_rows(x.data) for x in found], spec), True
 
 
 def is_shared(x: Any) -> bool:

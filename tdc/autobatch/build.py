@@ -90,10 +90,8 @@ class Builder:
         elif isinstance(stmt, ast.For):
             walk = self.walk(stmt.iter, out)
             given = ast.copy_location(ast.Assign([stmt.target], load(ITEM)), stmt.target)
-            assign, hoist = (
-                in_block(ast.fix_missing_locations(given)),
-                Hoist(stmt, self.site, self.product, self.temporary),
-            )
+            assign = in_block(ast.fix_missing_locations(given))
+            hoist = Hoist(stmt, self.site, self.product, self.temporary)
             body = self.nodes(hoist.body(stmt.body))
             for ahead in hoist.ahead:
                 self.add(in_block(ahead), [assign])

@@ -156,13 +156,9 @@ class Writer:
         return mask
 
     def block(self, node: Block, mask: str) -> None:
-        names = self.wanted(node)
+        names = node.wanted
         target = f"{variables(names)} = " if names else ""
         self.line(f"{target}{self.run(node, node.body, mask)}")
-
-    def wanted(self, node: Block) -> list[str]:
-        """The names of a block that somebody reads."""
-        return [name for name in node.writes if name in node.live]
 
     def branch(self, node: If, mask: str) -> str:
         """Both ways, each for those who take it."""
@@ -280,7 +276,7 @@ class Writer:
 
     def rolls(self, node: For) -> str:
         """The options, for a loop that examples leave early and whose items nobody reads."""
-        return ", options" if not self.wanted(node.assign) and leaves_early(node.body, "break", "return") else ""
+        return ", options" if not node.assign.wanted and leaves_early(node.body, "break", "return") else ""
 
     def changing(self, node: For) -> tuple[int, ...]:
         """Which values of an inner walk are not names of values that no round of the outermost loop changes."""
@@ -349,7 +345,7 @@ class Writer:
             self.line(f"v_{ITEM} = enter(m, None, item)")
             if node.ahead:
                 self.line(f"if d{k}:")
-                self.line(f"{INDENT}{variables(self.wanted(node.assign))} = v_{ITEM}")
+                self.line(f"{INDENT}{variables(node.assign.wanted)} = v_{ITEM}")
                 self.line("else:")
             self.depth += bool(node.ahead)
             self.block(node.assign, "m")

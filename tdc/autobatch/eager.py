@@ -107,12 +107,7 @@ def block(node: Block, group: Group) -> Group:
     """Straight-line code; names that nobody reads later are dropped."""
     assert node.fn is not None
     found = blocks.run(node.fn, arguments(node.reads, group, node.line), len(group))
-    return with_values(group, dict(zip(wanted(node), found, strict=True)))
-
-
-def wanted(node: Block) -> list[str]:
-    """The names of a block that somebody reads."""
-    return [name for name in node.writes if name in node.live]
+    return with_values(group, dict(zip(node.wanted, found, strict=True)))
 
 
 def evaluate(value: Value, group: Group) -> Any:
@@ -227,7 +222,7 @@ def for_loop(node: For, group: Group, exits: Exits, call: Function) -> Group | N
             break
         item = steps.item_of(step, positions_of(staying.lanes))
         if whole:
-            staying = with_values(staying, dict(zip(wanted(node.assign), item, strict=True)))
+            staying = with_values(staying, dict(zip(node.assign.wanted, item, strict=True)))
         else:
             staying = block(node.assign, with_values(staying, {ITEM: item}))
         staying = iteration(node, staying, inside, call)

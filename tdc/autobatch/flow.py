@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tdc.autobatch.source import HELPERS, OP, Source, every_argument
-from tdc.autobatch.syntax import Names
+from tdc.autobatch.syntax import Names, called
 from tdc.autobatch.tree import ITEM, TEMPORARY, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
 from tdc.core.errors import StructureError, message
 
@@ -233,8 +233,7 @@ def is_uniform(expr: ast.expr, tainted: frozenset[str]) -> bool:
 
 def is_random(node: ast.AST) -> bool:
     """Whether code draws random numbers, which differ between examples."""
-    calls = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
-    names = [f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls]
+    names = [called(n) for n in ast.walk(node) if isinstance(n, ast.Call)]
     return any("rand" in n or "bernoulli" in n or "multinomial" in n or "normal" in n for n in names)
 
 

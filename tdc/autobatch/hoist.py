@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tdc.autobatch.syntax import TOTAL, Site, load, located, store
+from tdc.autobatch.syntax import TOTAL, Site, called, load, located, store
 
 PRODUCTS = frozenset(("matmul", "mm", "linear"))
 CALLS = TOTAL - {"dropout"}
@@ -41,7 +41,7 @@ class Hoist(ast.NodeTransformer):
         self.ahead: list[ast.stmt] = []
 
     def body(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
-        """The statements of the body that stay; `ahead` has those that go in front."""
+        """Returns the statements that stay in the body; those that move in front of the loop are in `ahead`."""
         if any(isinstance(n, (ast.Break, ast.Return)) for stmt in stmts for n in ast.walk(stmt)):
             return stmts
         kept: list[ast.stmt] = []
@@ -112,11 +112,6 @@ class Hoist(ast.NodeTransformer):
         if isinstance(node, (ast.Tuple, ast.List)):
             return all(self.is_fixed(x) for x in node.elts)
         return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and self.is_fixed(node.value))
-
-
-def called(call: ast.Call) -> str:
-    """The last name of what is called."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def names_in(code: ast.AST) -> set[str]:

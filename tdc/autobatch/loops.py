@@ -253,8 +253,8 @@ def begun(
         options: given where examples may leave it early, and nobody reads its items: then it may be long.
     """
     if inside is None or m is False:
-        return rolled(walk(form, apart(values)), options), None, None
-    steps = inner_walk(form, values, inner, options)
+        return rolled(walk(form, apart(values)), False, options), None, None
+    steps = rolled(walk(form, [*values]), inner, options)
     if steps.items is not None:
         return steps, None, None
     return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=m.device))
@@ -267,23 +267,23 @@ def begun_again(
     names where no round changes them."""
     way = union([way, *[inside.masks[k] for k in loops if k in inside.masks]])
     given = [inside.values[x] if type(x) is str else enter(way, None, x) for x in values]
-    return inner_walk(form, given, bool(loops), options)
+    return rolled(walk(form, given), bool(loops), options)
 
 
-def rolled(steps: Steps, options: Options | None) -> Steps:
-    """A long `range` that examples leave early as rounds of a graph, such as `for _ in range(100)` until they agree."""
-    if options is None or options.lower == "unroll" or not isinstance(steps.items, range) or len(steps.items) <= FEW:
+def rolled(steps: Steps, waits: bool, options: Options | None) -> Steps:
+    """A `range` as rounds of a graph, if it has to be, or is better so.
+
+    Args:
+        waits: whether examples may wait in loops inside of it, so that each counts its own rounds.
+        options: given where examples may leave it early, and nobody reads its items, such as `for _ in range(100)`
+            until they agree: then it may be long.
+    """
+    numbers = steps.items
+    if not isinstance(numbers, range):
         return steps
-    return Range(0, len(steps.items), 1, False)
-
-
-def inner_walk(form: Form, values: list[Any], inner: bool, options: Options | None = None) -> Steps:
-    """The steps of an inner loop. Examples may wait in loops in it only if each counts its own rounds, as those of a
-    `range` can be counted."""
-    steps = rolled(walk(form, [*values]), options)
-    if not inner or not isinstance(steps.items, range):
-        return steps
-    return Range(steps.items.start, steps.items.stop, steps.items.step, False)
+    if options is not None and options.lower != "unroll" and len(numbers) > FEW:
+        return Range(0, len(numbers), 1, False)
+    return Range(numbers.start, numbers.stop, numbers.step, False) if waits else steps
 
 
 def along(

@@ -87,7 +87,7 @@ def guarded(
     shapes = [x.data.shape[1:] if is_lane(x) else x.shape for x in parts]
 
     def run(mask: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        own = given.values(own_gradients(flat, mask))
+        own = given.values(own_gradients(flat, ref))
         return tuple(code.encode(found.tensors(block(fn, names, own, line, mask.shape[0]))))
 
     def skip(mask: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import Pieces, write
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
 from tdc.autobatch.syntax import load
-from tdc.autobatch.tree import Append, Block, For, Node, Value, show
+from tdc.autobatch.tree import Append, Block, Node, Value, show
 
 Answers = frozenset[str]
 LAYER = "()"  # behind the name of a linear layer
@@ -99,9 +99,9 @@ def compile_pieces(source: Source, nodes: list[Node]) -> None:
     pieces: dict[str, Block | Value] = {}
     made: list[ast.FunctionDef] = []
     for node in flow.every(nodes):
-        for block in [node] if isinstance(node, Block) else [node.assign] if isinstance(node, For) else []:
+        for block in flow.blocks_of(node):
             name = f"block_{len(pieces)}"
-            outs: list[ast.expr] = [load(w) for w in block.writes if w in block.live]
+            outs: list[ast.expr] = [load(name) for name in block.wanted]
             body = [*block.body, ast.Return(ast.Tuple(outs, ast.Load()))]
             pieces[name] = block
             made.append(definition(name, block.reads, body, block.line))

@@ -50,6 +50,11 @@ def later(expr: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), expr)
 
 
+def called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 Site = Callable[[ast.Call], bool]
 
 
@@ -66,10 +71,8 @@ def may_fail(node: ast.AST) -> bool:
 def has_more_than(calls: Collection[str], code: ast.AST) -> bool:
     """Whether code has an index, an operator of `FAILING`, or a call of another name."""
     for node in ast.walk(code):
-        if isinstance(node, ast.Call):
-            func = node.func
-            if (func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")) not in calls:
-                return True
+        if isinstance(node, ast.Call) and called(node) not in calls:
+            return True
         if isinstance(node, ast.Subscript) or (isinstance(node, ast.BinOp) and isinstance(node.op, FAILING)):
             return True
     return False

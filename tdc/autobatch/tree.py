@@ -56,6 +56,11 @@ class Block:
     fn: Callable[..., Any] | None = None
     live: Names = NOTHING
 
+    @property
+    def wanted(self) -> list[str]:
+        """The names that it gives values and somebody reads."""
+        return [name for name in self.writes if name in self.live]
+
 
 @dataclass(eq=False)
 class If:

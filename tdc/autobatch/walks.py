@@ -332,13 +332,12 @@ class Enumerate(Steps):
         return (self.numbers(rounds), self.inner.table())
 
 
-class TreeRows(Steps):
-    """The rows of all tensors of a TensorDict: of each leaf the first dim behind the examples."""
+class Together(Steps):
+    """Walks of one length as one, whose items are the leaves of a tree: of a TensorDict, or of a tuple."""
 
-    def __init__(self, td: TensorDict, backwards: bool) -> None:
-        leaves, self.spec = flatten(td)
-        self.parts = [along_value(x, backwards) for x in leaves]
-        self.lengths, self.device, self.full = [getattr(self.parts[0], name) for name in ("lengths", "device", "full")]
+    def __init__(self, parts: Sequence[Steps], spec: Any) -> None:
+        self.parts, self.spec = parts, spec
+        self.lengths, self.device, self.full = parts[0].lengths, parts[0].device, parts[0].full
 
     def longest(self) -> Any:
         return self.parts[0].longest()
@@ -385,8 +384,10 @@ def as_number(x: Any) -> Any:
 
 def along_value(x: Any, backwards: bool) -> Steps:
     """The steps along one value."""
-    if isinstance(x, TensorDict) and any([type(leaf) is Lane for leaf in flatten(x)[0]]):
-        return TreeRows(x, backwards)
+    if isinstance(x, TensorDict):
+        leaves, spec = flatten(x)
+        if any([type(leaf) is Lane for leaf in leaves]):
+            return Together([along_value(leaf, backwards) for leaf in leaves], spec)
     if type(x) is Grown:
         return ListItems(x, backwards)
     if type(x) is not Lane:

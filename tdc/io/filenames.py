@@ -5,8 +5,8 @@
     ""            %                 which no other key gives
     300 letters   150 of them, "~", and 32 digits of the SHA-256 of the key
 
-Invariant: two keys of one folder have names that differ on every file system, those that ignore case among them;
-`check_names` refuses keys that do not.
+Invariant: two keys of one folder never share a name, not even on a file system that ignores case: `check_names` refuses
+keys that would.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def check_names(op: str, files: Iterable[tuple[Keys, str]], folders: Iterable[Ke
     for keys, name in names:
         other = taken.setdefault((keys[:-1], name.lower()), keys)
         if other != keys or not other:
-            wrong.append(f"{place(keys)}: {name}, as {place(other) if other else 'the manifest'}")
+            wrong.append(f"{dotted(keys)}: {name}, as {dotted(other) if other else 'the manifest'}")
     expected, hint = "keys whose files differ in more than capitals", "td.rename_keys({'A': 'a_upper'}) of one of them"
     refuse_wrong(FormatError, op, expected, wrong, "that do not", hint)
 
 
-def place(keys: Keys, part: str = "") -> str:
+def dotted(keys: Keys, part: str = "") -> str:
     """A key path in messages: joined by dots, on one line and not endless, whatever the keys hold."""
     text = ".".join(keys) or ("the root" if not keys else "''")
     text = text if text.isprintable() else ascii(text)
@@ -83,6 +83,12 @@ def place(keys: Keys, part: str = "") -> str:
 def not_a_store(op: str, expected: str, got: str, at: Iterable[str] = (), hint: str = "") -> FormatError:
     """The error for what cannot be read as a store."""
     return FormatError(message(op, expected, got, at, hint or "save it again with tdc.io.save"))
+
+
+def refuse_damage(op: str, expected: str, wrong: list[str], which: str, hint: str = "") -> None:
+    """Raise an error that names all that was found wrong in a store, if anything was."""
+    if wrong:
+        raise not_a_store(op, expected, f"{len(wrong)} {which}", first(wrong), hint)
 
 
 def first(lines: list[str], most: int = 50) -> list[str]:

@@ -166,12 +166,17 @@ def read_manifest(op: str, folder: int) -> bytes:
     try:
         if size > MOST_BYTES:
             raise not_a_store(op, f"a manifest of at most {MOST_BYTES} bytes", f"one of {size}")
-        data = b""
-        while len(data) <= size and (block := os.read(file, size + 1 - len(data))):
-            data += block
-        return data
+        return read_up_to(file, size + 1)
     finally:
         os.close(file)
+
+
+def read_up_to(file: int, most: int, begin: int = 0) -> bytes:
+    """The bytes of an open file from a position on, at most so many."""
+    data = b""
+    while len(data) < most and (block := os.pread(file, most - len(data), begin + len(data))):
+        data += block
+    return data
 
 
 def opened(folder: int, name: str, writable: bool) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tdc.core.dynamo import storage_id
 from tdc.core.errors import TdcError, UnsupportedError, describe, refuse_wrong
 from tdc.core.keys import parts, path_of
-from tdc.io.filenames import Keys, first, not_a_store, place
+from tdc.io.filenames import Keys, dotted, refuse_damage
 from tdc.io.manifest import DTYPES, MOST_DEPTH, Entry, Node, Stored, Table, Tie, stored_at
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -36,7 +36,7 @@ from tdc.tensordict.object_array import ObjectArray, ints
 from tdc.tensordict.storage import Leaves, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td
 
-Place = tuple[Keys, str]  # a key path, and a part of the leaf there
+Part = tuple[Keys, str]  # a key path, and a part of the leaf there
 LONGEST_INT = 10_000  # bits: Python reads no longer number from a text, unless told to
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HINT = (
@@ -52,7 +52,7 @@ class Faulty(Exception):
 # -- of a TensorDict
 
 
-def described(op: str, td: TensorDict, content: bool = True) -> tuple[Table, dict[Place, Tensor]]:
+def described(op: str, td: TensorDict, content: bool = True) -> tuple[Table, dict[Part, Tensor]]:
     """A TensorDict as a table and the tensors that are to be stored.
 
     Args:
@@ -63,9 +63,9 @@ def described(op: str, td: TensorDict, content: bool = True) -> tuple[Table, dic
     """
     size, entries = tuple(td.batch_size), {**td._leaves, **td._nodes}
     table: Table = {(): as_node(entries.get((), 0), size, ())}
-    tensors: dict[Place, Tensor] = {}
+    tensors: dict[Part, Tensor] = {}
     wrong: dict[str, str] = {}
-    known: dict[Any, Place] = {}
+    known: dict[Any, Part] = {}
     for path, found in entries.items():
         keys = parts(path)
         node = path in td._nodes and is_inner(found)
@@ -81,7 +81,7 @@ def described(op: str, td: TensorDict, content: bool = True) -> tuple[Table, dic
                 stored = {part: tied_or_stored(x, (keys, part), known, tensors) for part, x in own.items()}
                 table[keys] = Entry(kind, data, stored)
             except Faulty as fault:
-                wrong[place(keys)] = f"{describe(unwrap(found))}, {fault}"
+                wrong[dotted(keys)] = f"{describe(unwrap(found))}, {fault}"
     expected = "tensors in memory, ragged batches, and Python values that JSON holds"
     refuse_wrong(UnsupportedError, op, expected, wrong, "others", HINT)
     return table, tensors
@@ -116,7 +116,7 @@ def taken_apart(x: Any) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     raise Faulty("of another library")
 
 
-def tied_or_stored(x: Tensor, at: Place, known: dict[Any, Place], tensors: dict[Place, Tensor]) -> Stored | Tie:
+def tied_or_stored(x: Tensor, at: Part, known: dict[Any, Part], tensors: dict[Part, Tensor]) -> Stored | Tie:
     """A tensor as one to store, or as a tie where the same memory is stored already."""
     if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided or x.dtype not in NAMES or x.is_nested:
         raise Faulty("which is no dense tensor of a dtype that files have")
@@ -155,7 +155,7 @@ def as_json(x: Any, depth: int = 0) -> Any:
 
 
 def made(
-    op: str, table: Table, keys: Keys, tensors: Mapping[Place, Tensor], classes: Mapping[str, type], some: bool = False
+    op: str, table: Table, keys: Keys, tensors: Mapping[Part, Tensor], classes: Mapping[str, type], some: bool = False
 ) -> Any:
     """What lies at a key path: a TensorDict, a leaf, or the value of a Static.
 
@@ -207,7 +207,7 @@ def children(table: Table) -> dict[Keys, set[str]]:
 
 
 def checked_leaf(
-    table: Table, keys: Keys, tensors: Mapping[Place, Tensor], structures: dict[Any, Structure], wrong: dict[str, str]
+    table: Table, keys: Keys, tensors: Mapping[Part, Tensor], structures: dict[Any, Structure], wrong: dict[str, str]
 ) -> Any:
     """The leaf at a key path; None, and a line in `wrong`, where its tensors do not go together."""
     entry: Any = table[keys]
@@ -215,15 +215,14 @@ def checked_leaf(
     try:
         return MAKERS[entry.kind](entry.data, parts, structures)
     except (Faulty, TdcError, RuntimeError) as fault:
-        wrong[place(keys)] = f"{entry.kind} {str(fault).splitlines()[0]}"
+        wrong[dotted(keys)] = f"{entry.kind} {str(fault).splitlines()[0]}"
         return None
 
 
 def refuse_faults(op: str, wrong: dict[str, str]) -> None:
     """Raise an error that names all leaves that were found wrong."""
-    if wrong:
-        expected, lines = "leaves whose tensors go together", [f"{p}: {text}" for p, text in wrong.items()]
-        raise not_a_store(op, expected, f"{len(wrong)} that do not", first(lines))
+    lines = [f"{p}: {text}" for p, text in wrong.items()]
+    refuse_damage(op, "leaves whose tensors go together", lines, "that do not")
 
 
 def has_fields(own: set[str], keys: Keys, cls: Any, wrong: dict[str, str]) -> bool:
@@ -231,7 +230,7 @@ def has_fields(own: set[str], keys: Keys, cls: Any, wrong: dict[str, str]) -> bo
     fields = set(cls._fields)
     if own != fields:
         differ = ", ".join(sorted([ascii(name)[1:-1] for name in own ^ fields])[:8])
-        wrong[place(keys)] = f"other fields than {cls.__name__} has: {differ}; leave it out of classes="
+        wrong[dotted(keys)] = f"other fields than {cls.__name__} has: {differ}; leave it out of classes="
     return own == fields
 
 

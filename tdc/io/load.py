@@ -20,9 +20,9 @@ from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, FormatError, describe, message
 from tdc.core.keys import as_path, missing_key, parts, path_of
 from tdc.core.typing import NestedKey
-from tdc.io.filenames import Keys, first, not_a_store, place
+from tdc.io.filenames import Keys, dotted, first, not_a_store, refuse_damage
 from tdc.io.files import Damaged, Folders, mapped, read_manifest
-from tdc.io.leaves import Place, made
+from tdc.io.leaves import Part, made
 from tdc.io.manifest import Entry, Stored, Table, parse, stored, stored_at
 from tdc.io.publish import check_system, open_folder, path_text, same_folder
 from tdc.tensordict.nodes import name_of
@@ -147,15 +147,15 @@ def within(table: Table, wanted: set[Keys]) -> Table:
     }
 
 
-def map_all(folder: int, table: Table, chosen: Table, shared: bool, verify: bool) -> dict[Place, Tensor]:
+def map_all(folder: int, table: Table, chosen: Table, shared: bool, verify: bool) -> dict[Part, Tensor]:
     """The tensors of the chosen entries, each mapped once. Raises an error that names all that cannot be."""
-    needed: dict[Place, Stored] = {}
+    needed: dict[Part, Stored] = {}
     for keys, item in chosen.items():
         for part in item.parts if isinstance(item, Entry) else ():
             at = stored_at(table, keys, part)
             needed[at] = stored(table, *at)
     check_checksums(needed, shared, verify)
-    tensors: dict[Place, Tensor] = {}
+    tensors: dict[Part, Tensor] = {}
     wrong: list[str] = []
     with Folders(folder) as folders:
         for at, x in needed.items():
@@ -163,15 +163,14 @@ def map_all(folder: int, table: Table, chosen: Table, shared: bool, verify: bool
             try:
                 tensors[at] = mapped(folders.at(keys[:-1]), keys[-1], part, x, shared, verify)
             except Damaged as fault:
-                wrong.append(f"{place(keys, part)}: {fault}")
-    if wrong:
-        raise not_a_store(OP, "every file as the manifest says", f"{len(wrong)} that are not", first(wrong))
+                wrong.append(f"{dotted(keys, part)}: {fault}")
+    refuse_damage(OP, "every file as the manifest says", wrong, "that are not")
     return tensors
 
 
-def check_checksums(needed: Mapping[Place, Stored], shared: bool, verify: bool) -> None:
+def check_checksums(needed: Mapping[Part, Stored], shared: bool, verify: bool) -> None:
     """Refuse to verify what has no checksum, and to write to what has one, which would be wrong from then on."""
-    without = [place(*at) for at, x in needed.items() if x.crc32 is None]
+    without = [dotted(*at) for at, x in needed.items() if x.crc32 is None]
     if verify and without:
         hint = "leave verify out; save(td, path, checksums=True) writes checksums"
         raise not_a_store(OP, "a store with checksums", "one without", first(without), hint)

@@ -16,7 +16,7 @@
             {"kind": "objects", "shape": [..], "values": [any JSON]}                    an ObjectArray
             {"kind": "json", "value": any JSON but objects}                             a Static; lists are tuples
     T       {"kind": "tensor", "dtype": name, "shape": [..], ["crc32": int]}
-            {"kind": "tie", "key": [..], ["part": name]}                                the tensor of another place
+            {"kind": "tie", "key": [..], ["part": name]}                                another tensor of the store
 
 In Python a manifest is a flat table from key path to `Node` or `Entry`, outer nodes first. The digest finds accidents;
 who forges a manifest forges the digest with it. So everything below holds of a table whoever wrote it.
@@ -33,13 +33,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from tdc.core.errors import FormatError, message
-from tdc.io.filenames import Keys, not_a_store, place
+from tdc.io.filenames import Keys, dotted, not_a_store
 
 FORMAT, VERSION = "tdc.store", 1
 START = f'{{"format":"{FORMAT}"'.encode()  # every manifest begins with it
@@ -67,7 +68,7 @@ class Stored(NamedTuple):
 
 
 class Tie(NamedTuple):
-    """A tensor that is one with that of another place: a key path, and a part of a ragged leaf."""
+    """A tensor that is one with another: its key path, and its part of a ragged leaf."""
 
     keys: Keys
     part: str = ""
@@ -92,13 +93,13 @@ Table = dict[Keys, "Node | Entry"]
 
 
 def stored_at(table: Mapping[Keys, Any], keys: Keys, part: str) -> tuple[Keys, str]:
-    """Where a tensor is stored: its own place, or the one that it is tied to."""
+    """The key path and part of a tensor as it is stored: its own, or those of the one that it is tied to."""
     found = table[keys].parts[part]
     return (found.keys, found.part) if type(found) is Tie else (keys, part)
 
 
 def stored(table: Mapping[Keys, Any], keys: Keys, part: str) -> Stored:
-    """The tensor that is stored at a place."""
+    """The tensor that is stored as a part of a leaf."""
     return table[keys].parts[part]
 
 
@@ -160,18 +161,30 @@ def parse(op: str, data: bytes) -> Table:
     Raises:
         FormatError: it is none of this format and version, was changed, or breaks a rule above; says which, and where.
     """
-    try:
-        top = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse_constant, parse_float=finite)
+    table: Table = {}
+    with strictly(op, "the manifest"):
+        top = json_of(data)
         check_head(op, top)
-        table: Table = {}
         Reader(op, table).entry((), top["root"])
-    except (ValueError, RecursionError) as error:  # a FormatError is a ValueError, too
-        if isinstance(error, FormatError):
-            raise
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise not_a_store(op, "strict JSON in meta.json", f"a manifest that is none: {why}") from None
     check_fit(op, table)
     return table
+
+
+@contextmanager
+def strictly(op: str, what: str, hint: str = "") -> Iterator[None]:
+    """Raise a FormatError in place of those that reading JSON raises; `what` is read."""
+    try:
+        yield
+    except FormatError:  # it is a ValueError, too
+        raise
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise not_a_store(op, f"strict JSON as {what}", f"invalid JSON: {why}", hint=hint) from None
+
+
+def json_of(data: bytes) -> Any:
+    """The value of a JSON text in which no key is there twice and every number is finite."""
+    return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse_constant, parse_float=finite)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -273,23 +286,20 @@ class Reader:
         return data
 
     def text(self, keys: Keys, data: Any) -> str:
-        if type(data) is not str:
-            raise self.wrong(keys, "a name that is no string")
-        return data
+        return self.exactly(keys, data, str, "a name that is no string")
 
     def strings(self, keys: Keys, data: Any) -> list[str]:
-        if type(data) is not list:
-            raise self.wrong(keys, "a key path that is no list")
-        return [self.text(keys, name) for name in data]
+        return [self.text(keys, name) for name in self.exactly(keys, data, list, "a key path that is no list")]
 
     def entries(self, keys: Keys, data: Any) -> dict[str, Any]:
-        if type(data) is not dict:
-            raise self.wrong(keys, "entries that are no object")
-        return data
+        return self.exactly(keys, data, dict, "entries that are no object")
 
     def values(self, keys: Keys, data: Any) -> list[Any]:
-        if type(data) is not list:
-            raise self.wrong(keys, "objects that are no list")
+        return self.exactly(keys, data, list, "objects that are no list")
+
+    def exactly(self, keys: Keys, data: Any, kind: type, otherwise: str) -> Any:
+        if type(data) is not kind:
+            raise self.wrong(keys, otherwise)
         return data
 
     def hashable(self, keys: Keys, data: Any) -> Any:
@@ -320,7 +330,7 @@ OPTIONAL = {"class", "crc32", "part", "max_length", "shapes"}
 
 def misfit(op: str, keys: Keys, text: str) -> FormatError:
     """The error for an entry that breaks a rule of the format."""
-    return not_a_store(op, f"entries of format {VERSION}", "one that is not", [f"{place(keys)}: {text}"])
+    return not_a_store(op, f"entries of format {VERSION}", "one that is not", [f"{dotted(keys)}: {text}"])
 
 
 def check_fit(op: str, table: Table) -> None:

@@ -25,9 +25,9 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.errors import FormatError, UnsupportedError, message, refuse_wrong
 from tdc.interop.pytrees import from_state_dict
-from tdc.io.filenames import Keys, first, not_a_store, place
-from tdc.io.files import bytes_of, host, map_of, write_all
-from tdc.io.leaves import Place, described, made
+from tdc.io.filenames import Keys, dotted, first, not_a_store, refuse_damage
+from tdc.io.files import bytes_of, host, map_of, read_up_to, write_all
+from tdc.io.leaves import Part, described, made
 from tdc.io.load import check_mode, names_of
 from tdc.io.manifest import (
     DTYPES,
@@ -37,11 +37,10 @@ from tdc.io.manifest import (
     Stored,
     Table,
     dump,
-    finite,
+    json_of,
     parse,
-    refuse_constant,
     stored,
-    unique,
+    strictly,
 )
 from tdc.io.publish import check_system, path_text, staged
 from tdc.io.save import PathLike, check_settings
@@ -92,7 +91,7 @@ def to_safetensors(td: TensorDict, path: PathLike, *, overwrite: bool = False, s
     check_system(WRITE)
     table, tensors = described(WRITE, td)
     names, order = names_in(WRITE, table), sorted(tensors, key=lambda at: -tensors[at].element_size())
-    wrong = {place(*at): stored(table, *at).dtype for at in order if stored(table, *at).dtype not in NAMES}
+    wrong = {dotted(*at): stored(table, *at).dtype for at in order if stored(table, *at).dtype not in NAMES}
     hint = "convert these, td.to(dtype, where=...); tdc.io.save takes every dtype"
     refuse_wrong(UnsupportedError, WRITE, "dtypes that safetensors has", wrong, "others", hint)
     head = header(table, {names[at]: stored(table, *at) for at in order})
@@ -152,21 +151,21 @@ def from_safetensors(path: PathLike, *, mode: Literal["r", "r+"] = "r", classes:
     if not isinstance(metadata, dict) or not all([isinstance(value, str) for value in metadata.values()]):
         raise not_a_store(READ, "metadata of texts", "others", hint=HINT)
     tensors = {name: view(whole, x, begin + at) for name, (x, at) in entries.items()}
-    table, places = {}, {}
+    table, parts = {}, {}
     if "tdc" in metadata:
         table = parse(READ, metadata["tdc"].encode("utf-8", "surrogatepass"))
-        places = matched(table, {name: x for name, (x, _) in entries.items()}, tensors)
+        parts = matched(table, {name: x for name, (x, _) in entries.items()}, tensors)
     if mode == "r+":
         check_aligned({name: (begin + at) % DTYPES[x.dtype].itemsize for name, (x, at) in entries.items()})
-    return made(READ, table, (), places, known) if table else from_state_dict(tensors)
+    return made(READ, table, (), parts, known) if table else from_state_dict(tensors)
 
 
 # -- writing
 
 
-def names_in(op: str, table: Table) -> dict[Place, str]:
+def names_in(op: str, table: Table) -> dict[Part, str]:
     """The name of each tensor that is stored: its key path and part, joined by dots."""
-    names: dict[Place, str] = {}
+    names: dict[Part, str] = {}
     taken: dict[str, Keys] = {"__metadata__": ()}
     wrong: list[str] = []
     for keys, item in table.items():
@@ -175,7 +174,7 @@ def names_in(op: str, table: Table) -> dict[Place, str]:
                 name = ".".join([*keys, *([part] if part else [])])
                 names[keys, part] = name
                 if taken.setdefault(name, keys) is not keys or not is_text(name):
-                    wrong.append(f"{place(keys, part)}: {place((name,))}")
+                    wrong.append(f"{dotted(keys, part)}: {dotted((name,))}")
     hint = "td.rename_keys({...}) of one of them, or tdc.io.save"
     refuse_wrong(
         FormatError, op, "key paths whose keys join to different names, all Unicode", wrong, "that do not", hint
@@ -217,14 +216,8 @@ def read_header(file: int, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(os.pread(file, 8, 0), "little") if size >= 8 else LONGEST_HEADER + 1
     if length > min(LONGEST_HEADER, size - 8):
         raise not_a_store(READ, "a safetensors file", f"{size} bytes that are none", hint=HINT)
-    data = b""
-    while len(data) < length and (block := os.pread(file, length - len(data), 8 + len(data))):
-        data += block
-    try:
-        top = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse_constant, parse_float=finite)
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise not_a_store(READ, "strict JSON as the header", f"one that is none: {why}", hint=HINT) from None
+    with strictly(READ, "the header", HINT):
+        top = json_of(read_up_to(file, length, 8))
     if type(top) is not dict:
         raise not_a_store(READ, "a header with a name for each tensor", "another one", hint=HINT)
     return top, 8 + length
@@ -237,7 +230,7 @@ def check_entries(top: dict[str, Any], size: int) -> dict[str, tuple[Stored, int
     for name, entry in sorted(top.items(), key=lambda item: begin_of(item[1])):
         x = described_in(entry)
         if x is None or entry["data_offsets"] != [end, end + x.nbytes]:
-            line = f"{place((name,))}: another dtype or shape than its bytes, or a gap before it"
+            line = f"{dotted((name,))}: another dtype or shape than its bytes, or a gap before it"
             raise not_a_store(READ, "tensors that lie one after another", "others", [line], HINT)
         found[name], end = (x, end), end + x.nbytes
     if end != size:
@@ -271,17 +264,15 @@ def view(whole: Tensor, x: Stored, at: int) -> Tensor:
 
 def check_aligned(rests: Mapping[str, int]) -> None:
     """Refuse tensors that had to be copied where they are to be written to."""
-    crooked = [place((name,)) for name, rest in rests.items() if rest]
-    if crooked:
-        got = f"{len(crooked)} that are not"
-        raise not_a_store(READ, "tensors that are aligned, for mode='r+'", got, first(crooked), HINT)
+    crooked = [dotted((name,)) for name, rest in rests.items() if rest]
+    refuse_damage(READ, "tensors that are aligned, for mode='r+'", crooked, "that are not", HINT)
 
 
-def matched(table: Table, entries: Mapping[str, Stored], tensors: Mapping[str, Tensor]) -> dict[Place, Tensor]:
-    """The tensors by their places in the manifest; the header says the same of each as the manifest."""
+def matched(table: Table, entries: Mapping[str, Stored], tensors: Mapping[str, Tensor]) -> dict[Part, Tensor]:
+    """The tensors by key path and part, as in the manifest; the header says the same of each as the manifest."""
     names = names_in(READ, table)
     wrong = [
-        f"{place(*at)}: not as in the header" for at, name in names.items() if entries.get(name) != stored(table, *at)
+        f"{dotted(*at)}: not as in the header" for at, name in names.items() if entries.get(name) != stored(table, *at)
     ]
     if wrong or len(names) != len(entries):
         got = f"{len(wrong)} others, and {len(entries)} names for {len(names)} tensors"

@@ -33,7 +33,7 @@ from tdc.core.errors import DtypeError, FormatError, UnsupportedError, describe,
 from tdc.io.filenames import MANIFEST
 from tdc.io.manifest import START
 
-if sys.platform != "win32":
+if sys.platform != "win32":  # Windows has none, and `check_system` refuses it
     import fcntl
 
 SWAP = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS

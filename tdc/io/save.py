@@ -20,7 +20,7 @@ from tdc.core.keys import show
 from tdc.interop.spec import Spec, spec_of, zeros
 from tdc.io.filenames import MANIFEST, check_names, file_name
 from tdc.io.files import Folders, bytes_of, host, reserve, write
-from tdc.io.leaves import Place, described
+from tdc.io.leaves import Part, described
 from tdc.io.load import check_mode, load
 from tdc.io.manifest import Node, Table, dump
 from tdc.io.publish import path_text, staged
@@ -73,7 +73,7 @@ def save_as(op: str, td: Any, path: Any, overwrite: bool, sync: bool, checksums:
     check_settings(op, path, overwrite, sync, checksums)
     table, tensors = described(op, td)
     check_files(op, table, tensors)
-    dump(op, table)
+    manifest = dump(op, table)
     with staged(op, path, overwrite, sync) as root:
         with Folders(root, make=True, sync=sync) as folders:
             for (keys, part), x in tensors.items():
@@ -83,7 +83,7 @@ def save_as(op: str, td: Any, path: Any, overwrite: bool, sync: bool, checksums:
                 if checksums:
                     entry: Any = table[keys]
                     entry.parts[part] = entry.parts[part]._replace(crc32=zlib.crc32(data))
-        write(root, MANIFEST, memoryview(dump(op, table)), sync)
+        write(root, MANIFEST, memoryview(dump(op, table) if checksums else manifest), sync)
 
 
 def memmap_empty(
@@ -125,12 +125,13 @@ def memmap_empty(
     td = zeros(form, device="meta")
     table, tensors = described(op, td, content=False)
     check_files(op, table, tensors)
+    manifest = dump(op, table)
     with staged(op, path, overwrite, sync) as root:
         with Folders(root, make=True, sync=sync) as folders:
             for (keys, part), x in tensors.items():
                 nbytes = x.numel() * x.element_size()
                 reserve(folders.at(keys[:-1]), file_name(keys[-1], part), nbytes, sync)
-        write(root, MANIFEST, memoryview(dump(op, table)), sync)
+        write(root, MANIFEST, memoryview(manifest), sync)
     return load(path, mode="r+", classes=classes_of(td))
 
 
@@ -165,7 +166,7 @@ def check_settings(op: str, path: Any, *settings: Any) -> None:
         expect(op, setting, bool, of=" for overwrite, sync and checksums")
 
 
-def check_files(op: str, table: Table, tensors: Iterable[Place]) -> None:
+def check_files(op: str, table: Table, tensors: Iterable[Part]) -> None:
     """Refuse keys whose files would have one name."""
     check_names(op, tensors, [keys for keys, item in table.items() if keys and isinstance(item, Node)])
 

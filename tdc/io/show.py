@@ -10,7 +10,7 @@ import sys
 from typing import Any, TextIO
 
 from tdc.core.errors import TdcError
-from tdc.io.filenames import not_a_store, place
+from tdc.io.filenames import dotted, not_a_store
 from tdc.io.files import read_manifest
 from tdc.io.load import OP, load, open_store
 from tdc.io.manifest import FORMAT, VERSION, Entry, Node, Stored, Table, Tie, parse
@@ -72,8 +72,8 @@ def notes(table: Table) -> list[str]:
     lines: list[str] = []
     for keys, item in table.items():
         if isinstance(item, Node):
-            lines += [f"class  {place(keys)}: {ascii(item.cls)[1:-1]}"] * bool(item.cls)
+            lines += [f"class  {dotted(keys)}: {ascii(item.cls)[1:-1]}"] * bool(item.cls)
         else:
             ties = {part: x for part, x in item.parts.items() if isinstance(x, Tie)}
-            lines += [f"tie    {place(keys, part)}: {place(x.keys, x.part)}" for part, x in ties.items()]
+            lines += [f"tie    {dotted(keys, part)}: {dotted(x.keys, x.part)}" for part, x in ties.items()]
     return lines

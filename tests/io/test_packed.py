@@ -124,7 +124,7 @@ FILES: dict[str, tuple[str, bytes]] = {
     "short": ("7 bytes that are none", b"\0" * 7),
     "header beyond the file": ("bytes that are none", packed({"a": WHOLE}, length=10**6)),
     "header beyond the limit": ("bytes that are none", packed({"a": WHOLE}, length=10**15)),
-    "no JSON": ("one that is none", packed(b"{")),
+    "no JSON": ("as the header, got invalid JSON", packed(b"{")),
     "NaN": ("NaN is no JSON", packed(b'{"a": NaN}')),
     "deep": ("nested too deeply", packed(b"[" * 100_000 + b"]" * 100_000)),
     "twice": ("a key is there twice", packed(b'{"a": 1, "a": 2}')),
@@ -149,7 +149,7 @@ FILES: dict[str, tuple[str, bytes]] = {
     "bytes missing": ("expected 24 bytes of tensors, as the header says, got 23", packed({"a": WHOLE}, b"\0" * 23)),
     "metadata a list": ("metadata of texts", packed({"__metadata__": [], "a": WHOLE})),
     "metadata of numbers": ("metadata of texts", packed({"__metadata__": {"x": 1}, "a": WHOLE})),
-    "manifest none": ("a manifest that is none", packed({"__metadata__": {"tdc": "{"}, "a": WHOLE})),
+    "manifest none": ("as the manifest, got invalid JSON", packed({"__metadata__": {"tdc": "{"}, "a": WHOLE})),
     "manifest of another shape": ("at a: not as", packed({"__metadata__": {"tdc": ""}, "a": f32(0, 24, 2, 3)})),
     "manifest of other names": ("at a: not as in the header", packed({"__metadata__": {"tdc": ""}, "b": WHOLE})),
     "more than the manifest": (
