@@ -91,7 +91,7 @@ class Items(Steps):
             return self.items[k]
         table = self.table().to(k.device)
         where = k.reshape(-1).clamp(max=table.shape[0] - 1)
-        found = table.index_select(0, where).reshape(*k.shape, *table.shape[1:])
+        found = table.index_select(0, where).reshape((*k.shape, *table.shape[1:]))
         return Lane(found) if k.ndim else found
 
     def table(self) -> Any:

@@ -309,3 +309,21 @@ def test_a_range_beside_rows_in_a_loop():
     torch.testing.assert_close(beside_nothing.map(x, n), want)
     found = torch.compile(beside_nothing.map, backend="eager", fullgraph=True)(x, n)
     torch.testing.assert_close(found, want)
+
+
+@tdc.batch
+def numbered(x: Tensor) -> Tensor:
+    h = x[0] * 0
+    for i, v in zip(range(2), x, strict=False):
+        h = h + v * (i + 1)
+        if (h > 3).any():
+            break
+    return h
+
+
+def test_a_range_beside_rows_that_examples_leave():
+    """Found by programs: a number of the range was asked for its shape in a way that no 0-d tensor answers."""
+    x, _ = rows(2, 4, 3, whole=True)
+    want = torch.stack([numbered(a) for a in x])
+    found = torch.compile(lambda y: numbered.map(y), backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, want)
