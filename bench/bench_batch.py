@@ -5,7 +5,8 @@
     decoding    the most likely next token until the end of each sequence, at most 60, B=64, without gradients
 
 The candidates are the loop over examples in Python, `tdc.batch` eagerly and compiled, and the same loop written for the
-batch with masks, compiled. Training is forward, a weighted sum and backward to the weights.
+batch with masks, compiled. Training is forward, a weighted sum and backward to the weights. `trace` is the time of a
+first call with no code generation.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tdc
-from bench._timing import Call, Report, arguments, interleaved, ratio
+from bench._timing import Call, Report, arguments, interleaved, ratio, traced
 from bench.nested_chain import lengths_for
 
 HALTED, MOST, STEPS = 0.99, 34, 60
 # over the loop: compiled forward, compiled training, eager; over masks by hand: compiled
 LIMITS = {"recurrent": (1 / 4, 1 / 6), "halting": (1 / 12, 1 / 14), "decoding": (1 / 9, 0.0)}
-EAGER, BY_HAND = 1 / 0.8, 1.3
+EAGER, BY_HAND, TRACE = 1 / 0.8, 1.3, 2.0
 
 
 class Weights:
@@ -173,17 +174,31 @@ def measure(report: Report, name: str, calls: dict[str, Call], weights: list[Ten
         report.limit(f"{name}{mode}: compiled to masks by hand", ratio(times["compiled"], times["by hand"]), BY_HAND)
 
 
+def measure_trace(report: Report, name: str, one: Any, by_hand: Callable[..., Any], batch: Any) -> None:
+    """The trace of one program and of its masks by hand."""
+    run = one if isinstance(batch, tdc.NestedTensor) else one.map
+    fns: dict[str, Callable[..., Any]] = {"tdc.batch": lambda x: run(x), "by hand": by_hand}
+    times: dict[str, list[float]] = {key: [] for key in fns}
+    for _ in range(3 if report.quick else 7):
+        for key, fn in fns.items():
+            times[key].append(traced(fn, batch)[0])
+    report.row(f"{name}, trace", times, "by hand")
+    report.limit(f"{name}: trace to masks by hand", ratio(times["tdc.batch"], times["by hand"]), TRACE)
+
+
 def main() -> None:
     args = arguments("bench_batch")
     question = "What does code for one example, run on a batch, cost?"
     report = Report("bench_batch", question, args.device, args.quick)
-    p = Weights(128, report.device)
     rows = tdc.pack([torch.randn(n, 128, device=report.device) for n in lengths_for(32, 100, 0.5).tolist()])
-    measure(report, "recurrent", candidates(*recurrent(p), rows), p.all())
-    p = Weights(64, report.device)
     x = torch.randn(64, 64, device=report.device)
-    measure(report, "halting", candidates(*halting(p), x), p.all())
-    measure(report, "decoding", candidates(*decoding(p), x), p.all())
+    programs: Any = ((recurrent, 128, rows), (halting, 64, x), (decoding, 64, x))
+    for program, features, batch in programs:
+        weights = Weights(features, report.device)
+        name = program.__name__
+        one, by_hand = program(weights)
+        measure(report, name, candidates(one, by_hand, batch), weights.all())
+        measure_trace(report, name, one, by_hand, batch)
     report.write()
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tdc.autobatch import blocks
-from tdc.autobatch.lowered import UNDEFINED
 from tdc.autobatch.tree import ITEM
-from tdc.autobatch.values import Lane, flatten, is_lane
+from tdc.autobatch.values import UNDEFINED, Lane, flatten, is_lane
 from tdc.autobatch.walks import RaggedRows, Rows, Steps, Together
 
 

@@ -27,24 +27,35 @@ def run(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
 def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
     """`run` where no argument is a tree. Of a ragged batch a block sees one example, and what it returns of them is
     ragged as well."""
-    lanes = [x for x in args if is_lane(x)]
+    lanes, ragged = [], False  # loops, not comprehensions: a graph is traced through them faster
+    for x in args:
+        if is_lane(x):
+            lanes.append(x)
+        elif type(x) is Lane:
+            ragged = True
     tensors = data_of(lanes, args)
     trees: list[Any] = []
 
     def inner(*given: Tensor) -> Sequence[Any]:
-        parts = iter(given)
-        out = fn(*[x if type(x) is not Lane else next(parts) if is_lane(x) else example(x) for x in args])
-        if not any([is_tree(x) for x in out]):
-            return out
-        trees.append(flatten(out)[1])
-        return flatten(out)[0]
+        out = fn(*(given if len(given) == len(args) else mixed(args, given)))
+        for x in out:
+            if is_tree(x):
+                leaves, spec = flatten(out)
+                trees.append(spec)
+                return leaves
+        return out
 
     found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
-    leaves = [
-        Lane(x) if m else Lane(x.data) if isinstance(x, RaggedExample) else x
-        for x, m in zip(found, mapped, strict=True)
-    ]
+    leaves: list[Any] = []
+    for x, m in zip(found, mapped, strict=True):
+        leaves.append(Lane(x) if m else Lane(x.data) if ragged and isinstance(x, RaggedExample) else x)
     return unflatten(leaves, trees[0]) if trees else leaves
+
+
+def mixed(args: Sequence[Any], given: Sequence[Tensor]) -> list[Any]:
+    """Arguments with one example of what differs between examples."""
+    parts = iter(given)
+    return [x if type(x) is not Lane else next(parts) if is_lane(x) else example(x) for x in args]
 
 
 def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count: int) -> Any:

@@ -15,10 +15,9 @@ from torch import Tensor
 from tdc.autobatch import blocks
 from tdc.autobatch.ahead import made
 from tdc.autobatch.lists import appended
-from tdc.autobatch.lowered import UNDEFINED
 from tdc.autobatch.merging import merge
 from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
-from tdc.autobatch.values import RESULT, Lane, no_condition, no_return, no_value, select
+from tdc.autobatch.values import RESULT, UNDEFINED, Lane, no_condition, no_return, no_value, select
 from tdc.autobatch.walks import walk
 
 Exits = dict[str, list["Group"]]

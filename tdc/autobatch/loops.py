@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch.lists import behind_loop
-from tdc.autobatch.lowered import UNDEFINED, Mask, Packing, chosen, either, enter, split, union, where
+from tdc.autobatch.lowered import Mask, Packing, chosen, either, enter, split, union, where
 from tdc.autobatch.rounds import Round, State, apart, as_mask, fitted, followed, kept, stable
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import RESULT, Lane
+from tdc.autobatch.values import RESULT, UNDEFINED, Lane
 from tdc.autobatch.walks import Form, Range, Steps, at_least_one, walk
 from tdc.compile.carries import split as split_tree
 from tdc.compile.control_flow import repeat_in_graph

@@ -17,6 +17,7 @@ from tdc.autobatch import blocks
 from tdc.autobatch.merging import choose
 from tdc.autobatch.values import (
     RESULT,
+    UNDEFINED,
     Lane,
     as_lane,
     flatten,
@@ -36,16 +37,6 @@ from tdc.ragged.segments import row_ids
 
 Mask = Any  # None, False, or a tensor
 End = tuple[Mask, tuple[Any, ...]]
-
-
-class Undefined:
-    """Stands for a name without a value."""
-
-    def __repr__(self) -> str:
-        return "no value"
-
-
-UNDEFINED = Undefined()
 
 
 # -- values

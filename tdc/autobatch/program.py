@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tdc.autobatch import ahead, flow, in_block, lists, loops, lowered, rounds
+from tdc.autobatch import ahead, flow, in_block, lists, loops, lowered, rounds, values
 from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import Pieces, write
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
@@ -147,4 +147,4 @@ CALLED = (
     lowered.either, lowered.enter, lowered.finished, lowered.guarded, lowered.meet, lowered.read, lowered.split,
     lowered.union, rounds.finish,
 )  # fmt: skip
-RUNTIME: dict[str, Any] = {"UNDEFINED": lowered.UNDEFINED, **{fn.__name__: fn for fn in CALLED}}
+RUNTIME: dict[str, Any] = {"UNDEFINED": values.UNDEFINED, **{fn.__name__: fn for fn in CALLED}}

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch.lists import in_loop
-from tdc.autobatch.lowered import UNDEFINED, End, Mask, either, meet, where
-from tdc.autobatch.merging import combine
+from tdc.autobatch.lowered import End, Mask, either, meet, where
+from tdc.autobatch.merging import both_plain, combine
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBERS, RESULT, Lane, as_lane, flatten, is_lane, map_leaves
+from tdc.autobatch.values import NUMBERS, RESULT, UNDEFINED, Lane, as_lane, flatten, is_lane, map_leaves
 from tdc.compile._torch.tracing import before_operator, trace_outside
 from tdc.compile.upstream import copied
 from tdc.core.errors import StructureError, message
@@ -95,10 +95,14 @@ def form_of(tree: Any) -> list[Any]:
 
 def fitted(names: Sequence[str], before: Sequence[Any], after: Sequence[Any], n: int) -> list[Any]:
     """Values before a round in the form that they have behind it."""
-    return [
-        zeros(b, n) if a is UNDEFINED else a if b is UNDEFINED else combine(name, [a, b], [n, n], first, one_batch=True)
-        for name, a, b in zip(names, before, after, strict=True)
-    ]
+    return [fitting(name, a, b, n) for name, a, b in zip(names, before, after, strict=True)]
+
+
+def fitting(name: str, a: Any, b: Any, n: int) -> Any:
+    """One value `a` in the form of `b`."""
+    if b is UNDEFINED or both_plain(a, b):
+        return a
+    return zeros(b, n) if a is UNDEFINED else combine(name, [a, b], [n, n], first, one_batch=True)
 
 
 def first(parts: Sequence[Any], dtype: Any) -> Any:
@@ -106,8 +110,16 @@ def first(parts: Sequence[Any], dtype: Any) -> Any:
 
 
 def promoted(x: Any, n: int) -> Any:
-    """A value of a loop: tensors and numbers as lanes, since examples leave it with their own."""
-    return map_leaves(lambda leaf: as_lane(leaf, n) if isinstance(leaf, (Tensor, *NUMBERS)) else leaf, x)
+    """A value of a loop: tensors and numbers as lanes, since examples leave it with their own. Whole numbers become
+    tensors at once, as what is computed of them does."""
+
+    def leaf(x: Any) -> Any:
+        if not isinstance(x, (Lane, Tensor, *NUMBERS)):
+            return x
+        found = as_lane(x, n)
+        return Lane(found.data) if found.number and not found.data.is_floating_point() else found
+
+    return map_leaves(leaf, x)
 
 
 def zeros(x: Any, n: int) -> Any:

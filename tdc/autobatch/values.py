@@ -38,7 +38,17 @@ class Lane:
         self.number = number
 
 
-LEAVES = (Lane, Tensor, *NUMBERS, str, type(None), torch.nn.Module)
+class Undefined:
+    """Stands for a name without a value."""
+
+    def __repr__(self) -> str:
+        return "no value"
+
+
+UNDEFINED = Undefined()
+
+
+LEAVES = (Lane, Tensor, *NUMBERS, str, type(None), Undefined, torch.nn.Module)
 
 
 def is_tree(x: Any) -> bool:

@@ -115,9 +115,13 @@ def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
     copied at each step, nor kept for the backward pass, and it stays the same object as outside. A tensor that stands
     in the carry twice stays out only if it does at all positions, since bodies may exchange them.
     """
-    unchanged = [a is b for a, b in zip(before, after, strict=True)]
-    twins = [[j for j, y in enumerate(before) if y is x] for x in before]
-    return [i for i, same in enumerate(twins) if not all([unchanged[j] and after[j] is before[i] for j in same])]
+    found: list[int] = []
+    for i, x in enumerate(before):
+        for j, y in enumerate(before):
+            if y is x and after[j] is not x:
+                found.append(i)
+                break
+    return found
 
 
 def rowwise(op: str, what: str, tree: Any, hint: str) -> None:
