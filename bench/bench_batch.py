@@ -6,11 +6,13 @@
 
 The candidates are the loop over examples in Python, `tdc.batch` eagerly and compiled, and the same loop written for the
 batch with masks, compiled. Training is forward, a weighted sum and backward to the weights. `trace` is the time of a
-first call with no code generation.
+first call with no code generation; `decoration` reads the source of a function of 99 lines.
 """
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +21,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tdc
-from bench._timing import Call, Report, arguments, interleaved, ratio, traced
+from bench._timing import Call, Report, arguments, interleaved, ratio, spread, traced
 from bench.nested_chain import lengths_for
 
 HALTED, MOST, STEPS = 0.99, 34, 60
 # over the loop: compiled forward, compiled training, eager; over masks by hand: compiled
 LIMITS = {"recurrent": (1 / 4, 1 / 6), "halting": (1 / 12, 1 / 14), "decoding": (1 / 9, 0.0)}
-EAGER, BY_HAND, TRACE = 1 / 0.8, 1.3, 2.0
+EAGER, BY_HAND, TRACE, DECORATION = 1 / 0.8, 1.3, 2.0, 20.0
+LINES = """
+    for x in xs:
+        h = torch.tanh(x @ w + h @ u)
+        if h.sum() > 0:
+            total = total + h.mean()
+        elif count > {k}:
+            total = total - 1
+            continue
+        count += 1
+    while count > {k} and total < 10:
+        count -= 2"""
 
 
 class Weights:
@@ -186,6 +199,23 @@ def measure_trace(report: Report, name: str, one: Any, by_hand: Callable[..., An
     report.limit(f"{name}: trace to masks by hand", ratio(times["tdc.batch"], times["by hand"]), TRACE)
 
 
+def measure_decoration(report: Report) -> None:
+    """Milliseconds until a function of 99 lines, most of them with control flow, is decorated."""
+    body = "".join([LINES.format(k=k) for k in range(9)])
+    more = "\n    h = h * total\n    total = h.amax()" * 3
+    text = f"def f(xs, h, w, u):\n    total, count = h.sum(), 0{body}{more}\n    return total\n"
+    times: list[float] = []
+    for _ in range(9 if report.quick else 25):
+        made: dict[str, Any] = {"torch": torch}
+        exec(compile(text, "<decorated>", "exec"), made)
+        gc.collect()
+        begin = time.perf_counter()
+        tdc.batch(made["f"], source=text)
+        times.append((time.perf_counter() - begin) * 1e3)
+    lines = len(text.splitlines())
+    report.limit(f"decoration of {lines} lines", spread(times), DECORATION, unit=" ms")
+
+
 def main() -> None:
     args = arguments("bench_batch")
     question = "What does code for one example, run on a batch, cost?"
@@ -199,6 +229,7 @@ def main() -> None:
         one, by_hand = program(weights)
         measure(report, name, candidates(one, by_hand, batch), weights.all())
         measure_trace(report, name, one, by_hand, batch)
+    measure_decoration(report)
     report.write()
 
 
