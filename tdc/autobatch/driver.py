@@ -28,7 +28,22 @@ from typing import Any
 
 from tdc.autobatch.flow import every
 from tdc.autobatch.syntax import may_fail
-from tdc.autobatch.tree import INDENT, ITEM, NOTHING, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
+from tdc.autobatch.tree import (
+    INDENT,
+    ITEM,
+    NOTHING,
+    Append,
+    Assert,
+    Block,
+    Call,
+    Exit,
+    For,
+    If,
+    Node,
+    Value,
+    While,
+    leaves_early,
+)  # fmt: skip
 from tdc.autobatch.tree import Names as NameSet
 
 Pieces = dict[str, Callable[..., Any]]
@@ -51,22 +66,6 @@ def written(nodes: list[Node]) -> set[str]:
         elif isinstance(node, (Call, Append)):
             out.add(node.target if isinstance(node, Call) else node.name)
     return out
-
-
-def leaves_early(nodes: list[Node], *kinds: str) -> bool:
-    """Whether nodes have a return, or a break or continue of a loop around them."""
-    return any(isinstance(node, Exit) and node.kind in kinds for node in own(nodes))
-
-
-def own(nodes: list[Node]) -> Iterable[Node]:
-    """Nodes, but for the break and continue of loops among them."""
-    for node in nodes:
-        yield node
-        if isinstance(node, If):
-            yield from own([*node.then, *node.orelse])
-        elif isinstance(node, (While, For)):
-            inside = [n for n in own(node.body) if not (isinstance(n, Exit) and n.kind != "return")]
-            yield from [*inside, *own(node.orelse)]
 
 
 class Writer:

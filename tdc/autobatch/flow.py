@@ -14,7 +14,21 @@ from typing import Any, NamedTuple
 
 from tdc.autobatch.source import HELPERS, OP, Source, every_argument
 from tdc.autobatch.syntax import Names, called
-from tdc.autobatch.tree import ITEM, TEMPORARY, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
+from tdc.autobatch.tree import (
+    ITEM,
+    TEMPORARY,
+    Append,
+    Assert,
+    Block,
+    Call,
+    Exit,
+    For,
+    If,
+    Node,
+    Value,
+    While,
+    leaves_early,
+)  # fmt: skip
 from tdc.core.errors import StructureError, message
 
 UNIFORM_CALLS = ("isinstance", "hasattr", "callable", "type")
@@ -24,7 +38,8 @@ Exits = dict[str, Live]
 
 
 def fill(nodes: list[Node], names: frozenset[str]) -> None:
-    """Fill in what is read and written, then what is live."""
+    """Remove what no example gets to, then fill in what is read and written, and what is live."""
+    ends(nodes)
     for node in every(nodes):
         for value in values_of(node):
             found = Names(names)
@@ -36,6 +51,32 @@ def fill(nodes: list[Node], names: frozenset[str]) -> None:
                 found.visit(stmt)
             block.reads, block.writes = tuple(found.reads), tuple(found.writes)
     live(nodes, frozenset(), {"return": frozenset()})
+
+
+def ends(nodes: list[Node]) -> bool:
+    """Whether examples get to the end of some nodes, of which those that nobody gets to are removed."""
+    for k, node in enumerate(nodes):
+        if not passes(node):
+            del nodes[k + 1 :]
+            return False
+    return True
+
+
+def passes(node: Node) -> bool:
+    """Whether examples get past a node."""
+    if isinstance(node, If):
+        ways = [ends(node.then), ends(node.orelse)]
+        return any(ways)
+    if isinstance(node, (While, For)):
+        ends(node.body)
+        return (ends(node.orelse) and not is_endless(node)) or leaves_early(node.body, "break")
+    return not isinstance(node, Exit)
+
+
+def is_endless(node: While | For) -> bool:
+    """Whether a loop is a `while True`."""
+    test = node.test.expr if isinstance(node, While) else None
+    return isinstance(test, ast.Constant) and bool(test.value)
 
 
 def every(nodes: list[Node]) -> Iterator[Node]:
@@ -172,11 +213,10 @@ class Assigned:
 
     def loop(self, node: While | For, sure: Live, exits: dict[str, list[Live]]) -> Live | None:
         inside: dict[str, list[Live]] = {**exits, "break": [], "continue": []}
-        endless = False
+        endless = is_endless(node)
         if isinstance(node, While):
             sure = self.check(node.pre, sure, exits) or sure
             self.read(node.test.reads, sure, node.test.line)
-            endless = isinstance(node.test.expr, ast.Constant) and bool(node.test.expr.value)
             varies = self.varies(node.test.expr)
             begin = sure
         else:

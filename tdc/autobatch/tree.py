@@ -179,6 +179,22 @@ class Exit:
 Node: TypeAlias = "Block | If | While | For | Call | Append | Assert | Exit"
 
 
+def leaves_early(nodes: list[Node], *kinds: str) -> bool:
+    """Whether nodes have a return, or a break or continue of a loop around them."""
+    return any(isinstance(node, Exit) and node.kind in kinds for node in own(nodes))
+
+
+def own(nodes: list[Node]) -> Iterator[Node]:
+    """Nodes, but for the break and continue of loops among them."""
+    for node in nodes:
+        yield node
+        if isinstance(node, If):
+            yield from own([*node.then, *node.orelse])
+        elif isinstance(node, (While, For)):
+            inside = [n for n in own(node.body) if not (isinstance(n, Exit) and n.kind != "return")]
+            yield from [*inside, *own(node.orelse)]
+
+
 def show(nodes: list[Node], depth: int = 0) -> Iterator[str]:
     """The tree, one line for each thing."""
     pad = INDENT * depth

@@ -112,7 +112,26 @@ def whole_examples_on_ways(xs: Tensor) -> Any:
     return y.sum(0), y
 
 
+@tdc.batch
+def behind_a_break(xs: Tensor) -> Tensor:
+    """Code that nobody gets to, found by programs: a driver read a name for it that it had not handed in."""
+    s = xs.new_zeros(())
+    for a in (0.5, xs.sum() * 0.5):
+        for i in range(2):
+            s = s * 0.5 if s > 0.2 else s + i
+        else:
+            if s > 0.3:
+                s = s * a
+            else:
+                s = s + 0.2
+            break
+        for x in reversed(xs):
+            s = s + x.sum()
+    return s
+
+
 CASES: dict[str, tuple[Any, Any]] = {
+    "behind a break": (behind_a_break, ROWS),
     "three deep": (three_deep, NUMBERS),
     "returns from within": (returns_from_within, ROWS),
     "breaks beside else": (breaks_beside_else, NUMBERS),
@@ -121,7 +140,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "halved rows": (halved_rows, ROWS),
     "whole examples on ways": (whole_examples_on_ways, [ROWS[0], ROWS[1], ROWS[3].abs() + 1, ROWS[4]]),
 }
-QUICK = ("breaks beside else",)
+QUICK = ("breaks beside else", "behind a break")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
