@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 FLOORS = (
     ("demo",),
-    ("optim", "io", "data", "dist", "viz", "testing"),
+    ("data",),
+    ("optim", "io", "dist", "viz", "testing"),
     ("autobatch",),
     ("compile",),
     ("interop", "ops", "nn"),

@@ -23,7 +23,7 @@ from .tree import FACADE, Tree, functions, name_of
 
 FOUNDATIONS = ("core", "ragged", "tensordict")
 MIDDLE = ("interop", "ops", "nn")
-EDGES = ("optim", "io", "data", "dist", "viz", "testing")
+EDGES = ("optim", "io", "dist", "viz", "testing")
 BELOW_COMPILE = (*FOUNDATIONS, *MIDDLE)
 ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may import
     "core": (),
@@ -32,10 +32,11 @@ ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may im
     "compile": BELOW_COMPILE,
     "autobatch": (*BELOW_COMPILE, "compile"),
     **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile", "autobatch")),
-    "demo": (*BELOW_COMPILE, "compile", "autobatch", *EDGES),
+    "data": (*BELOW_COMPILE, "compile", "autobatch", "io"),  # it opens stores
+    "demo": (*BELOW_COMPILE, "compile", "autobatch", *EDGES, "data"),
 }
 ROOT_FILES = ("__main__", "doctor", "migration")  # beside the facade; they may import any room
-OUTSIDE_ALLOWED = ("compile", *EDGES, "demo", *ROOT_FILES)  # here a function may import an optional package
+OUTSIDE_ALLOWED = ("compile", *EDGES, "data", "demo", *ROOT_FILES)  # here a function may import an optional package
 USERS = ("demo", *ROOT_FILES)  # and these may use the facade, as users do
 REQUIRED = {"torch", "optree", FACADE}
 MAX_LINES = {"tdc": 450, "elsewhere": 500}
