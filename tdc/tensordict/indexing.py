@@ -112,20 +112,22 @@ def indexed(leaves: Leaves, idx: Any) -> Leaves:
     if type(idx) is Numbers:
         of = picker(idx.given)
         return {p: idx.read(x) if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
-    of = picker(idx)
     if is_vector(idx):
-        try:
-            return {
-                p: x.index_select(0, idx)
-                if type(x) is Tensor and x.is_cpu
-                else x[idx]
-                if isinstance(x, Tensor)
-                else of(x)
-                for p, x in leaves.items()
-            }
-        except (IndexError, RuntimeError):  # positions from the end, and what torch selects in the usual way only
-            pass
+        return selected(leaves, idx)
+    of = picker(idx)
     return {p: x[idx] if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
+
+
+def selected(leaves: Leaves, idx: Tensor) -> Leaves:
+    """`x[idx]` of every leaf, for a vector of positions as `is_vector` knows it."""
+    of = picker(idx)
+    try:
+        return {
+            p: x.index_select(0, idx) if type(x) is Tensor and x.is_cpu else x[idx] if isinstance(x, Tensor) else of(x)
+            for p, x in leaves.items()
+        }
+    except (IndexError, RuntimeError):  # positions from the end, and what torch selects in the usual way only
+        return {p: x[idx] if isinstance(x, Tensor) else of(x) for p, x in leaves.items()}
 
 
 def is_vector(idx: Any) -> bool:

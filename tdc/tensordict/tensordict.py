@@ -33,7 +33,7 @@ from tdc.core.typing import MISSING
 from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
-from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused
+from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused, selected
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
@@ -353,14 +353,17 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
-    given, idx = idx, idx if is_vector(idx) else normal_index(td, idx)
+    vector = is_vector(idx)
+    given, idx = idx, idx if vector else normal_index(td, idx)
     try:
-        leaves = indexed(td._leaves, idx)
+        leaves = selected(td._leaves, idx) if vector else indexed(td._leaves, idx)
         new = None if leaves else at(torch.empty(()).expand(size), idx).shape
     except (IndexError, TypeError, ValueError) as error:
         raise misfit(given, size, error) from None
     except (RuntimeError, NotImplementedError) as error:
         raise refused(td._leaves, idx, error) from error
+    if vector and k == 1:
+        return build_td(leaves, td._nodes, idx.shape, td._device)
     for path, leaf in leaves.items():
         new = leaf.shape[: leaf.ndim - td._leaves[path].ndim + k]
         break
