@@ -152,7 +152,8 @@ def rows_at(x: Any, index: Any) -> Pick:
         ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
         return lambda x: one_row(x, ends[0], ends[1], sizes)
-    offsets, gather = take_spans(at_rows(s.offsets[:-1], rows), lengths_of(s)[rows])
+    begin = at_rows(s.offsets[:-1], rows)
+    offsets, gather = take_spans(begin, s.offsets[1:][rows] - begin)  # ends lie in memory beside begins, lengths do not
     shapes = None if s.shapes is None else s.shapes[rows]
     part = Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     return lambda x: build_nested(part, x.values.index_select(s.packed_dim, gather))

@@ -202,5 +202,7 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, 
     """
     offsets = offsets_of(lengths)
     rows = torch.repeat_interleave(lengths)
-    steps = torch.arange(rows.shape[0], device=rows.device) * step
-    return offsets, steps + (starts - offsets[:-1] * step).index_select(0, rows)  # one gather of M instead of two
+    steps = torch.arange(rows.shape[0], device=rows.device)
+    if step == 1:  # no copies of M elements that are times 1
+        return offsets, steps + (starts - offsets[:-1]).index_select(0, rows)  # one gather of M instead of two
+    return offsets, steps * step + (starts - offsets[:-1] * step).index_select(0, rows)
