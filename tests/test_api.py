@@ -157,6 +157,9 @@ unbucket(x, valid)""",
         self.assertExpectedInline(
             listing("tdc.data"),
             """\
+class BucketSampler(lengths, batch_size, *, window=100, shuffle=True, seed=0, drop_last=False, rank=0,
+    world_size=1)
+class TokenBudgetSampler(lengths, max_tokens, *, shuffle=True, seed=0, drop_last=False, rank=0, world_size=1)
 collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
 group_by(td, key)
 pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)

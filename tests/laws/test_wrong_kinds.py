@@ -81,6 +81,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
     "MaskedBatch": (X, torch.tensor([1, 2, 0])),
     "ObjectArray": (["a", "b"], [2]),
+    "BucketSampler": ([3, 1, 2], 2, {"window": 2, "shuffle": True, "seed": 0, "drop_last": False, "rank": 0}),
+    "TokenBudgetSampler": ([3, 1, 2], 4, {"shuffle": True, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1}),
     "TensorDictParams": (PARAMS,),
     "as_tensordict": (Record(X), [3]),
     "assert_batched_equal": (square, [X], {"in_dims": 0, "lowers": "while", "backends": ()}),

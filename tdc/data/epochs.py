@@ -1,0 +1,229 @@
+"""Batches of positions for each epoch, in an order that a seed decides: the base of what samples batches here.
+
+    sampler.plan()          the batches of the current epoch that are those of this rank
+    sampler.run(make)       what a pass through the epoch yields, counted
+    sampler.state_dict()    the epoch, the number of batches that were yielded, and what decides the batches
+
+A plan is a function of the settings, the seed and the epoch alone, so that a state is two numbers, and every rank makes
+the plan of all ranks without a word to the others.
+
+Invariants:
+  - all ranks have the same number of batches;
+  - every example is in one batch of one rank; where the last round of ranks is not full, the first examples (or
+    batches) are there twice, or with `drop_last` the last ones not at all, as in
+    `torch.utils.data.DistributedSampler`;
+  - what counts as yielded was handed to the loop, whatever a background thread has made beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from tdc.core.arguments import expect, expect_at_least
+from tdc.core.errors import KeyPathError, ShapeError, StructureError, message, refuse_wrong
+
+LARGEST_SEED = 2**62
+
+
+class Plan(NamedTuple):
+    """Batches of positions: batch i is `positions[bounds[i]:bounds[i + 1]]`.
+
+    Attributes:
+        positions: (N,) int64, those of all batches, one after another.
+        bounds: where each batch begins, and where the last one ends.
+    """
+
+    positions: Tensor
+    bounds: list[int]
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def batch(self, i: int) -> Tensor:
+        """The positions of one batch."""
+        return self.positions[self.bounds[i] : self.bounds[i + 1]]
+
+    def of_rank(self, rank: int, world_size: int, drop_last: bool) -> Plan:
+        """Every `world_size`-th batch. The first ones are there again at the end where the last round is not full."""
+        if world_size == 1:
+            return self
+        n = len(self)
+        rounds = n // world_size if drop_last else -(-n // world_size)
+        chosen = [self.batch(i % n) for i in range(rank, rounds * world_size, world_size)]
+        return plan_of(chosen)
+
+
+def plan_of(batches: list[Tensor]) -> Plan:
+    """A plan of batches that are there one by one."""
+    bounds = [0]
+    for batch in batches:
+        bounds.append(bounds[-1] + batch.shape[0])
+    return Plan(torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64), bounds)
+
+
+class EpochSampler(Sampler[list[int]]):
+    """Batches of positions, for `DataLoader(dataset, batch_sampler=...)` and for `tdc.data.loader`.
+
+    A pass that comes to its end begins the next epoch; `set_epoch` chooses one. A new pass begins with the first batch
+    of the epoch, unless a state was loaded.
+    """
+
+    _op: str = "data.loader"
+    _examples: int
+    _shuffle: bool
+    _seed: int
+    _drop_last: bool
+    _rank: int
+    _world_size: int
+
+    def __init__(self, examples: int, shuffle: Any, seed: Any, drop_last: Any, rank: Any, world_size: Any) -> None:
+        for flag, name in ((shuffle, "shuffle"), (drop_last, "drop_last")):
+            expect(self._op, flag, bool, of=f" for {name}")
+        expect_at_least(self._op, 1, "world_size", world_size)
+        expect_at_least(self._op, 0, "rank", rank)
+        if rank >= world_size:
+            hint = f"ranks are 0 to {world_size - 1}; give world_size=, the number of processes, too"
+            raise ShapeError(message(self._op, f"a rank below world_size={world_size}", f"{rank}", hint=hint))
+        expect_at_least(self._op, 0, "seed", seed)
+        if seed >= LARGEST_SEED:
+            raise ShapeError(message(self._op, "a seed below 2**62", f"{seed}", hint="seed=0"))
+        self._examples, self._shuffle, self._seed, self._drop_last = examples, shuffle, int(seed), drop_last
+        self._rank, self._world_size = int(rank), int(world_size)
+        self._epoch = self._done = self._first = 0
+        self._plan: Plan | None = None
+
+    # -- the batches
+
+    def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
+        """The batches of all ranks, of positions in the order of the epoch; of a subclass."""
+        raise NotImplementedError
+
+    def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
+        """The batches of this rank: by default every `world_size`-th one."""
+        return self._batches(order, generator).of_rank(self._rank, self._world_size, self._drop_last)
+
+    def _planned(self) -> Plan:
+        """The batches of the epoch; the order of positions is that of DistributedSampler with the same seed."""
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+        n = self._examples
+        return self._of_rank(torch.randperm(n, generator=generator) if self._shuffle else torch.arange(n), generator)
+
+    def plan(self) -> Plan:
+        """The batches of the current epoch on this rank."""
+        if self._plan is None:
+            self._plan = self._planned()
+        return self._plan
+
+    def __len__(self) -> int:
+        """Number of batches in the current epoch, the same on all ranks."""
+        return len(self.plan())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.run(lists)
+
+    def run(self, make: Callable[[Plan, int], Generator[Any, None, None]]) -> Iterator[Any]:
+        """What `make(plan, first)` yields from the batch `first` on, counted as it is handed out."""
+        plan, epoch, first = self.plan(), self._epoch, self._first
+        self._first, self._done = 0, first
+        items = make(plan, first)
+        try:
+            for done, item in enumerate(items, first + 1):
+                if self._epoch == epoch:  # nobody has chosen another one meanwhile
+                    self._done = done
+                yield item
+        finally:
+            items.close()
+        if self._epoch == epoch:
+            self.set_epoch(epoch + 1)
+
+    # -- epochs and states
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass. That of a state that was loaded goes on where it was.
+
+        Raises:
+            ShapeError, DtypeError: not an int of 0 or more.
+        """
+        expect_at_least(self._op, 0, "epoch", epoch)
+        if epoch != self._epoch:
+            self._epoch, self._done, self._first, self._plan = int(epoch), 0, 0, None
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides the batches, beside the epoch."""
+        return {
+            "examples": self._examples, "shuffle": self._shuffle, "seed": self._seed, "drop_last": self._drop_last,
+            "world_size": self._world_size,
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is: the epoch, how many batches of it were handed out, and the settings; plain numbers.
+
+        It is the same on all ranks. The workers of a DataLoader are ahead of the loop: count there, and put the number
+        in, `{**sampler.state_dict(), "batch": seen}`.
+        """
+        return {"epoch": self._epoch, "batch": self._done, **self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the batches that were handed out before `state_dict` was called.
+
+        Raises:
+            KeyPathError: keys that are missing.
+            StructureError: other settings, by which the batches would be others; all are named.
+            ShapeError, DtypeError: an epoch or batch that is none.
+        """
+        op = f"{self._op}.load_state_dict"
+        expect(op, state, Mapping)
+        hint = "what state_dict() of the same kind of sampler returned"
+        missing = [key for key in self.state_dict() if key not in state]
+        if missing:
+            raise KeyPathError(message(op, "a state", f"a dict without {', '.join(missing)}", hint=hint))
+        wrong = {k: f"{state[k]!r}, here {v!r}" for k, v in self._settings().items() if state[k] != v}
+        refuse_wrong(StructureError, op, "a state of these settings", wrong, "others", "make it with the same settings")
+        epoch, batch = state["epoch"], state["batch"]
+        expect_at_least(op, 0, "epoch", epoch)
+        expect_at_least(op, 0, "batch", batch)
+        before = self._epoch, self._done, self._first, self._plan
+        self.set_epoch(epoch)
+        if batch > len(self):
+            count = len(self)
+            self._epoch, self._done, self._first, self._plan = before
+            raise ShapeError(message(op, f"at most {count} batches in epoch {epoch}", f"{batch}", hint=hint))
+        self._done = self._first = int(batch)
+
+
+def lists(plan: Plan, first: int) -> Generator[list[int], None, None]:
+    """The batches of a plan as lists, as the workers of a DataLoader take them."""
+    for i in range(first, len(plan)):
+        yield plan.batch(i).tolist()
+
+
+class Batches(EpochSampler):
+    """Batches of a fixed number of examples. The ranks share out examples, as DistributedSampler does."""
+
+    def __init__(self, examples: int, batch_size: Any, *settings: Any) -> None:
+        super().__init__(examples, *settings)
+        expect_at_least(self._op, 1, "batch_size", batch_size)
+        self._batch_size = int(batch_size)
+
+    def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
+        n, ranks = self._examples, self._world_size
+        each = n // ranks if self._drop_last else -(-n // ranks)
+        if each * ranks > n:
+            order = order.repeat(-(-each * ranks // n))
+        mine = order[self._rank : each * ranks : ranks].contiguous()
+        end = each - each % self._batch_size if self._drop_last else each
+        bounds = [*range(0, end, self._batch_size), end] if end else [0]
+        return Plan(mine[:end], bounds)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "batch_size": self._batch_size}

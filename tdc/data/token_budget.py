@@ -1,0 +1,213 @@
+"""Batches of ragged examples by their tokens: as many examples as fill a budget.
+
+With shuffle the examples are packed a window at a time. Of the next examples in shuffled order, as many as fill 64
+batches, the longest goes first, and each to the emptiest batch. What is left of a batch is filled by swapping one of
+its examples for one that is longer by as much, from the examples that did not fit and the next 128. These wait for the
+next window, where they go first. Windows become smaller towards the end, so that something is left to swap with.
+
+Without shuffle the order stays, and a batch is as full as the next example lets it be.
+
+Invariants: no batch exceeds the budget; every example is in exactly one batch; only the last batch is less full because
+nothing was left.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from heapq import heapreplace
+from itertools import combinations
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import expect_at_least
+from tdc.core.errors import ShapeError, message
+from tdc.data.epochs import EpochSampler, Plan, plan_of
+from tdc.data.example_lengths import example_lengths
+
+WINDOW = 64
+RESERVE = 128
+MOST_PAIRED = 64  # examples whose pairs are looked at
+Item = tuple[int, int]  # the length and the position of an example
+MOST_NAMED = 8  # of a million examples that are too long
+
+
+class TokenBudgetSampler(EpochSampler):
+    """Batches of examples whose tokens fill a budget, each example once in an epoch.
+
+    It is a `batch_sampler=` for `torch.utils.data.DataLoader` and for `tdc.data.loader`. With shuffle, and with ten
+    examples or more to a batch, batches are full to 0.1 % in the mean, and each but the last one to about 2 %.
+
+    Args:
+        lengths: a ragged leaf, or the lengths of examples (B,).
+        max_tokens: the budget, tokens of a batch.
+        shuffle: another order in each epoch. Without it batches are of consecutive examples, and less full.
+        seed: with the epoch, decides the order.
+        drop_last: leave out the last batch if it is not full and, with several ranks, batches that not all ranks have.
+        rank, world_size: this process and the number of processes: a batch goes to one rank. Where the number of
+            batches is no multiple, the first batches are there twice.
+
+    Raises:
+        ShapeError: examples longer than the budget, named by their positions; no vector of lengths.
+        DtypeError: arguments of another kind.
+
+    Compile:
+        Eager only.
+
+    Example:
+        >>> sampler = TokenBudgetSampler([3, 1, 2, 2, 4], max_tokens=4, shuffle=False)
+        >>> list(sampler), len(sampler), sampler.epoch
+        ([[0, 1], [2, 3], [4]], 3, 1)
+
+    Source:
+        `torch.utils.data.BatchSampler`, `torch.utils.data.DistributedSampler`.
+    """
+
+    _op = "data.TokenBudgetSampler"
+
+    def __init__(
+        self, lengths: Any, max_tokens: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False,
+        rank: int = 0, world_size: int = 1,
+    ) -> None:  # fmt: skip
+        found = example_lengths(self._op, lengths)
+        expect_at_least(self._op, 1, "max_tokens", max_tokens)
+        refuse_longer(self._op, found, int(max_tokens))
+        super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
+        self._lengths, self._max_tokens = found, int(max_tokens)
+
+    def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
+        lengths: list[int] = self._lengths.tolist()
+        if not lengths:
+            return plan_of([])
+        if self._shuffle:
+            batches = packed(order.tolist(), lengths, self._max_tokens)
+            places = torch.randperm(len(batches) - 1, generator=generator).tolist()
+            batches = [*[batches[i] for i in places], batches[-1]]
+        else:
+            batches = consecutive(lengths, self._max_tokens)
+        if self._drop_last and tokens(batches[-1], lengths) + min(lengths) <= self._max_tokens:
+            batches.pop()
+        return plan_of([torch.tensor(batch) for batch in batches])
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "max_tokens": self._max_tokens, "tokens": int(self._lengths.sum())}
+
+
+def refuse_longer(op: str, lengths: Tensor, budget: int) -> None:
+    """Refuse examples that no batch could hold; the first ones are named."""
+    longer = (lengths > budget).nonzero()[:, 0]
+    if len(longer):
+        wrong = {f"example {i}": f"{int(lengths[i])} tokens" for i in longer[:MOST_NAMED].tolist()}
+        hint = f"max_tokens={int(lengths.max())} or more, tdc.truncate(x, lengths), or leave them out: td[lengths <= n]"
+        got = f"{len(longer)} that are longer"
+        raise ShapeError(message(op, f"examples of at most max_tokens={budget} tokens", got, wrong, hint))
+
+
+def tokens(batch: Sequence[int], lengths: list[int]) -> int:
+    """The tokens of a batch of positions."""
+    return sum([lengths[i] for i in batch])
+
+
+def consecutive(lengths: list[int], budget: int) -> list[list[int]]:
+    """Batches of examples in their order; a batch ends where the next example would not fit."""
+    batches: list[list[int]] = [[]]
+    total = 0
+    for i, length in enumerate(lengths):
+        if total + length > budget:
+            batches.append([])
+            total = 0
+        batches[-1].append(i)
+        total += length
+    return batches
+
+
+def packed(order: list[int], lengths: list[int], budget: int) -> list[list[int]]:
+    """Batches of examples that fill the budget, from examples in a random order; the last one has what is left."""
+    batches: list[list[int]] = []
+    waiting: list[int] = []
+    at, left = 0, sum(lengths)
+    while left > budget:
+        count = max(1, min(WINDOW, left // (2 * budget)))
+        room = count * budget - tokens(waiting, lengths)
+        begin = at
+        while at < len(order) and lengths[order[at]] <= room:
+            room -= lengths[order[at]]
+            at += 1
+        taken = waiting + order[begin:at] if at == len(order) else order[begin:at]
+        pool = sorted(taken, key=lengths.__getitem__, reverse=True)
+        pool = pool if at == len(order) else waiting + pool
+        bins, spare = spread(pool, lengths, budget, count)
+        spare += order[at : at + RESERVE]
+        at = min(at + RESERVE, len(order))
+        waiting = topped_up(bins, sorted([(lengths[i], i) for i in spare]), lengths, budget)
+        left -= sum([tokens(batch, lengths) for batch in bins])
+        batches += bins
+    last = waiting + order[at:]
+    return [*batches, last] if last else batches
+
+
+def spread(pool: list[int], lengths: list[int], budget: int, count: int) -> tuple[list[list[int]], list[int]]:
+    """Examples shared out to batches, each in turn to the emptiest one, and those that did not fit."""
+    batches: list[list[int]] = [[] for _ in range(count)]
+    emptiest = [(0, 0, k) for k in range(count)]  # a heap of tokens, number of examples, batch
+    spare: list[int] = []
+    for i in pool:
+        total, examples, k = emptiest[0]
+        if total + lengths[i] > budget:
+            spare.append(i)
+        else:
+            batches[k].append(i)
+            heapreplace(emptiest, (total + lengths[i], examples + 1, k))
+    return batches, spare
+
+
+def topped_up(batches: list[list[int]], spare: list[Item], lengths: list[int], budget: int) -> list[int]:
+    """Fill batches in place from spare examples, sorted pairs of a length and a position; what is spare behind that,
+    the longest first."""
+    end = len(lengths)
+    for batch in sorted(batches, key=lambda batch: tokens(batch, lengths)):
+        gap = budget - tokens(batch, lengths)
+        while at := bisect_right(spare, (gap, end)):  # the longest that fits
+            length, i = spare.pop(at - 1)
+            batch.append(i)
+            gap -= length
+        while gap and (gain := swap_one(batch, spare, lengths, gap)):
+            gap -= gain
+        if gap > budget // 100 and len(batch) <= MOST_PAIRED:
+            swap_two(batch, spare, lengths, gap)
+    return [i for _, i in reversed(spare)]
+
+
+def swap_one(batch: list[int], spare: list[Item], lengths: list[int], gap: int) -> int:
+    """Exchange one example of a batch for the spare one that fills most of the gap; the tokens gained."""
+    best, where = 0, (0, 0)
+    for k, i in enumerate(batch):
+        at = bisect_right(spare, (lengths[i] + gap, len(lengths)))
+        if at and spare[at - 1][0] - lengths[i] > best:
+            best, where = spare[at - 1][0] - lengths[i], (k, at - 1)
+            if best == gap:
+                break
+    if best:
+        k, at = where
+        _, new = spare.pop(at)
+        insort(spare, (lengths[batch[k]], batch[k]))
+        batch[k] = new
+    return best
+
+
+def swap_two(batch: list[int], spare: list[Item], lengths: list[int], gap: int) -> None:
+    """The same of up to two examples for up to two: for the last batches, where little is spare."""
+    some = spare[:: len(spare) // MOST_PAIRED + 1]
+    pairs = [(a[0] + b[0], (a[1], b[1])) for a, b in combinations(some, 2)]
+    new = sorted(pairs + [(length, (i,)) for length, i in some])
+    best, out, into = 0, (), ()
+    for old in (*combinations(batch, 1), *combinations(batch, 2)):
+        total = tokens(old, lengths)
+        at = bisect_right(new, total + gap, key=itemgetter(0))
+        if at and new[at - 1][0] - total > best:
+            best, out, into = new[at - 1][0] - total, old, new[at - 1][1]
+    batch[:] = [i for i in batch if i not in out] + [*into]
+    spare[:] = sorted([x for x in spare if x[1] not in into] + [(lengths[i], i) for i in out])
