@@ -159,6 +159,7 @@ unbucket(x, valid)""",
             """\
 class BucketSampler(lengths, batch_size, *, window=100, shuffle=True, seed=0, drop_last=False, rank=0,
     world_size=1)
+class Dataset(source, keys=None)
 class TokenBudgetSampler(lengths, max_tokens, *, shuffle=True, seed=0, drop_last=False, rank=0, world_size=1)
 collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
 group_by(td, key)

@@ -1,7 +1,8 @@
-"""Lists of examples as batches, padded or ragged, and back; batches in groups; samplers."""
+"""Lists of examples as batches, padded or ragged, and back; batches in groups; datasets and samplers."""
 
 from tdc.data.bucket_sampler import BucketSampler as BucketSampler
 from tdc.data.collate import collate as collate
+from tdc.data.dataset import Dataset as Dataset
 from tdc.data.group_by import group_by as group_by
 from tdc.data.pad_sequence import pad_sequence as pad_sequence
 from tdc.data.pad_sequence import ragged_stack as ragged_stack

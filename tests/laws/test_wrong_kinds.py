@@ -82,6 +82,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "MaskedBatch": (X, torch.tensor([1, 2, 0])),
     "ObjectArray": (["a", "b"], [2]),
     "BucketSampler": ([3, 1, 2], 2, {"window": 2, "shuffle": True, "seed": 0, "drop_last": False, "rank": 0}),
+    "Dataset": (td(), ["x"]),
     "TokenBudgetSampler": ([3, 1, 2], 4, {"shuffle": True, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1}),
     "TensorDictParams": (PARAMS,),
     "as_tensordict": (Record(X), [3]),

@@ -1,0 +1,121 @@
+"""Dataset: a TensorDict, or a store by its path, as a map-style dataset of torch.
+
+A dataset that was made from a path is pickled as the path, and opened again where it arrives: a worker process maps the
+files, and nothing is copied.
+
+Invariant: a batch is one gather, whatever the number of its examples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+
+from tdc.core.arguments import expect, keys_of
+from tdc.core.errors import FormatError, ShapeError, describe, message, show_sizes
+from tdc.core.typing import NestedKey
+from tdc.io.load import load
+from tdc.tensordict.tensordict import TensorDict
+
+PathLike = str | os.PathLike[str]
+
+
+class Dataset(torch_data.Dataset[TensorDict]):
+    """A map-style dataset over the examples of a TensorDict or of a store.
+
+    Give `collate_fn=tdc.data.collate` to the DataLoader: it leaves a batch that was fetched whole as it is.
+
+    Args:
+        source: a TensorDict with a batch dim, whose first dim counts examples; or the path of a store, which is opened
+            for reading. Worker processes get the path, and open it themselves.
+        keys: only these keys; of a store, only their files are opened.
+
+    Raises:
+        FormatError, OSError: as `tdc.io.load`; in a worker, also where the store has other sizes than it had.
+        ShapeError: no batch dim.
+        KeyPathError: keys that are not there.
+        DtypeError: neither a TensorDict nor a path.
+
+    Compile:
+        Eager only.
+
+    Example:
+        >>> dataset = Dataset(TensorDict({"x": torch.arange(6), "label": torch.arange(6) % 2}, [6]), keys=["x"])
+        >>> len(dataset), dataset[2]["x"], dataset.__getitems__([5, 0])["x"]
+        (6, tensor(2), tensor([5, 0]))
+
+    Source:
+        `torch.utils.data.Dataset`.
+    """
+
+    def __init__(self, source: TensorDict | PathLike, keys: Iterable[NestedKey] | None = None) -> None:
+        self._path = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else None
+        self._keys = None if keys is None else keys_of("data.Dataset", keys)
+        self._td = self._opened() if self._path is not None else chosen(source, self._keys)
+        check_examples("data.Dataset", self._td)
+
+    def _opened(self) -> Any:
+        return load(str(self._path), self._keys)
+
+    @property
+    def td(self) -> TensorDict:
+        """All examples."""
+        return self._td
+
+    def __len__(self) -> int:
+        return len(self._td)
+
+    def __getitem__(self, index: int) -> TensorDict:
+        """One example."""
+        return self._td[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> TensorDict:
+        """A batch of examples, which a DataLoader fetches at once."""
+        return self._td[torch.as_tensor(indices, dtype=torch.int64, device=self._td.device)]
+
+    def __repr__(self) -> str:
+        where = "" if self._path is None else f" of {self._path!r}"
+        return f"Dataset({len(self)} examples{where})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._path is None:
+            return {"td": self._td}
+        return {"path": self._path, "keys": self._keys, "size": tuple(self._td.batch_size)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._path, self._keys = state.get("path"), state.get("keys")
+        self._td = self._opened() if self._path is not None else state["td"]
+        if self._path is not None and tuple(self._td.batch_size) != state["size"]:
+            expected = f"the store that the dataset was made from, of batch size {show_sizes(state['size'])}"
+            hint = "make the dataset again; save new data to another path"
+            got = f"another one at {self._path!r}, of {show_sizes(self._td.batch_size)}"
+            raise FormatError(message("data.Dataset", expected, got, hint=hint))
+
+
+def chosen(td: Any, keys: list[NestedKey] | None) -> TensorDict:
+    """A TensorDict with these keys alone."""
+    hint = "or the path of a store"
+    expect("data.Dataset", td, TensorDict, of=f" {hint}")
+    return td if keys is None else td.select(*keys)
+
+
+def check_examples(op: str, td: Any) -> None:
+    """Refuse what has no first batch dim that counts examples."""
+    expect(op, td, TensorDict)
+    if not td.ndim:
+        hint = "td.with_batch_size([n]), or TensorDict({...}, batch_size=[n])"
+        raise ShapeError(message(op, "a TensorDict with a batch dim", describe(td), hint=hint))
+
+
+def examples_of(op: str, source: Any) -> TensorDict:
+    """The examples of a TensorDict, of a Dataset, or of a store by its path."""
+    if isinstance(source, Dataset):
+        return source.td
+    td = load(source) if isinstance(source, (str, os.PathLike)) else source
+    expect(op, td, TensorDict, of=", a tdc.data.Dataset or the path of a store")
+    check_examples(op, td)
+    return td
