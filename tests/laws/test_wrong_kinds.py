@@ -30,7 +30,7 @@ METHODS: tuple[Any, ...] = (  # which are functions, too
 MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
     "Spec", "LeafSpec", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report", "Signature",
     "TrainStep", "Average", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
-    "assert_close",
+    "assert_close", "Loader",
 }  # fmt: skip
 WRONG: dict[str, Any] = {
     "list": [1, 2], "dict": {"a": 1}, "None": None, "tensor": torch.zeros(3, 2), "array": np.zeros((3, 2)),
@@ -162,6 +162,11 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "save": (td(), f"{FOLDER.name}/saved", {"overwrite": True}),
     "memmap_empty": (td(), f"{FOLDER.name}/empty", [3], {"overwrite": True}),
     "lanes": (X,),
+    "loader": (
+        td().set("n", torch.tensor([1, 2, 1])),
+        None,
+        {"max_tokens": 2, "key": "n", "prefetch": 1, "pin_memory": False, "device": "cpu", "shuffle": True, "seed": 0},
+    ),
     "map": (lambda t: t, td()),
     "peak_bytes": (torch.neg, X),
     "report": (torch.neg, X),

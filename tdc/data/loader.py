@@ -1,0 +1,256 @@
+"""loader: batches of a TensorDict or of a store, by one gather each, in an order that can be resumed and shared out.
+
+There are no worker processes: what they would do, gathering rows of mapped memory, takes less time than handing a batch
+over. One background thread, where it is asked for, gathers and pins ahead; the copy to a device is queued by the thread
+that runs the loop, on the stream that it computes on.
+
+Invariants: those of `epochs` and of `prefetch`; a batch has memory of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import expect, expect_at_least
+from tdc.core.errors import DtypeError, KeyPathError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.keys import show
+from tdc.core.typing import NestedKey
+from tdc.data.dataset import Dataset, examples_of
+from tdc.data.epochs import Batches, EpochSampler, Plan
+from tdc.data.prefetch import prefetched
+from tdc.data.token_budget import TokenBudgetSampler
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.tensordict.combine import named_leaves
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.tensordict import TensorDict, build_td
+
+OP = "data.loader"
+
+
+def loader(
+    source: TensorDict | Dataset | str | os.PathLike[str], batch_size: int | None = None, *,
+    max_tokens: int | None = None, key: NestedKey | None = None, batch_sampler: EpochSampler | None = None,
+    shuffle: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0, pin_memory: bool = False,
+    device: Any = None, rank: int = 0, world_size: int = 1,
+) -> Loader:  # fmt: skip
+    """Batches of examples, again and again: each pass over the result is one epoch.
+
+    Args:
+        source: a TensorDict, a Dataset, or the path of a store, which is opened for reading.
+        batch_size: examples of a batch.
+        max_tokens: in place of it, tokens of a batch: as many examples as fill it, see `TokenBudgetSampler`.
+        key: with max_tokens, the ragged leaf whose lengths count, or a leaf that holds lengths.
+        batch_sampler: in place of both, a `TokenBudgetSampler` or `BucketSampler` for as many examples.
+        shuffle: another order in each epoch, that of `torch.utils.data.DistributedSampler` with the same seed.
+        seed: with the epoch, decides the order.
+        drop_last: leave out the last batch if it is not full and, with several ranks, what not all ranks have.
+        prefetch: how many batches a background thread makes ahead; 0 for no thread.
+        pin_memory: batches in page-locked memory, from which a copy to a GPU need not wait.
+        device: where batches go; without it they stay where the source is.
+        rank, world_size: this process and the number of processes. Each example goes to one rank, and all ranks have
+            the same number of batches: the first examples (with max_tokens, batches) are there twice where needed.
+
+    Returns:
+        An iterable of TensorDicts with `len()` batches. `set_epoch(epoch)` chooses an epoch; a pass that ends begins
+        the next one. `state_dict()` says what was handed out, also when the thread is ahead, and
+        `load_state_dict(state)` goes on behind it, on any rank.
+
+    Raises:
+        DtypeError: neither a TensorDict nor a path; not one of batch_size, max_tokens, batch_sampler.
+        ShapeError: no batch dim; numbers that are too small; an example longer than max_tokens.
+        KeyPathError: max_tokens without a key, or a key that is not there.
+        StructureError: a batch_sampler for another number of examples.
+        UnsupportedError: a device that is not there; pin_memory without one, or of leaves that are on one.
+        FormatError, OSError: as `tdc.io.load`.
+
+    Compile:
+        Eager only. Batches are what `td[positions]` gives, and go into compiled functions as that does.
+
+    Example:
+        >>> td = TensorDict({"x": torch.arange(5)}, [5])
+        >>> batches = loader(td, batch_size=2, shuffle=True, seed=1)
+        >>> [batch["x"].tolist() for batch in batches], len(batches), batches.epoch
+        ([[0, 4], [2, 3], [1]], 3, 1)
+
+    Source:
+        `torch.utils.data.DataLoader`, `torch.utils.data.DistributedSampler`.
+    """
+    td = examples_of(OP, source)
+    settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "rank": rank, "world_size": world_size}
+    sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, settings)
+    expect_at_least(OP, 0, "prefetch", prefetch)
+    expect(OP, pin_memory, bool, of=" for pin_memory")
+    if pin_memory:
+        check_pinning(td)
+    return Loader(td, sampler, int(prefetch), pin_memory, None if device is None else as_device(device))
+
+
+class Loader:
+    """What `loader` returns: batches, one epoch in each pass."""
+
+    def __init__(
+        self, td: TensorDict, sampler: EpochSampler, prefetch: int, pin_memory: bool, device: torch.device | None
+    ) -> None:
+        self._td = td
+        self._sampler = sampler
+        self._prefetch = prefetch
+        self._pin_memory = pin_memory
+        self._device = device
+
+    def __len__(self) -> int:
+        """Number of batches in the current epoch, the same on all ranks."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        return self._sampler.run(self._batches)
+
+    def _batches(self, plan: Plan, first: int) -> Generator[TensorDict, None, None]:
+        made = prefetched(gathered(self._td, plan, first, self._pin_memory), self._prefetch)
+        return made if self._device is None else moved(made, self._device, self._pin_memory)
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch: that of the pass that runs, or of the next one."""
+        return self._sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass. That of a state that was loaded goes on where it was.
+
+        Raises:
+            ShapeError, DtypeError: not an int of 0 or more.
+        """
+        self._sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is: the epoch, how many batches were handed out, and the settings; plain numbers."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the batches that were handed out before `state_dict` was called.
+
+        Raises:
+            StructureError: other settings, by which the batches would be others; all are named.
+            KeyPathError, ShapeError, DtypeError: no such state.
+        """
+        self._sampler.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"Loader({len(self._td)} examples, {len(self)} batches, epoch {self.epoch})"
+
+
+def gathered(td: TensorDict, plan: Plan, first: int, pin_memory: bool) -> Generator[TensorDict, None, None]:
+    """The batches of a plan, each by one gather."""
+    devices = [x.device for x in td._leaves.values() if isinstance(x, (Tensor, NestedTensor, MaskedBatch))]
+    positions = plan.positions.to(td.device or (devices or [None])[0])
+    rows = gather_of(td)
+    for begin, end in zip(plan.bounds[first:], plan.bounds[first + 1 :], strict=False):
+        batch = rows(positions[begin:end])
+        yield batch.pin_memory() if pin_memory else batch
+
+
+def gather_of(td: TensorDict) -> Callable[[Tensor], TensorDict]:
+    """`td[positions]` for many vectors of positions: what the kind of leaves decides is looked at once."""
+    if td.ndim > 1 or not all([type(x) is Tensor and x.is_cpu for x in td._leaves.values()]):
+        return lambda positions: td[positions]
+    selects = [(path, x.index_select) for path, x in td._leaves.items()]
+    nodes, device = td._nodes, td._device
+    return lambda positions: build_td({p: f(0, positions) for p, f in selects}, nodes, positions.shape, device)
+
+
+def moved(
+    batches: Generator[TensorDict, None, None], device: torch.device, pinned: bool
+) -> Generator[TensorDict, None, None]:
+    """Batches on another device; where they are pinned, the copy is queued."""
+    try:
+        for batch in batches:
+            yield batch.to(device, non_blocking=pinned)
+    finally:
+        batches.close()
+
+
+# -- checks
+
+
+def sampler_of(
+    td: TensorDict, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, settings: dict[str, Any]
+) -> EpochSampler:
+    """The sampler that one of three arguments asks for."""
+    given = {"batch_size": batch_size, "max_tokens": max_tokens, "batch_sampler": batch_sampler}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        expected, got = f"one of {', '.join(given)}", " and ".join(names) or "none"
+        raise DtypeError(message(OP, expected, got, hint="batch_size=256, or max_tokens=8192 and key="))
+    if batch_size is not None:
+        return Batches(len(td), batch_size, *settings.values())
+    if max_tokens is not None:
+        return TokenBudgetSampler(lengths_at(td, key), max_tokens, **settings)
+    check_sampler(batch_sampler, len(td), settings)
+    return batch_sampler
+
+
+def lengths_at(td: TensorDict, key: Any) -> Any:
+    """The leaf whose lengths count for max_tokens."""
+    ragged = [show(p) for p, x in td._leaves.items() if isinstance(x, (NestedTensor, MaskedBatch))]
+    if key is None:
+        hint = f"key={ragged[0]!r}" if ragged else "key= of a leaf with the lengths of examples"
+        raise KeyPathError(message(OP, "a key whose tokens max_tokens counts", "none", hint=hint))
+    found = unwrap(named_leaves(OP, td, [key])[1][0])
+    if isinstance(found, (NestedTensor, MaskedBatch)) or (isinstance(found, Tensor) and found.ndim == td.ndim):
+        return found
+    hint = f"ragged leaves are {', '.join(ragged)}" if ragged else "tdc.data.ragged_stack makes ragged leaves"
+    raise DtypeError(message(OP, "a ragged leaf, or one length for each example", describe(found), hint=hint))
+
+
+def check_sampler(sampler: Any, examples: int, settings: dict[str, Any]) -> None:
+    """Refuse a sampler of torch, one for other data, and settings beside it that are its own."""
+    if not isinstance(sampler, EpochSampler):
+        hint = "torch.utils.data.DataLoader(tdc.data.Dataset(td), batch_sampler=..., collate_fn=tdc.data.collate)"
+        expected = "a tdc.data.TokenBudgetSampler or BucketSampler"
+        raise DtypeError(message(OP, expected, describe(sampler), hint=hint))
+    defaults = {"shuffle": False, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1}
+    extra = [name for name, value in settings.items() if value != defaults[name]]
+    if extra:
+        hint = f"{type(sampler).__name__}(..., {extra[0]}=...)"
+        raise DtypeError(message(OP, "a batch_sampler alone", f"{', '.join(extra)} beside it", hint=hint))
+    if sampler._examples != examples:
+        hint = f"{type(sampler).__name__}(lengths of these examples, ...)"
+        got = f"one for {sampler._examples}"
+        raise StructureError(message(OP, f"a batch_sampler for {examples} examples", got, hint=hint))
+
+
+def check_pinning(td: TensorDict) -> None:
+    """Refuse to pin where there is no device to pin for, and what is on a device already."""
+    try:
+        torch.empty(1).pin_memory()
+    except RuntimeError as error:
+        hint = f"leave pin_memory out; {said(error)}"
+        raise UnsupportedError(message(OP, "a device that memory is pinned for", "none", hint=hint)) from None
+    host, leaves = torch.device("cpu"), {show(p): unwrap(x) for p, x in td._leaves.items()}
+    wrong = {name: describe(x) for name, x in leaves.items() if (getattr(x, "device", None) or host).type != "cpu"}
+    hint = "leave pin_memory out, or td.cpu() first"
+    refuse_wrong(UnsupportedError, OP, "leaves on the host to pin", wrong, "on a device", hint)
+
+
+def as_device(device: Any) -> torch.device:
+    """A device, from its name too, where tensors can be made."""
+    try:
+        found = torch.device(device)
+    except (TypeError, RuntimeError) as error:
+        raise DtypeError(message(OP, "a device", describe(device), hint=f"device='cuda'; {said(error)}")) from None
+    try:
+        torch.empty(0, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        expected, got = "a device that is there", f"device={str(found)!r}"
+        raise UnsupportedError(message(OP, expected, got, hint=f"leave device out; {said(error)}")) from None
+    return found
+
+
+def said(error: Exception) -> str:
+    """The first line of an error of torch."""
+    return f"torch: {(str(error).splitlines() or [''])[0][:100]}"
