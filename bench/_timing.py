@@ -101,6 +101,32 @@ def interleaved(
     return times
 
 
+def in_turns(
+    calls: Mapping[str, Call],
+    rounds: int,
+    count: int = 1,
+    after: Call | None = None,
+    clock: Callable[[], float] = time.thread_time,
+) -> dict[str, list[float]]:
+    """Seconds per call of each candidate, one figure for each round; `after` runs behind each, untimed."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(rounds + 1):
+        gc.collect(0)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            gc.disable()
+            begin = clock()
+            for _ in range(count):
+                calls[name]()
+            seconds = (clock() - begin) / count
+            gc.enable()
+            if after is not None:
+                after()
+            if turn:  # the first round warms up
+                times[name].append(seconds)
+    return times
+
+
 def thread_time(call: Call, count: int) -> float:
     """Seconds of this thread for `count` calls."""
     gc.disable()

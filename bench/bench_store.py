@@ -4,16 +4,13 @@
     open      the same, mapped, nothing read: numpy.memmap, tdc.io.load, safetensors, tensordict
     read      open it and copy everything, against a copy of tensors that are in memory
     leaves    open 4096 tensors of 4 KiB in 64 nodes; write them to one file, with fsync
-    sample    256 of 1 million rows of 4 keys, at random: numpy.memmap, tdc, a DataLoader with 2 workers
-    ragged    256 of 100 thousand rows of 1 to 199 tokens: `x[index]` of a loaded NestedTensor, and a gather by hand
 
 Files are in the page cache, and nothing but the fsync waits for the disk. The clock is that of the measuring thread,
-and the wall's for the fsync and for the DataLoader, which works in other processes. `--quick` writes less.
+and the wall's for the fsync. `--quick` writes less. Batches of rows are the question of `bench_data`.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
@@ -26,37 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 import tdc
-from bench._timing import Call, Report, arguments, peer, ratio
+from bench._timing import Call, Report, arguments, in_turns, peer, ratio
 from tdc import TensorDict
-
-ROWS, BATCH = 1_000_000, 256
-Clock = Callable[[], float]
-KEYS = {"obs": (64, torch.float32), "act": (8, torch.float32), "rew": (0, torch.float32), "done": (0, torch.bool)}
-
-
-def in_turns(
-    calls: Mapping[str, Call], rounds: int, count: int = 1, after: Call | None = None, clock: Clock = time.thread_time
-) -> dict[str, list[float]]:
-    """Seconds per call of each candidate, one figure for each round; `after` runs behind each, untimed."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for turn in range(rounds + 1):
-        gc.collect(0)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            gc.disable()
-            begin = clock()
-            for _ in range(count):
-                calls[name]()
-            seconds = (clock() - begin) / count
-            gc.enable()
-            if after is not None:
-                after()
-            if turn:  # the first round warms up
-                times[name].append(seconds)
-    return times
 
 
 def write_raw(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -163,90 +133,12 @@ def many(report: Report, folder: Path) -> None:
     report.limit("write 4096 tensors to one file: tdc to by hand", ratio(times["tdc"], times["by hand"]), 2.0)
 
 
-class Rows(Dataset[Any]):
-    """Rows of mapped tensors for a DataLoader, a batch at once."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = dict(tensors)
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, i: int) -> Any:
-        return {k: x[i] for k, x in self.tensors.items()}
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        index = torch.tensor(indices)
-        return {k: x.index_select(0, index) for k, x in self.tensors.items()}
-
-
-def as_given(batch: Any) -> Any:
-    return batch
-
-
-def sampling(report: Report, folder: Path) -> None:
-    """Batches of random rows."""
-    td = TensorDict({k: torch.rand(ROWS, *([n] if n else [])).to(dtype) for k, (n, dtype) in KEYS.items()}, [ROWS])
-    store = td.memmap(folder / "rows", sync=False)
-    leaves = {k: store[k] for k in KEYS}
-    dtypes = {k: np.dtype(str(dtype).removeprefix("torch.")) for k, (_, dtype) in KEYS.items()}
-    maps = {k: np.memmap(folder / "rows" / f"{k}.memmap", dtypes[k], "r", shape=tuple(td[k].shape)) for k in KEYS}
-    indices = [torch.randint(0, ROWS, (BATCH,)) for _ in range(64)]
-    arrays, turn = [i.numpy() for i in indices], iter(range(10**9))
-    calls: dict[str, Call] = {
-        "numpy": lambda: {k: m[arrays[next(turn) % 64]] for k, m in maps.items()},
-        "tdc": lambda: store[indices[next(turn) % 64]],
-        "in memory": lambda: td[indices[next(turn) % 64]],
-        "by hand": lambda: {k: x.index_select(0, indices[next(turn) % 64]) for k, x in leaves.items()},
-    }
-    times = in_turns(calls, 7 if report.quick else 31, 200)
-    report.row(f"{BATCH} of {ROWS} rows, 4 keys", times, "numpy")
-    report.limit("sample rows: tdc to numpy.memmap", ratio(times["tdc"], times["numpy"]), 0.7)
-
-    loader = DataLoader(Rows(leaves), BATCH, shuffle=True, num_workers=2, collate_fn=as_given, persistent_workers=True)
-    batches = iter(loader)
-    for _ in range(20):
-        next(batches)
-    slow: dict[str, Call] = {"tdc": calls["tdc"], "DataLoader, 2 workers": lambda: next(batches)}
-    times = in_turns(slow, 5 if report.quick else 15, 100, clock=time.perf_counter)
-    report.row(f"{BATCH} of {ROWS} rows, by a DataLoader", times, "tdc")
-    report.limit("sample rows: tdc to a DataLoader with 2 workers", ratio(*times.values()), 1 / 50)
-
-
-def ragged(report: Report, folder: Path) -> None:
-    """Batches of random ragged rows."""
-    lengths = torch.randint(1, 200, (100_000,))
-    offsets = tdc.offsets_of(lengths)
-    x = tdc.NestedTensor(torch.randint(0, 50_000, (int(offsets[-1]),)), offsets)
-    store = TensorDict({"tokens": x}, [100_000]).memmap(folder / "tokens", sync=False)
-    tokens = store["tokens"]
-    values, offsets = tokens.values, tokens.offsets
-    indices, turn = [torch.randint(0, 100_000, (BATCH,)) for _ in range(64)], iter(range(10**9))
-
-    def by_hand() -> tuple[Tensor, Tensor]:
-        index = indices[next(turn) % 64]
-        begin = offsets.index_select(0, index)
-        sizes = offsets.index_select(0, index + 1) - begin
-        ends = sizes.cumsum(0)
-        rows = torch.repeat_interleave(begin - ends + sizes, sizes)
-        return values.index_select(0, rows + torch.arange(rows.shape[0])), ends
-
-    calls: dict[str, Call] = {
-        "by hand": by_hand,
-        "tdc": lambda: tokens[indices[next(turn) % 64]],
-        "store[index]": lambda: store[indices[next(turn) % 64]],
-    }
-    times = in_turns(calls, 7 if report.quick else 31, 100)
-    report.row(f"{BATCH} of 100000 ragged rows", times, "by hand")
-    report.limit("sample ragged rows: tdc to a gather by hand", ratio(times["tdc"], times["by hand"]), 1.5)
-
-
 def main() -> None:
     args = arguments("bench_store")
     question = "What does a store cost against the memory and files that it is made of?"
     report = Report("bench_store", question, quick=args.quick)
     torch.manual_seed(0)
-    for measure in (large, many, sampling, ragged):
+    for measure in (large, many):
         with tempfile.TemporaryDirectory() as folder:
             measure(report, Path(folder))
     report.write()
