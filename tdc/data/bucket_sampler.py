@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_at_least
-from tdc.data.epochs import EpochSampler, Plan
+from tdc.data.epochs import EpochSampler, Plan, whole
 from tdc.data.example_lengths import example_lengths
 
 
@@ -53,10 +52,10 @@ class BucketSampler(EpochSampler):
         drop_last: bool = False, rank: int = 0, world_size: int = 1,
     ) -> None:  # fmt: skip
         found = example_lengths(self._op, lengths)
-        expect_at_least(self._op, 1, "batch_size", batch_size)
-        expect_at_least(self._op, 1, "window", window)
+        self._batch_size = whole(self._op, 1, "batch_size", batch_size)
+        self._window = whole(self._op, 1, "window", window)
         super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
-        self._lengths, self._batch_size, self._window = found, int(batch_size), int(window)
+        self._lengths = found
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
         size, n = self._batch_size, self._examples

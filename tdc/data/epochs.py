@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from tdc.core.arguments import expect, expect_at_least
-from tdc.core.errors import KeyPathError, ShapeError, StructureError, message, refuse_wrong
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 
 LARGEST_SEED = 2**62
 
@@ -58,6 +58,16 @@ class Plan(NamedTuple):
         return plan_of(chosen)
 
 
+def whole(op: str, least: int, name: str, value: Any) -> int:
+    """An argument that is a whole number of `least` or more; else an error that names it."""
+    try:
+        expect_at_least(op, least, name, value)
+    except DtypeError:
+        hint = f"{name}={max(least, 1)}"
+        raise DtypeError(message(op, f"an int for {name}", describe(value), hint=hint)) from None
+    return int(value)
+
+
 def plan_of(batches: list[Tensor]) -> Plan:
     """A plan of batches that are there one by one."""
     bounds = [0]
@@ -84,16 +94,15 @@ class EpochSampler(Sampler[list[int]]):
     def __init__(self, examples: int, shuffle: Any, seed: Any, drop_last: Any, rank: Any, world_size: Any) -> None:
         for flag, name in ((shuffle, "shuffle"), (drop_last, "drop_last")):
             expect(self._op, flag, bool, of=f" for {name}")
-        expect_at_least(self._op, 1, "world_size", world_size)
-        expect_at_least(self._op, 0, "rank", rank)
+        self._world_size = whole(self._op, 1, "world_size", world_size)
+        self._rank = whole(self._op, 0, "rank", rank)
+        self._seed = whole(self._op, 0, "seed", seed)
         if rank >= world_size:
             hint = f"ranks are 0 to {world_size - 1}; give world_size=, the number of processes, too"
             raise ShapeError(message(self._op, f"a rank below world_size={world_size}", f"{rank}", hint=hint))
-        expect_at_least(self._op, 0, "seed", seed)
         if seed >= LARGEST_SEED:
             raise ShapeError(message(self._op, "a seed below 2**62", f"{seed}", hint="seed=0"))
-        self._examples, self._shuffle, self._seed, self._drop_last = examples, shuffle, int(seed), drop_last
-        self._rank, self._world_size = int(rank), int(world_size)
+        self._examples, self._shuffle, self._drop_last = examples, shuffle, drop_last
         self._epoch = self._done = self._first = 0
         self._plan: Plan | None = None
 
@@ -154,9 +163,9 @@ class EpochSampler(Sampler[list[int]]):
         Raises:
             ShapeError, DtypeError: not an int of 0 or more.
         """
-        expect_at_least(self._op, 0, "epoch", epoch)
-        if epoch != self._epoch:
-            self._epoch, self._done, self._first, self._plan = int(epoch), 0, 0, None
+        chosen = whole(self._op, 0, "epoch", epoch)
+        if chosen != self._epoch:
+            self._epoch, self._done, self._first, self._plan = chosen, 0, 0, None
 
     def _settings(self) -> dict[str, Any]:
         """What decides the batches, beside the epoch."""
@@ -168,8 +177,8 @@ class EpochSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is: the epoch, how many batches of it were handed out, and the settings; plain numbers.
 
-        It is the same on all ranks. The workers of a DataLoader are ahead of the loop: count there, and put the number
-        in, `{**sampler.state_dict(), "batch": seen}`.
+        It is the same on all ranks. The workers of a DataLoader are ahead of the loop: count there, and put the numbers
+        in, `{**sampler.state_dict(), "epoch": epoch, "batch": seen}`.
         """
         return {"epoch": self._epoch, "batch": self._done, **self._settings()}
 
@@ -189,16 +198,14 @@ class EpochSampler(Sampler[list[int]]):
             raise KeyPathError(message(op, "a state", f"a dict without {', '.join(missing)}", hint=hint))
         wrong = {k: f"{state[k]!r}, here {v!r}" for k, v in self._settings().items() if state[k] != v}
         refuse_wrong(StructureError, op, "a state of these settings", wrong, "others", "make it with the same settings")
-        epoch, batch = state["epoch"], state["batch"]
-        expect_at_least(op, 0, "epoch", epoch)
-        expect_at_least(op, 0, "batch", batch)
+        epoch, batch = [whole(op, 0, name, state[name]) for name in ("epoch", "batch")]
         before = self._epoch, self._done, self._first, self._plan
         self.set_epoch(epoch)
         if batch > len(self):
             count = len(self)
             self._epoch, self._done, self._first, self._plan = before
             raise ShapeError(message(op, f"at most {count} batches in epoch {epoch}", f"{batch}", hint=hint))
-        self._done = self._first = int(batch)
+        self._done = self._first = batch
 
 
 def lists(plan: Plan, first: int) -> Generator[list[int], None, None]:
@@ -212,8 +219,7 @@ class Batches(EpochSampler):
 
     def __init__(self, examples: int, batch_size: Any, *settings: Any) -> None:
         super().__init__(examples, *settings)
-        expect_at_least(self._op, 1, "batch_size", batch_size)
-        self._batch_size = int(batch_size)
+        self._batch_size = whole(self._op, 1, "batch_size", batch_size)
 
     def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
         n, ranks = self._examples, self._world_size

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect, expect_at_least
+from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import NestedKey
 from tdc.data.dataset import Dataset, examples_of
-from tdc.data.epochs import Batches, EpochSampler, Plan
+from tdc.data.epochs import Batches, EpochSampler, Plan, whole
 from tdc.data.prefetch import prefetched
 from tdc.data.token_budget import TokenBudgetSampler
 from tdc.ragged.masked import MaskedBatch
@@ -84,11 +84,11 @@ def loader(
     td = examples_of(OP, source)
     settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "rank": rank, "world_size": world_size}
     sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, settings)
-    expect_at_least(OP, 0, "prefetch", prefetch)
+    ahead = whole(OP, 0, "prefetch", prefetch)
     expect(OP, pin_memory, bool, of=" for pin_memory")
     if pin_memory:
         check_pinning(td)
-    return Loader(td, sampler, int(prefetch), pin_memory, None if device is None else as_device(device))
+    return Loader(td, sampler, ahead, pin_memory, None if device is None else as_device(device))
 
 
 class Loader:

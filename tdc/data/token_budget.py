@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_at_least
 from tdc.core.errors import ShapeError, message
-from tdc.data.epochs import EpochSampler, Plan, plan_of
+from tdc.data.epochs import EpochSampler, Plan, plan_of, whole
 from tdc.data.example_lengths import example_lengths
 
 WINDOW = 64
@@ -73,10 +72,10 @@ class TokenBudgetSampler(EpochSampler):
         rank: int = 0, world_size: int = 1,
     ) -> None:  # fmt: skip
         found = example_lengths(self._op, lengths)
-        expect_at_least(self._op, 1, "max_tokens", max_tokens)
-        refuse_longer(self._op, found, int(max_tokens))
+        self._max_tokens = whole(self._op, 1, "max_tokens", max_tokens)
+        refuse_longer(self._op, found, self._max_tokens)
         super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
-        self._lengths, self._max_tokens = found, int(max_tokens)
+        self._lengths = found
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
         lengths: list[int] = self._lengths.tolist()
