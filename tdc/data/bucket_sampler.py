@@ -59,15 +59,15 @@ class BucketSampler(EpochSampler):
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
         size, n = self._batch_size, self._examples
-        windows = torch.arange(n) // (size * self._window)
+        windows = torch.arange(n, device="cpu") // (size * self._window)
         longest_first = self._lengths[order].argsort(descending=True, stable=True)
         order = order[longest_first][windows[longest_first].argsort(stable=True)]
         count = n // size  # of full batches
         if self._shuffle:
             ranks = self._world_size
-            rounds = torch.randperm(count // ranks, generator=generator)
-            first = (rounds[:, None] * ranks + torch.arange(ranks)).flatten()
-            chosen = torch.cat([first, torch.arange(len(first), count)])
+            rounds = torch.randperm(count // ranks, generator=generator, device="cpu")
+            first = (rounds[:, None] * ranks + torch.arange(ranks, device="cpu")).flatten()
+            chosen = torch.cat([first, torch.arange(len(first), count, device="cpu")])
             order = torch.cat([order[: count * size].view(count, size)[chosen].flatten(), order[count * size :]])
         end = count * size if self._drop_last else n
         return Plan(order[:end], [*range(0, end, size), end] if end else [0])

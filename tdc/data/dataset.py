@@ -13,12 +13,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import data as torch_data
 
 from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import FormatError, ShapeError, describe, message, show_sizes
 from tdc.core.typing import NestedKey
 from tdc.io.load import load
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
 
 PathLike = str | os.PathLike[str]
@@ -75,7 +78,7 @@ class Dataset(torch_data.Dataset[TensorDict]):
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """A batch of examples, which a DataLoader fetches at once."""
-        return self._td[torch.as_tensor(indices, dtype=torch.int64, device=self._td.device)]
+        return self._td[torch.as_tensor(indices, dtype=torch.int64, device=index_device(self._td))]
 
     def __repr__(self) -> str:
         where = "" if self._path is None else f" of {self._path!r}"
@@ -109,6 +112,12 @@ def check_examples(op: str, td: Any) -> None:
     if not td.ndim:
         hint = "td.with_batch_size([n]), or TensorDict({...}, batch_size=[n])"
         raise ShapeError(message(op, "a TensorDict with a batch dim", describe(td), hint=hint))
+
+
+def index_device(td: TensorDict) -> torch.device:
+    """Where positions of examples are looked up at once: the one device of all leaves, or the host, which suits all."""
+    devices = {x.device for x in td._leaves.values() if isinstance(x, (Tensor, NestedTensor, MaskedBatch))}
+    return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
 
 def examples_of(op: str, source: Any) -> TensorDict:

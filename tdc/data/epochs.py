@@ -9,6 +9,7 @@ the plan of all ranks without a word to the others.
 
 Invariants:
   - all ranks have the same number of batches;
+  - positions are on the host, whatever `torch.set_default_device` says;
   - every example is in one batch of one rank; where the last round of ranks is not full, the first examples (or
     batches) are there twice, or with `drop_last` the last ones not at all, as in
     `torch.utils.data.DistributedSampler`;
@@ -73,7 +74,7 @@ def plan_of(batches: list[Tensor]) -> Plan:
     bounds = [0]
     for batch in batches:
         bounds.append(bounds[-1] + batch.shape[0])
-    return Plan(torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64), bounds)
+    return Plan(torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64, device="cpu"), bounds)
 
 
 class EpochSampler(Sampler[list[int]]):
@@ -118,9 +119,12 @@ class EpochSampler(Sampler[list[int]]):
 
     def _planned(self) -> Plan:
         """The batches of the epoch; the order of positions is that of DistributedSampler with the same seed."""
-        generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        n = self._examples
-        return self._of_rank(torch.randperm(n, generator=generator) if self._shuffle else torch.arange(n), generator)
+        generator = torch.Generator("cpu").manual_seed(self._seed + self._epoch)
+        if self._shuffle:
+            order = torch.randperm(self._examples, generator=generator, device="cpu")
+        else:
+            order = torch.arange(self._examples, device="cpu")
+        return self._of_rank(order, generator)
 
     def plan(self) -> Plan:
         """The batches of the current epoch on this rank."""

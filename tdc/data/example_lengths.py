@@ -31,7 +31,7 @@ def example_lengths(op: str, given: Any) -> Tensor:
     expected = "a ragged batch, or lengths (B,)"
     if isinstance(given, (list, tuple)) or (hasattr(given, "__array__") and not isinstance(given, Tensor)):
         try:
-            found = torch.as_tensor(given) if len(given) else torch.empty(0, dtype=torch.int64)
+            found = torch.as_tensor(given, dtype=None if len(given) else torch.int64, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             raise DtypeError(message(op, expected, describe(given), hint=hint)) from None
     else:

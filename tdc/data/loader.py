@@ -20,7 +20,7 @@ from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, KeyPathError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import NestedKey
-from tdc.data.dataset import Dataset, examples_of
+from tdc.data.dataset import Dataset, examples_of, index_device
 from tdc.data.epochs import Batches, EpochSampler, Plan, whole
 from tdc.data.prefetch import prefetched
 from tdc.data.token_budget import TokenBudgetSampler
@@ -146,8 +146,7 @@ class Loader:
 
 def gathered(td: TensorDict, plan: Plan, first: int, pin_memory: bool) -> Generator[TensorDict, None, None]:
     """The batches of a plan, each by one gather."""
-    devices = [x.device for x in td._leaves.values() if isinstance(x, (Tensor, NestedTensor, MaskedBatch))]
-    positions = plan.positions.to(td.device or (devices or [None])[0])
+    positions = plan.positions.to(index_device(td))
     rows = gather_of(td)
     for begin, end in zip(plan.bounds[first:], plan.bounds[first + 1 :], strict=False):
         batch = rows(positions[begin:end])
@@ -227,7 +226,7 @@ def check_sampler(sampler: Any, examples: int, settings: dict[str, Any]) -> None
 def check_pinning(td: TensorDict) -> None:
     """Refuse to pin where there is no device to pin for, and what is on a device already."""
     try:
-        torch.empty(1).pin_memory()
+        torch.empty(1, device="cpu").pin_memory()
     except RuntimeError as error:
         hint = f"leave pin_memory out; {said(error)}"
         raise UnsupportedError(message(OP, "a device that memory is pinned for", "none", hint=hint)) from None

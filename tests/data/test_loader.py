@@ -229,6 +229,16 @@ def test_writes_of_a_replay_buffer_are_seen(tmp_path: Path):
     assert seen.sort()[0].tolist() == ring["obs"][:, 0].sort()[0].tolist()
 
 
+def test_the_default_device_is_that_of_models():
+    data, settings = text(), {"max_tokens": 90, "key": "tokens", "shuffle": True}
+    for made in ({"batch_size": 9, "shuffle": True, "world_size": 2}, settings, {"max_tokens": 90, "key": "n"}):
+        with torch.device("meta"):
+            found = ids(loader(data, **made, prefetch=2), "id")
+            assert ids(loader(data, batch_sampler=BucketSampler(data["n"].tolist(), 9)), "id")
+            assert Dataset(data).__getitems__([3])["id"].tolist() == [3]
+        assert found == ids(loader(data, **made), "id")
+
+
 def test_device():
     (batch,) = loader(td(4), batch_size=4, device="meta", prefetch=1)
     assert batch["x"].is_meta

@@ -195,7 +195,9 @@ def test_states(make: Callable[..., Any], seen: int):
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     assert list(again) == want[seen:]
     assert again.epoch == 1
-    again.load_state_dict({**sampler.state_dict(), "epoch": 0, "batch": 2})  # counted by the loop, where workers are ahead
+    again.load_state_dict(
+        {**sampler.state_dict(), "epoch": 0, "batch": 2}
+    )  # counted by the loop, where workers are ahead
     assert list(again) == want[2:]
 
 
