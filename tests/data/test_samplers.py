@@ -202,6 +202,15 @@ def test_states(make: Callable[..., Any], seen: int):
 
 
 @both
+def test_a_state_is_for_one_pass(make: Callable[..., Any]):
+    sampler = make(random_lengths(200))
+    want = list(make(random_lengths(200)))
+    sampler.load_state_dict({**sampler.state_dict(), "batch": 2})
+    assert next(iter(sampler)) == want[2]
+    assert list(sampler) == want
+
+
+@both
 def test_states_of_others(make: Callable[..., Any]):
     sampler = make(random_lengths(200))
     with pytest.raises(StructureError, match=r"got 1 others\nat tokens: \d+, here \d+"):
