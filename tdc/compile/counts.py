@@ -23,6 +23,7 @@ from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
 from tdc.core.arguments import expect_function
+from tdc.core.dynamo import with_own_graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class counted:
         self._frames: list[int] = []
         self._kernels = self._breaks = 0
         self._seconds = 0.0
-        self._compiled = torch.compile(fn, backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
+        self._compiled = torch.compile(with_own_graphs(fn), backend=self._note, fullgraph=fullgraph, dynamic=dynamic)
 
     def _note(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """The backend, with a note taken at each call."""

@@ -8,12 +8,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tdc.core.dynamo import constant
+import torch
+from torch import Tensor
+
+from tdc.compile.upstream import traced
+from tdc.core.dynamo import constant, storage_id
 from tdc.core.errors import StructureError, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.paths import arrangement, join, top_keys
 from tdc.tensordict.tensordict import TensorDict, build_td
+
+
+def storages(td: TensorDict) -> set[int] | None:
+    """The memory of the tensors of a TensorDict; None in a graph, which does not know it."""
+    return None if traced() else {storage_id(x) for x in td._leaves.values() if isinstance(x, Tensor)}
+
+
+def apart(x: Any, known: set[int] | None) -> Any:
+    """A tensor, copied if it may lie in known memory, which is about to be written. In a graph each may; where it is
+    computed there, the copy is no kernel of its own. Inductor takes a clone away that is written to an input, also if
+    its source is written before (torch 2.13)."""
+    if not isinstance(x, Tensor) or not (known is None or storage_id(x) in known):
+        return x
+    return x.clone() if known is not None else torch.where(x == x, x, x)
+
+
+def unshared(td: TensorDict, other: TensorDict) -> TensorDict:
+    """A TensorDict of which each tensor has its own memory, apart from that of another."""
+    known = storages(other) or set()
+
+    def own(x: Any) -> Any:
+        found = apart(x, known)
+        if isinstance(found, Tensor):
+            known.add(storage_id(found))
+        return found
+
+    return td.apply(own)
 
 
 def next_state(new: dict[str, Any], old: TensorDict) -> TensorDict:

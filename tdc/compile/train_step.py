@@ -24,7 +24,6 @@ Invariants:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -37,19 +36,21 @@ from torch import Tensor, nn
 from tdc.compile.counts import Counts, counted
 from tdc.compile.gradients import value_and_grad
 from tdc.compile.inductor import backend as inductor
+from tdc.compile.loss import not_zero, read_result, takes_buffers
 from tdc.compile.micro_batches import split, weighted
 from tdc.compile.seeds import advanced, mixed, seeded
-from tdc.compile.train_state import in_order, next_state
+from tdc.compile.train_state import apart, in_order, next_state, storages, unshared
 from tdc.compile.vectorize import vmap
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
-from tdc.core.keys import show
+from tdc.core.keys import parts, show
 from tdc.interop.pytrees import from_state_dict
 from tdc.ops.copy import copy_
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step"
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers that stock modules update in training
 
 
 class Updates(Protocol):
@@ -76,7 +77,8 @@ def train_step(
 
     Args:
         loss_fn: `(params, batch) -> loss`, or `(params, buffers, batch) -> (loss, buffers)`; with `has_aux` one more
-            result, a dict or TensorDict of metrics.
+            result, a dict or TensorDict of metrics. In place of a loss it may return the pair `(sum, count)`: then
+            micro-batches weigh what is counted, such as tokens, and not their rows.
         optimizer: of `tdc.optim`, or anything with `init(params) -> state` and
             `update(grads, state, params) -> (params, state)`.
         has_aux: whether `loss_fn` returns metrics.
@@ -146,6 +148,8 @@ class TrainStep:
 
         Raises:
             DtypeError: neither a module nor a TensorDict.
+            StructureError: statistics of a module that training updates, such as those of BatchNorm, for a loss_fn of
+                two arguments, or among the parameters.
 
         Example:
             >>> from tdc.optim import sgd
@@ -156,8 +160,12 @@ class TrainStep:
         if isinstance(module, nn.Module):
             trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
             params, own = from_state_dict(trained), from_state_dict(dict(module.named_buffers()))
+            refuse_statistics(module, self._step.buffers)
         elif isinstance(module, TensorDict):
             params, own = module, TensorDict({}, module.batch_size)
+            wrong = {show(p): describe(x) for p, x in params._leaves.items() if parts(p)[-1] in STATISTICS}
+            hint = "step.init(net), or step.init(tdc.from_module(net, buffers=False), buffers=...)"
+            refuse_wrong(StructureError, f"{OP}.init", "parameters to train", wrong, "statistics of a module", hint)
         else:
             expected = "a module or a TensorDict of parameters"
             hint = "step.init(net), or step.init(tdc.from_module(net, buffers=False))"
@@ -165,7 +173,7 @@ class TrainStep:
         size = params.batch_size
         params = params.apply(torch.clone)
         device = device_of(params) if params._leaves else None
-        entries: dict[str, Any] = {"params": params, "optimizer": self._step.optimizer.init(params)}
+        entries: dict[str, Any] = {"params": params, "optimizer": unshared(self._step.optimizer.init(params), params)}
         entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
         if self._step.buffers:
             entries["buffers"] = (own if buffers is None else buffers).apply(torch.clone)
@@ -201,9 +209,12 @@ class TrainStep:
 
         def donating(state: TensorDict, batch: Any) -> TensorDict:
             new, metrics = pure(state, batch)
-            for path, leaf in new._leaves.items():
-                if leaf is not state._leaves[path]:
-                    copy_(state._leaves[path], leaf)
+            old, known = state._leaves, storages(state)
+            changed = {p: x for p, x in new._leaves.items() if x is not old[p]}
+            after = {p: apart(x, known) for p, x in changed.items()}  # all of them before one is written
+            metrics = metrics.apply(lambda x: apart(x, known))
+            for path, leaf in after.items():
+                copy_(old[path], leaf)
             return metrics
 
         run: Any = donating if self._donate else pure
@@ -286,7 +297,7 @@ class Step:
         self.check(state, batch)
         params, buffers = state["params"], state["buffers"] if self.buffers else None
         gradients = self.gradients_of if self.accumulate == 1 else self.gradients_of_parts
-        grads, metrics, buffers = gradients(params, buffers, batch)
+        grads, metrics, buffers, _ = gradients(params, buffers, batch)
         new: dict[str, Any] = {"step": state["step"] + 1}
         new["params"], new["optimizer"] = self.optimizer.update(grads, state["optimizer"], params)
         if buffers is not None:
@@ -295,54 +306,32 @@ class Step:
             new["rng"] = advanced(state["rng"])
         return next_state(new, state), metrics
 
-    def gradients_of(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any]:
-        """Gradients, metrics and new buffers of one batch, or of one micro-batch."""
+    def gradients_of(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any, Any]:
+        """Gradients, metrics, new buffers, and the count of a loss that has one, of a batch or a micro-batch."""
 
-        def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, Any]]:
+        def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, Any, Any]]:
             with nullcontext() if self.dtype is None else torch.autocast(device_of(params).type, self.dtype):
                 out = self.loss_fn(params, batch) if buffers is None else self.loss_fn(params, buffers, batch)
-            return self.checked_result(out, buffers)
+            return read_result(out, buffers, self.has_aux)
 
         copies = None if buffers is None else buffers.apply(torch.clone)
-        (loss, (new, aux)), grads = value_and_grad(loss_of, has_aux=True)(params, copies, batch)
-        return grads, TensorDict({"loss": loss, **dict(aux.items())}), None if buffers is None else new
+        (loss, (new, aux, count)), grads = value_and_grad(loss_of, has_aux=True)(params, copies, batch)
+        metrics = TensorDict({"loss": loss, **dict(aux.items())})
+        return grads, metrics, None if buffers is None else new, count
 
-    def gradients_of_parts(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any]:
+    def gradients_of_parts(self, params: TensorDict, buffers: Any, batch: Any) -> tuple[Any, TensorDict, Any, Any]:
         """The same of a batch, from its micro-batches one after another."""
         sums: list[Any] = []
-        total = 0
+        total: Any = 0
         for part, rows in split(batch, self.accumulate):
-            grads, metrics, buffers = self.gradients_of(params, buffers, part)
-            found = [grads.apply(lambda g, n=rows: widened(g) * n), metrics.apply(lambda x, n=rows: weighted(x, n))]
+            grads, metrics, buffers, count = self.gradients_of(params, buffers, part)
+            by = count if isinstance(count, Tensor) else rows
+            found = [grads.apply(lambda g, n=by: widened(g) * n), metrics.apply(lambda x, n=by: weighted(x, n))]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
-            total = total + rows
+            total = total + by
+        total = not_zero(total) if isinstance(total, Tensor) else total
         means = sums[0].apply_with_path(lambda p, g: (g / total).to(params[p].dtype))
-        return means, sums[1].apply(lambda x: x / total if x.is_floating_point() else x), buffers
-
-    def checked_result(self, out: Any, buffers: Any) -> tuple[Tensor, tuple[Any, Any]]:
-        """What loss_fn returned, as `(loss, (buffers, aux))`; refuses anything else."""
-        names = ["loss", *["buffers"] * (buffers is not None), *["aux"] * self.has_aux]
-        parts: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
-        if len(parts) != len(names):
-            got = f"{len(parts)} results" if isinstance(out, tuple) else describe(out)
-            hint = "has_aux=True for metrics beside the loss" if len(parts) > len(names) else "return all of them"
-            raise DtypeError(message(OP, f"a loss_fn that returns {', '.join(names)}", got, hint=hint))
-        loss, aux = parts[0], parts[-1] if self.has_aux else {}
-        if not isinstance(loss, Tensor) or not loss.is_floating_point():
-            raise DtypeError(message(OP, "a floating-point tensor as loss", describe(loss), hint="F.mse_loss(x, y)"))
-        if loss.ndim:
-            raise ShapeError(message(OP, "a loss of one number", describe(loss), hint="loss.mean()"))
-        if not isinstance(aux, (Mapping, TensorDict)):
-            raise DtypeError(message(OP, "a dict of metrics as aux", describe(aux), hint="return loss, {'name': aux}"))
-        if "loss" in aux:
-            raise StructureError(message(OP, "metrics beside the loss", "one called 'loss'", hint="rename it"))
-        given = {} if buffers is None else parts[1]
-        if buffers is not None and (
-            not isinstance(given, TensorDict) or given._leaves.keys() != buffers._leaves.keys()
-        ):
-            got, hint = describe(given), "return the buffers that the module left behind"
-            raise StructureError(message(OP, "buffers of the keys that went in", got, hint=hint))
-        return loss, (given, TensorDict(aux))
+        return means, sums[1].apply(lambda x: x / total if x.is_floating_point() else x), buffers, total
 
     def check(self, state: Any, batch: Any) -> None:
         """Refuse what is no state of this step, or no batch."""
@@ -357,22 +346,19 @@ class Step:
             raise DtypeError(message(OP, "a batch", "None", hint="step(state, batch)"))
 
 
+def refuse_statistics(module: nn.Module, buffers: bool) -> None:
+    """Refuse a module whose training updates buffers, where the loss does not take them."""
+    found = {} if buffers else dict(module.named_modules())
+    wrong = {
+        name or "the module": type(m).__name__
+        for name, m in found.items()
+        if m.training and any([x in STATISTICS for x, _ in m.named_buffers(recurse=False)])
+    }
+    expected = "a loss_fn(params, buffers, batch) -> (loss, buffers) for modules with statistics"
+    hint = "loss_fn of three arguments, or net.eval(), which updates none"
+    refuse_wrong(StructureError, f"{OP}.init", expected, wrong, "that one of two would not update", hint)
+
+
 def device_of(td: TensorDict) -> torch.device:
     """The device of the first tensor."""
     return next(x.device for x in td._leaves.values())
-
-
-def takes_buffers(loss_fn: Any) -> bool:
-    """Whether a loss has three arguments; refuses what is no function of two or three."""
-    got = describe(loss_fn)
-    if callable(loss_fn):
-        kinds = inspect.signature(loss_fn).parameters.values()
-        if any([p.kind is p.VAR_POSITIONAL for p in kinds]):
-            return False
-        positional = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        needed = sum([p.default is p.empty for p in positional])
-        if needed <= 3 and len(positional) >= 2:
-            return needed == 3
-        got = f"one of {len(positional)}"
-    hint = "def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ..."
-    raise DtypeError(message(OP, "a loss_fn of two or three arguments", got, hint=hint))

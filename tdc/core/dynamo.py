@@ -18,7 +18,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pkgutil import resolve_name
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -247,8 +247,15 @@ def configured(fn: Callable[[], Out], **settings: bool) -> Out:
 
 
 def with_own_graphs(fn: Any) -> Any:
-    """The same function, compiled anew: torch.compile keeps graphs, and their limit, on the code object."""
-    return FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, None, fn.__closure__)
+    """The same function, compiled anew: torch.compile keeps graphs, and their limit, on the code object. What is no
+    Python function or method, such as a module, or wraps one, is returned as it is."""
+    if isinstance(fn, MethodType):
+        return MethodType(with_own_graphs(fn.__func__), fn.__self__)
+    if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):
+        return fn
+    own = FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    own.__kwdefaults__ = fn.__kwdefaults__
+    return own
 
 
 # -- functions that torch hands on

@@ -77,7 +77,12 @@ def optimizer(op: str, lr: Rate, names: tuple[str, ...], many: Many, scalars: Sc
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         def given(n: Tensor) -> tuple[Scalar, ...]:
-            return scalars(lr(state["step"]) if callable(lr) else lr, n)
+            rate = lr(state["step"]) if callable(lr) else lr
+            if isinstance(rate, Tensor) and rate.ndim and rate.shape != params.batch_size:
+                hint = "a tensor for stacked parameters outside of vmap, which optimisers take as they are"
+                got = f"{describe(rate)} for batch_size {show_sizes(params.batch_size)}"
+                raise ShapeError(message(op, "a learning rate of one number, or one for each member", got, hint=hint))
+            return scalars(rate, n)
 
         return updated(op, many, grads, state, params, names, given)
 

@@ -28,6 +28,7 @@ from tdc.compile.inductor import backend_of
 from tdc.compile.report.kernels import kernels_of
 from tdc.compile.report.reasons import Break, break_of, causes_of, guards_of
 from tdc.compile.report.record import Compile, Report
+from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import DtypeError, StructureError, describe, message
 
 T = TypeVar("T")
@@ -81,7 +82,7 @@ def report(
     fn = fn.fn if isinstance(fn, counted) else fn
     calls = [x if type(x) is tuple else (x,) for x in examples]
     recorder = Recorder(backend_of(backend, mode, options, "compile.report"))
-    compiled = torch.compile(fn, backend=recorder, dynamic=dynamic)
+    compiled = torch.compile(with_own_graphs(fn), backend=recorder, dynamic=dynamic)
     with listening() as events:
         for args in calls:
             run(compiled, args)

@@ -1,0 +1,184 @@
+"""Edges of the training step: memory that is written, statistics of modules, losses with a count, rates of members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import tdc
+from tdc import TensorDict, functional_call
+from tdc.compile import counted, report, train_step
+from tdc.optim import Optimizer, Transform, chain, sgd
+
+LENGTHS = (5, 1, 0, 7, 2, 4, 3, 6)
+
+
+def remembering(of: Any) -> Optimizer:
+    """SGD whose state holds the parameters before the step, as `of` makes them."""
+    inner = sgd(0.1)
+
+    def init(params: TensorDict) -> TensorDict:
+        return TensorDict({"inner": inner.init(params), "old": params, "again": params}, params.batch_size)
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        new, moments = inner.update(grads, state["inner"], params)
+        return new, TensorDict({"inner": moments, "old": params.apply(of), "again": new}, params.batch_size)
+
+    return Optimizer(init, update)
+
+
+VIEWS = {
+    "itself": lambda x: x,
+    "detached": lambda x: x.detach(),
+    "turned": lambda x: x.t().t(),
+    "a row, expanded": lambda x: x[:1].expand(2, 2),
+}
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", VIEWS)
+def test_donation_keeps_what_the_optimiser_and_metrics_hold(name: str, backend: str | None):
+    """The new state was written into the memory that other leaves of it, and metrics, were views of."""
+
+    def loss_fn(params: TensorDict, x: torch.Tensor) -> Any:
+        return (params["w"] * x).sum(), {"w": VIEWS[name](params["w"])}
+
+    x, given = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), TensorDict({"w": torch.ones(2, 2)})
+    step = train_step(
+        loss_fn, remembering(VIEWS[name]), has_aux=True, donate=True, compile=backend is not None, backend=backend
+    )
+    state, before = step.init(given), given["w"]
+    for _ in range(3):
+        state, metrics = step(state, x)
+        assert_close(metrics["w"], VIEWS[name](before))
+        assert_close(state["optimizer", "old", "w"], VIEWS[name](before))
+        before = before - 0.1 * x
+        assert_close(state["params", "w"], before)
+        assert_close(state["optimizer", "again", "w"], before)
+    assert given["w"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_statistics_need_a_loss_with_buffers():
+    """They were never updated, and evaluation took mean 0 and variance 1."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    step = train_step(lambda params, x: functional_call(net, params, (x,)).square().mean(), sgd(0.1), compile=False)
+    with pytest.raises(tdc.StructureError, match=r"(?s)loss_fn\(params, buffers, batch\).*at 1: BatchNorm1d.*net.eval"):
+        step.init(net)
+    step.init(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)))
+    step.init(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
+    state, _ = step(step.init(net.eval()), torch.ones(2, 3))
+    assert "buffers" not in state.keys()  # noqa: SIM118  # a TensorDict
+
+
+def test_statistics_are_no_parameters():
+    """They were trained, and decayed."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    step = train_step(lambda params, buffers, x: (params["0", "weight"].sum(), buffers), sgd(0.1), compile=False)
+    with pytest.raises(tdc.StructureError, match=r"(?s)3 statistics of a module.*1\.running_mean.*buffers=False"):
+        step.init(tdc.from_module(net))
+    step.init(tdc.from_module(net, buffers=False), buffers=tdc.from_module(net, params=False))
+
+
+def tokens(loss: str) -> Any:
+    """Cross-entropy of each token: of a ragged batch its mean, or its sum and count."""
+
+    def loss_fn(params: TensorDict, batch: TensorDict) -> Any:
+        x, label = batch["x"], batch["label"]
+        found = F.cross_entropy(x.values @ params["w"], label.values, reduction="sum")
+        count = x.lengths.sum() if loss == "tensor" else x.values.shape[0]
+        return found / count if loss == "mean" else (found, count)
+
+    return loss_fn
+
+
+def ragged() -> TensorDict:
+    generator = torch.Generator().manual_seed(0)
+    x = tdc.pack([torch.randn(n, 4, generator=generator) for n in LENGTHS])
+    return TensorDict({"x": x, "label": x.with_values(torch.arange(sum(LENGTHS)) % 3)}, [len(LENGTHS)])
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+@pytest.mark.parametrize("count", ["tensor", "int"])
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_a_loss_with_a_count_weighs_tokens(parts: int, count: str, backend: str | None):
+    """Micro-batches were weighed by their rows, so a mean over tokens was another one. One of them has none here."""
+    batch, params = ragged(), TensorDict({"w": torch.eye(4)[:, :3].clone()})
+    whole = train_step(tokens("mean"), sgd(0.5), compile=False)
+    want, metrics = whole(whole.init(params), batch)
+    step = train_step(tokens(count), sgd(0.5), accumulate=parts, compile=backend is not None, backend=backend)
+    found, shown = step(step.init(params), batch)
+    assert_close(found["params", "w"], want["params", "w"])
+    assert_close(shown["loss"], metrics["loss"])
+
+
+def test_a_count_of_nothing():
+    step = train_step(lambda params, x: ((params["w"] * x).sum(), 0), sgd(0.5), compile=False)
+    state, metrics = step(step.init(TensorDict({"w": torch.ones(2)})), torch.zeros(2))
+    assert metrics["loss"] == 0
+    assert state["params", "w"].tolist() == [1.0, 1.0]
+
+
+ONE = torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "text"),
+    [
+        ((ONE, torch.ones(2)), tdc.ShapeError, "a count of one number"),
+        ((ONE, torch.tensor(True)), tdc.ShapeError, "a count of one number"),
+        ((ONE, "four"), tdc.DtypeError, "a pair of sum and count"),
+        ((torch.ones(2), 4), tdc.ShapeError, "a loss of one number"),
+        ((ONE, {"x": ONE}), tdc.DtypeError, "has_aux=True"),
+        ((ONE, 2, 3), tdc.DtypeError, "has_aux=True"),
+    ],
+)
+def test_other_results(result: Any, error: type[Exception], text: str):
+    step = train_step(lambda params, x: result, sgd(0.5), compile=False)
+    with pytest.raises(error, match=text):
+        step(step.init(TensorDict({"w": torch.ones(2)})), torch.zeros(2))
+
+
+def test_rates_of_members_are_no_rates_of_features():
+    """Under vmap a rate for each member lined up with features, where there were as many."""
+    rates, x = torch.tensor([0.1, 0.2]), torch.ones(2)
+    stacked = TensorDict({"w": torch.ones(2, 2)}, [2])
+    alone = train_step(lambda params, x: (params["w"] * x).sum(), sgd(rates), compile=False).vmap()
+    with pytest.raises(tdc.ShapeError, match="one number, or one for each member"):
+        alone(alone.init(stacked), x)
+    step = train_step(lambda params, x: (params["w"] * x).sum(), sgd(rates), compile=False)
+    state, _ = step(step.init(stacked), x)
+    assert_close(state["params", "w"], torch.tensor([[0.9, 0.9], [0.8, 0.8]]))
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_gradients_of_other_shapes(backend: str | None):
+    """Gradients that broadcast changed the shapes of parameters."""
+    mean = Transform(lambda p: TensorDict({}), lambda g, s, p: (g.apply(lambda x: x.mean(0, keepdim=True)), s))
+    step = train_step(
+        lambda params, x: (params["w"] * x).sum(), chain(mean, sgd(0.1)), compile=backend is not None, backend=backend
+    )
+    with pytest.raises(Exception, match="gradients with the shapes of params"):
+        step(step.init(TensorDict({"w": torch.ones(2, 3)})), torch.ones(2, 3))
+
+
+class Scale(nn.Module):
+    def forward(self, x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+
+def doubled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return x * by
+
+
+def test_counted_and_report_have_graphs_of_their_own():
+    """Each call of `counted` on one function took from the function's limit of graphs."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for _ in range(3):
+            for fn in (doubled, Scale().forward):
+                assert counted(fn, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
+                assert len(report(fn, torch.ones(3), backend="eager", repeats=0).compiles) == 1
