@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import mmap
 import os
 import stat
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from tdc.io.filenames import MANIFEST, Keys, encoded, file_name, not_a_store
 from tdc.io.manifest import DTYPES, MOST_BYTES, Stored
+from tdc.io.origin import Version
 from tdc.io.publish import open_folder
 
 DESCRIPTORS = "/proc/self/fd"  # of Linux: through it torch maps an open file and keeps no descriptor
@@ -157,8 +159,8 @@ def bytes_of(x: Tensor) -> memoryview:
 # -- reading
 
 
-def read_manifest(op: str, folder: int) -> bytes:
-    """The bytes of the manifest of a store."""
+def read_manifest(op: str, folder: int) -> tuple[bytes, Version]:
+    """The bytes of the manifest of a store, and what tells this version of it from others."""
     try:
         file, size = opened(folder, MANIFEST, False)
     except Damaged as fault:
@@ -166,7 +168,8 @@ def read_manifest(op: str, folder: int) -> bytes:
     try:
         if size > MOST_BYTES:
             raise not_a_store(op, f"a manifest of at most {MOST_BYTES} bytes", f"one of {size}")
-        return read_up_to(file, size + 1)
+        data, found = read_up_to(file, size + 1), os.fstat(file)
+        return data, Version(hashlib.sha256(data).hexdigest(), found.st_ino, found.st_mtime_ns)
     finally:
         os.close(file)
 

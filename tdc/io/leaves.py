@@ -26,6 +26,7 @@ from tdc.core.errors import TdcError, UnsupportedError, describe, refuse_wrong
 from tdc.core.keys import parts, path_of
 from tdc.io.filenames import Keys, dotted, refuse_damage
 from tdc.io.manifest import DTYPES, MOST_DEPTH, Entry, Node, Stored, Table, Tie, stored_at
+from tdc.io.origin import Part
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest
@@ -36,7 +37,6 @@ from tdc.tensordict.object_array import ObjectArray, ints
 from tdc.tensordict.storage import Leaves, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td
 
-Part = tuple[Keys, str]  # a key path, and a part of the leaf there
 LONGEST_INT = 10_000  # bits: Python reads no longer number from a text, unless told to
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HINT = (

@@ -24,6 +24,7 @@ from tdc.io.filenames import Keys, dotted, first, not_a_store, refuse_damage
 from tdc.io.files import Damaged, Folders, mapped, read_manifest
 from tdc.io.leaves import Part, made
 from tdc.io.manifest import Entry, Stored, Table, parse, stored, stored_at
+from tdc.io.origin import Source, mark
 from tdc.io.publish import check_system, open_folder, path_text, same_folder
 from tdc.tensordict.nodes import name_of
 from tdc.tensordict.tensorclass import TensorClass
@@ -75,9 +76,9 @@ def load(
     expect(OP, verify, bool, of=" for verify")
     known = names_of(classes)
     for attempt in range(ATTEMPTS):
-        folder = open_store(text)
+        folder = open_store(OP, text)
         try:
-            return read(folder, wanted, isinstance(keys, list), mode == "r+", verify, known)
+            return read(folder, text, wanted, isinstance(keys, list), mode == "r+", verify, known)
         except FormatError:
             if same_folder(folder, text) or attempt == ATTEMPTS - 1:
                 raise
@@ -110,30 +111,33 @@ def names_of(classes: Any) -> dict[str, type]:
     return {name_of(cls): cls for cls in given}
 
 
-def open_store(path: str) -> int:
+def open_store(op: str, path: str) -> int:
     """A descriptor of the folder of a store."""
-    check_system(OP)
+    check_system(op)
     try:
         return open_folder(path)
     except FileNotFoundError:
-        raise not_a_store(OP, "a store", f"nothing at {path!r}", hint="tdc.io.save writes one") from None
+        raise not_a_store(op, "a store", f"nothing at {path!r}", hint="tdc.io.save writes one") from None
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
         hint = "give the folder itself; os.path.realpath(path) follows a link"
-        raise not_a_store(OP, "a folder", f"a file or a link at {path!r}", hint=hint) from None
+        raise not_a_store(op, "a folder", f"a file or a link at {path!r}", hint=hint) from None
 
 
 def read(
-    folder: int, wanted: list[Keys], several: bool, shared: bool, verify: bool, classes: Mapping[str, type]
+    folder: int, path: str, wanted: list[Keys], several: bool, shared: bool, verify: bool, classes: Mapping[str, type]
 ) -> Any:
     """What lies at the wanted keys of an open store."""
-    table = parse(OP, read_manifest(OP, folder))
+    data, version = read_manifest(OP, folder)
+    table = parse(OP, data)
     absent = [keys for keys in wanted if keys not in table]
     if absent:
         raise missing_key(OP, path_of(absent[0]), [path_of(keys) for keys in table if keys])
     chosen = within(table, set(wanted))
-    tensors = map_all(folder, table, chosen, shared, verify)
+    needed = stored_of(table, chosen)
+    check_checksums(needed, shared, verify)
+    tensors = map_all(OP, folder, needed, Source(os.path.abspath(path), version, shared), verify)
     return made(OP, chosen, () if several else wanted[0], tensors, classes, several)
 
 
@@ -147,24 +151,31 @@ def within(table: Table, wanted: set[Keys]) -> Table:
     }
 
 
-def map_all(folder: int, table: Table, chosen: Table, shared: bool, verify: bool) -> dict[Part, Tensor]:
-    """The tensors of the chosen entries, each mapped once. Raises an error that names all that cannot be."""
+def stored_of(table: Table, chosen: Table) -> dict[Part, Stored]:
+    """The tensors of the chosen entries, each once, by where they are stored."""
     needed: dict[Part, Stored] = {}
     for keys, item in chosen.items():
         for part in item.parts if isinstance(item, Entry) else ():
             at = stored_at(table, keys, part)
             needed[at] = stored(table, *at)
-    check_checksums(needed, shared, verify)
+    return needed
+
+
+def map_all(
+    op: str, folder: int, needed: Mapping[Part, Stored], source: Source, verify: bool = False
+) -> dict[Part, Tensor]:
+    """Tensors of an open store, each mapped once. Raises an error that names all that cannot be."""
     tensors: dict[Part, Tensor] = {}
     wrong: list[str] = []
     with Folders(folder) as folders:
         for at, x in needed.items():
             keys, part = at
             try:
-                tensors[at] = mapped(folders.at(keys[:-1]), keys[-1], part, x, shared, verify)
+                tensors[at] = mapped(folders.at(keys[:-1]), keys[-1], part, x, source.shared, verify)
+                mark(tensors[at], source, at)
             except Damaged as fault:
                 wrong.append(f"{dotted(keys, part)}: {fault}")
-    refuse_damage(OP, "every file as the manifest says", wrong, "that are not")
+    refuse_damage(op, "every file as the manifest says", wrong, "that are not")
     return tensors
 
 

@@ -49,9 +49,9 @@ def lines_of_file(path: Any, verify: bool) -> list[str]:
 def lines_of_store(path: Any, verify: bool) -> list[str]:
     """A store as lines."""
     td = load(path, verify=verify)
-    folder = open_store(path_text(OP, path))
+    folder = open_store(OP, path_text(OP, path))
     try:
-        table = parse(OP, read_manifest(OP, folder))
+        table = parse(OP, read_manifest(OP, folder)[0])
     finally:
         os.close(folder)
     return [head(table, verify), *notes(table), "", str(td.summary())]

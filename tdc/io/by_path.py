@@ -1,0 +1,267 @@
+"""Pickles of TensorDicts whose leaves are those of a store: paths instead of bytes.
+
+A leaf that is mapped from a store, whole or as a view (`td[a:b]`, an inner node, other strides), goes into the pickle
+as the path of the store, its key, its range and the version of the store, and is mapped again where it is unpickled.
+All other leaves go as they are. So a worker process gets a few hundred bytes, whatever the size of its part.
+
+    pickle, multiprocessing, cloudpickle    protocols from 4 on: by path
+    torch.save, and protocols below 4       the data: a file that is kept must not depend on another
+    copy.deepcopy                           the data, in memory of its own
+
+A leaf of mode "r" that this process has written to, or whose store was replaced since, goes as data, too: its file
+holds something else. One of mode "r+" is its file, and always goes by path.
+
+Invariant: what is unpickled has the content that was pickled, or there is a FormatError.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc.core.errors import FormatError, message
+from tdc.io.filenames import Keys
+from tdc.io.files import bytes_of, host, read_manifest
+from tdc.io.leaves import MAKERS, NAMES, Faulty, Part, taken_apart
+from tdc.io.load import OP, map_all, open_store
+from tdc.io.manifest import parse, stored
+from tdc.io.origin import Origin, Source, is_written, origin_of
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.structure import Structure
+from tdc.tensordict.nodes import Nodes
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import TensorDict, build_td
+
+LEAST_PROTOCOL = 4  # torch.save has 2
+ALONE = "result"
+
+
+class View(NamedTuple):
+    """A tensor of a store, or a view of one."""
+
+    source: Source
+    keys: Keys
+    part: str
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Raw(NamedTuple):
+    """A tensor as bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Apart(NamedTuple):
+    """A ragged leaf, each of its tensors by itself."""
+
+    kind: str
+    data: dict[str, Any]
+    parts: dict[str, Any]
+
+
+class Sender:
+    """Makes of leaves what a pickle holds of them.
+
+    Args:
+        compact: of a tensor that goes as data only the bytes that it shows, not all of the storage behind it; and not
+            through shared memory, of which a process can have so many open at once.
+    """
+
+    def __init__(self, compact: bool = False) -> None:
+        self.compact = compact
+        self.there: dict[Source, bool] = {}
+        self.known: dict[int, tuple[Tensor, Any]] = {}  # a tensor that is there twice is one again
+        self.mapped = False
+
+    def leaf(self, x: Any) -> Any:
+        """A leaf, or what stands for it."""
+        if isinstance(x, Tensor):
+            return self.tensor(x)
+        if isinstance(x, (NestedTensor, MaskedBatch)):
+            try:
+                kind, data, parts = taken_apart(x)
+            except Faulty:
+                return x.clone() if self.compact else x
+            return Apart(kind, data, {name: self.tensor(part) for name, part in parts.items()})
+        return x
+
+    def tensor(self, x: Tensor) -> Any:
+        """A tensor, or the place that it is mapped from."""
+        if id(x) not in self.known:
+            found = origin_of(x)
+            self.mapped |= found is not None
+            self.known[id(x)] = x, (self.own(x) if found is None else self.view(x, found) or self.own(copy_of(x)))
+        return self.known[id(x)][1]
+
+    def view(self, x: Tensor, origin: Origin) -> View | None:
+        """The place in a store that a tensor is, if it holds what its file holds."""
+        if x.requires_grad or x.is_conj() or x.is_neg():
+            return None
+        source, keys, part = origin
+        if not source.shared:
+            if source not in self.there:
+                self.there[source] = source.is_there()
+            if not self.there[source] or is_written(x):
+                return None
+        return View(source, keys, part, x.dtype, int(x.storage_offset()), tuple(x.shape), x.stride())
+
+    def own(self, x: Tensor) -> Tensor | Raw:
+        """A tensor that goes as data."""
+        plain = type(x) is Tensor and x.layout == torch.strided and not x.is_nested and x.dtype in NAMES
+        if self.compact and plain and x.device.type == "cpu" and not x.requires_grad:
+            own = host(x)  # whose memory is read behind this line
+            return Raw(x.dtype, tuple(x.shape), bytes(bytes_of(own)))
+        return x
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """A tensor in memory of its own: queues of torch.multiprocessing take no memory map."""
+    return x.detach().clone().requires_grad_(x.requires_grad)
+
+
+def reduced(td: TensorDict, protocol: Any) -> Any:
+    """What a pickle holds of a TensorDict: how to make it again, and of what."""
+    return td.__reduce__() if protocol < LEAST_PROTOCOL else sent(td)
+
+
+def sent(td: TensorDict, compact: bool = False) -> Any:
+    """The same, by path where it can be."""
+    sender = Sender(compact)
+    leaves = {path: sender.leaf(leaf) for path, leaf in td._leaves.items()}
+    if not sender.mapped and not compact:
+        return td.__reduce__()
+    return reopened, (leaves, td._nodes, td._size, td._device)
+
+
+def deep_copied(td: TensorDict, memo: dict[int, Any]) -> Any:
+    """What `copy.deepcopy` makes of a TensorDict: leaves in memory of their own."""
+    make, args = td.__reduce__()
+    return make(*copy.deepcopy(args, memo))
+
+
+def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> TensorDict:
+    """The TensorDict of a pickle, its leaves mapped again.
+
+    Raises:
+        FormatError: the path of a store has nothing, another version, or a damaged one.
+    """
+    tensors = mapped_again(dict.fromkeys(views_in(leaves)))
+    structures: dict[Any, Structure] = {}
+    known: dict[int, Tensor] = {}
+
+    def made(x: Any) -> Any:
+        if type(x) is View:
+            return tensors[x]
+        if type(x) is Raw:
+            if id(x) not in known:
+                known[id(x)] = of_bytes(x)
+            return known[id(x)]
+        if type(x) is Apart:
+            return MAKERS[x.kind](x.data, {name: made(part) for name, part in x.parts.items()}, structures)
+        return x
+
+    return build_td({path: made(x) for path, x in leaves.items()}, nodes, size, device)
+
+
+def of_bytes(x: Raw) -> Tensor:
+    """A tensor of its bytes."""
+    if not x.data:
+        return torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    return torch.frombuffer(bytearray(x.data), dtype=torch.uint8).view(x.dtype).view(x.shape)
+
+
+def views_in(leaves: dict[Any, Any]) -> Iterator[View]:
+    """The places in stores that stand for tensors."""
+    for x in leaves.values():
+        for part in tensors_of(x):
+            if type(part) is View:
+                yield part
+
+
+def mapped_again(views: dict[View, Any]) -> dict[View, Tensor]:
+    """The tensor of each view; those of one store from the store opened once."""
+    found: dict[View, Tensor] = {}
+    for source in dict.fromkeys([view.source for view in views]):
+        own = [view for view in views if view.source == source]
+        tensors = mapped_of(source, [(view.keys, view.part) for view in own])
+        found |= {view: shown(tensors[view.keys, view.part], view) for view in own}
+    return found
+
+
+def mapped_of(source: Source, places: list[Part]) -> dict[Part, Tensor]:
+    """Tensors of a store, if its path still has the version that was pickled."""
+    folder = open_store(OP, source.path)
+    try:
+        data, version = read_manifest(OP, folder)
+        if version != source.version:
+            got, hint = f"another version at {source.path!r}", "pickle what tdc.io.load gives now; td.clone() for data"
+            raise FormatError(message(OP, "the store that was pickled", got, hint=hint))
+        table = parse(OP, data)
+        return map_all(OP, folder, {at: stored(table, *at) for at in places}, source)
+    finally:
+        os.close(folder)
+
+
+def shown(x: Tensor, view: View) -> Tensor:
+    """What a view shows of the tensor of a file."""
+    if view.dtype == x.dtype and view.shape == x.shape and view.stride == x.stride() and not view.offset:
+        return x
+    return x.view(-1).view(view.dtype).as_strided(view.shape, view.stride, view.offset)
+
+
+class Parcel:
+    """A result or a part of a TensorDict on its way to another process, by path where it can be.
+
+    It is opened where it is asked for: a store that is gone is then an error of the work, not of the queue that brings
+    it, which would end the worker. Of a view that goes as data only what it shows goes.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __reduce__(self) -> Any:
+        whole = is_tensordict(self.x)
+        return Sealed, (whole, *sent(self.x if whole else TensorDict({ALONE: self.x}), True))
+
+    def open(self) -> Any:
+        """What was sent."""
+        return self.x
+
+
+class Sealed:
+    """A Parcel that was sent."""
+
+    def __init__(self, whole: bool, make: Any, args: Any) -> None:
+        self.whole, self.make, self.args = whole, make, args
+
+    def open(self) -> Any:
+        """What was sent, its leaves mapped again. Raises a FormatError as `reopened`."""
+        td = self.make(*self.args)
+        return td if self.whole else td[ALONE]
+
+
+def is_open_store(td: TensorDict) -> bool:
+    """Whether other processes can write into the leaves: all are those of a store of mode "r+"."""
+    sender = Sender()
+    found = [part for leaf in td._leaves.values() for part in tensors_of(sender.leaf(leaf))]
+    return bool(found) and all([type(x) is View and x.source.shared for x in found])
+
+
+def tensors_of(x: Any) -> list[Any]:
+    """The tensors, or what stands for them, that a leaf is made of."""
+    return list(x.parts.values()) if type(x) is Apart else [x]
+
+
+setattr(TensorDict, "__reduce_ex__", reduced)  # noqa: B010  # its class lies in a room below this one
+setattr(TensorDict, "__deepcopy__", deep_copied)  # noqa: B010
