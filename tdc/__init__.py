@@ -28,6 +28,7 @@ from .compile.loops import associative_scan as associative_scan
 from .compile.loops import scan as scan
 from .compile.loops import scan_map as scan_map
 from .compile.vectorize import vmap as vmap
+from .core.errors import ChunkError as ChunkError
 from .core.errors import DtypeError as DtypeError
 from .core.errors import FormatError as FormatError
 from .core.errors import ImmutableError as ImmutableError
@@ -39,6 +40,7 @@ from .core.errors import StructureError as StructureError
 from .core.errors import TdcError as TdcError
 from .core.errors import UnsupportedError as UnsupportedError
 from .core.keys import unravel_key as unravel_key
+from .data.map import map as map
 from .interop.records import as_tensordict as as_tensordict
 from .ops.copy import copy_ as copy_
 from .ops.factory import positions as positions
@@ -59,7 +61,6 @@ from .tensordict.combine import merge as merge
 from .tensordict.combine import partition as partition
 from .tensordict.combine import ravel as ravel
 from .tensordict.combine import stack_keys as stack_keys
-from .tensordict.map import map as map
 from .tensordict.nbytes import nbytes as nbytes
 from .tensordict.nbytes import param_count as param_count
 from .tensordict.nodes import Static as Static

@@ -114,7 +114,6 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "non_tensor_items filter_non_tensor_data": "td.filter(lambda key, leaf: isinstance(leaf, torch.Tensor))",
         "append extend insert": "a list of examples, then torch.stack(examples) or tdc.data.ragged_stack(examples)",
         "named_apply": "td.apply_with_path(lambda key, leaf: leaf)",
-        "map_iter": "tdc.map(fn, td, chunksize=64), or a torch.utils.data.DataLoader for work in processes",
         "apply_": "td = td.apply(fn)",
         "fill_": "td.apply(lambda leaf: torch.full_like(leaf, value))",
         "zero_": "torch.zeros_like(td)",

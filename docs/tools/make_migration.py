@@ -184,9 +184,9 @@ ROWS: dict[str, list[Row]] = {
         Row(
             "td.map(fn, dim=0, chunksize=2)",
             "td.map(fn, dim=0, chunksize=2)",
-            "in this process; `num_workers` is not there yet",
+            "in this process, or `num_workers=2`, `executor=pool`; a generator or a pool is no argument",
         ),
-        Row("td.map_iter(fn)", "", instead("map_iter")),
+        Row("list(td.map_iter(fn))", "list(td.map_iter(fn, chunksize=2))", "`shuffle=True` shuffles parts"),
         Row(
             "assert_close(td, other)", "tdc.testing.assert_close(td, other, rtol=0, atol=1.5)", "names every difference"
         ),

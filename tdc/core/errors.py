@@ -58,6 +58,10 @@ class FormatError(TdcError, ValueError):
     """Stored or serialised data that does not have the expected form. Cure: write it again with this version."""
 
 
+class ChunkError(TdcError, RuntimeError):
+    """A function that runs in parts has failed in one, or the process it ran in. Cure: that of the error behind it."""
+
+
 class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 

@@ -1,4 +1,5 @@
-"""Lists of examples as batches, padded or ragged, and back; batches in groups; datasets, samplers and loaders."""
+"""Lists of examples as batches, padded or ragged, and back; batches in groups; functions of parts; datasets, samplers
+and loaders."""
 
 from tdc.data.bucket_sampler import BucketSampler as BucketSampler
 from tdc.data.collate import collate as collate
@@ -6,6 +7,7 @@ from tdc.data.dataset import Dataset as Dataset
 from tdc.data.group_by import group_by as group_by
 from tdc.data.loader import Loader as Loader
 from tdc.data.loader import loader as loader
+from tdc.data.map import map_iter as map_iter
 from tdc.data.pad_sequence import pad_sequence as pad_sequence
 from tdc.data.pad_sequence import ragged_stack as ragged_stack
 from tdc.data.pad_sequence import unpad_sequence as unpad_sequence

@@ -14,7 +14,6 @@ import torch
 
 from tdc.core.frozen import read_only
 from tdc.tensordict.at import at_of
-from tdc.tensordict.map import map_of
 from tdc.tensordict.paths import depth as depth_of
 from tdc.tensordict.summary import summary
 from tdc.tensordict.tensordict import TensorDict
@@ -57,7 +56,7 @@ def imag(td: TensorDict) -> TensorDict:
     return torch.imag(td)  # type: ignore[arg-type, return-value]  # it dispatches
 
 
-METHODS: dict[str, Callable[..., Any]] = {"is_empty": is_empty, "map": map_of, "summary": summary}
+METHODS: dict[str, Callable[..., Any]] = {"is_empty": is_empty, "summary": summary}
 PROPERTIES: dict[str, Callable[[TensorDict], Any]] = {
     "at": at_of, "depth": depth, "dtype": dtype, "imag": imag, "is_cpu": all_on("cpu"), "is_cuda": all_on("cuda"),
     "is_meta": all_on("meta"), "real": real,

@@ -4,7 +4,7 @@
 """Methods of TensorDict, for type checkers: there is no such module at run time."""
 
 import torch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from tdc.core.container import Container
 from tdc.io.save import PathLike
 from tdc.tensordict.at import At
@@ -352,6 +352,7 @@ class TensorDictOperations(Keyed):
     @overload
     def lt(self, other: _complex) -> Self: ...
     def map(self, fn: Callable[..., Any], dim: _int = 0, **kwargs: Any) -> Any: ...
+    def map_iter(self, fn: Callable[..., Any], dim: _int = 0, **kwargs: Any) -> Iterator[Any]: ...
     @overload
     def masked_fill(self, mask: Tensor | Container, value: Tensor | Container) -> Self: ...
     @overload

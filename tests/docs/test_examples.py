@@ -12,6 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def ran(name: str, *arguments: str) -> str:
+    """What an example prints."""
+    command = [sys.executable, "-W", "error::UserWarning:tdc", f"examples/{name}.py", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -21,8 +30,12 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )  # fmt: skip
 def test_example(name: str):
-    command = [sys.executable, "-W", "error::UserWarning:tdc", f"examples/{name}.py"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=500)
-    assert run.returncode == 0, run.stderr
-    assert "graphs 1, breaks 0, compiles 1" in run.stdout
+    assert "graphs 1, breaks 0, compiles 1" in ran(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["processes", "dask"])
+def test_preprocessing(engine: str):
+    if engine == "dask":
+        pytest.importorskip("distributed")
+    assert "4000 rows, 131806 words, the same as in this process: True" in ran("preprocess", engine)

@@ -105,10 +105,10 @@ tdc.map: expected a function and a TensorDict, got Tensor int64[]
 hint: tdc.map(fn, td); td.apply(fn) for a function of leaves""")  # fmt: skip
 
     def test_map_with_workers(self):
-        self.says(lambda: tdc.map(torch.neg, tree(), num_workers=2), """\
-UnsupportedError
-tdc.map: expected work in this process, got num_workers=2
-hint: num_workers=0, or a torch.utils.data.DataLoader for work in processes""")  # fmt: skip
+        self.says(lambda: tdc.map(torch.neg, tree(), num_workers=-1), """\
+ShapeError
+tdc.map: expected num_workers of 0 or more, got -1
+hint: num_workers=1""")  # fmt: skip
 
     def test_map_by_both(self):
         self.says(lambda: tdc.map(torch.neg, tree(), chunksize=2, num_chunks=2), """\

@@ -1,0 +1,220 @@
+"""map: a function of a TensorDict part by part, in this process or by the workers of an executor.
+
+    this process     map(fn, td, chunksize=64)                                 traceable
+    processes        map(fn, td, num_workers=2), or executor=ProcessPoolExecutor(2)
+    several hosts    map(fn, td, executor=client.get_executor())               of dask
+
+Parts of a store go to workers by path, and with `out=`, a store that is open for writing, workers write their results
+there: then no data go through this process.
+
+Invariant: results are in the order of the parts, whoever does them and whenever they are done.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from typing import Any
+
+import torch
+
+from tdc.core.arguments import expect, expect_at_least, expect_function, expect_number, normal_dim
+from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.data.chunks import Chunks, check_out, chunks_of, joined, write
+from tdc.data.executors import Work, check_executor
+from tdc.data.progress import check_progress, shown
+from tdc.tensordict.storage import is_tensordict
+from tdc.tensordict.tensordict import TensorDict
+
+ITER = "data.map_iter"
+Progress = bool | Callable[[int, int], Any]
+
+
+def map(
+    fn: Callable[..., Any], td: TensorDict, dim: int = 0, *, chunksize: int | None = None,
+    num_chunks: int | None = None, num_workers: int = 0, executor: Executor | None = None,
+    out: TensorDict | None = None, progress: Progress = False,
+) -> Any:  # fmt: skip
+    """Apply `fn` to parts of a TensorDict along a batch dim, and join the results.
+
+    Args:
+        fn: takes a TensorDict, and returns one, or a tensor or ragged batch; always None where only its effects count.
+            An executor may run it again for a part whose worker died.
+        dim: of the batch.
+        chunksize: examples of a part, fewer in the last; 0 for single examples without the dim, whose results are
+            stacked.
+        num_chunks: how many parts, in place of their size. Without both there is one part, or 4 for each worker.
+        num_workers: processes started for this call; 0 for this process.
+        executor: any `concurrent.futures.Executor`; parts of a store go to it by path, others as data.
+        out: a TensorDict that results are written into, all of its keys, and that is returned. Where it is a store of
+            mode "r+", workers write into the files themselves.
+        progress: True for a bar, or a function that takes how many parts are done and how many there are.
+
+    Raises:
+        DtypeError: no function, no TensorDict, no number; a result that is none.
+        ShapeError: a dim that is not there, a chunk size below 0, both `chunksize` and `num_chunks`.
+        StructureError: results of which only some are None, or that differ in keys, dtypes or features.
+        ChunkError: `fn` failed in a worker, or the worker died; the error behind it is its `__cause__`. Parts that wait
+            are cancelled.
+        UnsupportedError: a function that a process cannot get, such as a lambda.
+
+    Compile:
+        Traceable without an executor; the number of parts is a constant of the graph.
+
+    Example:
+        >>> td = TensorDict({"x": torch.arange(5)}, [5])
+        >>> map(lambda part: part.set("y", part["x"] + len(part)), td, chunksize=2)["y"]
+        tensor([2, 3, 4, 5, 5])
+
+    Source:
+        RFC torch.dict.TensorDict, "TensorDict.map".
+    """
+    dim = check_parts("map", fn, td, dim, chunksize, num_chunks)
+    check_workers(num_workers, executor)
+    check_progress("map", progress)
+    if out is not None:
+        check_out(out, td, dim)
+    if num_workers:
+        with ProcessPoolExecutor(
+            num_workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+        ) as pool:
+            return by_executor(fn, td, dim, chunksize, num_chunks or 4 * num_workers, pool, out, progress)
+    if executor is not None:
+        return by_executor(fn, td, dim, chunksize, num_chunks or several(), executor, out, progress)
+    return in_turn(fn, td, dim, chunksize, num_chunks or 1, out, progress)
+
+
+def map_iter(
+    fn: Callable[..., Any], td: TensorDict, dim: int = 0, *, chunksize: int | None = None,
+    num_chunks: int | None = None, executor: Executor | None = None, shuffle: bool = False, seed: int | None = None,
+    prefetch: int = 8,
+) -> Iterator[Any]:  # fmt: skip
+    """An iterator over the results of `fn` for parts of a TensorDict, in their order: `map` that joins nothing.
+
+    Args:
+        fn: as of `map`; its results may be anything.
+        dim, chunksize, num_chunks, executor: as of `map`.
+        shuffle: take the parts in random order. Examples stay with their neighbours: parts are ranges.
+        seed: of that order; from torch's own generator by default.
+        prefetch: how many parts an executor may be ahead of what was asked for.
+
+    Returns:
+        An iterator. When it is dropped, parts that wait are cancelled. Without an executor a part is done when its
+        result is asked for.
+
+    Raises:
+        as `map`, the errors of `fn` from the iterator.
+
+    Compile:
+        Eager only.
+
+    Example:
+        >>> td = TensorDict({"x": torch.arange(6)}, [6])
+        >>> list(map_iter(lambda part: int(part["x"].sum()), td, chunksize=2))
+        [1, 5, 9]
+    """
+    dim = check_parts(ITER, fn, td, dim, chunksize, num_chunks)
+    expect(ITER, shuffle, bool, of=" for shuffle")
+    expect_at_least(ITER, 1, "prefetch", prefetch)
+    if seed is not None:
+        expect_number(ITER, seed, whole=True)
+    if executor is not None:
+        check_executor(ITER, executor)
+    chunks = chunks_of(td.shape[dim], chunksize, num_chunks or (1 if executor is None else several()))
+    order = range(chunks.total)
+    if shuffle:
+        generator = None if seed is None else torch.Generator().manual_seed(int(seed))
+        order = torch.randperm(chunks.total, generator=generator, device="cpu").tolist()
+    wanted = (chunks.at(number) for number in order)
+    if executor is None:
+        return (fn(chunk.of(td, dim)) for chunk in wanted)
+    return Work(ITER, executor, fn, td, dim).results(wanted, prefetch)
+
+
+def several() -> int:
+    """How many parts an executor gets by default, which does not tell how many workers it has."""
+    return 4 * (os.cpu_count() or 1)
+
+
+def by_executor(
+    fn: Callable[..., Any], td: TensorDict, dim: int, chunksize: int | None, num_chunks: int, executor: Executor,
+    out: TensorDict | None, progress: Progress,
+) -> Any:  # fmt: skip
+    """`map` by the workers of an executor."""
+    chunks = chunks_of(td.shape[dim], chunksize, num_chunks)
+    with shown(progress, chunks.total) as tell:
+        done: list[None] = []
+
+        def one_more() -> None:
+            done.append(None)
+            tell(len(done))
+
+        work = Work("map", executor, fn, td, dim, out, one_more)
+        results = list(work.results([chunks.at(i) for i in range(chunks.total)], chunks.total))
+    return joined(results, dim, chunks) if out is None else out
+
+
+def in_turn(
+    fn: Callable[..., Any], td: Any, dim: int, chunksize: int | None, num_chunks: int, out: TensorDict | None,
+    progress: Progress,
+) -> Any:  # fmt: skip
+    """`map` in this process."""
+    if chunksize == 0:
+        parts, size = td.unbind(dim), 1
+    else:
+        parts = td.chunk(num_chunks, dim) if chunksize is None else td.split(chunksize, dim)
+        size = parts[0].shape[dim] or 1
+    chunks = Chunks(td.shape[dim], size, chunksize == 0)
+    if out is None and progress is False:
+        return joined([fn(part) for part in parts], dim, chunks)
+    results = []
+    with shown(progress, len(parts)) as tell:
+        for number, part in enumerate(parts):
+            result = fn(part)
+            if out is None:
+                results.append(result)
+            else:
+                write(result, chunks.at(number).of(out, dim), chunks.at(number))
+            tell(number + 1)
+    return joined(results, dim, chunks) if out is None else out
+
+
+def check_parts(op: str, fn: Any, td: Any, dim: Any, chunksize: int | None, num_chunks: int | None) -> int:
+    """Refuse arguments that `map` does not take; the dim counted from the front."""
+    if not is_tensordict(td):
+        hint = f"tdc.{op}(fn, td); td.apply(fn) for a function of leaves"
+        raise DtypeError(message(op, "a function and a TensorDict", describe(td), hint=hint))
+    expect_function(op, fn)
+    expect_number(op, dim, chunksize or 0, num_chunks or 0, whole=True)
+    if (chunksize is not None and num_chunks is not None) or (chunksize or 0) < 0:
+        got, hint = f"chunksize={chunksize}, num_chunks={num_chunks}", "chunksize=64, or num_chunks=8"
+        raise ShapeError(message(op, "one of both, chunksize of at least 0", got, hint=hint))
+    if num_chunks is not None and num_chunks < 1:
+        raise ShapeError(message(op, "num_chunks of 1 or more", f"{num_chunks}", hint="num_chunks=8"))
+    return normal_dim(dim, td.ndim, op)
+
+
+def check_workers(num_workers: Any, executor: Any) -> None:
+    """Refuse a number of processes that is none, and one beside an executor."""
+    expect_at_least("map", 0, "num_workers", num_workers)
+    if executor is not None:
+        check_executor("map", executor)
+        if num_workers:
+            hint = "leave num_workers away: the executor has its own workers"
+            raise ShapeError(message("map", "an executor or num_workers", "both", hint=hint))
+
+
+def map_of(td: TensorDict, fn: Callable[..., Any], dim: int = 0, **kwargs: Any) -> Any:
+    """`tdc.map(fn, td, dim, ...)`: `fn` of parts along a batch dim, joined."""
+    return map(fn, td, dim, **kwargs)
+
+
+def map_iter_of(td: TensorDict, fn: Callable[..., Any], dim: int = 0, **kwargs: Any) -> Iterator[Any]:
+    """`tdc.data.map_iter(fn, td, dim, ...)`: results of `fn` for parts along a batch dim, one after another."""
+    return map_iter(fn, td, dim, **kwargs)
+
+
+setattr(TensorDict, "map", map_of)  # noqa: B010  # its class lies in a room below this one
+setattr(TensorDict, "map_iter", map_iter_of)  # noqa: B010
