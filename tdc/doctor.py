@@ -37,6 +37,7 @@ from .compile._torch import probes as compile_probes
 from .core import probes as core_probes
 
 EXTRAS = {
+    "dask": ("distributed",),
     "io": ("safetensors",),
     "viz": ("matplotlib", "rich"),
     "bench": ("tensordict", "danling", "matplotlib"),
