@@ -338,6 +338,8 @@ class Writer:
         for names, source in ((carry, "carry"), (fixed, "fixed")):
             if names:
                 self.line(f"{variables(names)} = enter(m, None, {source})")
+        if self.reads_again(node, fixed):
+            self.line(f"again = {variables(fixed)}")
         for name in sorted(written([node]) - {*carry, *fixed}):
             self.line(f"v_{name} = UNDEFINED")
         if isinstance(node, For):
@@ -359,6 +361,11 @@ class Writer:
         self.line(f"return finish({tuple(carry)!r}, carry, {ends}, {going}, union([m for m, _ in break_]), return_)")
         self.depth -= 1
 
+    def reads_again(self, node: While | For, fixed: list[str]) -> bool:
+        """Whether the test at the end of a round is of some who left the body by `continue`: behind it, names have the
+        values of others, also those that no round changes."""
+        return isinstance(node, While) and bool(fixed) and leaves_early(node.body, "continue")
+
     def test_again(self, node: While, carry: list[str], fixed: list[str], head: NameSet) -> None:
         """The test of those who go on, at the end of a round."""
         self.line("g, left = False, False")
@@ -366,6 +373,8 @@ class Writer:
         self.depth += 1
         self.line(f"g, {variables(carry) if carry else '_'} = meet({tuple(carry)!r}, continue_)")
         self.line(f"continue_ = [(g, {some(carry, head)})]")
+        if self.reads_again(node, fixed):
+            self.line(f"{variables(fixed)} = again")
         if node.pre or loops_in(node) or leaves_early(node.body, "break", "return"):
             self.enter("g", "None", [name for name in (*carry, *fixed) if name in head])
         mask = "g"

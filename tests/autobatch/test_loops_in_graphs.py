@@ -130,7 +130,25 @@ def behind_a_break(xs: Tensor) -> Tensor:
     return s
 
 
+@tdc.batch
+def goes_on_early(s: Tensor, k: Tensor) -> Any:
+    """A test reads a name that no round changes, found by programs: who said continue got the value of another."""
+    i, t = 0, s * 2
+    while i < k and t > -3:
+        i += 1
+        if k < 4:
+            s = s * 0.5 + i
+            if s > 1:
+                continue
+            s = s - 0.25
+        elif k > 4:
+            s = s + t
+            continue
+    return s, i
+
+
 CASES: dict[str, tuple[Any, Any]] = {
+    "goes on early": (goes_on_early, NUMBERS),
     "behind a break": (behind_a_break, ROWS),
     "three deep": (three_deep, NUMBERS),
     "returns from within": (returns_from_within, ROWS),
@@ -140,7 +158,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "halved rows": (halved_rows, ROWS),
     "whole examples on ways": (whole_examples_on_ways, [ROWS[0], ROWS[1], ROWS[3].abs() + 1, ROWS[4]]),
 }
-QUICK = ("breaks beside else", "behind a break")
+QUICK = ("breaks beside else", "behind a break", "goes on early")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
