@@ -1,6 +1,8 @@
-"""TensorDicts on disk, mapped into memory: a store, a folder of raw tensors and a manifest; or one safetensors file."""
+"""TensorDicts on disk, mapped into memory: a store, or one safetensors file. And in memory: one buffer of bytes."""
 
 from tdc.io import by_path as by_path
+from tdc.io.buffer import from_buffer as from_buffer
+from tdc.io.buffer import to_buffer as to_buffer
 from tdc.io.load import load as load
 from tdc.io.packed import from_safetensors as from_safetensors
 from tdc.io.packed import to_safetensors as to_safetensors
