@@ -78,7 +78,7 @@ memmap(td, path, *, mode='r', overwrite=False, sync=True)
 mutate(self)
 ndim
 numel(self)
-pin_memory(self)
+pin_memory(td)
 pop(self, key, default=...)
 real
 rename_keys(self, names, *, strict=True)
@@ -88,7 +88,7 @@ select(self, *keys, strict=True)
 set(self, key, value)
 setdefault(self, key, value)
 shape
-share_memory(self)
+share_memory(td)
 size(self, dim=None)
 split_keys(self, *sets)
 summary(td)

@@ -49,6 +49,7 @@ from tdc.tensordict.fields import (
 from tdc.tensordict.leaf import Leaf
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.nodes import TYPES, Nodes, Static, Typed, name_of
+from tdc.tensordict.sending import send_as_one
 from tdc.tensordict.storage import Leaves, absorb, as_leaf, as_size, check_leaves, is_tensordict, mark_examples
 from tdc.tensordict.tensordict import TensorDict, build_td, flatten, unflatten
 
@@ -272,6 +273,7 @@ def prepare(cls: Any, names: list[str], defaults: dict[str, Any], by_name: set[s
     as_dataclass(cls, fields.values(), notes)
     TYPES[name_of(cls)] = cls
     register(cls, flatten, unflatten, lambda context: context[0], name_of(cls), MappingKey)
+    send_as_one(cls)
 
 
 def is_written(name: str) -> bool:

@@ -38,6 +38,7 @@ from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
 from tdc.tensordict.paths import ordered
+from tdc.tensordict.sending import send_as_one
 from tdc.tensordict.storage import Leaves, absorb, as_size, check_leaves, common, mark_examples, shape_of
 
 if TYPE_CHECKING:
@@ -286,14 +287,6 @@ class TensorDict(Operations):
         """Whether some leaf takes part in autograd."""
         return any([getattr(leaf, "requires_grad", False) for leaf in self._leaves.values()])
 
-    def pin_memory(self) -> TensorDict:
-        """With leaves in page-locked memory, from which a copy to a GPU need not wait."""
-        return self.apply(pinned)
-
-    def share_memory(self) -> TensorDict:
-        """With leaves in memory that other processes share; leaves that are there already stay."""
-        return self.apply(shared)
-
     def to_numpy(self) -> dict[str, Any]:
         """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are."""
         found = {p: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for p, x in self._leaves.items()}
@@ -328,19 +321,6 @@ def build_td(leaves: Leaves, nodes: Nodes, batch_size: Any, device: torch.device
 def grad_of(leaf: Any) -> Any:
     """The gradient of a leaf; None where it has none."""
     return getattr(leaf, "grad", None)
-
-
-def pinned(leaf: Any) -> Any:
-    """A leaf in page-locked memory, where it can be."""
-    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
-
-
-def shared(leaf: Any) -> Any:
-    """A tensor in shared memory, a copy unless it is there; any other leaf as it is."""
-    if not isinstance(leaf, Tensor) or leaf.is_shared():
-        return leaf
-    copy: Any = leaf.detach().clone()
-    return copy.share_memory_().requires_grad_(leaf.requires_grad)
 
 
 def index(td: TensorDict, idx: Any) -> TensorDict:
@@ -408,3 +388,4 @@ def unflatten(children: Sequence[Any], context: Any) -> TensorDict:
 
 
 register(TensorDict, flatten, unflatten, lambda context: context[0], entry=MappingKey)
+send_as_one(TensorDict)

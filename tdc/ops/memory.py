@@ -1,0 +1,143 @@
+"""share_memory, pin_memory: a TensorDict whose tensors lie in one storage, of shared or of page-locked memory.
+
+What a border of processes or devices costs, it costs for each storage, so the tensors of all leaves go into one: those
+of ragged leaves, their offsets and lengths, too. Inside a program this gains nothing, so no other operation does it.
+
+Invariants: tensors that are there already stay, and what is one tensor stays one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import expect
+from tdc.core.errors import UnsupportedError, message
+from tdc.core.one_storage import Form, identity, is_plain, join, split, total
+from tdc.ragged.masked import MaskedBatch, build_masked
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.structure import Structure
+from tdc.tensordict.tensordict import TensorDict, build_td
+
+Replaced = dict[int, Tensor]  # by the identity of the old tensor
+untyped: Any = torch
+
+
+def share_memory(td: TensorDict) -> TensorDict:
+    """The same in memory that other processes see, all tensors in one storage; those that are there already stay.
+
+    Sent to another process, through a queue or as an argument, it costs as much as one tensor, and what either process
+    writes there with `tdc.copy_` the other one sees. Leaves keep whether they require a gradient.
+
+    Example:
+        >>> td = TensorDict({"x": torch.zeros(3), "y": torch.ones(3, 2)}, [3]).share_memory()
+        >>> td["x"].is_shared(), td["x"].untyped_storage().data_ptr() == td["y"].untyped_storage().data_ptr()
+        (True, True)
+    """
+    expect("share_memory", td, TensorDict)
+    return moved(td, lambda x: not x.is_shared(), lambda nbytes: buffer_of(nbytes).share_memory_(), other_shared)
+
+
+def pin_memory(td: TensorDict) -> TensorDict:
+    """The same in page-locked memory, all tensors in one storage, from which a copy to a GPU need not wait.
+
+    Leaves that lie on a device stay. A DataLoader calls this with `pin_memory=True`.
+
+    Raises:
+        UnsupportedError: torch finds no accelerator, which is what memory is locked for.
+    """
+    expect("pin_memory", td, TensorDict)
+    if not torch.accelerator.is_available():
+        got, hint = "none that torch finds", "leave it out, or td.share_memory() for other processes"
+        raise UnsupportedError(message("pin_memory", "an accelerator to lock memory for", got, hint=hint))
+    return moved(td, lambda x: not x.requires_grad and not x.is_pinned(), pinned_buffer, other_pinned)
+
+
+def buffer_of(nbytes: int) -> Any:
+    """A buffer in the memory of this process."""
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def pinned_buffer(nbytes: int) -> Tensor:
+    """A buffer in page-locked memory."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def other_shared(x: Tensor) -> Tensor:
+    """A tensor that is more than its elements in shared memory, a copy unless it is there."""
+    if x.is_shared():
+        return x
+    copy: Any = x.detach().clone()
+    return copy.share_memory_().requires_grad_(x.requires_grad)
+
+
+def other_pinned(x: Tensor) -> Tensor:
+    """A tensor that is more than its elements in page-locked memory, where there is such a thing."""
+    return x.pin_memory() if x.device.type == "cpu" else x
+
+
+def moved(
+    td: TensorDict, wanted: Callable[[Tensor], bool], buffer: Callable[[int], Tensor], other: Callable[[Tensor], Tensor]
+) -> TensorDict:
+    """A TensorDict with the tensors that are wanted in one buffer, and any `other` by themselves."""
+    found: dict[int, Tensor] = {}
+    for leaf in td._leaves.values():
+        found |= {id(x): x for x in tensors_of(leaf)}
+    plain = [x for x in found.values() if is_plain(x) and wanted(x)]
+    forms: dict[Any, Form] = {}
+    firsts: list[Tensor] = []
+    for x in plain:
+        if identity(x) not in forms:
+            forms[identity(x)] = Form(x.dtype, tuple(x.shape))
+            firsts.append(x)
+    copies = dict(zip(forms, in_buffer(firsts, [*forms.values()], buffer), strict=True))
+    new = {id(x): like(copies[identity(x)], x) for x in plain}
+    new |= {i: x if is_plain(x) else other(x) for i, x in found.items() if i not in new}
+    if all([new[i] is x for i, x in found.items()]):
+        return td
+    structures: dict[int, Structure] = {}
+    return build_td({p: replaced(x, new, structures) for p, x in td._leaves.items()}, td._nodes, td._size, td._device)
+
+
+def in_buffer(tensors: Sequence[Tensor], forms: Sequence[Form], buffer: Callable[[int], Tensor]) -> list[Tensor]:
+    """Copies of tensors in a buffer of their size."""
+    if not tensors:
+        return []
+    return split(join(tensors, buffer(total(forms))), forms)
+
+
+def like(copy: Tensor, x: Tensor) -> Tensor:
+    """A copy that requires a gradient where the tensor did."""
+    if copy.requires_grad == x.requires_grad:
+        return copy
+    return copy.detach().requires_grad_(x.requires_grad)
+
+
+def tensors_of(leaf: Any) -> list[Tensor]:
+    """The tensors that a leaf is made of."""
+    if isinstance(leaf, NestedTensor):
+        s = leaf.structure
+        return [leaf.values, s.offsets, *([] if s.shapes is None else [s.shapes])]
+    return [leaf.data, leaf.lengths] if isinstance(leaf, MaskedBatch) else [leaf] if isinstance(leaf, Tensor) else []
+
+
+def replaced(leaf: Any, new: Replaced, structures: dict[int, Structure]) -> Any:
+    """A leaf of other tensors; those that share a structure go on doing so."""
+    if isinstance(leaf, MaskedBatch):
+        data, lengths = new[id(leaf.data)], new[id(leaf.lengths)]
+        return build_masked(data, lengths, leaf.ragged_dims, leaf.batch_dim, new_lengths=True)
+    if not isinstance(leaf, NestedTensor):
+        return new[id(leaf)] if isinstance(leaf, Tensor) else leaf
+    s = leaf.structure
+    if id(s) not in structures:
+        shapes = None if s.shapes is None else new[id(s.shapes)]
+        structure = Structure(new[id(s.offsets)], shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
+        structures[id(s)] = structure.marked()
+    return build_nested(structures[id(s)], new[id(leaf.values)])
+
+
+for _method in (share_memory, pin_memory):
+    setattr(TensorDict, _method.__name__, _method)

@@ -1,0 +1,158 @@
+"""How a TensorDict goes through the queues and pipes of `torch.multiprocessing`: as one storage, not as one per leaf.
+
+torch sends the memory of a tensor as a file descriptor, some 0.3 ms for each. Here the tensors of a TensorDict are
+taken out of its pickle, and go as a few numbers each beside the storages that they lie in:
+
+    (pickle of the rest, storages, [(storage, dtype, offset, shape, strides, requires_grad), ...])
+
+Those in shared memory are sent as that memory, so that both processes see what either writes; after
+`td.share_memory()` that is one storage. All others are copied into one new shared storage.
+
+Invariants: the rest is pickled as `pickle` does it, so what a class says of its own pickle holds here, too; a tensor
+that is more than its elements (of a subclass, on a device, with a graph) is sent as torch sends it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions  # which tells Python's pickler of processes about tensors
+
+from tdc.core.dynamo import storage_id
+from tdc.core.one_storage import Form, Placer, identity, join, split
+
+Meta = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...], bool]
+PLAIN: dict[type, Callable[[Any], Any]] = {}  # of the classes that `reduce` is for, what a pickle of their own would do
+STRIDED = torch.strided
+untyped: Any = torch
+reduce_storage: Callable[[Any], Any] = getattr(reductions, "reduce_storage")  # noqa: B009  # whose types are open
+
+
+class Rest(ForkingPickler):
+    """Pickles everything but plain tensors, which it collects."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = ChainMap(PLAIN, self.dispatch_table)  # type: ignore[assignment]  # any mapping will do
+        self.tensors: list[Tensor] = []
+        self.known: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """The number of a tensor; the same one each time that it is met."""
+        if type(obj) is not Tensor:
+            return None
+        number = self.known.setdefault(id(obj), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(obj)
+        return number
+
+
+class Whole(pickle.Unpickler):
+    """Puts tensors back into a pickle."""
+
+    def __init__(self, data: bytes, tensors: Sequence[Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.tensors = tensors
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        return self.tensors[pid]
+
+
+class Handle:
+    """A storage that was turned into what is sent of it."""
+
+    def __init__(self, reduced: tuple[Any, ...]) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
+def reduce(td: Any) -> tuple[Any, ...]:
+    """What is sent of a TensorDict."""
+    file = io.BytesIO()
+    rest = Rest(file)
+    rest.dump(td)
+    storages: list[Any] = []
+    metas: list[Any] = []
+    copied: dict[int, Tensor] = {}
+    numbers: dict[int, int] = {}  # of the storages that are sent, by their identity; -1 of those to be copied
+    for x in rest.tensors:
+        graph = x.requires_grad
+        if not x.is_cpu or x.layout is not STRIDED or x.is_nested or (graph and not x.is_leaf):
+            metas.append(x)  # which torch sends, or refuses
+            continue
+        if (key := storage_id(x)) not in numbers:
+            handle = shared_handle(x) if x.is_shared() else None
+            numbers[key] = len(storages) if handle is not None else -1
+            storages += [] if handle is None else [handle]
+        number, stride = numbers[key], x.stride()
+        unlike = x.is_conj() or x.is_neg()  # what torch would forget
+        if (number >= 0 and not unlike) or not x.numel():
+            metas.append((number, x.dtype, x.storage_offset(), tuple(x.shape), stride, graph))
+        elif 0 in stride and not unlike:  # a copy of an expanded one would grow
+            metas.append(x)
+        else:
+            copied[len(metas)] = x
+            metas.append(None)
+    if copied:
+        own = shared_copies([*copied.values()])
+        for (i, x), copy in zip(copied.items(), own, strict=True):
+            metas[i] = len(storages), x.dtype, copy.storage_offset(), tuple(x.shape), copy.stride(), x.requires_grad
+        storages.append(shared_handle(own[0]))
+    return rebuild, (file.getvalue(), storages, metas)
+
+
+def shared_handle(x: Tensor) -> Handle | None:
+    """What is sent of the shared storage of a tensor; None of one that is a map of a file."""
+    try:
+        return Handle(reduce_storage(x.untyped_storage()))
+    except OSError:
+        return None
+
+
+def shared_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors in one storage of shared memory; what is one tensor stays one."""
+    numbers: dict[Any, int] = {}
+    unique: list[Tensor] = []
+    order: list[int] = []
+    for x in tensors:
+        key = identity(x)
+        if key not in numbers:
+            numbers[key] = len(unique)
+            unique.append(x)
+        order.append(numbers[key])
+    buffer: Any = join(unique)
+    own = split(buffer.share_memory_(), [Form(x.dtype, tuple(x.shape)) for x in unique])
+    return [own[n] for n in order]
+
+
+def rebuild(rest: bytes, storages: list[Any], metas: list[Meta | Tensor]) -> Any:
+    """The TensorDict that was sent."""
+    place = Placer()
+    tensors: list[Tensor] = []
+    for meta in metas:
+        if not isinstance(meta, tuple):
+            tensors.append(meta)
+            continue
+        number, dtype, offset, shape, stride, graph = meta
+        if number < 0:
+            x = untyped.empty_strided(shape, stride, dtype=dtype)
+        else:
+            x = place(storages[number], dtype, offset, shape, stride)
+        tensors.append(x.requires_grad_() if graph else x)
+    return Whole(rest, tensors).load()
+
+
+def send_as_one(cls: type) -> type:
+    """Let instances of a class, a TensorDict, be sent as one storage."""
+    PLAIN[cls] = lambda x: x.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    ForkingPickler.register(cls, reduce)
+    return cls
