@@ -96,6 +96,15 @@ def refuse_integers(op: OpName, *operands: Any) -> None:
         raise DtypeError(message(op, "a floating point dtype", describe(operands[0]), hint="x.float()"))
 
 
+def in_numpy(dtype: torch.dtype) -> bool:
+    """Whether numpy has a dtype: it lacks bfloat16, those of 8 bits and less, and half complex ones."""
+    try:
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
+    except TypeError:
+        return False
+    return True
+
+
 def is_floating(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 

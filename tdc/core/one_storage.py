@@ -64,7 +64,8 @@ def join(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
 
 def split(buffer: Tensor, forms: Iterable[Form]) -> list[Tensor]:
     """The tensors in a contiguous buffer of bytes, which they share."""
-    place, storage, at = Placer(buffer.device), buffer.untyped_storage(), buffer.storage_offset()
+    place, storage = Placer(buffer.device), buffer.untyped_storage()
+    at: int = untyped.Tensor.storage_offset(buffer)
     found: list[Tensor] = []
     for form in forms:
         dtype, shape = form

@@ -1,5 +1,7 @@
 """Other things as containers and back: records, pytrees, structured arrays, Hugging Face, other classes; and specs."""
 
+from tdc.interop.arrays import from_dlpack as from_dlpack
+from tdc.interop.arrays import to_dlpack as to_dlpack
 from tdc.interop.huggingface import from_hf as from_hf
 from tdc.interop.huggingface import to_hf as to_hf
 from tdc.interop.pytrees import PytreeSpec as PytreeSpec
@@ -15,5 +17,6 @@ from tdc.interop.spec import Spec as Spec
 from tdc.interop.spec import check as check
 from tdc.interop.spec import spec as spec
 from tdc.interop.spec import zeros as zeros
+from tdc.interop.struct_array import from_struct_array as from_struct_array
 from tdc.interop.struct_array import to_struct_array as to_struct_array
 from tdc.tensordict.leaf import register_leaf as register_leaf

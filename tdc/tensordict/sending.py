@@ -61,7 +61,7 @@ class Whole(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self.tensors = tensors
 
-    def persistent_load(self, pid: Any) -> Tensor:
+    def persistent_load(self, pid: int) -> Tensor:
         return self.tensors[pid]
 
 
@@ -69,7 +69,7 @@ class Handle:
     """A storage that was turned into what is sent of it."""
 
     def __init__(self, reduced: tuple[Any, ...]) -> None:
-        self.reduced = reduced
+        self.reduced: tuple[Any, ...] = reduced
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.reduced

@@ -201,6 +201,8 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | 
             return wrap_leaf(ObjectArray(value))
         if isinstance(value, (str, bytes)) or value is None:
             raise not_a_leaf(value, path)
+        if not getattr(getattr(value, "flags", None), "writeable", True):  # an array, which torch would write to
+            value = value.copy()
         try:
             value = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):

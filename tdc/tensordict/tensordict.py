@@ -26,8 +26,17 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import check_entries, expect_function
-from tdc.core.errors import DtypeError, ImmutableError, IndexingError, message
-from tdc.core.keys import is_key
+from tdc.core.dtypes import in_numpy
+from tdc.core.errors import (
+    DtypeError,
+    ImmutableError,
+    IndexingError,
+    UnsupportedError,
+    describe,
+    message,
+    refuse_wrong,
+)
+from tdc.core.keys import is_key, show
 from tdc.core.pytree import MappingKey, register
 from tdc.core.typing import MISSING
 from tdc.tensordict.apply import applied
@@ -288,7 +297,15 @@ class TensorDict(Operations):
         return any([getattr(leaf, "requires_grad", False) for leaf in self._leaves.values()])
 
     def to_numpy(self) -> dict[str, Any]:
-        """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are."""
+        """Nested plain dicts of numpy arrays, without a copy where torch needs none; other leaves as they are.
+
+        Raises:
+            UnsupportedError: dtypes that numpy does not have, such as bfloat16; all are named.
+        """
+        tensors = {p: x for p, x in self._leaves.items() if isinstance(x, Tensor)}
+        wrong = {show(p): describe(x) for p, x in tensors.items() if not in_numpy(x.dtype)}
+        hint = "td.float(), or td.to(dtype, where=...) of some leaves"
+        refuse_wrong(UnsupportedError, "to_numpy", "leaves of dtypes that numpy has", wrong, "others", hint)
         found = {p: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for p, x in self._leaves.items()}
         return build_td(found, self._nodes, Unsized(), None).to_dict()
 
