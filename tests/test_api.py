@@ -164,6 +164,8 @@ class Dataset(source, keys=None)
 class Loader(td, sampler, prefetch, pin_memory, device)
 class TokenBudgetSampler(lengths, max_tokens, *, shuffle=True, seed=0, drop_last=False, rank=0, world_size=1)
 collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
+from_arrow(table, *, columns=None, copy=False)
+from_parquet(path, *, columns=None)
 group_by(td, key)
 loader(source, batch_size=None, *, max_tokens=None, key=None, batch_sampler=None, shuffle=False, seed=0,
     drop_last=False, prefetch=0, pin_memory=False, device=None, rank=0, world_size=1)
@@ -171,6 +173,9 @@ map_iter(fn, td, dim=0, *, chunksize=None, num_chunks=None, executor=None, shuff
     prefetch=8)
 pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)
 ragged_stack(tds, dim=0, *, keys=None, strict=True)
+to_arrow(td)
+to_dataset(td)
+to_parquet(td, path, *, overwrite=False)
 unpad_sequence(td, *, batch_dims=None)""",
         )
 

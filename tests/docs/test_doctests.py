@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-import importlib
+import importlib.util
 import pkgutil
 from typing import Any
 
@@ -15,8 +15,13 @@ MODULES = [m.name for m in pkgutil.walk_packages(tdc.__path__, "tdc.") if not m.
 SLOW = {"tdc.doctor", "tdc.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
 
 
+OPTIONAL = {"tdc.data.arrow": "pyarrow", "tdc.data.parquet": "pyarrow"}  # examples that need another package
+
+
 def marked(name: str) -> Any:
-    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+    without = name in OPTIONAL and importlib.util.find_spec(OPTIONAL[name]) is None
+    marks = [pytest.mark.skip(reason=f"{OPTIONAL[name]} is not installed")] if without else []
+    return pytest.param(name, marks=[*marks, *([pytest.mark.slow] if name in SLOW else [])])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Dynamo's weak keys, torch 2.13

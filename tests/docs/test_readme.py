@@ -9,6 +9,7 @@ the blocks behind it do without it.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 LONGEST = 150
+OPTIONAL = {"arrow": "pyarrow"}  # pages whose blocks need another package
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
 BLOCK = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
@@ -79,9 +81,12 @@ BOOK = {path: page(path) for path in PAGES}
 
 def blocks() -> Iterator[Any]:
     for path, found in BOOK.items():
+        package = OPTIONAL.get(path.stem)
+        without = package is not None and importlib.util.find_spec(package) is None
+        skip = [pytest.mark.skip(reason=f"{package} is not installed")] if without else []
         for n, block in enumerate(found.blocks):
             marks = [pytest.mark.slow] if block["slow"] else []
-            yield pytest.param(path, n, id=f"{path.stem}-{n + 1}", marks=marks)
+            yield pytest.param(path, n, id=f"{path.stem}-{n + 1}", marks=[*marks, *skip])
 
 
 @pytest.mark.parametrize(("path", "n"), list(blocks()))

@@ -1,0 +1,303 @@
+"""Tables of Arrow as TensorDicts and back: what Parquet files, data frames and data sets of Hugging Face hold.
+
+    numbers (N,)                     tensor (N,)              in place
+    bool (N,)                        tensor (N,)              a copy: Arrow keeps bits
+    fixed_size_list[k] of numbers    tensor (N, k)            in place, nested ones (N, k, l)
+    list, large_list of the above    NestedTensor (N, -1)     values in place, offsets too where they have 64 bits
+    struct                           inner node
+    strings, and lists of others     ObjectArray (N,)
+
+Invariants:
+  - nulls are refused, never filled; in an ObjectArray they are None;
+  - a column of several chunks is joined first, which copies it;
+  - Arrow's memory never changes: leaves that `tdc.copy_` writes into are made by `copy=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import expect, keys_of
+from tdc.core.dtypes import in_numpy
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message, refuse_wrong
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.structure import Structure, extent_of
+from tdc.tensordict.leaf import unwrap
+from tdc.tensordict.nodes import Static
+from tdc.tensordict.object_array import ObjectArray
+from tdc.tensordict.paths import top_keys
+from tdc.tensordict.storage import Leaves, subtree
+from tdc.tensordict.tensordict import TensorDict
+
+READ, WRITE = "data.from_arrow", "data.to_arrow"
+
+
+class Unfit(Exception):
+    """What is wrong with one column or leaf."""
+
+
+def from_arrow(table: Any, *, columns: Iterable[str] | None = None, copy: bool = False) -> TensorDict:
+    """A TensorDict of the columns of a table, without a copy where Arrow's memory allows.
+
+    Columns of lists with equal lengths share one structure, so that tokens, masks and labels combine.
+
+    Shapes:
+        `R` rows -> batch size `[R]`.
+
+    Args:
+        table: `pyarrow.Table` or `RecordBatch`, or a `datasets.Dataset` of Hugging Face, as it is selected.
+        columns: only these; their order is kept.
+        copy: own memory for each leaf. Without it leaves may lie in Arrow's memory, which is not to be written to.
+
+    Raises:
+        UnsupportedError: columns with nulls, or of types that have no form here; all are named.
+        KeyPathError: a column that is not there.
+        DtypeError: no table.
+
+    Compile:
+        Eager only; needs pyarrow.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> td = from_arrow(pa.table({"tokens": [[1, 2], [], [3]], "label": [0, 1, 0], "name": ["a", "b", "c"]}))
+        >>> td["tokens"].tolist(), td["label"], td["name"].tolist()
+        ([[1, 2], [], [3]], tensor([0, 1, 0]), ['a', 'b', 'c'])
+    """
+    expect(READ, copy, bool, of=" for copy")
+    found = as_table(table)
+    names = found.column_names if columns is None else keys_of(READ, columns, "a list of columns", "columns=['a', 'b']")
+    absent = [name for name in names if name not in found.column_names]
+    if absent:
+        got, hint = f"{absent[0]!r}", f"columns: {', '.join(found.column_names)}"
+        raise KeyPathError(message(READ, "columns of the table", got, hint=hint))
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    refuse_wrong(KeyPathError, READ, "columns of different names", twice, "that are there twice", "rename_columns")
+    reader = Reader(copy)
+    entries = {name: reader.column(found.column(name), name) for name in names}
+    hint = "table.drop_null() or fill_null(value) of nulls, column.cast(type) of other types, or columns=[...]"
+    refuse_wrong(UnsupportedError, READ, "columns that tensors can hold", reader.wrong, "others", hint)
+    return TensorDict(entries, (found.num_rows,))
+
+
+def as_table(table: Any) -> Any:
+    """What was given as a table of Arrow."""
+    pa: Any = import_module("pyarrow")
+
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    if isinstance(table, pa.Table):
+        return table
+    if hasattr(table, "with_format") and hasattr(table, "column_names") and hasattr(table, "num_rows"):
+        if isinstance(table, dict):
+            got, hint = f"splits {', '.join(table)}", f"dataset[{next(iter(table), 'train')!r}] of one split"
+            raise DtypeError(message(READ, "one data set", got, hint=hint))
+        return table.with_format("arrow")[:]
+    hint = "pyarrow.table(columns), or a datasets.Dataset; tdc.TensorDict takes a dict of arrays"
+    raise DtypeError(message(READ, "a table of Arrow", describe(table), hint=hint))
+
+
+class Reader:
+    """Columns as entries of a TensorDict; what is wrong with those that cannot be one, by their paths."""
+
+    def __init__(self, copy: bool) -> None:
+        self.copy = copy
+        self.wrong: dict[str, str] = {}
+        self.structures: list[Structure] = []
+
+    def column(self, column: Any, path: str) -> Any:
+        """An entry of a column, which has one chunk or more."""
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        return self.entry(array, path)
+
+    def entry(self, array: Any, path: str) -> Any:
+        """An entry of an array: a leaf, or a dict of a struct."""
+        pa: Any = import_module("pyarrow")
+
+        if isinstance(array, pa.ChunkedArray):  # of no chunks
+            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        kind = array.type
+        if isinstance(kind, pa.BaseExtensionType):
+            return self.entry(shaped(array), path)
+        if pa.types.is_dictionary(kind):
+            return self.entry(array.dictionary_decode(), path)
+        try:
+            if is_object(kind):
+                return ObjectArray(array.to_pylist(), [len(array)])
+            if array.null_count:
+                raise Unfit(f"{kind} with {array.null_count} nulls")
+            if pa.types.is_struct(kind):
+                names = [field.name for field in kind]
+                parts = array.flatten()
+                return {n: self.entry(part, f"{path}.{n}") for n, part in zip(names, parts, strict=True)}
+            if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+                return self.ragged(array)
+            return self.tensor(array)
+        except Unfit as fault:
+            self.wrong[path] = str(fault)
+            return None
+
+    def ragged(self, array: Any) -> NestedTensor:
+        """Lists of numbers; those of the same lengths share one structure."""
+        pa: Any = import_module("pyarrow")
+
+        offsets = self.tensor(array.offsets).long()
+        first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+        offsets = torch.zeros(1, dtype=torch.int64) if not len(offsets) else offsets - first if first else offsets
+        inner = array.values.slice(first, last - first)
+        if isinstance(inner.type, pa.BaseExtensionType):
+            inner = shaped(inner)
+        values = self.tensor(inner, "a list of ")
+        for known in self.structures:
+            if torch.equal(known.offsets, offsets):
+                return build_nested(known, values)
+        longest = int(offsets.diff().max()) if len(offsets) > 1 else 0
+        self.structures.append(Structure(offsets, None, extent_of((longest,))).marked())
+        return build_nested(self.structures[-1], values)
+
+    def tensor(self, array: Any, prefix: str = "") -> Tensor:
+        """An array of numbers, or of fixed lists of numbers."""
+        pa: Any = import_module("pyarrow")
+
+        kind, sizes = array.type, [len(array)]
+        while pa.types.is_fixed_size_list(array.type):
+            sizes.append(array.type.list_size)
+            array = array.flatten() if not array.null_count else array
+            if array.null_count:
+                raise Unfit(f"{prefix}{kind} with {array.null_count} nulls")
+        if array.null_count:
+            raise Unfit(f"{prefix}{kind} with {array.null_count} nulls")
+        if pa.types.is_boolean(array.type):
+            return torch.from_numpy(array.to_numpy(zero_copy_only=False).copy()).view(sizes)
+        if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+            raise Unfit(f"{prefix}{kind}")
+        out = torch.from_dlpack(array)
+        return (out.clone() if self.copy else out).view(sizes)
+
+
+def is_object(kind: Any) -> bool:
+    """Whether values of a type are Python objects: texts, bytes, and lists of these or of records."""
+    pa: Any = import_module("pyarrow")
+
+    types = pa.types
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    views = [getattr(types, name, None) for name in ("is_string_view", "is_binary_view")]
+    if any([test(kind) for test in (*texts, *views) if test is not None]):
+        return True
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return lists and (is_object(kind.value_type) or types.is_struct(kind.value_type))
+
+
+def shaped(array: Any) -> Any:
+    """What an extension type is stored as; of one with a shape, as fixed lists of that shape."""
+    pa: Any = import_module("pyarrow")
+
+    storage, shape = array.storage, getattr(array.type, "shape", None)
+    if shape is None or array.null_count:
+        return storage
+    while pa.types.is_list(storage.type) or pa.types.is_fixed_size_list(storage.type):
+        storage = storage.flatten()
+    for size in reversed(tuple(shape)):
+        storage = pa.FixedSizeListArray.from_arrays(storage, size)
+    return storage
+
+
+# -- to a table
+
+
+def to_arrow(td: TensorDict) -> Any:
+    """A `pyarrow.Table` of the leaves, without a copy where Arrow can use their memory.
+
+    Tensors of several dims become fixed lists, NestedTensors lists, inner nodes structs, ObjectArrays what Arrow makes
+    of their objects. Padded batches are written without their padding.
+
+    Shapes:
+        batch size `[R]` -> `R` rows; of several batch dims the first counts rows.
+
+    Raises:
+        UnsupportedError: leaves that Arrow has no type for: bfloat16, complex numbers, batches ragged in more dims than
+            the first, Static values; all are named.
+        ShapeError: no batch dim.
+
+    Compile:
+        Eager only; needs pyarrow.
+
+    Example:
+        >>> table = to_arrow(TensorDict({"x": torch.zeros(3, 2), "meta": {"id": torch.arange(3)}}, [3]))
+        >>> table.schema.field("x").type, table.num_rows
+        (FixedSizeListType(fixed_size_list<item: float>[2]), 3)
+    """
+    pa: Any = import_module("pyarrow")
+
+    expect(WRITE, td, TensorDict)
+    if not td.ndim:
+        hint = "batch_size=[n], of the rows of the table; td.unsqueeze(0) for one row"
+        raise ShapeError(message(WRITE, "a TensorDict with a batch dim", "batch_size=[]", hint=hint))
+    wrong: dict[str, str] = {}
+    names, arrays = children(td._leaves, td._nodes, "", td.batch_size[0], wrong)
+    hint = "td.exclude(key); td.float() of bfloat16, torch.view_as_real of complex numbers"
+    refuse_wrong(UnsupportedError, WRITE, "leaves that Arrow has a type for", wrong, "others", hint)
+    if not names:
+        return pa.table({"": pa.nulls(td.batch_size[0])}).select([])
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def children(leaves: Leaves, nodes: Any, prefix: str, rows: int, wrong: dict[str, str]) -> tuple[list[str], list[Any]]:
+    """Names and arrays of what lies directly below a node."""
+    pa: Any = import_module("pyarrow")
+
+    names: list[str] = []
+    arrays: list[Any] = []
+    for key in top_keys([*leaves, *[p for p in nodes if p != ()]]):
+        path = f"{prefix}{key}"
+        names.append(key)
+        try:
+            if key in leaves:
+                arrays.append(array_of(unwrap(leaves[key]), pa))
+            elif type(nodes[key]) is Static:
+                raise Unfit(repr(nodes[key]))
+            else:
+                below, inner, _ = subtree(leaves, nodes, key)
+                parts = children(below, inner, f"{path}.", rows, wrong)
+                empty = pa.array([{}] * rows, pa.struct([]))
+                arrays.append(pa.StructArray.from_arrays(parts[1], names=parts[0]) if parts[0] else empty)
+        except Unfit as fault:
+            wrong[path] = str(fault)
+            arrays.append(pa.nulls(rows))
+    return names, arrays
+
+
+def array_of(x: Any, pa: Any) -> Any:
+    """A leaf as an array of Arrow."""
+    if isinstance(x, MaskedBatch) and not x.batch_dim:
+        x = x.to_packed()
+    if isinstance(x, NestedTensor):
+        if x.ragged_dims != (1,) or x.structure.batch_dim:
+            raise Unfit(f"{describe(x)}, ragged in dims {x.ragged_dims}")
+        offsets = pa.array(x.offsets.detach().cpu().numpy())
+        return pa.LargeListArray.from_arrays(offsets, numbers(x.values, pa))
+    if isinstance(x, ObjectArray):
+        try:
+            return pa.array(x.tolist())
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise Unfit(f"{describe(x)}: {str(error).splitlines()[0]}") from None
+    if not isinstance(x, Tensor):
+        raise Unfit(describe(x))
+    return numbers(x, pa)
+
+
+def numbers(x: Tensor, pa: Any) -> Any:
+    """A tensor as an array of numbers, or of fixed lists of numbers."""
+    if x.is_complex() or x.layout != torch.strided or not in_numpy(x.dtype):
+        raise Unfit(describe(x))
+    out = pa.array(x.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
+    for size in reversed(x.shape[1:]):
+        if not size:
+            raise Unfit(f"{describe(x)}, a list of no numbers")
+        out = pa.FixedSizeListArray.from_arrays(out, size)
+    return out
