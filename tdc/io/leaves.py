@@ -39,10 +39,7 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 
 LONGEST_INT = 10_000  # bits: Python reads no longer number from a text, unless told to
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-HINT = (
-    "td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, torch.distributed.checkpoint for "
-    "DTensors"
-)
+HINT = "td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, tdc.io.dcp_save for DTensors"
 
 
 class Faulty(Exception):

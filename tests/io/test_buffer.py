@@ -172,8 +172,7 @@ UnsupportedError
 tdc.io.to_buffer: expected tensors in memory, ragged batches, and Python values that JSON holds, got 2 others
 at s: Tensor float32[2, 2], which is no dense tensor of a dtype that files have
 at o: Static, which holds type, and JSON does not
-hint: td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, \
-torch.distributed.checkpoint for DTensors""",
+hint: td.exclude(key); tdc.from_torch(x) of torch.nested, x.to_dense() of sparse ones, tdc.io.dcp_save for DTensors""",
         )
         meta = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")})
         with pytest.raises(tdc.UnsupportedError, match="at b: Tensor float32\\[2\\], which has no content"):

@@ -39,7 +39,7 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 HANDED_ON = {  # arguments that go to the user's function, which has errors of its own
     "cond": 3, "export": 1, "functional_call": 2, "peak_bytes": 1, "report": 1, "scan": 1, "save": 1,
-    "memmap_empty": 1, "to_safetensors": 1,  # of these three, a path to write to
+    "memmap_empty": 1, "to_safetensors": 1, "dcp_save": 1,  # of these, a path to write to
 }  # fmt: skip
 FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)
 
@@ -77,6 +77,7 @@ atexit.register(FOLDER.cleanup)
 STORE = f"{FOLDER.name}/store"
 tdc.io.save(td(), STORE)
 tdc.io.to_safetensors(td(), f"{STORE}.safetensors")
+tdc.io.dcp_save(td(), f"{STORE}.dcp")
 CALLS: dict[str, tuple[Any, ...]] = {
     "TensorDict": (td(), [3]),
     "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
@@ -157,6 +158,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "buckets": (1, 8),
     "checkpoint": (torch.neg,),
     "counted": (torch.neg,),
+    "dcp_load": (f"{STORE}.dcp", "x", {"like": td(), "trusted": True, "classes": ()}),
+    "dcp_save": (td(), f"{FOLDER.name}/checkpoint", {"overwrite": True}),
     "dynamic": (td(), "batch"),
     "dynamic_shapes": ([X],),
     "export": (torch.neg, (X,)),
