@@ -64,30 +64,26 @@ def join(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
 
 def split(buffer: Tensor, forms: Iterable[Form]) -> list[Tensor]:
     """The tensors in a contiguous buffer of bytes, which they share."""
-    place, storage = Placer(buffer.device), buffer.untyped_storage()
+    empty, storage = Empty(buffer.device), buffer.untyped_storage()
     at: int = untyped.Tensor.storage_offset(buffer)
     found: list[Tensor] = []
     for form in forms:
         dtype, shape = form
-        found.append(place(storage, dtype, at // dtype.itemsize, shape, strides(shape)))
+        found.append(empty[dtype].data.set_(storage, at // dtype.itemsize, shape, strides(shape)))
         at += aligned(form.nbytes)
     return found
 
 
-class Placer:
-    """Makes tensors in storages of one device, in half the time of `torch.empty(0).set_(...)`."""
+class Empty(dict[torch.dtype, Any]):
+    """An empty tensor of each dtype: `empty[dtype].data.set_(...)` takes two thirds of `torch.empty(0).set_(...)`."""
 
     def __init__(self, device: Any = "cpu") -> None:
+        super().__init__()
         self.device = device
-        self.empty: dict[torch.dtype, Any] = {}
 
-    def __call__(
-        self, storage: Any, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]
-    ) -> Tensor:
-        """A tensor in a storage; `offset` counts elements."""
-        if dtype not in self.empty:
-            self.empty[dtype] = torch.empty(0, dtype=dtype, device=self.device)
-        return self.empty[dtype].data.set_(storage, offset, shape, stride)
+    def __missing__(self, dtype: torch.dtype) -> Any:
+        self[dtype] = torch.empty(0, dtype=dtype, device=self.device)
+        return self[dtype]
 
 
 def strides(shape: Sequence[int]) -> list[int]:

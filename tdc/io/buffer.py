@@ -11,6 +11,7 @@ Invariants: as of a store; the leaves that come back are the memory of the buffe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from tdc.io.manifest import DTYPES, Entry, Stored, Table, dump, parse
 from tdc.tensordict.tensordict import TensorDict
 
 WRITE, READ = "io.to_buffer", "io.from_buffer"
+LONGEST_KEPT = 1 << 20  # bytes of a schema that is not read again when it comes again
 
 
 def to_buffer(td: TensorDict) -> tuple[Tensor, bytes]:
@@ -90,9 +92,7 @@ def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) 
         raise DtypeError(message(READ, "a uint8 tensor", describe(buffer), hint=hint))
     if not isinstance(schema, (bytes, bytearray, memoryview)):
         raise DtypeError(message(READ, "a schema of bytes", describe(schema), hint="the second result of to_buffer"))
-    table = parse(READ, bytes(schema))
-    stored = places_in(table)
-    forms = [Form(DTYPES[x.dtype], x.shape) for x in stored.values()]
+    table, places, forms = read_schema(bytes(schema))
     hint = "the buffer and the schema of one call of tdc.io.to_buffer"
     if buffer.shape != (total(forms),):
         raise not_a_store(READ, f"a buffer of {total(forms)} bytes", describe(buffer), hint=hint)
@@ -100,14 +100,28 @@ def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) 
     if not buffer.is_contiguous() or buffer.data_ptr() % largest:
         got = "one that begins in between, or whose bytes do not lie side by side"
         raise not_a_store(READ, f"a buffer that begins at a multiple of {largest}", got, hint="buffer.clone()")
-    tensors = dict(zip(stored, split(buffer, forms), strict=True))
+    tensors = dict(zip(places, split(buffer, forms), strict=True))
     return made(READ, table, (), tensors, known)
 
 
-def places_in(table: Table) -> dict[Part, Stored]:
-    """The tensors that are stored, in the order of the manifest."""
-    found: dict[Part, Stored] = {}
+def read_schema(schema: bytes) -> tuple[Table, list[Part], list[Form]]:
+    """The table of a schema, its places and their forms; of the last few schemas they are kept, where nobody can
+    change them: objects of JSON are made anew."""
+    if len(schema) > LONGEST_KEPT:
+        return parsed(schema)
+    found = kept(schema)
+    objects = any([isinstance(item, Entry) and item.kind == "objects" for item in found[0].values()])
+    return parsed(schema) if objects else found
+
+
+def parsed(schema: bytes) -> tuple[Table, list[Part], list[Form]]:
+    """The table of a schema, the places of the tensors that are stored, in their order, and the forms of these."""
+    table = parse(READ, schema)
+    stored: dict[Part, Stored] = {}
     for keys, item in table.items():
         parts: dict[str, Any] = item.parts if isinstance(item, Entry) else {}
-        found |= {(keys, part): x for part, x in parts.items() if isinstance(x, Stored)}
-    return found
+        stored |= {(keys, part): x for part, x in parts.items() if isinstance(x, Stored)}
+    return table, [*stored], [Form(DTYPES[x.dtype], x.shape) for x in stored.values()]
+
+
+kept = lru_cache(maxsize=8)(parsed)

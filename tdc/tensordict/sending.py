@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions  # which tells Python's pickler of processes about tensors
 
 from tdc.core.dynamo import storage_id
-from tdc.core.one_storage import Form, Placer, identity, join, split
+from tdc.core.one_storage import Empty, Form, identity, join, split
 
 Meta = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...], bool]
 PLAIN: dict[type, Callable[[Any], Any]] = {}  # of the classes that `reduce` is for, what a pickle of their own would do
@@ -93,11 +93,10 @@ def reduce(td: Any) -> tuple[Any, ...]:
             handle = shared_handle(x) if x.is_shared() else None
             numbers[key] = len(storages) if handle is not None else -1
             storages += [] if handle is None else [handle]
-        number, stride = numbers[key], x.stride()
-        unlike = x.is_conj() or x.is_neg()  # what torch would forget
-        if (number >= 0 and not unlike) or not x.numel():
-            metas.append((number, x.dtype, x.storage_offset(), tuple(x.shape), stride, graph))
-        elif 0 in stride and not unlike:  # a copy of an expanded one would grow
+        number, lazy = numbers[key], x.is_neg() or x.is_conj()  # which torch would forget
+        if (number >= 0 and not lazy) or not x.numel():
+            metas.append((number, x.dtype, x.storage_offset(), (*x.shape,), x.stride(), graph))
+        elif 0 in x.stride() and not lazy:  # a copy of an expanded one would grow
             metas.append(x)
         else:
             copied[len(metas)] = x
@@ -136,7 +135,7 @@ def shared_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def rebuild(rest: bytes, storages: list[Any], metas: list[Meta | Tensor]) -> Any:
     """The TensorDict that was sent."""
-    place = Placer()
+    empty = Empty()
     tensors: list[Tensor] = []
     for meta in metas:
         if not isinstance(meta, tuple):
@@ -146,7 +145,7 @@ def rebuild(rest: bytes, storages: list[Any], metas: list[Meta | Tensor]) -> Any
         if number < 0:
             x = untyped.empty_strided(shape, stride, dtype=dtype)
         else:
-            x = place(storages[number], dtype, offset, shape, stride)
+            x = empty[dtype].data.set_(storages[number], offset, shape, stride)
         tensors.append(x.requires_grad_() if graph else x)
     return Whole(rest, tensors).load()
 

@@ -52,6 +52,13 @@ def test_dtypes(name: str):
     assert back["t"].is_contiguous()
 
 
+def test_objects_of_one_schema_are_not_shared():
+    sent = to_buffer(TensorDict({"o": tdc.ObjectArray([{"a": 1}]), "s": tdc.Static((1, 2))}, [1]))
+    first = from_buffer(*sent)
+    first["o"].item()["a"] = 2
+    assert from_buffer(*sent)["o"].item() == {"a": 1}
+
+
 def test_nothing_is_a_buffer_too():
     buffer, schema = to_buffer(TensorDict({}, [3]))
     assert buffer.shape == (0,)
