@@ -14,6 +14,7 @@ Invariants: a message never shows tensor values (that would need a device sync a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -145,6 +146,8 @@ def describe(x: Any) -> str:
     """
     if isinstance(x, type):
         return f"the class {x.__name__}"
+    if isinstance(x, ModuleType):  # which may have a function of the name `shape`
+        return f"the module {x.__name__}"
     shape, dtype = sizes_of(x), getattr(x, "dtype", None)
     name = getattr(x, "_label", type(x).__name__)
     dtype = None if getattr(x, "_kind", "") == "tensordict" else dtype

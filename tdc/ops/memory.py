@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.errors import UnsupportedError, message
+from tdc.core.errors import UnsupportedError, describe, message, refuse_wrong
+from tdc.core.keys import show
 from tdc.core.one_storage import Form, identity, is_plain, join, split, total
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -32,13 +33,16 @@ def share_memory(td: TensorDict) -> TensorDict:
     Sent to another process, through a queue or as an argument, it costs as much as one tensor, and what either process
     writes there with `tdc.copy_` the other one sees. Leaves keep whether they require a gradient.
 
+    Raises:
+        UnsupportedError: sparse tensors, and those without content; all are named.
+
     Example:
         >>> td = TensorDict({"x": torch.zeros(3), "y": torch.ones(3, 2)}, [3]).share_memory()
         >>> td["x"].is_shared(), td["x"].untyped_storage().data_ptr() == td["y"].untyped_storage().data_ptr()
         (True, True)
     """
     expect("share_memory", td, TensorDict)
-    return moved(td, lambda x: not x.is_shared(), lambda nbytes: buffer_of(nbytes).share_memory_(), other_shared)
+    return moved("share_memory", td, lambda x: not x.is_shared(), shared_buffer, other_shared)
 
 
 def pin_memory(td: TensorDict) -> TensorDict:
@@ -53,12 +57,17 @@ def pin_memory(td: TensorDict) -> TensorDict:
     if not torch.accelerator.is_available():
         got, hint = "none that torch finds", "leave it out, or td.share_memory() for other processes"
         raise UnsupportedError(message("pin_memory", "an accelerator to lock memory for", got, hint=hint))
-    return moved(td, lambda x: not x.requires_grad and not x.is_pinned(), pinned_buffer, other_pinned)
+    return moved("pin_memory", td, can_be_pinned, pinned_buffer, other_pinned)
 
 
-def buffer_of(nbytes: int) -> Any:
-    """A buffer in the memory of this process."""
-    return torch.empty(nbytes, dtype=torch.uint8)
+def shared_buffer(nbytes: int) -> Tensor:
+    """A buffer in memory that other processes see."""
+    return untyped.empty(nbytes, dtype=torch.uint8).share_memory_()
+
+
+def can_be_pinned(x: Tensor) -> bool:
+    """Whether a copy in page-locked memory is wanted, and no gradient has to go through it."""
+    return not x.requires_grad and not x.is_pinned()
 
 
 def pinned_buffer(nbytes: int) -> Tensor:
@@ -80,12 +89,15 @@ def other_pinned(x: Tensor) -> Tensor:
 
 
 def moved(
-    td: TensorDict, wanted: Callable[[Tensor], bool], buffer: Callable[[int], Tensor], other: Callable[[Tensor], Tensor]
-) -> TensorDict:
+    op: str, td: TensorDict, wanted: Callable[[Tensor], bool], buffer: Callable[[int], Tensor],
+    other: Callable[[Tensor], Tensor],
+) -> TensorDict:  # fmt: skip
     """A TensorDict with the tensors that are wanted in one buffer, and any `other` by themselves."""
     found: dict[int, Tensor] = {}
-    for leaf in td._leaves.values():
+    paths: dict[int, str] = {}
+    for path, leaf in td._leaves.items():
         found |= {id(x): x for x in tensors_of(leaf)}
+        paths |= {id(x): show(path) for x in tensors_of(leaf)}
     plain = [x for x in found.values() if is_plain(x) and wanted(x)]
     forms: dict[Any, Form] = {}
     firsts: list[Tensor] = []
@@ -95,7 +107,15 @@ def moved(
             firsts.append(x)
     copies = dict(zip(forms, in_buffer(firsts, [*forms.values()], buffer), strict=True))
     new = {id(x): like(copies[identity(x)], x) for x in plain}
-    new |= {i: x if is_plain(x) else other(x) for i, x in found.items() if i not in new}
+    wrong: dict[str, str] = {}
+    for i, x in found.items():
+        try:
+            new[i] = new[i] if i in new else x if is_plain(x) else other(x)
+        except (RuntimeError, NotImplementedError):
+            wrong[paths[i]] = f"{describe(x)} on {x.device}, {x.layout}"
+    refuse_wrong(
+        UnsupportedError, op, "dense tensors with content", wrong, "others", "td.exclude(key), or x.to_dense()"
+    )
     if all([new[i] is x for i, x in found.items()]):
         return td
     structures: dict[int, Structure] = {}

@@ -164,3 +164,10 @@ DtypeError
 tdc.interop.to_dlpack: expected a function, got str
 hint: the function itself, e.g. torch.relu""",
         )
+        self.says(
+            lambda: to_dlpack(td, np),
+            """\
+DtypeError
+tdc.interop.to_dlpack: expected a function, got the module numpy
+hint: the function itself, e.g. torch.relu""",
+        )

@@ -109,12 +109,24 @@ def test_what_is_shared_already_stays():
 
 def test_parameters_graphs_and_others():
     net = nn.Linear(2, 2)
-    td = TensorDict({"w": net.weight, "h": net.weight * 2, "s": torch.eye(2).to_sparse()}).exclude("s").share_memory()
+    td = TensorDict({"w": net.weight, "h": net.weight * 2}).share_memory()
     assert td["w"].requires_grad
     assert td["w"].is_leaf
     assert td["h"].is_leaf
     td["w"].sum().backward()
     assert net.weight.grad is None
+
+
+def test_what_has_no_memory_is_named():
+    td = TensorDict({"s": torch.eye(2).to_sparse(), "x": torch.ones(2), "n": {"m": torch.zeros(2, device="meta")}})
+    with pytest.raises(tdc.UnsupportedError) as caught:
+        td.share_memory()
+    assert str(caught.value) == (
+        "tdc.share_memory: expected dense tensors with content, got 2 others\n"
+        "at s: Tensor float32[2, 2] on cpu, torch.sparse_coo\n"
+        "at n.m: Tensor float32[2] on meta, torch.strided\n"
+        "hint: td.exclude(key), or x.to_dense()"
+    )
 
 
 def test_leaves_do_not_touch_each_other():
