@@ -17,9 +17,11 @@ from __future__ import annotations
 import io
 import pickle
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from tdc.core.one_storage import Empty, Form, identity, join, split
 
 Meta = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...], bool]
 PLAIN: dict[type, Callable[[Any], Any]] = {}  # of the classes that `reduce` is for, what a pickle of their own would do
+STARTING: MutableMapping[Any, list[Tensor]] = WeakKeyDictionary()  # copies for processes that are being started
 STRIDED = torch.strided
 untyped: Any = torch
 reduce_storage: Callable[[Any], Any] = getattr(reductions, "reduce_storage")  # noqa: B009  # whose types are open
@@ -106,6 +109,8 @@ def reduce(td: Any) -> tuple[Any, ...]:
         for (i, x), copy in zip(copied.items(), own, strict=True):
             metas[i] = len(storages), x.dtype, copy.storage_offset(), tuple(x.shape), copy.stride(), x.requires_grad
         storages.append(shared_handle(own[0]))
+        if (child := get_spawning_popen()) is not None:  # which inherits descriptors that are open when it starts
+            STARTING.setdefault(child, []).append(own[0])
     return rebuild, (file.getvalue(), storages, metas)
 
 

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import tdc
 from tdc import NestedTensor, ObjectArray, Static, TensorDict
 from tdc.core.dynamo import storage_id
+from tdc.tensordict.sending import reduce
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
 
@@ -208,6 +209,24 @@ def test_what_the_child_writes_is_seen(trip: Any):
     assert trip(part, "count") == 2
 
 
+def add(td: TensorDict) -> None:
+    """The work of a process that is given a TensorDict as an argument."""
+    check_equal(td, td)
+    tdc.copy_(td.select("weight"), td.select("weight") + 1)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_an_argument_of_a_process(method: str):
+    td = mixed()
+    shared = td.share_memory()
+    for given in (td, shared):
+        process = mp.get_context(method).Process(target=add, args=(given,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+    assert torch.equal(shared["weight"], td["weight"] + 1)
+
+
 @on_linux
 @pytest.mark.parametrize("count", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_descriptors_return_to_where_they_were(trip: Any, count: int):
@@ -228,6 +247,8 @@ def test_one_descriptor_is_sent():
     assert descriptors() <= before + 3  # a copy for the receiver, and the socket that hands it over
     back = pickle.loads(data)
     assert back["k7"].untyped_storage().data_ptr() == back["k8"].untyped_storage().data_ptr()
+    for mixture in (mixed(), mixed().share_memory()):  # objects, offsets and lengths among it
+        assert len(reduce(mixture)[1][1]) == 1
 
 
 def test_expanded_conjugate_and_subclassed_leaves(trip: Any):
