@@ -33,10 +33,10 @@ from tdc.core.errors import FormatError, StructureError, UnsupportedError, descr
 from tdc.core.keys import missing_key, path_of, show
 from tdc.core.one_storage import identity
 from tdc.core.typing import NestedKey
-from tdc.io.filenames import dotted, first, not_a_store
+from tdc.io.filenames import dotted, not_a_store, refuse_damage
 from tdc.io.leaves import Part, described, made
-from tdc.io.load import names_of, wanted_keys, within
-from tdc.io.manifest import DTYPES, MOST_BYTES, Entry, Stored, Table, dump, parse, stored, stored_at
+from tdc.io.load import names_of, stored_of, wanted_keys, within
+from tdc.io.manifest import DTYPES, MOST_BYTES, Stored, dump, parse
 from tdc.io.packed import names_in
 from tdc.io.publish import path_text
 from tdc.io.save import PathLike
@@ -152,7 +152,7 @@ def dcp_load(
     if absent:
         raise missing_key(READ, path_of(absent[0]), [path_of(key) for key in table if key])
     chosen = within(table, set(wanted))
-    needed = needed_by(chosen, table)
+    needed = stored_of(table, chosen)
     names = names_in(READ, table)
     check_index({names[at]: x for at, x in needed.items()}, described_there)
     tensors = {at: room_for(at, x, like) for at, x in needed.items()}
@@ -265,13 +265,6 @@ def read_manifest(path: str, index: Any, group: Any) -> bytes:
     return data.numpy().tobytes()
 
 
-def needed_by(chosen: Table, table: Table) -> dict[Part, Stored]:
-    """The tensors of chosen entries, those that they are tied to among them."""
-    places = [(keys, part) for keys, item in chosen.items() if isinstance(item, Entry) for part in item.parts]
-    found = [stored_at(table, *at) for at in places]
-    return {at: stored(table, *at) for at in found}
-
-
 def check_index(named: dict[str, Stored], index: Any) -> None:
     """The index has every tensor that is needed, as the manifest says it is."""
     wrong: list[str] = []
@@ -280,8 +273,7 @@ def check_index(named: dict[str, Stored], index: Any) -> None:
         dtype: Any = getattr(getattr(known, "properties", None), "dtype", None)
         if known is None or tuple(getattr(known, "size", ())) != x.shape or dtype != DTYPES[x.dtype]:
             wrong.append(f"{dotted((name,))}: not as in the index")
-    if wrong:
-        raise not_a_store(READ, "a manifest that says what the index says", f"{len(wrong)} others", first(wrong), HINT)
+    refuse_damage(READ, "a manifest that says what the index says", wrong, "others", HINT)
 
 
 def room_for(at: Part, x: Stored, like: TensorDict | None) -> Tensor:

@@ -31,7 +31,7 @@ MADE_BY_US = {  # records, and what takes nothing but settings or has a test of 
     "Spec", "LeafSpec", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report", "Signature",
     "TrainStep", "Average", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
     "assert_close", "Loader",
-    "assert_close", "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset",
+    "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset",
 }  # fmt: skip
 WRONG: dict[str, Any] = {
     "list": [1, 2], "dict": {"a": 1}, "None": None, "tensor": torch.zeros(3, 2), "array": np.zeros((3, 2)),

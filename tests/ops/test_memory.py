@@ -283,6 +283,18 @@ def test_maps_of_files_are_copied(trip: Any, tmp_path: Path):
     assert torch.equal(back["text"].values, td["text"].values)
 
 
+def test_leaves_of_a_store_go_by_its_path(trip: Any, tmp_path: Path):
+    td = TensorDict({"weight": torch.rand(3, 10000), "text": tdc.pack([torch.ones(9000)] * 3)}, [3])
+    tdc.io.save(td, tmp_path / "store")
+    loaded = tdc.io.load(tmp_path / "store")
+    rest, storages, metas = reduce(loaded)[1]
+    assert len(rest) < 1000
+    assert storages == metas == []
+    back = trip(loaded.set("new", torch.ones(3)))
+    assert torch.equal(back["weight"], td["weight"])
+    assert back["new"].is_shared()
+
+
 class Rows(Dataset[TensorDict]):
     """Examples of a TensorDict."""
 
