@@ -26,7 +26,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tdc.autobatch.flow import every
+from tdc.autobatch.flow import every, passes
 from tdc.autobatch.syntax import may_fail
 from tdc.autobatch.tree import (
     INDENT,
@@ -125,9 +125,9 @@ class Writer:
         for node in nodes:
             if isinstance(node, Exit):
                 self.leave(node, mask)
-                break
-            mask = self.node(node, mask)
-        else:
+            else:
+                mask = self.node(node, mask)
+        if not nodes or passes(nodes[-1]):
             found = variables(names) if wanted is None else some(names, wanted)
             self.line(f"{ends}.append(({mask}, {found}))")
         self.depth = depth

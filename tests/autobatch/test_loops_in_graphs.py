@@ -147,7 +147,19 @@ def goes_on_early(s: Tensor, k: Tensor) -> Any:
     return s, i
 
 
+@tdc.batch
+def returns_in_the_end(s: Tensor, k: Tensor) -> Tensor:
+    """A loop that only a return ends has nobody behind it, whom a graph does not tell from some; found by programs."""
+    i = 0
+    while True:
+        i += 1
+        if s > 1 or i > k:
+            return s * i
+        s = s + 0.3
+
+
 CASES: dict[str, tuple[Any, Any]] = {
+    "returns in the end": (returns_in_the_end, NUMBERS),
     "goes on early": (goes_on_early, NUMBERS),
     "behind a break": (behind_a_break, ROWS),
     "three deep": (three_deep, NUMBERS),
@@ -158,7 +170,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "halved rows": (halved_rows, ROWS),
     "whole examples on ways": (whole_examples_on_ways, [ROWS[0], ROWS[1], ROWS[3].abs() + 1, ROWS[4]]),
 }
-QUICK = ("breaks beside else", "behind a break", "goes on early")
+QUICK = ("breaks beside else", "behind a break", "goes on early", "returns in the end")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
