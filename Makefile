@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 
 # Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
 extras-demo := viz
-extras-dev := dev,dask,io,viz
+extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
 
 # Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
