@@ -58,12 +58,18 @@ class Program:
     double: bool
 
 
-def program(seed: int, calls: bool = True) -> Program:
-    """The random program of a seed; without calls of other functions, if those are not wanted."""
+STATEMENTS = 24  # about, of a program
+
+
+def program(seed: int, calls: bool = True, statements: int = STATEMENTS) -> Program:
+    """The random program of a seed, of about so many statements; without calls of other functions, if those are not
+    wanted."""
     rng = random.Random(seed)
     helper = Writer(rng, rows="none", helper=False).helper()
     rows = rng.choice(["static", "ragged", "ragged", "padded"])
-    text = Writer(rng, rows, helper=calls).function()
+    writer = Writer(rng, rows, helper=calls)
+    writer.left = statements
+    text = writer.function()
     size = rng.choice([1, 2, 7, 7])
     style = rng.choice(["map", "map", "lanes", "shared", "moved"])
     return Program(seed, text, helper, size, rows, style, rng.random() < 0.8)
@@ -80,7 +86,7 @@ class Writer:
         self.depth = 2
         self.loops: list[bool] = []  # whether each loop around may be left early
         self.fresh = 0
-        self.left = 24  # statements
+        self.left = STATEMENTS
         self.form = rng.choice(["s", "sv", "svk", "dict", "kq"])
 
     # -- the whole function

@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autobatch.check import Compiler, check
-from autobatch.generate import Program, program
+from autobatch.generate import STATEMENTS, Program, program
 
 WORDS = ("while ", "for ", "if ", "break", "continue", "return ", "other(", "else:", "elif ", "append")
 
@@ -49,12 +49,14 @@ MODES: dict[str, tuple[Compiler | None, dict[str, Any]]] = {
 }
 
 
-def run(count: int, start: int, mode: str, limit: int = 10, calls: bool = True) -> tuple[Counter[str], list[str]]:
+def run(
+    count: int, start: int, mode: str, limit: int = 10, calls: bool = True, statements: int = STATEMENTS
+) -> tuple[Counter[str], list[str]]:
     """Check programs of successive seeds. Returns what they contain, and what failed."""
     seen: Counter[str] = Counter()
     failed: list[str] = []
     for seed in range(start, start + count):
-        p = program(seed, calls)
+        p = program(seed, calls, statements)
         if mode != "eager" and p.style == "lanes":
             p = Program(**{**vars(p), "style": "map"})
         seen["programs"] += 1
@@ -89,12 +91,13 @@ def main() -> None:
     parser.add_argument("--mode", choices=list(MODES), default="eager")
     parser.add_argument("--limit", type=int, default=10, help="stop after so many failures")
     parser.add_argument("--no-calls", action="store_true", help="programs that call no other function")
+    parser.add_argument("--statements", type=int, default=STATEMENTS, help="of a program, about; fewer compile faster")
     given = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seen, failed = run(given.count, given.seed, given.mode, given.limit, not given.no_calls)
+        seen, failed = run(given.count, given.seed, given.mode, given.limit, not given.no_calls, given.statements)
     for text, n in seen.most_common():
         print(f"{n:6} {text}")
     passed = seen["programs"] - len(failed)
