@@ -58,7 +58,7 @@ def join(tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
         if rest:
             pieces.append(own.new_zeros(rest, dtype=torch.uint8))
     if not pieces:
-        return torch.empty(0, dtype=torch.uint8) if out is None else out
+        return torch.empty(0, dtype=torch.uint8, device="cpu") if out is None else out
     return torch.cat(pieces) if out is None else untyped.cat(pieces, out=out)
 
 

@@ -148,7 +148,13 @@ class Reader:
 
         offsets = self.tensor(array.offsets).long()
         first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-        offsets = torch.zeros(1, dtype=torch.int64) if not len(offsets) else offsets - first if first else offsets
+        offsets = (
+            torch.zeros(1, dtype=torch.int64, device="cpu")
+            if not len(offsets)
+            else offsets - first
+            if first
+            else offsets
+        )
         inner = array.values.slice(first, last - first)
         if isinstance(inner.type, pa.BaseExtensionType):
             inner = shaped(inner)

@@ -117,7 +117,7 @@ def to_struct_array(td: TensorDict) -> Any:
 
 def ndarray() -> type[Any]:
     """numpy's class of arrays, without importing numpy."""
-    return type(torch.empty(0).numpy())
+    return type(torch.empty(0, device="cpu").numpy())
 
 
 def columns(array: Any, in_place: bool = False) -> dict[str, Any]:

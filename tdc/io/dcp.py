@@ -260,7 +260,7 @@ def read_manifest(path: str, index: Any, group: Any) -> bytes:
         raise not_a_store(READ, "a checkpoint of tdc.io.dcp_save", "one without a manifest", hint=hint)
     if size[0] > MOST_BYTES:
         raise not_a_store(READ, f"a manifest of at most {MOST_BYTES} bytes", f"one of {size[0]}", hint=HINT)
-    data = torch.empty(size, dtype=torch.uint8)
+    data = torch.empty(size, dtype=torch.uint8, device="cpu")
     read_into({MANIFEST: data}, path, group)
     return data.numpy().tobytes()
 

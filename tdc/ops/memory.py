@@ -64,7 +64,7 @@ def pin_memory(td: TensorDict) -> TensorDict:
 
 def shared_buffer(nbytes: int) -> Tensor:
     """A buffer in memory that other processes see."""
-    return untyped.empty(nbytes, dtype=torch.uint8).share_memory_()
+    return untyped.empty(nbytes, dtype=torch.uint8, device="cpu").share_memory_()
 
 
 def can_be_pinned(x: Tensor) -> bool:
@@ -74,7 +74,7 @@ def can_be_pinned(x: Tensor) -> bool:
 
 def pinned_buffer(nbytes: int) -> Tensor:
     """A buffer in page-locked memory."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def other_shared(x: Tensor) -> Tensor:

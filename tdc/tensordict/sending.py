@@ -148,7 +148,7 @@ def rebuild(rest: bytes, storages: list[Any], metas: list[Meta | Tensor]) -> Any
             continue
         number, dtype, offset, shape, stride, graph = meta
         if number < 0:
-            x = untyped.empty_strided(shape, stride, dtype=dtype)
+            x = untyped.empty_strided(shape, stride, dtype=dtype, device="cpu")
         else:
             x = empty[dtype].data.set_(storages[number], offset, shape, stride)
         tensors.append(x.requires_grad_() if graph else x)
