@@ -147,14 +147,11 @@ class Reader:
         pa: Any = import_module("pyarrow")
 
         offsets = self.tensor(array.offsets).long()
-        first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-        offsets = (
-            torch.zeros(1, dtype=torch.int64, device="cpu")
-            if not len(offsets)
-            else offsets - first
-            if first
-            else offsets
-        )
+        if not len(offsets):  # of no rows
+            offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first:  # of a slice
+            offsets = offsets - first
         inner = array.values.slice(first, last - first)
         if isinstance(inner.type, pa.BaseExtensionType):
             inner = shaped(inner)
