@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,29 @@ def split(buffer: Tensor, forms: Iterable[Form]) -> list[Tensor]:
         found.append(empty[dtype].data.set_(storage, at // dtype.itemsize, shape, strides(shape)))
         at += aligned(form.nbytes)
     return found
+
+
+def copies(tensors: Sequence[Tensor], buffer: Callable[[int], Tensor]) -> list[Tensor]:
+    """Copies of tensors in one buffer; what is one tensor stays one.
+
+    Args:
+        buffer: makes the buffer, of so many bytes.
+    """
+    keys = [identity(x) for x in tensors]
+    unique: dict[Any, Tensor] = {}
+    for key, x in zip(keys, tensors, strict=True):
+        unique.setdefault(key, x)
+    if not unique:
+        return []
+    forms = [Form(x.dtype, tuple(x.shape)) for x in unique.values()]
+    own = split(join([*unique.values()], buffer(total(forms))), forms)
+    found = dict(zip(unique, own, strict=True))
+    return [found[key] for key in keys]
+
+
+def shared_buffer(nbytes: int) -> Tensor:
+    """A buffer in memory that other processes see."""
+    return untyped.empty(nbytes, dtype=torch.uint8, device="cpu").share_memory_()
 
 
 class Empty(dict[torch.dtype, Any]):

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tdc.core.dynamo import storage_id
 from tdc.core.errors import TdcError, UnsupportedError, describe, refuse_wrong
 from tdc.core.keys import parts, path_of
+from tdc.core.one_storage import identity
 from tdc.io.filenames import Keys, dotted, refuse_damage
 from tdc.io.manifest import DTYPES, MOST_DEPTH, Entry, Node, Stored, Table, Tie, stored_at
 from tdc.io.origin import Part
@@ -118,7 +118,7 @@ def tied_or_stored(x: Tensor, at: Part, known: dict[Any, Part], tensors: dict[Pa
     if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided or x.dtype not in NAMES or x.is_nested:
         raise Faulty("which is no dense tensor of a dtype that files have")
     try:
-        key = (storage_id(x), x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg())
+        key = identity(x)
     except (RuntimeError, NotImplementedError):  # of a transform
         raise Faulty("which has no memory of its own") from None
     if key in known and x.numel():

@@ -8,7 +8,7 @@ Invariants: tensors that are there already stay, and what is one tensor stays on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.errors import UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
-from tdc.core.one_storage import Form, identity, is_plain, join, split, total
+from tdc.core.one_storage import copies, is_plain, shared_buffer
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure
@@ -26,7 +26,6 @@ from tdc.tensordict.object_array import ObjectArray, array
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Replaced = dict[int, Tensor]  # by the identity of the old tensor
-untyped: Any = torch
 
 
 def share_memory(td: TensorDict) -> TensorDict:
@@ -44,7 +43,7 @@ def share_memory(td: TensorDict) -> TensorDict:
         (True, True)
     """
     expect("share_memory", td, TensorDict)
-    return moved("share_memory", td, lambda x: not x.is_shared(), shared_buffer, other_shared)
+    return in_one_buffer("share_memory", td, lambda x: not x.is_shared(), shared_buffer, other_shared)
 
 
 def pin_memory(td: TensorDict) -> TensorDict:
@@ -59,12 +58,7 @@ def pin_memory(td: TensorDict) -> TensorDict:
     if not torch.accelerator.is_available():
         got, hint = "none that torch finds", "leave it out, or td.share_memory() for other processes"
         raise UnsupportedError(message("pin_memory", "an accelerator to lock memory for", got, hint=hint))
-    return moved("pin_memory", td, can_be_pinned, pinned_buffer, other_pinned)
-
-
-def shared_buffer(nbytes: int) -> Tensor:
-    """A buffer in memory that other processes see."""
-    return untyped.empty(nbytes, dtype=torch.uint8, device="cpu").share_memory_()
+    return in_one_buffer("pin_memory", td, can_be_pinned, pinned_buffer, other_pinned)
 
 
 def can_be_pinned(x: Tensor) -> bool:
@@ -90,7 +84,7 @@ def other_pinned(x: Tensor) -> Tensor:
     return x.pin_memory() if x.device.type == "cpu" else x
 
 
-def moved(
+def in_one_buffer(
     op: str, td: TensorDict, wanted: Callable[[Tensor], bool], buffer: Callable[[int], Tensor],
     other: Callable[[Tensor], Tensor],
 ) -> TensorDict:  # fmt: skip
@@ -101,34 +95,20 @@ def moved(
         found |= {id(x): x for x in tensors_of(leaf)}
         paths |= {id(x): show(path) for x in tensors_of(leaf)}
     plain = [x for x in found.values() if is_plain(x) and wanted(x)]
-    forms: dict[Any, Form] = {}
-    firsts: list[Tensor] = []
-    for x in plain:
-        if identity(x) not in forms:
-            forms[identity(x)] = Form(x.dtype, tuple(x.shape))
-            firsts.append(x)
-    copies = dict(zip(forms, in_buffer(firsts, [*forms.values()], buffer), strict=True))
-    new = {id(x): like(copies[identity(x)], x) for x in plain}
+    new = {id(x): like(own, x) for x, own in zip(plain, copies(plain, buffer), strict=True)}
     wrong: dict[str, str] = {}
     for i, x in found.items():
-        try:
-            new[i] = new[i] if i in new else x if is_plain(x) else other(x)
-        except (RuntimeError, NotImplementedError):
-            wrong[paths[i]] = f"{describe(x)} on {x.device}, {x.layout}"
-    refuse_wrong(
-        UnsupportedError, op, "dense tensors with content", wrong, "others", "td.exclude(key), or x.to_dense()"
-    )
+        if i not in new:
+            try:
+                new[i] = x if is_plain(x) else other(x)
+            except (RuntimeError, NotImplementedError):
+                wrong[paths[i]] = f"{describe(x)} on {x.device}, {x.layout}"
+    hint = "td.exclude(key), or x.to_dense()"
+    refuse_wrong(UnsupportedError, op, "dense tensors with content", wrong, "others", hint)
     if all([new[i] is x for i, x in found.items()]):
         return td
     structures: dict[int, Structure] = {}
     return build_td({p: replaced(x, new, structures) for p, x in td._leaves.items()}, td._nodes, td._size, td._device)
-
-
-def in_buffer(tensors: Sequence[Tensor], forms: Sequence[Form], buffer: Callable[[int], Tensor]) -> list[Tensor]:
-    """Copies of tensors in a buffer of their size."""
-    if not tensors:
-        return []
-    return split(join(tensors, buffer(total(forms))), forms)
 
 
 def like(copy: Tensor, x: Tensor) -> Tensor:

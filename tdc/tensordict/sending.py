@@ -28,12 +28,11 @@ from torch import Tensor
 from torch.multiprocessing import reductions  # which tells Python's pickler of processes about tensors
 
 from tdc.core.dynamo import storage_id
-from tdc.core.one_storage import Empty, Form, identity, join, split
+from tdc.core.one_storage import Empty, copies, shared_buffer
 
 Meta = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...], bool]
 PLAIN: dict[type, Callable[[Any], Any]] = {}  # of the classes that `reduce` is for, what a pickle of their own would do
 STARTING: MutableMapping[Any, list[Tensor]] = WeakKeyDictionary()  # copies for processes that are being started
-STRIDED = torch.strided
 untyped: Any = torch
 reduce_storage: Callable[[Any], Any] = getattr(reductions, "reduce_storage")  # noqa: B009  # whose types are open
 
@@ -89,7 +88,7 @@ def reduce(td: Any) -> tuple[Any, ...]:
     numbers: dict[int, int] = {}  # of the storages that are sent, by their identity; -1 of those to be copied
     for x in rest.tensors:
         graph = x.requires_grad
-        if not x.is_cpu or x.layout is not STRIDED or x.is_nested or (graph and not x.is_leaf):
+        if not x.is_cpu or x.layout is not torch.strided or x.is_nested or (graph and not x.is_leaf):
             metas.append(x)  # which torch sends, or refuses
             continue
         if (key := storage_id(x)) not in numbers:
@@ -105,7 +104,7 @@ def reduce(td: Any) -> tuple[Any, ...]:
             copied[len(metas)] = x
             metas.append(None)
     if copied:
-        own = shared_copies([*copied.values()])
+        own = copies([*copied.values()], shared_buffer)
         for (i, x), copy in zip(copied.items(), own, strict=True):
             metas[i] = len(storages), x.dtype, copy.storage_offset(), tuple(x.shape), copy.stride(), x.requires_grad
         storages.append(shared_handle(own[0]))
@@ -120,22 +119,6 @@ def shared_handle(x: Tensor) -> Handle | None:
         return Handle(reduce_storage(x.untyped_storage()))
     except OSError:
         return None
-
-
-def shared_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors in one storage of shared memory; what is one tensor stays one."""
-    numbers: dict[Any, int] = {}
-    unique: list[Tensor] = []
-    order: list[int] = []
-    for x in tensors:
-        key = identity(x)
-        if key not in numbers:
-            numbers[key] = len(unique)
-            unique.append(x)
-        order.append(numbers[key])
-    buffer: Any = join(unique)
-    own = split(buffer.share_memory_(), [Form(x.dtype, tuple(x.shape)) for x in unique])
-    return [own[n] for n in order]
 
 
 def rebuild(rest: bytes, storages: list[Any], metas: list[Meta | Tensor]) -> Any:
