@@ -136,6 +136,11 @@ def refuse_wrong(
         raise error(message(op, expected, f"{len(wrong)} {which}", wrong, hint))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def describe(x: Any) -> str:
     """Kind, dtype and shape of a value, without its content; of a TensorDict the batch size.
 

@@ -24,7 +24,16 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, keys_of
 from tdc.core.dtypes import in_numpy
-from tdc.core.errors import DtypeError, KeyPathError, ShapeError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.errors import (
+    DtypeError,
+    KeyPathError,
+    ShapeError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+    refuse_wrong,
+)
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import Structure, extent_of
@@ -288,7 +297,7 @@ def array_of(x: Any, pa: Any) -> Any:
         try:
             return pa.array(x.tolist())
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise Unfit(f"{describe(x)}: {str(error).splitlines()[0]}") from None
+            raise Unfit(f"{describe(x)}: {first_line(error)}") from None
     if not isinstance(x, Tensor):
         raise Unfit(describe(x))
     return numbers(x, pa)

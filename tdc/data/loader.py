@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
-from tdc.core.errors import DtypeError, KeyPathError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.errors import (
+    DtypeError,
+    KeyPathError,
+    StructureError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+    refuse_wrong,
+)
 from tdc.core.keys import show
 from tdc.core.typing import NestedKey
 from tdc.data.dataset import Dataset, examples_of, index_device
@@ -228,7 +237,7 @@ def check_pinning(td: TensorDict) -> None:
     try:
         torch.empty(1, device="cpu").pin_memory()
     except RuntimeError as error:
-        hint = f"leave pin_memory out; {said(error)}"
+        hint = f"leave pin_memory out; torch: {first_line(error)[:100]}"
         raise UnsupportedError(message(OP, "a device that memory is pinned for", "none", hint=hint)) from None
     host, leaves = torch.device("cpu"), {show(p): unwrap(x) for p, x in td._leaves.items()}
     wrong = {name: describe(x) for name, x in leaves.items() if (getattr(x, "device", None) or host).type != "cpu"}
@@ -241,15 +250,14 @@ def as_device(device: Any) -> torch.device:
     try:
         found = torch.device(device)
     except (TypeError, RuntimeError) as error:
-        raise DtypeError(message(OP, "a device", describe(device), hint=f"device='cuda'; {said(error)}")) from None
+        raise DtypeError(
+            message(OP, "a device", describe(device), hint=f"device='cuda'; torch: {first_line(error)[:100]}")
+        ) from None
     try:
         torch.empty(0, device=found)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         expected, got = "a device that is there", f"device={str(found)!r}"
-        raise UnsupportedError(message(OP, expected, got, hint=f"leave device out; {said(error)}")) from None
+        raise UnsupportedError(
+            message(OP, expected, got, hint=f"leave device out; torch: {first_line(error)[:100]}")
+        ) from None
     return found
-
-
-def said(error: Exception) -> str:
-    """The first line of an error of torch."""
-    return f"torch: {(str(error).splitlines() or [''])[0][:100]}"

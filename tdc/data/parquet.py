@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from tdc.core.arguments import expect, keys_of
-from tdc.core.errors import DtypeError, FormatError, KeyPathError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, FormatError, KeyPathError, UnsupportedError, describe, first_line, message
 from tdc.data.arrow import from_arrow, to_arrow
 from tdc.tensordict.tensordict import TensorDict
 
@@ -56,7 +56,7 @@ def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> Ten
         table = pq.read_table(text, columns=names)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         hint = "tdc.data.to_parquet writes one"
-        raise FormatError(message(READ, "a Parquet file", str(error).splitlines()[0], hint=hint)) from None
+        raise FormatError(message(READ, "a Parquet file", first_line(error), hint=hint)) from None
     return from_arrow(table, columns=names)
 
 
@@ -97,7 +97,7 @@ def to_parquet(td: TensorDict, path: PathLike, *, overwrite: bool = False) -> No
         os.replace(hidden, text)
     except pa.ArrowNotImplementedError as error:
         hint = "td.exclude(key) of nodes without leaves"
-        raise UnsupportedError(message(WRITE, "what Parquet holds", str(error).splitlines()[0], hint=hint)) from None
+        raise UnsupportedError(message(WRITE, "what Parquet holds", first_line(error), hint=hint)) from None
     finally:
         with suppress(FileNotFoundError):
             os.remove(hidden)

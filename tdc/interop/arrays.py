@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, expect_function
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, UnsupportedError, describe, dtype_name, refuse_wrong
+from tdc.core.errors import DtypeError, UnsupportedError, describe, dtype_name, first_line, refuse_wrong
 from tdc.core.keys import as_path, show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.leaf import unwrap
@@ -172,8 +172,3 @@ def given(x: Any, into: Callable[[Any], Any], path: str, faults: dict[str, str],
             changed[path] = f"{describe(x)}, as {dtype}"
         return out
     return None
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in short."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dynamo import has_loaded
-from tdc.core.errors import FormatError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.errors import FormatError, StructureError, UnsupportedError, describe, first_line, message, refuse_wrong
 from tdc.core.keys import missing_key, path_of, show
 from tdc.core.one_storage import identity
 from tdc.core.typing import NestedKey
@@ -302,5 +302,5 @@ def read_into(state: dict[str, Tensor], path: str, group: Any) -> None:
         found = failure(error)
         if isinstance(found, OSError) and not isinstance(found, FileNotFoundError):
             raise found from None
-        got = f"files that torch cannot read: {(str(found).splitlines() or [''])[0] or type(found).__name__}"
+        got = f"files that torch cannot read: {first_line(found)}"
         raise not_a_store(READ, "a whole checkpoint", got, hint=HINT) from None

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tdc.core.errors import TdcError, UnsupportedError, describe, refuse_wrong
+from tdc.core.errors import TdcError, UnsupportedError, describe, first_line, refuse_wrong
 from tdc.core.keys import parts, path_of
 from tdc.core.one_storage import identity
 from tdc.io.filenames import Keys, dotted, refuse_damage
@@ -212,7 +212,7 @@ def checked_leaf(
     try:
         return MAKERS[entry.kind](entry.data, parts, structures)
     except (Faulty, TdcError, RuntimeError) as fault:
-        wrong[dotted(keys)] = f"{entry.kind} {str(fault).splitlines()[0]}"
+        wrong[dotted(keys)] = f"{entry.kind} {first_line(fault)}"
         return None
 
 

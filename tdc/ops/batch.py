@@ -24,7 +24,16 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect, normal_dim
-from tdc.core.errors import DtypeError, IndexingError, ShapeError, UnsupportedError, describe, message, show_sizes
+from tdc.core.errors import (
+    DtypeError,
+    IndexingError,
+    ShapeError,
+    UnsupportedError,
+    describe,
+    first_line,
+    message,
+    show_sizes,
+)
 from tdc.core.keys import show
 from tdc.core.rules import define, name_of
 from tdc.core.typing import Op
@@ -95,12 +104,7 @@ def explained(op: Any, x: TensorDict, fn: Op, columns: list[list[Any]], error: E
         return error
     kinds = {IndexError: IndexingError, TypeError: DtypeError, NotImplementedError: DtypeError}
     expected = f"arguments for batch_size {show_sizes(x.batch_size)}"
-    return kinds.get(type(error), ShapeError)(message(op, expected, "others", wrong, first_line(error)))
-
-
-def first_line(error: Exception) -> str:
-    """What torch says, as a hint."""
-    return f"torch: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    return kinds.get(type(error), ShapeError)(message(op, expected, "others", wrong, f"torch: {first_line(error)}"))
 
 
 def sample(x: TensorDict, fn: Op, others: tuple[TensorDict, ...], out: dict[Any, Any]) -> tuple[Any, int]:

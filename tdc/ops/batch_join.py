@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import ShapeError, StructureError, TdcError, describe, message, op_name, show_sizes
+from tdc.core.errors import ShapeError, StructureError, TdcError, describe, first_line, message, op_name, show_sizes
 from tdc.core.keys import show
 from tdc.core.rules import define
-from tdc.ops.batch import PLAIN, first_line
+from tdc.ops.batch import PLAIN
 from tdc.ops.join import named_axis, same_kind
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -90,7 +90,7 @@ def misfit(join: Any, tds: list[TensorDict], dim: int, error: Exception) -> TdcE
             kinds = [(ragged, n, [*z[:dim], *z[dim + 1 :]]) for ragged, n, z in kinds]
         if any([kind != kinds[0] for kind in kinds]):
             wrong[path] = " and ".join(dict.fromkeys([describe(v) for v in group]))
-    got, hint = "others", first_line(error)
+    got, hint = "others", f"torch: {first_line(error)}"
     if wrong:
         got = f"{len(wrong)} keys that differ"
         hint = "tdc.data.pad_sequence(tds) or tdc.data.ragged_stack(tds) for rows that differ, or exclude the key"

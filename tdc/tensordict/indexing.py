@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import readable
-from tdc.core.errors import IndexingError, TdcError, UnsupportedError, describe, describe_index, message, show_sizes
+from tdc.core.errors import (
+    IndexingError,
+    TdcError,
+    UnsupportedError,
+    describe,
+    describe_index,
+    first_line,
+    message,
+    show_sizes,
+)
 from tdc.core.keys import show
 from tdc.tensordict.storage import Leaves
 
@@ -234,8 +243,7 @@ def refused(leaves: Leaves, idx: Any, error: Exception) -> Exception:
             indexed({path: x}, idx)
         except (RuntimeError, NotImplementedError):
             wrong[show(path)] = describe(x)
-    reason = (str(error).splitlines() or [""])[0]
-    hint = f"td.exclude(key) first; torch: {reason[:100]}"
+    hint = f"td.exclude(key) first; torch: {first_line(error)[:100]}"
     return UnsupportedError(message("index", "leaves that take this index", f"{len(wrong)} others", wrong, hint))
 
 
