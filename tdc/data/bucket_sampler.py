@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.data.epochs import EpochSampler, Plan, whole
+from tdc.data.epochs import EpochSampler, Plan, equal_bounds, whole_number
 from tdc.data.example_lengths import example_lengths
 
 
@@ -52,8 +52,8 @@ class BucketSampler(EpochSampler):
         drop_last: bool = False, rank: int = 0, world_size: int = 1,
     ) -> None:  # fmt: skip
         found = example_lengths(self._op, lengths)
-        self._batch_size = whole(self._op, 1, "batch_size", batch_size)
-        self._window = whole(self._op, 1, "window", window)
+        self._batch_size = whole_number(self._op, 1, "batch_size", batch_size)
+        self._window = whole_number(self._op, 1, "window", window)
         super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
         self._lengths = found
 
@@ -70,7 +70,7 @@ class BucketSampler(EpochSampler):
             chosen = torch.cat([first, torch.arange(len(first), count, device="cpu")])
             order = torch.cat([order[: count * size].view(count, size)[chosen].flatten(), order[count * size :]])
         end = count * size if self._drop_last else n
-        return Plan(order[:end], [*range(0, end, size), end] if end else [0])
+        return Plan(order[:end], equal_bounds(end, size))
 
     def _settings(self) -> dict[str, Any]:
         more = {"batch_size": self._batch_size, "window": self._window, "tokens": int(self._lengths.sum())}

@@ -149,11 +149,8 @@ def check_out(out: Any, td: TensorDict, dim: int) -> None:
 def write(result: Any, target: TensorDict, chunk: Chunk) -> None:
     """Write the result of a part into its place; it has exactly the keys, dtypes and shapes that are there."""
     if not is_tensordict(result):
-        expected, hint = (
-            "a TensorDict to write into out",
-            "return td.select('y') or TensorDict({'y': y}, td.batch_size)",
-        )
-        raise DtypeError(message(OP, expected, f"{describe(result)} of {chunk}", hint=hint))
+        hint = "return td.select('y') or TensorDict({'y': y}, td.batch_size)"
+        raise DtypeError(message(OP, "a TensorDict to write into out", f"{describe(result)} of {chunk}", hint=hint))
     form = spec_of(OP, target).with_device(None)
     wrong = differences(result, form)
     if wrong:

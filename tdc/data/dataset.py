@@ -20,11 +20,12 @@ from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import FormatError, ShapeError, describe, message, show_sizes
 from tdc.core.typing import NestedKey
 from tdc.io.load import load
+from tdc.io.save import PathLike
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
 
-PathLike = str | os.PathLike[str]
+OP = "data.Dataset"
 
 
 class Dataset(torch_data.Dataset[TensorDict]):
@@ -57,9 +58,9 @@ class Dataset(torch_data.Dataset[TensorDict]):
 
     def __init__(self, source: TensorDict | PathLike, keys: Iterable[NestedKey] | None = None) -> None:
         self._path = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else None
-        self._keys = None if keys is None else keys_of("data.Dataset", keys)
+        self._keys = None if keys is None else keys_of(OP, keys)
         self._td = self._opened() if self._path is not None else chosen(source, self._keys)
-        check_examples("data.Dataset", self._td)
+        check_examples(OP, self._td)
 
     def _opened(self) -> Any:
         return load(str(self._path), self._keys)
@@ -96,13 +97,12 @@ class Dataset(torch_data.Dataset[TensorDict]):
             expected = f"the store that the dataset was made from, of batch size {show_sizes(state['size'])}"
             hint = "make the dataset again; save new data to another path"
             got = f"another one at {self._path!r}, of {show_sizes(self._td.batch_size)}"
-            raise FormatError(message("data.Dataset", expected, got, hint=hint))
+            raise FormatError(message(OP, expected, got, hint=hint))
 
 
 def chosen(td: Any, keys: list[NestedKey] | None) -> TensorDict:
     """A TensorDict with these keys alone."""
-    hint = "or the path of a store"
-    expect("data.Dataset", td, TensorDict, of=f" {hint}")
+    expect(OP, td, TensorDict, of=" or the path of a store")
     return td if keys is None else td.select(*keys)
 
 

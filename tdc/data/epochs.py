@@ -28,7 +28,7 @@ from torch.utils.data import Sampler
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 
-LARGEST_SEED = 2**62
+SEEDS = 2**62  # they are below this, so that the number of an epoch can be added
 
 
 class Plan(NamedTuple):
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
         return plan_of(chosen)
 
 
-def whole(op: str, least: int, name: str, value: Any) -> int:
+def whole_number(op: str, least: int, name: str, value: Any) -> int:
     """An argument that is a whole number of `least` or more; else an error that names it."""
     try:
         expect_at_least(op, least, name, value)
@@ -75,6 +75,11 @@ def plan_of(batches: list[Tensor]) -> Plan:
     for batch in batches:
         bounds.append(bounds[-1] + batch.shape[0])
     return Plan(torch.cat(batches) if batches else torch.empty(0, dtype=torch.int64, device="cpu"), bounds)
+
+
+def equal_bounds(examples: int, size: int) -> list[int]:
+    """The bounds of batches of `size` examples, the last of which may have fewer."""
+    return [*range(0, examples, size), examples] if examples else [0]
 
 
 class EpochSampler(Sampler[list[int]]):
@@ -95,13 +100,13 @@ class EpochSampler(Sampler[list[int]]):
     def __init__(self, examples: int, shuffle: Any, seed: Any, drop_last: Any, rank: Any, world_size: Any) -> None:
         for flag, name in ((shuffle, "shuffle"), (drop_last, "drop_last")):
             expect(self._op, flag, bool, of=f" for {name}")
-        self._world_size = whole(self._op, 1, "world_size", world_size)
-        self._rank = whole(self._op, 0, "rank", rank)
-        self._seed = whole(self._op, 0, "seed", seed)
-        if rank >= world_size:
-            hint = f"ranks are 0 to {world_size - 1}; give world_size=, the number of processes, too"
+        self._world_size = whole_number(self._op, 1, "world_size", world_size)
+        self._rank = whole_number(self._op, 0, "rank", rank)
+        self._seed = whole_number(self._op, 0, "seed", seed)
+        if self._rank >= self._world_size:
+            hint = f"ranks are 0 to {self._world_size - 1}; give world_size=, the number of processes, too"
             raise ShapeError(message(self._op, f"a rank below world_size={world_size}", f"{rank}", hint=hint))
-        if seed >= LARGEST_SEED:
+        if self._seed >= SEEDS:
             raise ShapeError(message(self._op, "a seed below 2**62", f"{seed}", hint="seed=0"))
         self._examples, self._shuffle, self._drop_last = examples, shuffle, drop_last
         self._epoch = self._done = self._first = 0
@@ -167,7 +172,7 @@ class EpochSampler(Sampler[list[int]]):
         Raises:
             ShapeError, DtypeError: not an int of 0 or more.
         """
-        chosen = whole(self._op, 0, "epoch", epoch)
+        chosen = whole_number(self._op, 0, "epoch", epoch)
         if chosen != self._epoch:
             self._epoch, self._done, self._first, self._plan = chosen, 0, 0, None
 
@@ -202,7 +207,7 @@ class EpochSampler(Sampler[list[int]]):
             raise KeyPathError(message(op, "a state", f"a dict without {', '.join(missing)}", hint=hint))
         wrong = {k: f"{state[k]!r}, here {v!r}" for k, v in self._settings().items() if state[k] != v}
         refuse_wrong(StructureError, op, "a state of these settings", wrong, "others", "make it with the same settings")
-        epoch, batch = [whole(op, 0, name, state[name]) for name in ("epoch", "batch")]
+        epoch, batch = [whole_number(op, 0, name, state[name]) for name in ("epoch", "batch")]
         before = self._epoch, self._done, self._first, self._plan
         self.set_epoch(epoch)
         if batch > len(self):
@@ -221,9 +226,9 @@ def lists(plan: Plan, first: int) -> Generator[list[int], None, None]:
 class Batches(EpochSampler):
     """Batches of a fixed number of examples. The ranks share out examples, as DistributedSampler does."""
 
-    def __init__(self, examples: int, batch_size: Any, *settings: Any) -> None:
-        super().__init__(examples, *settings)
-        self._batch_size = whole(self._op, 1, "batch_size", batch_size)
+    def __init__(self, examples: int, batch_size: Any, **settings: Any) -> None:
+        super().__init__(examples, **settings)
+        self._batch_size = whole_number(self._op, 1, "batch_size", batch_size)
 
     def _of_rank(self, order: Tensor, generator: torch.Generator) -> Plan:
         n, ranks = self._examples, self._world_size
@@ -232,8 +237,7 @@ class Batches(EpochSampler):
             order = order.repeat(-(-each * ranks // n))
         mine = order[self._rank : each * ranks : ranks].contiguous()
         end = each - each % self._batch_size if self._drop_last else each
-        bounds = [*range(0, end, self._batch_size), end] if end else [0]
-        return Plan(mine[:end], bounds)
+        return Plan(mine[:end], equal_bounds(end, self._batch_size))
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "batch_size": self._batch_size}

@@ -42,7 +42,6 @@ def example_lengths(op: str, given: Any) -> Tensor:
         raise ShapeError(message(op, expected, describe(found), hint=hint))
     if bool((found < 0).any()):
         at = int((found < 0).nonzero()[0, 0])
-        raise ShapeError(
-            message(op, "lengths of 0 or more", f"one below 0 at example {at}", hint="lengths.clamp(min=0)")
-        )
+        got, hint = f"one below 0 at example {at}", "lengths.clamp(min=0)"
+        raise ShapeError(message(op, "lengths of 0 or more", got, hint=hint))
     return found.to("cpu", torch.int64)

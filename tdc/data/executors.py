@@ -28,6 +28,7 @@ from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
 MOST = 128  # parts that are submitted and not done
+IMPORTED_IN = os.getpid()  # another one than that of this process where it was forked since
 Done = Callable[[], None]
 
 
@@ -38,28 +39,13 @@ def check_executor(op: str, executor: Any) -> None:
         raise DtypeError(message(op, "a concurrent.futures.Executor", describe(executor), hint=hint))
 
 
-class Process:
-    """Whether this process was forked off another one that had tdc."""
-
-    forked = False
-
-
-def note_fork() -> None:
-    """In a forked process, the first thing."""
-    Process.forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=note_fork)
-
-
 def run(fn: Callable[..., Any], part: Any, target: Any, chunk: Chunk, caller: int) -> Any:
     """What a worker does with one part. The result is written where it belongs, or sent back.
 
     Args:
         caller: the process that submitted it.
     """
-    if Process.forked and os.getpid() != caller:  # an operation that wants the threads of OpenMP would wait for ever
+    if os.getpid() not in (IMPORTED_IN, caller):  # forked: an operation that wants OpenMP's threads would wait for ever
         torch.set_num_threads(1)
     result = fn(part.open())
     if target is not None:

@@ -9,7 +9,6 @@ Invariants: those of `epochs` and of `prefetch`; a batch has memory of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -30,9 +29,10 @@ from tdc.core.errors import (
 from tdc.core.keys import show
 from tdc.core.typing import NestedKey
 from tdc.data.dataset import Dataset, examples_of, index_device
-from tdc.data.epochs import Batches, EpochSampler, Plan, whole
+from tdc.data.epochs import Batches, EpochSampler, Plan, whole_number
 from tdc.data.prefetch import prefetched
 from tdc.data.token_budget import TokenBudgetSampler
+from tdc.io.save import PathLike
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.combine import named_leaves
@@ -43,7 +43,7 @@ OP = "data.loader"
 
 
 def loader(
-    source: TensorDict | Dataset | str | os.PathLike[str], batch_size: int | None = None, *,
+    source: TensorDict | Dataset | PathLike, batch_size: int | None = None, *,
     max_tokens: int | None = None, key: NestedKey | None = None, batch_sampler: EpochSampler | None = None,
     shuffle: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0, pin_memory: bool = False,
     device: Any = None, rank: int = 0, world_size: int = 1,
@@ -93,7 +93,7 @@ def loader(
     td = examples_of(OP, source)
     settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "rank": rank, "world_size": world_size}
     sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, settings)
-    ahead = whole(OP, 0, "prefetch", prefetch)
+    ahead = whole_number(OP, 0, "prefetch", prefetch)
     expect(OP, pin_memory, bool, of=" for pin_memory")
     if pin_memory:
         check_pinning(td)
@@ -121,7 +121,7 @@ class Loader:
 
     def _batches(self, plan: Plan, first: int) -> Generator[TensorDict, None, None]:
         made = prefetched(gathered(self._td, plan, first, self._pin_memory), self._prefetch)
-        return made if self._device is None else moved(made, self._device, self._pin_memory)
+        return made if self._device is None else to_device(made, self._device, self._pin_memory)
 
     @property
     def epoch(self) -> int:
@@ -171,7 +171,7 @@ def gather_of(td: TensorDict) -> Callable[[Tensor], TensorDict]:
     return lambda positions: build_td({p: f(0, positions) for p, f in selects}, nodes, positions.shape, device)
 
 
-def moved(
+def to_device(
     batches: Generator[TensorDict, None, None], device: torch.device, pinned: bool
 ) -> Generator[TensorDict, None, None]:
     """Batches on another device; where they are pinned, the copy is queued."""
@@ -195,7 +195,7 @@ def sampler_of(
         expected, got = f"one of {', '.join(given)}", " and ".join(names) or "none"
         raise DtypeError(message(OP, expected, got, hint="batch_size=256, or max_tokens=8192 and key="))
     if batch_size is not None:
-        return Batches(len(td), batch_size, *settings.values())
+        return Batches(len(td), batch_size, **settings)
     if max_tokens is not None:
         return TokenBudgetSampler(lengths_at(td, key), max_tokens, **settings)
     check_sampler(batch_sampler, len(td), settings)

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import count
 from typing import Any
 
 import torch
@@ -145,13 +146,8 @@ def by_executor(
     """`map` by the workers of an executor."""
     chunks = chunks_of(td.shape[dim], chunksize, num_chunks)
     with shown(progress, chunks.total) as tell:
-        done: list[None] = []
-
-        def one_more() -> None:
-            done.append(None)
-            tell(len(done))
-
-        work = Work("map", executor, fn, td, dim, out, one_more)
+        done = count(1)
+        work = Work("map", executor, fn, td, dim, out, lambda: tell(next(done)))
         results = list(work.results([chunks.at(i) for i in range(chunks.total)], chunks.total))
     return joined(results, dim, chunks) if out is None else out
 

@@ -13,12 +13,13 @@ from importlib import import_module
 from typing import Any
 
 from tdc.core.arguments import expect, keys_of
-from tdc.core.errors import DtypeError, FormatError, KeyPathError, UnsupportedError, describe, first_line, message
+from tdc.core.errors import FormatError, KeyPathError, UnsupportedError, first_line, message
 from tdc.data.arrow import from_arrow, to_arrow
+from tdc.io.publish import path_text
+from tdc.io.save import PathLike
 from tdc.tensordict.tensordict import TensorDict
 
 READ, WRITE, DATASET = "data.from_parquet", "data.to_parquet", "data.to_dataset"
-PathLike = str | os.PathLike[str]
 
 
 def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> TensorDict:
@@ -45,7 +46,7 @@ def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> Ten
     pa: Any = import_module("pyarrow")
     pq: Any = import_module("pyarrow.parquet")
 
-    text = path_of(READ, path)
+    text = path_text(READ, path)
     names = None if columns is None else keys_of(READ, columns, "a list of columns", "columns=['a', 'b']")
     try:
         known = pq.ParquetDataset(text).schema.names
@@ -86,7 +87,7 @@ def to_parquet(td: TensorDict, path: PathLike, *, overwrite: bool = False) -> No
     pq: Any = import_module("pyarrow.parquet")
 
     expect(WRITE, td, TensorDict)
-    text = path_of(WRITE, path)
+    text = path_text(WRITE, path)
     expect(WRITE, overwrite, bool, of=" for overwrite")
     if os.path.lexists(text) and not (overwrite and os.path.isfile(text)):
         got, hint = f"something at {text!r}", "overwrite=True replaces a file; or choose another path"
@@ -118,10 +119,3 @@ def to_dataset(td: TensorDict) -> Any:
 
     expect(DATASET, td, TensorDict)
     return datasets.Dataset(datasets.table.InMemoryTable(to_arrow(td)))
-
-
-def path_of(op: str, path: Any) -> str:
-    """A path as text."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise DtypeError(message(op, "a path", describe(path), hint="a str or a pathlib.Path"))
-    return os.fspath(path)

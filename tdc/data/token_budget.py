@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.data.epochs import EpochSampler, Plan, plan_of, whole
+from tdc.data.epochs import EpochSampler, Plan, plan_of, whole_number
 from tdc.data.example_lengths import example_lengths
 
 WINDOW = 64
 RESERVE = 128
 MOST_PAIRED = 64  # examples whose pairs are looked at
-Item = tuple[int, int]  # the length and the position of an example
 MOST_NAMED = 8  # of a million examples that are too long
+Item = tuple[int, int]  # the length and the position of an example
 
 
 class TokenBudgetSampler(EpochSampler):
@@ -72,7 +72,7 @@ class TokenBudgetSampler(EpochSampler):
         rank: int = 0, world_size: int = 1,
     ) -> None:  # fmt: skip
         found = example_lengths(self._op, lengths)
-        self._max_tokens = whole(self._op, 1, "max_tokens", max_tokens)
+        self._max_tokens = whole_number(self._op, 1, "max_tokens", max_tokens)
         refuse_longer(self._op, found, self._max_tokens)
         super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
         self._lengths = found
@@ -135,9 +135,10 @@ def packed(order: list[int], lengths: list[int], budget: int) -> list[list[int]]
         while at < len(order) and lengths[order[at]] <= room:
             room -= lengths[order[at]]
             at += 1
-        taken = waiting + order[begin:at] if at == len(order) else order[begin:at]
-        pool = sorted(taken, key=lengths.__getitem__, reverse=True)
-        pool = pool if at == len(order) else waiting + pool
+        taken = order[begin:at]
+        if at == len(order):
+            waiting, taken = [], waiting + taken
+        pool = waiting + sorted(taken, key=lengths.__getitem__, reverse=True)
         bins, spare = spread(pool, lengths, budget, count)
         spare += order[at : at + RESERVE]
         at = min(at + RESERVE, len(order))
