@@ -20,8 +20,8 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.core.one_storage import Form, join, split, total
-from tdc.io.filenames import dotted, not_a_store
-from tdc.io.leaves import Part, described, made
+from tdc.io.filenames import Part, dotted, not_a_store
+from tdc.io.leaves import described, made
 from tdc.io.load import names_of
 from tdc.io.manifest import DTYPES, Entry, Stored, Table, dump, parse
 from tdc.tensordict.tensordict import TensorDict

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import FormatError, message
-from tdc.io.filenames import Keys
+from tdc.io.filenames import Keys, Part
 from tdc.io.files import bytes_of, host, read_manifest
-from tdc.io.leaves import MAKERS, NAMES, Faulty, Part, taken_apart
+from tdc.io.leaves import MAKERS, NAMES, Faulty, taken_apart
 from tdc.io.load import OP, map_all, open_store
 from tdc.io.manifest import parse, stored
 from tdc.io.origin import Origin, Source, is_written, origin_of
@@ -184,7 +184,7 @@ def of_bytes(x: Raw) -> Tensor:
 def views_in(leaves: dict[Any, Any]) -> Iterator[View]:
     """The places in stores that stand for tensors."""
     for x in leaves.values():
-        for part in tensors_of(x):
+        for part in parts_of(x):
             if type(part) is View:
                 yield part
 
@@ -254,11 +254,11 @@ class Sealed:
 def is_open_store(td: TensorDict) -> bool:
     """Whether other processes can write into the leaves: all are those of a store of mode "r+"."""
     sender = Sender()
-    found = [part for leaf in td._leaves.values() for part in tensors_of(sender.leaf(leaf))]
+    found = [part for leaf in td._leaves.values() for part in parts_of(sender.leaf(leaf))]
     return bool(found) and all([type(x) is View and x.source.shared for x in found])
 
 
-def tensors_of(x: Any) -> list[Any]:
+def parts_of(x: Any) -> list[Any]:
     """The tensors, or what stands for them, that a leaf is made of."""
     return list(x.parts.values()) if type(x) is Apart else [x]
 

@@ -33,17 +33,17 @@ from tdc.core.errors import FormatError, StructureError, UnsupportedError, descr
 from tdc.core.keys import missing_key, path_of, show
 from tdc.core.one_storage import identity
 from tdc.core.typing import NestedKey
-from tdc.io.filenames import dotted, not_a_store, refuse_damage
-from tdc.io.leaves import Part, described, made
+from tdc.io.filenames import MANIFEST, Part, dotted, not_a_store, refuse_damage
+from tdc.io.leaves import described, made
 from tdc.io.load import names_of, stored_of, wanted_keys, within
 from tdc.io.manifest import DTYPES, MOST_BYTES, Stored, dump, parse
-from tdc.io.packed import names_in
+from tdc.io.packed import METADATA, names_in
 from tdc.io.publish import path_text
 from tdc.io.save import PathLike
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 WRITE, READ = "io.dcp_save", "io.dcp_load"
-INDEX, MANIFEST = ".metadata", "__metadata__"
+INDEX = ".metadata"
 HINT = "save it again with tdc.io.dcp_save"
 FAULTS = (UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
 untyped: Any = torch
@@ -83,7 +83,7 @@ def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: 
     expect(WRITE, td, TensorDict)
     expect(WRITE, overwrite, bool, of=" for overwrite")
     text = path_text(WRITE, path)
-    if not overwrite and any([os.path.exists(os.path.join(text, name)) for name in (INDEX, "meta.json")]):
+    if not overwrite and any([os.path.exists(os.path.join(text, name)) for name in (INDEX, MANIFEST)]):
         hint = "overwrite=True, or choose another path, one for each step"
         raise FormatError(message(WRITE, "a path where nothing is", f"a checkpoint or a store at {text!r}", hint=hint))
     plain, shards = without_shards(td)
@@ -91,8 +91,8 @@ def dcp_save(td: TensorDict, path: PathLike, *, overwrite: bool = False, group: 
     names = names_in(WRITE, table)
     data = dump(WRITE, table)
     check_same(data, group)
-    state: dict[str, Tensor] = {names[at]: shards.get(id(x), x) for at, x in tensors_of(plain, tensors).items()}
-    state[MANIFEST] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    state: dict[str, Tensor] = {names[at]: x for at, x in with_shards(tensors, plain, shards).items()}
+    state[METADATA] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     writer = checkpoint().FileSystemWriter(text, overwrite=overwrite)
     try:
         with quiet():
@@ -216,12 +216,13 @@ def without_shards(td: TensorDict) -> tuple[TensorDict, dict[int, Any]]:
     return build_td(leaves, td._nodes, td._size, None), shards
 
 
-def tensors_of(td: TensorDict, tensors: dict[Part, Tensor]) -> dict[Part, Tensor]:
-    """What is stored at each place, where `described` detached what stands for a DTensor."""
-    found: dict[Part, Tensor] = {}
-    for (keys, part), x in tensors.items():
-        leaf: Any = td._leaves.get(path_of(keys))
-        found[keys, part] = leaf if not part and is_meta(leaf) else x
+def with_shards(tensors: dict[Part, Tensor], plain: TensorDict, shards: dict[int, Any]) -> dict[Part, Tensor]:
+    """The tensors to store, with the DTensors again in place of those that stood for them."""
+    found = dict(tensors)
+    for keys, part in tensors:
+        leaf: Any = plain._leaves.get(path_of(keys))
+        if not part and is_meta(leaf):  # `described` has detached it
+            found[keys, part] = shards[id(leaf)]
     return found
 
 
@@ -254,14 +255,14 @@ def index_of(path: str) -> Any:
 
 def read_manifest(path: str, index: Any, group: Any) -> bytes:
     """The bytes of the manifest in a checkpoint."""
-    size: Any = getattr(index.get(MANIFEST), "size", None)
+    size: Any = getattr(index.get(METADATA), "size", None)
     if size is None or len(size) != 1:
         hint = "torch.distributed.checkpoint.load reads those of other programs"
         raise not_a_store(READ, "a checkpoint of tdc.io.dcp_save", "one without a manifest", hint=hint)
     if size[0] > MOST_BYTES:
         raise not_a_store(READ, f"a manifest of at most {MOST_BYTES} bytes", f"one of {size[0]}", hint=HINT)
     data = torch.empty(size, dtype=torch.uint8, device="cpu")
-    read_into({MANIFEST: data}, path, group)
+    read_into({METADATA: data}, path, group)
     return data.numpy().tobytes()
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote_from_bytes
 from tdc.core.errors import FormatError, message, refuse_wrong
 
 Keys = tuple[str, ...]  # a key path, outermost first; () is the root
+Part = tuple[Keys, str]  # a key path, and a part of the leaf there
 LONGEST, KEPT, DIGITS = 200, 150, 32
 SUFFIX = ".memmap"
 PLAIN = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{LONGEST - 1}}}", re.ASCII).fullmatch
@@ -51,7 +52,7 @@ def file_name(key: str, part: str = "") -> str:
     return f"{encoded(key)}{'.' * bool(part)}{part}{SUFFIX}"
 
 
-def check_names(op: str, files: Iterable[tuple[Keys, str]], folders: Iterable[Keys]) -> None:
+def check_names(op: str, files: Iterable[Part], folders: Iterable[Keys]) -> None:
     """Refuse keys whose files would have one name, on this system or on one that ignores case.
 
     Args:

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from tdc.core.errors import TdcError, UnsupportedError, describe, first_line, refuse_wrong
 from tdc.core.keys import parts, path_of
 from tdc.core.one_storage import identity
-from tdc.io.filenames import Keys, dotted, refuse_damage
+from tdc.io.filenames import Keys, Part, dotted, refuse_damage
 from tdc.io.manifest import DTYPES, MOST_DEPTH, Entry, Node, Stored, Table, Tie, stored_at
-from tdc.io.origin import Part
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest

@@ -20,9 +20,9 @@ from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, FormatError, describe, message
 from tdc.core.keys import as_path, missing_key, parts, path_of
 from tdc.core.typing import NestedKey
-from tdc.io.filenames import Keys, dotted, first, not_a_store, refuse_damage
+from tdc.io.filenames import Keys, Part, dotted, first, not_a_store, refuse_damage
 from tdc.io.files import Damaged, Folders, mapped, read_manifest
-from tdc.io.leaves import Part, made
+from tdc.io.leaves import made
 from tdc.io.manifest import Entry, Stored, Table, parse, stored, stored_at
 from tdc.io.origin import Source, mark
 from tdc.io.publish import check_system, open_folder, path_text, same_folder

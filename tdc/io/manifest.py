@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from tdc.core.errors import FormatError, message
-from tdc.io.filenames import Keys, dotted, not_a_store
+from tdc.io.filenames import Keys, Part, dotted, not_a_store
 
 FORMAT, VERSION = "tdc.store", 1
 START = f'{{"format":"{FORMAT}"'.encode()  # every manifest begins with it
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
 Table = dict[Keys, "Node | Entry"]
 
 
-def stored_at(table: Mapping[Keys, Any], keys: Keys, part: str) -> tuple[Keys, str]:
+def stored_at(table: Mapping[Keys, Any], keys: Keys, part: str) -> Part:
     """The key path and part of a tensor as it is stored: its own, or those of the one that it is tied to."""
     found = table[keys].parts[part]
     return (found.keys, found.part) if type(found) is Tie else (keys, part)

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.io.filenames import MANIFEST, Keys
+from tdc.io.filenames import MANIFEST, Keys, Part
 
-Part = tuple[Keys, str]  # a key path, and a part of the leaf there
 PAGES = "/proc/self/pagemap"  # of Linux: 8 bytes for each page of this process
 PRESENT, SWAPPED, OF_FILE = 63, 62, 61  # bits of these
 BLOCK = 1 << 20

@@ -25,9 +25,9 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.errors import FormatError, UnsupportedError, message, refuse_wrong
 from tdc.interop.pytrees import from_state_dict
-from tdc.io.filenames import Keys, dotted, first, not_a_store, refuse_damage
+from tdc.io.filenames import Keys, Part, dotted, first, not_a_store, refuse_damage
 from tdc.io.files import bytes_of, host, map_of, read_up_to, write_all
-from tdc.io.leaves import Part, described, made
+from tdc.io.leaves import described, made
 from tdc.io.load import check_mode, names_of
 from tdc.io.manifest import (
     DTYPES,
@@ -54,6 +54,7 @@ NAMES = {
 }  # fmt: skip
 KNOWN = {name: dtype for dtype, name in NAMES.items()}
 LONGEST_HEADER, ALIGNED, FILE = 100_000_000, 64, "packed"
+METADATA = "__metadata__"  # the one name in a header that is no tensor
 HINT = "write it again with tdc.io.to_safetensors"
 
 
@@ -144,7 +145,7 @@ def from_safetensors(path: PathLike, *, mode: Literal["r", "r+"] = "r", classes:
         if not stat.S_ISREG(found.st_mode):
             raise a_folder(text)
         top, begin = read_header(file, found.st_size)
-        metadata, entries = top.pop("__metadata__", {}), check_entries(top, found.st_size - begin)
+        metadata, entries = top.pop(METADATA, {}), check_entries(top, found.st_size - begin)
         whole = map_of(file, found.st_size, Stored("uint8", (found.st_size,)), mode == "r+")
     finally:
         os.close(file)
@@ -166,7 +167,7 @@ def from_safetensors(path: PathLike, *, mode: Literal["r", "r+"] = "r", classes:
 def names_in(op: str, table: Table) -> dict[Part, str]:
     """The name of each tensor that is stored: its key path and part, joined by dots."""
     names: dict[Part, str] = {}
-    taken: dict[str, Keys] = {"__metadata__": ()}
+    taken: dict[str, Keys] = {METADATA: ()}
     wrong: list[str] = []
     for keys, item in table.items():
         for part, x in item.parts.items() if isinstance(item, Entry) else ():
@@ -189,7 +190,7 @@ def is_text(name: str) -> bool:
 
 def header(table: Table, named: Mapping[str, Stored]) -> bytes:
     """The length and the header of a file; spaces at its end align the data."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "tdc": dump(WRITE, table).decode()}}
+    entries: dict[str, Any] = {METADATA: {"format": "pt", "tdc": dump(WRITE, table).decode()}}
     end = 0
     for name, x in named.items():
         entries[name] = {"dtype": NAMES[x.dtype], "shape": x.shape, "data_offsets": (end, end + x.nbytes)}

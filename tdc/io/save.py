@@ -19,9 +19,9 @@ from tdc.core.arguments import expect
 from tdc.core.errors import UnsupportedError, refuse_wrong
 from tdc.core.keys import show
 from tdc.interop.spec import Spec, spec_of, zeros
-from tdc.io.filenames import MANIFEST, check_names, file_name
+from tdc.io.filenames import MANIFEST, Part, check_names, file_name
 from tdc.io.files import Folders, bytes_of, host, reserve, write
-from tdc.io.leaves import Part, described
+from tdc.io.leaves import described
 from tdc.io.load import check_mode, load
 from tdc.io.manifest import Node, Table, dump
 from tdc.io.publish import path_text, staged
