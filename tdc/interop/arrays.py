@@ -31,6 +31,9 @@ READ, WRITE = "interop.from_dlpack", "interop.to_dlpack"
 VERSIONED = b"dltensor_versioned"  # the name of a capsule of DLPack 1, which has flags
 FLAGS_AT, READ_ONLY = 24, 1  # behind version, context and deleter; the first bit
 FAULTS = (BufferError, RuntimeError, TypeError, ValueError, NotImplementedError)
+python: Any = ctypes.pythonapi  # whose own functions stay as they are, since all libraries share them
+is_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", python))
+pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", python))
 
 
 def from_dlpack(arrays: Mapping[Any, Any], batch_size: Any = (), *, copy: bool | None = None) -> TensorDict:
@@ -147,12 +150,9 @@ def is_read_only(x: Any) -> bool:
         capsule = x.__dlpack__(max_version=(1, 0))
     except FAULTS:
         return False
-    is_valid, pointer = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
-    is_valid.argtypes = pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    pointer.restype = ctypes.c_void_p
-    if not is_valid(capsule, VERSIONED):
+    if not is_capsule(capsule, VERSIONED):
         return False
-    return bool(ctypes.c_uint64.from_address(pointer(capsule, VERSIONED) + FLAGS_AT).value & READ_ONLY)
+    return bool(ctypes.c_uint64.from_address(pointer_in(capsule, VERSIONED) + FLAGS_AT).value & READ_ONLY)
 
 
 def given(x: Any, into: Callable[[Any], Any], path: str, faults: dict[str, str], changed: dict[str, str]) -> Any:

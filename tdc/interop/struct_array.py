@@ -28,6 +28,8 @@ from tdc.tensordict.paths import top_keys
 from tdc.tensordict.storage import Leaves, subtree
 from tdc.tensordict.tensordict import TensorDict
 
+READ, WRITE = "interop.from_struct_array", "interop.to_struct_array"
+
 
 def is_struct_array(x: Any) -> bool:
     """Whether a value is a numpy array of records, or one record."""
@@ -62,20 +64,19 @@ def from_struct_array(array: Any, *, copy: bool | None = None) -> TensorDict:
         >>> td["id"], td.batch_size
         (tensor([0, 7, 0]), torch.Size([3]))
     """
-    op = "interop.from_struct_array"
     if not isinstance(array, ndarray()) or array.dtype.names is None:
         hint = "np.zeros(n, [('x', 'f4'), ...]); tdc.TensorDict of a dict of arrays, tdc.as_tensordict of one record"
-        raise DtypeError(message(op, "a structured numpy array", describe(array), hint=hint))
+        raise DtypeError(message(READ, "a structured numpy array", describe(array), hint=hint))
     if copy is not None:
-        expect(op, copy, bool, of=" or None for copy")
-    reasons = {name: reason(field) for name, field in fields_of(array, "")}
+        expect(READ, copy, bool, of=" or None for copy")
+    fields = fields_of(array, "")
+    foreign = {name: describe(field) for name, field in fields if not in_torch(field)}
     hint = "array[['x', ...]] of the other fields, or astype('f8') of dates and long doubles"
-    wrong = {name: describe(field) for name, field in fields_of(array, "") if not in_torch(field)}
-    refuse_wrong(DtypeError, op, "fields of dtypes that torch has", wrong, "others", hint)
-    wrong = {name: why for name, why in reasons.items() if why}
-    hint = "leave copy=False out; np.dtype(fields, align=True) for arrays that need no copy"
+    refuse_wrong(DtypeError, READ, "fields of dtypes that torch has", foreign, "others", hint)
     if copy is False:
-        refuse_wrong(UnsupportedError, op, "fields that torch can use in place", wrong, "others", hint)
+        reasons = {name: why for name, field in fields if (why := reason(field))}
+        hint = "leave copy=False out; np.dtype(fields, align=True) for arrays that need no copy"
+        refuse_wrong(UnsupportedError, READ, "fields that torch can use in place", reasons, "others", hint)
     return TensorDict(columns(array, copy is not True), array.shape)
 
 
@@ -96,11 +97,11 @@ def to_struct_array(td: TensorDict) -> Any:
         >>> a["meta"]["id"].tolist(), a.dtype.names
         ([0, 1, 2], ('xy', 'meta'))
     """
-    expect("interop.to_struct_array", td, TensorDict)
+    expect(WRITE, td, TensorDict)
     wrong = {show(p): describe(x) for p, x in td._leaves.items() if not has_dtype(unwrap(x))}
     wrong |= {show(p): repr(n) for p, n in td._nodes.items() if type(n) is Static}
     hint = "td.exclude(key); .float() of bfloat16, .to_padded().data of ragged leaves"
-    refuse_wrong(UnsupportedError, "interop.to_struct_array", "leaves with a numpy dtype", wrong, "others", hint)
+    refuse_wrong(UnsupportedError, WRITE, "leaves with a numpy dtype", wrong, "others", hint)
     sources = {p: host(unwrap(x)) for p, x in td._leaves.items()}
     out = ndarray()(tuple(td.batch_size), dtype_of(td.ndim, sources, td._nodes))
     for path, source in sources.items():
