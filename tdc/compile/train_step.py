@@ -42,7 +42,6 @@ from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_state import apart, in_order, next_state, storages, unshared
 from tdc.compile.vectorize import vmap
 from tdc.core.dtypes import widened
-from tdc.core.dynamo import with_own_graphs
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.interop.pytrees import from_state_dict
@@ -218,7 +217,6 @@ class TrainStep:
             return metrics
 
         run: Any = donating if self._donate else pure
-        run = with_own_graphs(run)
         return counted(run, name="train_step", backend=self._backend) if self._compile else run
 
     @property
