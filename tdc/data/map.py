@@ -23,7 +23,7 @@ import torch
 
 from tdc.core.arguments import expect, expect_at_least, expect_function, expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.data.chunks import Chunks, check_out, chunks_of, joined, write
+from tdc.data.chunks import check_out, chunks_of, joined, write
 from tdc.data.executors import Work, check_executor
 from tdc.data.progress import check_progress, shown
 from tdc.tensordict.storage import is_tensordict
@@ -157,12 +157,8 @@ def in_turn(
     progress: Progress,
 ) -> Any:  # fmt: skip
     """`map` in this process."""
-    if chunksize == 0:
-        parts, size = td.unbind(dim), 1
-    else:
-        parts = td.chunk(num_chunks, dim) if chunksize is None else td.split(chunksize, dim)
-        size = parts[0].shape[dim] or 1
-    chunks = Chunks(td.shape[dim], size, chunksize == 0)
+    chunks = chunks_of(td.shape[dim], chunksize, num_chunks)
+    parts = td.unbind(dim) if chunks.single else td.split(chunks.size, dim)
     if out is None and progress is False:
         return joined([fn(part) for part in parts], dim, chunks)
     results = []
