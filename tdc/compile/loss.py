@@ -29,7 +29,10 @@ def takes_buffers(loss_fn: Any) -> bool:
     """Whether a loss has three arguments; refuses what is no function of two or three."""
     got = describe(loss_fn)
     if callable(loss_fn):
-        kinds = inspect.signature(loss_fn).parameters.values()
+        try:
+            kinds = inspect.signature(loss_fn).parameters.values()
+        except ValueError:  # of a function in C, which tells none
+            return False
         if any([p.kind is p.VAR_POSITIONAL for p in kinds]):
             return False
         positional = [p for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -77,10 +80,13 @@ def mean_of(found: Any) -> tuple[Tensor, Any]:
         raise ShapeError(message(OP, "a loss of one number", describe(loss), hint="loss.mean()"))
     if not is_pair(found):
         return loss, count
-    if isinstance(count, Tensor) and (count.ndim or count.is_complex() or count.dtype == torch.bool):
-        raise ShapeError(message(OP, "a count of one number", describe(count), hint="return (sum, mask.sum())"))
+    hint = "return (sum, mask.sum())"
     if not isinstance(count, (Tensor, int, float, torch.SymInt)):
-        raise DtypeError(message(OP, "a pair of sum and count", describe(count), hint="return (sum, mask.sum())"))
+        raise DtypeError(message(OP, "a pair of sum and count", describe(count), hint=hint))
+    if isinstance(count, Tensor) and (count.is_complex() or count.dtype == torch.bool):
+        raise DtypeError(message(OP, "a count that is a real number", describe(count), hint=hint))
+    if isinstance(count, Tensor) and count.ndim:
+        raise ShapeError(message(OP, "a count of one number", describe(count), hint=hint))
     like = widened(loss.detach())
     number = count.detach().to(like.dtype) if isinstance(count, Tensor) else torch.ones_like(like).mul(count)
     return loss / not_zero(number), number
