@@ -111,9 +111,10 @@ def as_rows(x: Any, like: Any) -> Any:
 def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
     """Batches one after another."""
     s = xs[0].structure
-    offsets = [s.offsets]
+    ends = [s.offsets]
     for x in xs[1:]:
-        offsets.append(x.offsets[1:] + offsets[-1][-1])
+        ends.append(x.offsets + ends[-1][-1])  # of no rows one offset, too
+    offsets = [s.offsets, *[found[1:] for found in ends[1:]]]
     shapes = None if s.shapes is None else torch.cat([x.sizes for x in xs])
     joined = Structure(torch.cat(offsets), shapes, joined_extent(xs), s.packed_dim, s.batch_dim, s.ragged_ndim)
     return build_nested(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))

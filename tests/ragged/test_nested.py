@@ -315,6 +315,8 @@ def test_several_ragged_dims(layout: str):
     same(padded.to_packed(), rows)
     assert x.max_length == 5
     same(torch.cat([x, x[:2]]), [*rows, *rows[:2]])
+    same(torch.cat([x, x[:0], x[:0], x[:2]]), [*rows, *rows[:2]])
+    assert torch.cat([x[:0]] * 3).shape[0] == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
