@@ -42,9 +42,10 @@ def from_dlpack(arrays: Mapping[Any, Any], batch_size: Any = (), *, copy: bool |
     Args:
         arrays: nested mappings of what has `__dlpack__`; tensors, ragged batches and Static values pass as they are.
         batch_size: the leading sizes that all share.
-        copy: None copies only arrays that say that they may not be written to, as numpy's do with
-            `flags.writeable` and others in DLPack 1; False refuses these; True copies everything. Arrays of JAX never
-            change and do not say so: give True for leaves that `tdc.copy_` is to write into.
+        copy: None copies only arrays that go backwards in memory, as `array[::-1]` does, and those that say that they
+            may not be written to, as numpy's do with `flags.writeable` and others in DLPack 1; False refuses these;
+            True copies everything. Arrays of JAX never change and do not say so: give True for leaves that `tdc.copy_`
+            is to write into.
 
     Raises:
         UnsupportedError: arrays that torch cannot take, such as texts or bytes in another order; all are named.
@@ -125,8 +126,11 @@ def taken(
             found[key] = torch.clone(x) if copy and not isinstance(x, Static) else x  # type: ignore[arg-type]  # it dispatches
         elif not hasattr(x, "__dlpack__"):
             kinds[show(path)] = describe(x)
-        elif copy is False and is_read_only(x):
-            faults[show(path)] = f"{describe(x)}, which may only be read"
+        elif is_masked(x):
+            faults[show(path)] = f"{describe(x)}, with a mask: array.filled(value)"
+        elif copy is False and (is_read_only(x) or is_backwards(x)):
+            why = "goes backwards in memory, which torch cannot" if is_backwards(x) else "may only be read"
+            faults[show(path)] = f"{describe(x)}, which {why}"
         else:
             try:
                 found[key] = tensor_of(x, copy)
@@ -135,10 +139,25 @@ def taken(
     return found
 
 
+def is_masked(x: Any) -> bool:
+    """Whether an array of numpy has a mask, which a tensor cannot have."""
+    return hasattr(x, "mask") and hasattr(x, "filled")
+
+
 def tensor_of(x: Any, copy: bool | None) -> Tensor:
-    """An array as a tensor; a copy where it may only be read."""
+    """An array as a tensor; a copy where it may only be read or goes backwards, which ends the process in torch."""
+    if is_backwards(x):
+        if not hasattr(x, "copy"):
+            raise BufferError("steps below 0")
+        return torch.from_dlpack(x.copy())
     out = torch.from_dlpack(x)
     return out.clone() if copy or (copy is None and is_read_only(x)) else out
+
+
+def is_backwards(x: Any) -> bool:
+    """Whether an array steps backwards in memory, as `array[::-1]` of numpy does."""
+    strides: Any = getattr(x, "strides", None)
+    return isinstance(strides, tuple) and any([n < 0 for n in strides])
 
 
 def is_read_only(x: Any) -> bool:
@@ -161,6 +180,8 @@ def given(x: Any, into: Callable[[Any], Any], path: str, faults: dict[str, str],
         faults[path] = describe(x)
     elif x.requires_grad:
         faults[path] = f"{describe(x)}, which requires a gradient"
+    elif x.is_neg():  # which torch would forget
+        faults[path] = f"{describe(x)}, which is negated as it is read: x.resolve_neg()"
     else:
         try:
             out = into(x)

@@ -21,6 +21,7 @@ from tdc.core.arguments import expect
 from tdc.core.dtypes import in_numpy
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
+from tdc.interop.arrays import is_masked
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Nodes, Static
 from tdc.tensordict.object_array import ObjectArray, ints
@@ -51,7 +52,7 @@ def from_struct_array(array: Any, *, copy: bool | None = None) -> TensorDict:
 
     Raises:
         DtypeError: no structured array; fields of dtypes that torch does not have, such as dates; all are named.
-        UnsupportedError: `copy=False`, and fields that need one; all are named, and why.
+        UnsupportedError: `copy=False`, and fields that need one; all are named, and why. A masked array.
 
     Compile:
         Eager: numpy.
@@ -67,6 +68,8 @@ def from_struct_array(array: Any, *, copy: bool | None = None) -> TensorDict:
     if not isinstance(array, ndarray()) or array.dtype.names is None:
         hint = "np.zeros(n, [('x', 'f4'), ...]); tdc.TensorDict of a dict of arrays, tdc.as_tensordict of one record"
         raise DtypeError(message(READ, "a structured numpy array", describe(array), hint=hint))
+    if is_masked(array):
+        raise UnsupportedError(message(READ, "an array without a mask", describe(array), hint="array.filled(value)"))
     if copy is not None:
         expect(READ, copy, bool, of=" or None for copy")
     fields = fields_of(array, "")
@@ -186,7 +189,7 @@ def has_dtype(x: Any) -> bool:
 
 def host(x: Any) -> Any:
     """A tensor as a numpy array; an ObjectArray as it is."""
-    return x if isinstance(x, ObjectArray) else x.detach().cpu().numpy()
+    return x if isinstance(x, ObjectArray) else x.detach().cpu().resolve_conj().resolve_neg().numpy()
 
 
 def dtype_of(ndim: int, leaves: Leaves, nodes: Nodes) -> list[Any]:

@@ -203,6 +203,9 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | 
             raise not_a_leaf(value, path)
         if not getattr(getattr(value, "flags", None), "writeable", True):  # an array, which torch would write to
             value = value.copy()
+        strides = getattr(value, "strides", None)
+        if isinstance(strides, tuple) and any([n < 0 for n in strides]):  # of `array[::-1]`, which torch does not take
+            value = value.copy()
         try:
             value = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):
@@ -212,7 +215,7 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | 
 
 def not_a_leaf(value: Any, path: KeyPath) -> DtypeError:
     """The error for a value that cannot be a leaf."""
-    at = {show(path): type(value).__name__}
+    at = {show(path): describe(value)}
     hint = "Static(x) for one object, ObjectArray(list) for one per example, tdc.pack for tensors of different sizes"
     expected = "tensors, arrays, numbers or mappings"
     return DtypeError(message("TensorDict", expected, "a value of another type", at, hint))

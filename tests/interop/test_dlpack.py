@@ -116,6 +116,24 @@ def test_what_is_no_array_passes_or_is_named():
     assert back["o"].tolist() == ["x", "y"]
 
 
+def test_arrays_that_go_backwards_are_copied_or_refused():
+    source = np.arange(6.0).reshape(2, 3)
+    for array in (source[::-1], source[:, ::-1], np.ma.array(source).filled(0)[::-1, ::-1]):
+        for copy in (None, True):
+            assert from_dlpack({"x": array}, copy=copy)["x"].tolist() == array.tolist()
+        with pytest.raises(UnsupportedError, match=r"at x: .* goes backwards in memory"):
+            from_dlpack({"x": array}, copy=False)
+        assert TensorDict({"x": array})["x"].tolist() == array.tolist()
+
+
+def test_what_a_tensor_or_an_array_cannot_say_is_refused():
+    with pytest.raises(UnsupportedError, match=r"at x: .*, with a mask: array.filled\(value\)"):
+        from_dlpack({"x": np.ma.array(np.ones(2), mask=[True, False])})
+    negated = torch.tensor([1 + 2j]).conj().imag
+    with pytest.raises(UnsupportedError, match=r"at x: .*, which is negated as it is read"):
+        to_dlpack(TensorDict({"x": negated}), np.from_dlpack)
+
+
 class TestTexts(Texts):
     def test_values_that_are_no_arrays(self):
         self.says(

@@ -100,6 +100,15 @@ def test_other_orders_of_bytes_and_read_only_arrays():
     assert tdc.interop.from_struct_array(back)["x"].shape == (3,)
 
 
+def test_lazy_signs_and_masks():
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    td = TensorDict({"imag": x.conj().imag, "conj": x.conj()}, [2])
+    assert tdc.interop.to_struct_array(td).tolist() == [(-2.0, 1 - 2j), (1.0, 3 + 1j)]
+    masked = np.ma.array(np.zeros(2, [("x", "f4")]), mask=[(True,), (False,)])
+    with pytest.raises(tdc.UnsupportedError, match="expected an array without a mask"):
+        tdc.interop.from_struct_array(masked)
+
+
 def test_objects_and_one_of_many():
     a = np.zeros(3, np.dtype([("name", "U5"), ("x", "f4")], align=True))
     td = tdc.interop.from_struct_array(a)
