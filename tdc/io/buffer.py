@@ -85,7 +85,7 @@ def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) 
         >>> td["x"]
         tensor([0., 5., 0.])
     """
-    known = names_of(classes)
+    known = names_of(classes, READ)
     expect(READ, buffer, Tensor)
     if buffer.dtype != torch.uint8 or buffer.layout != torch.strided:
         hint = "buffer.view(torch.uint8), or torch.frombuffer(data, dtype=torch.uint8)"
@@ -97,7 +97,7 @@ def from_buffer(buffer: Tensor, schema: bytes, *, classes: Iterable[type] = ()) 
     if buffer.shape != (total(forms),):
         raise not_a_store(READ, f"a buffer of {total(forms)} bytes", describe(buffer), hint=hint)
     largest = max([form.dtype.itemsize for form in forms], default=1)
-    if not buffer.is_contiguous() or buffer.data_ptr() % largest:
+    if not buffer.is_contiguous() or buffer.data_ptr() % largest or buffer.storage_offset() % largest:
         got = "one that begins in between, or whose bytes do not lie side by side"
         raise not_a_store(READ, f"a buffer that begins at a multiple of {largest}", got, hint="buffer.clone()")
     tensors = dict(zip(places, split(buffer, forms), strict=True))

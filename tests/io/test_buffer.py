@@ -137,6 +137,18 @@ def test_mutated_schemas(forged: bool):
     assert loaded < 100
 
 
+def test_a_buffer_in_memory_that_begins_in_between():
+    buffer, schema = to_buffer(TensorDict({"x": torch.arange(3)}, [3]))
+    room = bytearray(len(buffer) + 32)
+    for skipped in range(1, 8):
+        part = torch.frombuffer(memoryview(room)[skipped:], dtype=torch.uint8)
+        begin = -part.data_ptr() % 16
+        moved = part[begin : begin + len(buffer)].copy_(buffer)
+        with pytest.raises(tdc.FormatError, match="a buffer that begins at a multiple of 8"):
+            from_buffer(moved, schema)
+        assert from_buffer(moved.clone(), schema)["x"].tolist() == [0, 1, 2]
+
+
 class TestTexts(Texts):
     def test_buffers(self):
         buffer, schema = to_buffer(TensorDict({"x": torch.zeros(3, dtype=torch.float64)}, [3]))
