@@ -217,7 +217,8 @@ def shown(x: Tensor, view: View) -> Tensor:
     """What a view shows of the tensor of a file."""
     if view.dtype == x.dtype and view.shape == x.shape and view.stride == x.stride() and not view.offset:
         return x
-    return x.view(-1).view(view.dtype).as_strided(view.shape, view.stride, view.offset)
+    out = torch.empty(0, dtype=view.dtype, device="cpu")
+    return out.set_(x.untyped_storage(), view.offset, view.shape, view.stride)  # also where x is no multiple of dtype
 
 
 class Parcel:
@@ -249,6 +250,17 @@ class Sealed:
         """What was sent, its leaves mapped again. Raises a FormatError as `reopened`."""
         td = self.make(*self.args)
         return td if self.whole else td[ALONE]
+
+
+def source_of(td: TensorDict) -> Source | None:
+    """The store that the first of the mapped tensors comes from; None where there is none."""
+    for leaf in td._leaves.values():
+        ragged = isinstance(leaf, (NestedTensor, MaskedBatch))
+        for x in taken_apart(leaf)[2].values() if ragged else (leaf,):
+            found = origin_of(x)
+            if found is not None:
+                return found.source
+    return None
 
 
 def is_open_store(td: TensorDict) -> bool:

@@ -230,3 +230,13 @@ def test_versions_written_at_once_are_told_apart(path: Path):
         assert origin is not None
         found.add(origin.source.version)
     assert len({version.time for version in found}) == 200
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_view_of_another_dtype(tmp_path: Path, mode: Any):
+    save(TensorDict({"raw": torch.arange(29, dtype=torch.uint8)}), tmp_path / "raw")
+    raw = load(tmp_path / "raw", mode=mode)["raw"]
+    td = TensorDict({"long": raw[8:24].view(torch.int64), "odd": raw[1:]})
+    back = there_and_back(td)
+    assert torch.equal(back["long"], td["long"])
+    assert torch.equal(back["odd"], td["odd"])
