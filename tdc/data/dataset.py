@@ -19,6 +19,7 @@ from torch.utils import data as torch_data
 from tdc.core.arguments import expect, keys_of
 from tdc.core.errors import FormatError, ShapeError, describe, message, show_sizes
 from tdc.core.typing import NestedKey
+from tdc.io.by_path import source_of
 from tdc.io.load import load
 from tdc.io.save import PathLike
 from tdc.ragged.masked import MaskedBatch
@@ -39,7 +40,7 @@ class Dataset(torch_data.Dataset[TensorDict]):
         keys: only these keys; of a store, only their files are opened.
 
     Raises:
-        FormatError, OSError: as `tdc.io.load`; in a worker, also where the store has other sizes than it had.
+        FormatError, OSError: as `tdc.io.load`; in a worker, also where the store was replaced since.
         ShapeError: no batch dim.
         KeyPathError: keys that are not there.
         DtypeError: neither a TensorDict nor a path.
@@ -88,12 +89,14 @@ class Dataset(torch_data.Dataset[TensorDict]):
     def __getstate__(self) -> dict[str, Any]:
         if self._path is None:
             return {"td": self._td}
-        return {"path": self._path, "keys": self._keys, "size": tuple(self._td.batch_size)}
+        source = source_of(self._td)
+        version = None if source is None else tuple(source.version)
+        return {"path": self._path, "keys": self._keys, "size": tuple(self._td.batch_size), "version": version}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._path, self._keys = state.get("path"), state.get("keys")
         self._td = self._opened() if self._path is not None else state["td"]
-        if self._path is not None and tuple(self._td.batch_size) != state["size"]:
+        if self._path is not None and self.__getstate__() != state:
             expected = f"the store that the dataset was made from, of batch size {show_sizes(state['size'])}"
             hint = "make the dataset again; save new data to another path"
             got = f"another one at {self._path!r}, of {show_sizes(self._td.batch_size)}"

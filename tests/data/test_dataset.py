@@ -112,8 +112,10 @@ def test_a_store_that_changed_is_refused(path: Path):
     tdc.io.save(data(39), path, overwrite=True)
     with pytest.raises(FormatError, match=r"of batch size \[40\], got another one at .*, of \[39\]\nhint: make"):
         pickle.loads(text)
-    tdc.io.save(data(40), path, overwrite=True)
-    assert len(pickle.loads(text)) == 40
+    tdc.io.save(data(40), path, overwrite=True)  # whose lengths a sampler does not know
+    with pytest.raises(FormatError, match="expected the store that the dataset was made from"):
+        pickle.loads(text)
+    assert len(pickle.loads(pickle.dumps(Dataset(path)))) == 40
 
 
 def test_keys(path: Path):
