@@ -40,8 +40,9 @@ def example_lengths(op: str, given: Any) -> Tensor:
         raise DtypeError(message(op, expected, describe(found), hint=hint))
     if found.ndim != 1 or found.dtype == torch.bool:
         raise ShapeError(message(op, expected, describe(found), hint=hint))
+    found = found.to("cpu", torch.int64)  # unsigned numbers of 16 bits and more are not compared
     if bool((found < 0).any()):
         at = int((found < 0).nonzero()[0, 0])
         got, hint = f"one below 0 at example {at}", "lengths.clamp(min=0)"
         raise ShapeError(message(op, "lengths of 0 or more", got, hint=hint))
-    return found.to("cpu", torch.int64)
+    return found

@@ -87,7 +87,8 @@ class TokenBudgetSampler(EpochSampler):
             batches = [*[batches[i] for i in places], batches[-1]]
         else:
             batches = consecutive(lengths, self._max_tokens)
-        if self._drop_last and tokens(batches[-1], lengths) + min(lengths) <= self._max_tokens:
+        least = max(1, min(lengths))  # an example without tokens always fits
+        if self._drop_last and tokens(batches[-1], lengths) + least <= self._max_tokens:
             batches.pop()
         return plan_of([torch.tensor(batch, device="cpu") for batch in batches])
 

@@ -107,7 +107,10 @@ def test_too_long_examples_are_named():
     assert str(caught.value).count("\n") == 9
 
 
-@pytest.mark.parametrize(("lengths", "kept"), [([4, 4, 4, 4], 2), ([4, 4, 4], 1), ([4], 0), ([0, 0], 0), ([], 0)])
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [([4, 4, 4, 4], 2), ([4, 4, 4], 1), ([0, 9, 9], 2), ([4, 5, 0, 4], 1), ([4], 0), ([0, 0], 0), ([], 0)],
+)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_drop_last_leaves_out_what_is_not_full(lengths: list[int], kept: int, shuffle: bool):
     sampler = TokenBudgetSampler(lengths, 9, shuffle=shuffle, drop_last=True)
@@ -228,7 +231,7 @@ def test_lengths(make: Callable[..., Any]):
     want = list(make(lengths))
     for same in (
         tuple(lengths), torch.tensor(lengths), torch.tensor(lengths, dtype=torch.uint8), np.array(lengths), ragged,
-        ragged.to_padded(),
+        ragged.to_padded(), torch.tensor(lengths, dtype=torch.uint16), np.array(lengths, dtype=np.uint64),
     ):  # fmt: skip
         assert list(make(same)) == want
     images = tdc.pack([torch.zeros(2, 3), torch.zeros(4, 1)], ragged_dim=(1, 2))
