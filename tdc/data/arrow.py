@@ -132,7 +132,7 @@ class Reader:
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         kind = array.type
         if isinstance(kind, pa.BaseExtensionType):
-            return self.entry(shaped(array), path)
+            return permuted(self.entry(shaped(array), path), kind)
         if pa.types.is_dictionary(kind):
             return self.entry(array.dictionary_decode(), path)
         try:
@@ -142,6 +142,8 @@ class Reader:
                 raise Unfit(f"{kind} with {array.null_count} nulls")
             if pa.types.is_struct(kind):
                 names = [field.name for field in kind]
+                if len(set(names)) < len(names):
+                    raise Unfit(f"{kind}, where fields have one name")
                 parts = array.flatten()
                 return {n: self.entry(part, f"{path}.{n}") for n, part in zip(names, parts, strict=True)}
             if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -162,9 +164,10 @@ class Reader:
         if first:  # of a slice
             offsets = offsets - first
         inner = array.values.slice(first, last - first)
-        if isinstance(inner.type, pa.BaseExtensionType):
+        kind = inner.type
+        if isinstance(kind, pa.BaseExtensionType):
             inner = shaped(inner)
-        values = self.tensor(inner, "a list of ")
+        values = permuted(self.tensor(inner, "a list of "), kind)
         for known in self.structures:
             if torch.equal(known.offsets, offsets):
                 return build_nested(known, values)
@@ -217,6 +220,12 @@ def shaped(array: Any) -> Any:
     for size in reversed(tuple(shape)):
         storage = pa.FixedSizeListArray.from_arrays(storage, size)
     return storage
+
+
+def permuted(x: Any, kind: Any) -> Any:
+    """A tensor with its features in the order that an extension type says they are in, not in that of memory."""
+    order = getattr(kind, "permutation", None)
+    return x if order is None or not isinstance(x, Tensor) else x.permute(0, *[i + 1 for i in order])
 
 
 # -- to a table
@@ -296,7 +305,7 @@ def array_of(x: Any, pa: Any) -> Any:
     if isinstance(x, ObjectArray):
         try:
             return pa.array(x.tolist())
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:  # 2**70, half of a pair of surrogates
             raise Unfit(f"{describe(x)}: {first_line(error)}") from None
     if not isinstance(x, Tensor):
         raise Unfit(describe(x))

@@ -20,6 +20,7 @@ from tdc.io.save import PathLike
 from tdc.tensordict.tensordict import TensorDict
 
 READ, WRITE, DATASET = "data.from_parquet", "data.to_parquet", "data.to_dataset"
+WRITES = "tdc.data.to_parquet writes one"
 
 
 def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> TensorDict:
@@ -49,15 +50,17 @@ def from_parquet(path: PathLike, *, columns: Iterable[str] | None = None) -> Ten
     text = path_text(READ, path)
     names = None if columns is None else keys_of(READ, columns, "a list of columns", "columns=['a', 'b']")
     try:
-        known = pq.ParquetDataset(text).schema.names
+        files = pq.ParquetDataset(text)
+        if not files.files:
+            raise FormatError(message(READ, "a Parquet file", f"a folder without any at {text!r}", hint=WRITES))
+        known = files.schema.names
         absent = [name for name in names or () if name not in known]
         if absent:
             hint = f"columns: {', '.join(known)}"
             raise KeyPathError(message(READ, "columns of the file", f"{absent[0]!r}", hint=hint))
         table = pq.read_table(text, columns=names)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        hint = "tdc.data.to_parquet writes one"
-        raise FormatError(message(READ, "a Parquet file", first_line(error), hint=hint)) from None
+        raise FormatError(message(READ, "a Parquet file", first_line(error), hint=WRITES)) from None
     return from_arrow(table, columns=names)
 
 
@@ -93,6 +96,9 @@ def to_parquet(td: TensorDict, path: PathLike, *, overwrite: bool = False) -> No
         got, hint = f"something at {text!r}", "overwrite=True replaces a file; or choose another path"
         raise FormatError(message(WRITE, "a path where nothing is", got, hint=hint))
     table, hidden = to_arrow(td), f"{text}.{uuid.uuid4().hex}"
+    if not table.num_columns:
+        got = "no leaves, whose number of rows would be lost"
+        raise UnsupportedError(message(WRITE, "what Parquet holds", got, hint="td.set(key, tensor)"))
     try:
         pq.write_table(table, hidden)
         os.replace(hidden, text)

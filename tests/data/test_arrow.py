@@ -113,6 +113,28 @@ def test_several_chunks_dictionaries_structs_and_fixed_lists():
     assert td["r"].shape == (2, -1, 2)
 
 
+def test_fixed_shapes_with_a_permutation():
+    kind = pa.fixed_shape_tensor(pa.int32(), [2, 3], permutation=[1, 0])
+    rows = pa.array([list(range(6)), list(range(6, 12))], pa.list_(pa.int32(), 6))
+    x = pa.ExtensionArray.from_storage(kind, rows)
+    lists = pa.ListArray.from_arrays([0, 1, 2], x)
+    td = from_arrow(pa.table({"x": x, "lists": lists}))
+    assert td["x"].tolist() == x.to_numpy_ndarray().tolist()
+    assert [row[0] for row in td["lists"].tolist()] == td["x"].tolist()
+
+
+def test_fields_of_one_name_are_refused():
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(tdc.UnsupportedError, match="at s: struct<a: int64, a: int64>, where fields have one name"):
+        from_arrow(pa.table({"s": twice}))
+
+
+@pytest.mark.parametrize("wrong", [2**70, "\ud800", object()], ids=["int", "surrogate", "object"])
+def test_objects_that_arrow_has_no_type_for(wrong: Any):
+    with pytest.raises(tdc.UnsupportedError, match=r"at o: ObjectArray \[1\]: "):
+        to_arrow(TensorDict({"o": ObjectArray([wrong])}, [1]))
+
+
 def test_texts_bytes_and_lists_of_records_are_objects():
     messages = [[{"role": "user", "content": "hi"}], []]
     td = from_arrow(pa.table({"m": messages, "b": [b"x", None], "t": [["a", "b"], None], "l": pa.array(["x", "y"])}))
@@ -188,6 +210,13 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path):
 
 
 # -- Hugging Face
+
+
+def test_what_parquet_files_would_lose(tmp_path: Path):
+    with pytest.raises(tdc.UnsupportedError, match="no leaves, whose number of rows would be lost"):
+        to_parquet(TensorDict({}, [2]), tmp_path / "a.parquet")
+    with pytest.raises(tdc.FormatError, match="expected a Parquet file, got a folder without any at"):
+        from_parquet(tmp_path)
 
 
 def test_data_sets_of_hugging_face():
