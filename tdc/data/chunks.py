@@ -94,6 +94,7 @@ def check_alike(results: list[Any], dim: int, chunks: Chunks) -> None:
         if wrong:
             expected, got = "results that are alike", f"{counted(wrong)} in {chunks.at(number)}"
             hint = "the same keys, dtypes and features in each; td.to(dtype, where=...) converts"
+            hint += "; chunksize=1 keeps the dim, along which ragged results are joined" if chunks.single else ""
             raise StructureError(message(OP, expected, got, wrong, hint))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
@@ -39,6 +40,13 @@ def check_executor(op: str, executor: Any) -> None:
         raise DtypeError(message(op, "a concurrent.futures.Executor", describe(executor), hint=hint))
 
 
+class Told(Exception):
+    """The name and the traceback of an error that cannot be sent itself, which would end a pool of processes."""
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 def run(fn: Callable[..., Any], part: Any, target: Any, chunk: Chunk, caller: int) -> Any:
     """What a worker does with one part. The result is written where it belongs, or sent back.
 
@@ -47,7 +55,13 @@ def run(fn: Callable[..., Any], part: Any, target: Any, chunk: Chunk, caller: in
     """
     if os.getpid() not in (IMPORTED_IN, caller):  # forked: an operation that wants OpenMP's threads would wait for ever
         torch.set_num_threads(1)
-    result = fn(part.open())
+    opened = part.open()
+    try:
+        result = fn(opened)
+    except Exception as error:
+        if os.getpid() != caller and not is_picklable(error):
+            raise Told(type(error).__name__, "".join(traceback.format_exception(error))) from None
+        raise
     if target is not None:
         write(result, target.open(), chunk)
         return None
@@ -77,6 +91,8 @@ class Work:
         try:
             return self.executor.submit(run, self.fn, part, target, chunk, os.getpid())
         except Exception as error:
+            if isinstance(error, RuntimeError) and "shutdown" in str(error):
+                raise self.closed(chunk) from error
             raise self.failure(chunk, error) from error
 
     def results(self, chunks: Iterable[Chunk], ahead: int) -> Iterator[Any]:
@@ -106,8 +122,7 @@ class Work:
     def check(self, future: Future[Any], chunk: Chunk) -> None:
         """Raise the error of a part that has failed."""
         if future.cancelled():
-            hint = "keep the executor open until all is done"
-            raise ChunkError(message(self.op, "a result of every part", f"{chunk} cancelled", hint=hint))
+            raise self.closed(chunk)
         error = future.exception()
         if error is not None:
             failure = self.failure(chunk, error)
@@ -115,6 +130,12 @@ class Work:
                 raise error
             raise failure from error
         self.done()
+
+    def closed(self, chunk: Chunk) -> ChunkError:
+        """The error of a part that an executor no longer does."""
+        got = f"{chunk} refused or cancelled by an executor that was shut down"
+        hint = "keep the executor open until all is done"
+        return ChunkError(message(self.op, "a result of every part", got, hint=hint))
 
     def received(self, result: Any, chunk: Chunk) -> Any:
         """The result of a part, as it is or written into its place."""
@@ -129,7 +150,7 @@ class Work:
         text = str(error)
         if isinstance(error, TdcError) and text.startswith(f"tdc.{OP}: "):
             return error
-        got = f"{type(error).__name__} in {chunk}"
+        got = f"{error.args[0] if isinstance(error, Told) else type(error).__name__} in {chunk}"
         if isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":  # of dask
             hint = "smaller chunks take less memory; processes need `if __name__ == '__main__':`, and fn in a file"
             return ChunkError(message(self.op, "workers that live", got, hint=hint))
@@ -141,9 +162,9 @@ class Work:
 
 
 def is_picklable(x: Any) -> bool:
-    """Whether a function can go to another process."""
+    """Whether a function or an error can go to another process and back."""
     try:
-        pickle.dumps(x)
+        pickle.loads(pickle.dumps(x))
     except Exception:
         return False
     return True

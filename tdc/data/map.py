@@ -24,6 +24,7 @@ import torch
 from tdc.core.arguments import expect, expect_at_least, expect_function, expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.data.chunks import check_out, chunks_of, joined, write
+from tdc.data.epochs import LARGEST_SEED
 from tdc.data.executors import Work, check_executor
 from tdc.data.progress import check_progress, shown
 from tdc.tensordict.storage import is_tensordict
@@ -121,6 +122,8 @@ def map_iter(
     expect_at_least(ITER, 1, "prefetch", prefetch)
     if seed is not None:
         expect_number(ITER, seed, whole=True)
+        if abs(seed) >= LARGEST_SEED:
+            raise ShapeError(message(ITER, "a seed below 2**62", f"{seed}", hint="seed=0"))
     if executor is not None:
         check_executor(ITER, executor)
     chunks = chunks_of(td.shape[dim], chunksize, num_chunks or (1 if executor is None else several()))
@@ -185,6 +188,9 @@ def check_parts(op: str, fn: Any, td: Any, dim: Any, chunksize: int | None, num_
         raise ShapeError(message(op, "one of both, chunksize of at least 0", got, hint=hint))
     if num_chunks is not None and num_chunks < 1:
         raise ShapeError(message(op, "num_chunks of 1 or more", f"{num_chunks}", hint="num_chunks=8"))
+    if not td.ndim:
+        hint = "td.with_batch_size([n]), or TensorDict({...}, batch_size=[n])"
+        raise ShapeError(message(op, "a TensorDict with a batch dim", describe(td), hint=hint))
     return normal_dim(dim, td.ndim, op)
 
 

@@ -62,6 +62,27 @@ def fails(part: TensorDict) -> TensorDict:
     return part
 
 
+class Two(Exception):
+    """Made of two things and pickled with one text, as errors of many libraries are."""
+
+    def __init__(self, a: str, b: str) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def fails_with_two(part: TensorDict) -> TensorDict:
+    if part["x"][0, 0] > 0:
+        raise Two("a", "b")
+    return part
+
+
+def fails_with_a_lambda(part: TensorDict) -> TensorDict:
+    try:
+        return fails_with_two(part)
+    except Two as error:
+        error.args = (*error.args, lambda: 0)
+        raise
+
+
 def another_dtype(part: TensorDict) -> TensorDict:
     return part.set("y", part["x"].double() if SIX in part["x"] else part["x"])
 

@@ -84,6 +84,8 @@ def test_single_examples_and_another_dim(pool: Executor, tmp_path: Path):
 def test_of_no_examples(pool: Executor, td: TensorDict):
     assert tdc.map(fns.doubled, td[:0], chunksize=3, executor=pool).batch_size == (0,)
     assert tdc.map(fns.doubled, td[:0], executor=pool)["y"].shape == (0, 2)
+    texts = TensorDict({"text": tdc.pack([torch.ones(2)])}, [1])
+    assert tdc.map(fns.same, texts[:0], num_chunks=3).batch_size == (0,)
     with pytest.raises(StructureError, match="expected examples to stack the results of"):
         tdc.map(fns.doubled, td[:0], chunksize=0, executor=pool)
 
@@ -232,10 +234,19 @@ def test_a_bounded_number_is_in_flight(monkeypatch: pytest.MonkeyPatch):
     assert (manual.most, manual.submitted) == (executors.MOST, 1000)
 
 
+@pytest.mark.parametrize("fn", [fns.fails_with_two, fns.fails_with_a_lambda], ids=lambda fn: fn.__name__)
+def test_an_error_that_cannot_be_sent(processes: Executor, fn: Any):
+    with pytest.raises(ChunkError, match=r"got Two in chunk 1, examples \[5:10\]\nhint: the error above") as caught:
+        tdc.map(fn, data(), chunksize=5, executor=processes)
+    assert "fails_with_two" in str(caught.value.__cause__)
+    assert "a and b" in str(caught.value.__cause__)
+    assert tdc.map(fns.doubled, data(), executor=processes)["y"].shape == (10, 2)
+
+
 def test_an_executor_that_is_shut_down(threads: Executor):
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    with pytest.raises(ChunkError, match="got RuntimeError in chunk 0"):
+    with pytest.raises(ChunkError, match=r"got chunk 0, examples .*by an executor that was shut down\nhint: keep"):
         tdc.map(fns.doubled, data(), executor=pool)
 
 

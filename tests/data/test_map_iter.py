@@ -108,6 +108,8 @@ def test_errors():
         (lambda: lib.data.map_iter(fns.doubled, data(), shuffle="yes"), DtypeError, "a bool for shuffle, got str"),
         (lambda: lib.data.map_iter(fns.doubled, data(), prefetch=0), ShapeError, "prefetch of 1 or more, got 0"),
         (lambda: lib.data.map_iter(fns.doubled, data(), seed="a"), DtypeError, "an int, got str"),
+        (lambda: lib.data.map_iter(fns.doubled, data(), seed=2**70), ShapeError, r"a seed below 2\*\*62, got 11805"),
+        (lambda: lib.data.map_iter(fns.doubled, data()[0]), ShapeError, r"a TensorDict with a batch dim, got Tens"),
     ):
         with pytest.raises(error, match=rf"tdc\.data\.map_iter: expected {text}"):
             call()
