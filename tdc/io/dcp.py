@@ -125,6 +125,7 @@ def dcp_load(
     Raises:
         FormatError: not trusted; no checkpoint, or one that `dcp_save` did not write or that says something else.
         KeyPathError: a key that is not there.
+        UnsupportedError: leaves of like without content, on the device "meta".
 
     Compile:
         Eager only.
@@ -139,10 +140,13 @@ def dcp_load(
     Source:
         `torch.distributed.checkpoint.load`.
     """
-    text, wanted, known = path_text(READ, path), wanted_keys(keys), names_of(classes)
+    text, wanted, known = path_text(READ, path), wanted_keys(keys, READ), names_of(classes, READ)
     expect(READ, trusted, bool, of=" for trusted")
     if like is not None:
         expect(READ, like, TensorDict)
+        wrong = {show(p): f"{describe(x)} on meta" for p, x in like._leaves.items() if is_meta(x)}
+        hint = "leave them out of like, or give torch.empty_like(x, device='cpu')"
+        refuse_wrong(UnsupportedError, READ, "leaves of like on devices with memory", wrong, "others", hint)
     if not trusted:
         hint = "trusted=True for a checkpoint of your own; tdc.io.load and from_safetensors for files of strangers"
         raise FormatError(message(READ, "trusted=True", "an index that is a pickle, which may run code", hint=hint))

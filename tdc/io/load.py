@@ -93,21 +93,21 @@ def check_mode(op: str, mode: Any) -> None:
         raise DtypeError(message(op, "mode='r' or mode='r+'", got, hint="mode='r+' to write into the files"))
 
 
-def wanted_keys(keys: Any) -> list[Keys]:
+def wanted_keys(keys: Any, op: str = OP) -> list[Keys]:
     """Key paths that were asked for; the root where none were."""
     if keys is None:
         return [()]
     if isinstance(keys, list):
-        return [parts(as_path(key, OP)) for key in keys]
-    return [parts(as_path(keys, OP))]
+        return [parts(as_path(key, op)) for key in keys]
+    return [parts(as_path(keys, op))]
 
 
-def names_of(classes: Any) -> dict[str, type]:
+def names_of(classes: Any, op: str = OP) -> dict[str, type]:
     """Tensorclasses by the names that they go by in a manifest."""
     given = list(classes) if isinstance(classes, (list, tuple, set, frozenset)) else [classes]
     wrong = [cls for cls in given if not (isinstance(cls, type) and issubclass(cls, TensorClass))]
     if wrong:
-        raise DtypeError(message(OP, "tensorclasses", describe(wrong[0]), hint="classes=[Batch], of the class itself"))
+        raise DtypeError(message(op, "tensorclasses", describe(wrong[0]), hint="classes=[Batch], of the class itself"))
     return {name_of(cls): cls for cls in given}
 
 

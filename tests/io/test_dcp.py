@@ -117,6 +117,12 @@ def test_another_tensor_than_the_manifest_says(tmp_path: Path):
         dcp_load(tmp_path / "d", trusted=True)
 
 
+def test_like_on_meta_is_refused(tmp_path: Path):
+    dcp_save(TensorDict({"x": torch.ones(2)}), tmp_path / "a")
+    with pytest.raises(tdc.UnsupportedError, match=r"at x: .* on meta"):
+        dcp_load(tmp_path / "a", like=TensorDict({"x": torch.ones(2, device="meta")}), trusted=True)
+
+
 class TestTexts(Texts):
     def test_refusals(self):
         self.says(
