@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ChunkError, DtypeError, TdcError, UnsupportedError, describe, message
+from tdc.core.pytree import tree_map
 from tdc.data.chunks import OP, Chunk, write
-from tdc.io.by_path import Parcel, Sealed, is_open_store
+from tdc.io.by_path import Alone, Parcel, Sealed, is_open_store
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.storage import is_tensordict
@@ -65,8 +66,19 @@ def run(fn: Callable[..., Any], part: Any, target: Any, chunk: Chunk, caller: in
     if target is not None:
         write(result, target.open(), chunk)
         return None
-    sent = is_tensordict(result) or isinstance(result, (Tensor, NestedTensor, MaskedBatch))
-    return Parcel(result) if sent else result
+    if is_batch(result):
+        return Parcel(result)
+    return result if os.getpid() == caller else tree_map(sendable, result, is_leaf=is_batch)
+
+
+def is_batch(x: Any) -> bool:
+    """Whether a result is sent as a Parcel."""
+    return is_tensordict(x) or isinstance(x, (Tensor, NestedTensor, MaskedBatch))
+
+
+def sendable(x: Any) -> Any:
+    """What is in a list or dict of results, tensors and ragged batches so that they may be those of a store."""
+    return Alone(x) if is_batch(x) and not is_tensordict(x) else x
 
 
 class Work:

@@ -221,6 +221,22 @@ def shown(x: Tensor, view: View) -> Tensor:
     return out.set_(x.untyped_storage(), view.offset, view.shape, view.stride)  # also where x is no multiple of dtype
 
 
+class Alone:
+    """A tensor or ragged batch within lists and dicts, on its way to another process: it arrives as itself. torch sends
+    no memory of files, a TensorDict takes it along."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __reduce__(self) -> Any:
+        return leaf_of, (TensorDict({ALONE: self.x}),)
+
+
+def leaf_of(td: TensorDict) -> Any:
+    """What was sent in a TensorDict of its own."""
+    return td[ALONE]
+
+
 class Parcel:
     """A result or a part of a TensorDict on its way to another process, by path where it can be.
 

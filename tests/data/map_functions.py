@@ -157,6 +157,10 @@ def moved(part: Any) -> Any:
     return part.replace(xy=part.xy + 1)
 
 
+def in_a_dict(part: TensorDict) -> Any:
+    return {"x": part["x"], "pair": (part["x"][0], part), "text": [part["text"], part["text"] * 2], "name": "a"}
+
+
 def same(part: Any) -> Any:
     return part
 

@@ -297,6 +297,15 @@ def test_wrong_arguments(name: str):
         wrong()
 
 
+def test_tensors_of_a_store_in_a_dict(pool: Executor, tmp_path: Path):
+    td = data().memmap(tmp_path / "in")
+    found = list(tdc.data.map_iter(fns.in_a_dict, td, chunksize=4, executor=pool))
+    assert torch.equal(torch.cat([result["x"] for result in found]), td["x"])
+    assert [result["pair"][1].batch_size[0] for result in found] == [4, 4, 2]
+    assert torch.equal(found[2]["pair"][0], td["x"][8])
+    assert [x.tolist() for x in found[1]["text"]] == [td["text"][4:8].tolist(), (td["text"][4:8] * 2).tolist()]
+
+
 def test_settings_of_a_function(processes: Executor):
     out = tdc.map(partial(fns.killed_once, __file__), data(), chunksize=3, executor=processes)  # that file is there
     assert out.keys() == ("y",)
