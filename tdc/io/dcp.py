@@ -143,10 +143,7 @@ def dcp_load(
     text, wanted, known = path_text(READ, path), wanted_keys(keys, READ), names_of(classes, READ)
     expect(READ, trusted, bool, of=" for trusted")
     if like is not None:
-        expect(READ, like, TensorDict)
-        wrong = {show(p): f"{describe(x)} on meta" for p, x in like._leaves.items() if is_meta(x)}
-        hint = "leave them out of like, or give torch.empty_like(x, device='cpu')"
-        refuse_wrong(UnsupportedError, READ, "leaves of like on devices with memory", wrong, "others", hint)
+        check_like(like)
     if not trusted:
         hint = "trusted=True for a checkpoint of your own; tdc.io.load and from_safetensors for files of strangers"
         raise FormatError(message(READ, "trusted=True", "an index that is a pickle, which may run code", hint=hint))
@@ -191,6 +188,14 @@ def failure(error: Any) -> Exception:
 def is_meta(x: Any) -> bool:
     """Whether a leaf is a tensor without content."""
     return isinstance(x, Tensor) and x.is_meta
+
+
+def check_like(like: Any) -> None:
+    """Refuse what says no place for leaves."""
+    expect(READ, like, TensorDict)
+    wrong = {show(p): f"{describe(x)} on meta" for p, x in like._leaves.items() if is_meta(x)}
+    hint = "leave them out of like, or give torch.empty_like(x, device='cpu')"
+    refuse_wrong(UnsupportedError, READ, "leaves of like on devices with memory", wrong, "others", hint)
 
 
 def is_sharded(x: Any) -> bool:

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -203,8 +203,9 @@ def as_leaf(value: Any, path: KeyPath, device: torch.device | None) -> Tensor | 
             raise not_a_leaf(value, path)
         if not getattr(getattr(value, "flags", None), "writeable", True):  # an array, which torch would write to
             value = value.copy()
-        strides = getattr(value, "strides", None)
-        if isinstance(strides, tuple) and any([n < 0 for n in strides]):  # of `array[::-1]`, which torch does not take
+        strides: Any = getattr(value, "strides", None)
+        steps = cast(tuple[int, ...], strides if isinstance(strides, tuple) else ())
+        if any([n < 0 for n in steps]):  # of `array[::-1]`, which torch does not take
             value = value.copy()
         try:
             value = torch.as_tensor(value)
