@@ -24,7 +24,7 @@ import torch
 from tdc.core.arguments import expect, expect_at_least, expect_function, expect_number, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.data.chunks import check_out, chunks_of, joined, write
-from tdc.data.epochs import LARGEST_SEED
+from tdc.data.epochs import SEEDS
 from tdc.data.executors import Work, check_executor
 from tdc.data.progress import check_progress, shown
 from tdc.tensordict.storage import is_tensordict
@@ -122,7 +122,7 @@ def map_iter(
     expect_at_least(ITER, 1, "prefetch", prefetch)
     if seed is not None:
         expect_number(ITER, seed, whole=True)
-        if abs(seed) >= LARGEST_SEED:
+        if abs(seed) >= SEEDS:
             raise ShapeError(message(ITER, "a seed below 2**62", f"{seed}", hint="seed=0"))
     if executor is not None:
         check_executor(ITER, executor)
