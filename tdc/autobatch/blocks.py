@@ -27,12 +27,10 @@ def run(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
 def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
     """`run` where no argument is a tree. Of a ragged batch a block sees one example, and what it returns of them is
     ragged as well."""
-    lanes, ragged = [], False  # loops, not comprehensions: a graph is traced through them faster
+    lanes = []  # loops, not comprehensions: a graph is traced through them faster
     for x in args:
         if is_lane(x):
             lanes.append(x)
-        elif type(x) is Lane:
-            ragged = True
     tensors = data_of(lanes, args)
     trees: list[Any] = []
 
@@ -48,7 +46,7 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
     found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
     leaves: list[Any] = []
     for x, m in zip(found, mapped, strict=True):
-        leaves.append(Lane(x) if m else Lane(x.data) if ragged and isinstance(x, RaggedExample) else x)
+        leaves.append(Lane(x) if m else Lane(x.data) if isinstance(x, RaggedExample) else x)
     return unflatten(leaves, trees[0]) if trees else leaves
 
 
