@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from tdc.compile.counts import Counts, counted
-from tdc.compile.gradients import value_and_grad
+from tdc.compile.differentiate import loss_and_gradients
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import not_zero, read_result, takes_buffers
 from tdc.compile.micro_batches import split, weighted
@@ -313,7 +313,7 @@ class Step:
             return read_result(out, buffers, self.has_aux)
 
         copies = None if buffers is None else buffers.apply(torch.clone)
-        (loss, (new, aux, count)), grads = value_and_grad(loss_of, has_aux=True)(params, copies, batch)
+        (loss, (new, aux, count)), grads = loss_and_gradients(loss_of, params, copies, batch)
         metrics = TensorDict({"loss": loss, **dict(aux.items())})
         return grads, metrics, None if buffers is None else new, count
 

@@ -1,0 +1,40 @@
+"""Autograd in the graph that Dynamo traces (torch 2.13): forward and backward of a function as one graph.
+
+Dynamo takes `torch.autograd.grad` where a setting says so, which no public function sets for one call.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import cache
+from pkgutil import resolve_name as load
+from typing import Any
+
+from tdc.core.dynamo import constant
+
+
+@cache
+def setting() -> AbstractContextManager[Any] | None:
+    """A context that Dynamo knows, in which it traces `torch.autograd.grad`; None where this torch has none. It needs
+    the pass that computes checkpointed parts again in such a graph, too."""
+    dynamo, functorch = load("torch._dynamo.config"), load("torch._functorch.config")
+    if not (hasattr(dynamo, "trace_autograd_ops") and hasattr(functorch, "remat_using_tags_for_fwd_loss_bwd_graph")):
+        return None
+    found: AbstractContextManager[Any] = load("torch._dynamo.decorators").DynamoConfigPatchProxy(
+        dynamo.patch(trace_autograd_ops=True)
+    )
+    return found
+
+
+@constant
+def is_recordable() -> bool:
+    """Whether a graph may hold `torch.autograd.grad`."""
+    return setting() is not None
+
+
+@constant
+def recording() -> AbstractContextManager[Any]:
+    """The context in which Dynamo traces `torch.autograd.grad`, where `is_recordable`."""
+    found = setting()
+    assert found is not None
+    return found
