@@ -4,6 +4,7 @@ from tdc.compile.buckets import buckets as buckets
 from tdc.compile.buckets import to_bucket as to_bucket
 from tdc.compile.buckets import unbucket as unbucket
 from tdc.compile.checkpoint import checkpoint as checkpoint
+from tdc.compile.checkpoint import checkpoint_blocks as checkpoint_blocks
 from tdc.compile.counts import Counts as Counts
 from tdc.compile.counts import counted as counted
 from tdc.compile.counts import peak_bytes as peak_bytes

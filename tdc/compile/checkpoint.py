@@ -1,105 +1,176 @@
 """checkpoint: keep what goes into a function, and compute the rest again when gradients are wanted.
 
-    @tdc.compile.checkpoint
-    def block(x, w1, b1, w2, b2): ...
+    block = tdc.compile.checkpoint(block)                          a function or a module
+    net = tdc.compile.checkpoint_blocks(net, nn.TransformerEncoderLayer)    every such block of a module
 
-`torch.utils.checkpoint` works by hooks on saved tensors, which `torch.func.grad` refuses; in a compiled graph it leaves
-the work to the partitioner, which does not run for a whole training step. This one is a function with a derivative of
-its own, so it goes into the one graph. The second computation waits for the gradient: it depends on it by a number that
-is always 0, else Inductor might do both at once and keep everything.
+`torch.utils.checkpoint` does it. What is added: random numbers are drawn once in the graph of a training step, where
+torch refuses to draw them again; a policy says which operations keep their results; under a transform of `torch.func`,
+which refuses it, the function is called as it is.
 
-Invariant: what is kept are the arguments, nothing else.
+Invariant: values and gradients are those of the function without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+import copy
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
 
-from tdc.core.errors import DtypeError, describe, message
+from tdc.compile.upstream import traced
+from tdc.core import pytree
+from tdc.core.dynamo import under_transform
+from tdc.core.errors import DtypeError, StructureError, describe, message
 
 OP = "compile.checkpoint"
+Policy: TypeAlias = "Collection[Any] | Callable[..., CheckpointPolicy | bool]"
+Module = TypeVar("Module", bound=nn.Module)
 
 
-def checkpoint(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function with the same result and gradients that keeps nothing in between.
+def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..., Any]:
+    """A function with the same results and gradients that keeps what goes into it, and computes the rest again.
 
     Args:
-        fn: a function of tensors that returns one tensor. Whatever it is differentiated by is an argument, parameters
-            too. It draws no random numbers: they would be others the second time.
+        fn: a function or module. Arguments and results are tensors, containers, and pytrees of them; what it closes
+            over has gradients, too, and dropout draws one mask. Such functions may be nested.
+        policy: operations whose results are kept, such as `[torch.ops.aten.mm, torch.ops.aten.addmm]`, or a function
+            `(ctx, op, *args, **kwargs)` that says so for one operation by a bool or a
+            `torch.utils.checkpoint.CheckpointPolicy`.
 
     Returns:
-        A function to call in its place. Make it outside of compiled code; `@checkpoint` does.
+        A function to call in its place.
 
     Raises:
-        DtypeError: a module; an argument or a result that is no tensor.
+        DtypeError: `fn` is no function; a policy that is none.
 
     Compile:
-        fullgraph under `grad`, so in `train_step`; under `vmap` eagerly only. Eagerly nothing is saved, since
-        `torch.func.grad` keeps what it computes the second time.
+        fullgraph, in `train_step` and in functions whose result is differentiated. A graph keeps what is drawn at
+        random, since it would be drawn anew. Under `torch.func`, so in `step.vmap()`, and in graphs of `train_step`
+        before torch 2.13, everything is kept.
 
     Example:
-        >>> block = checkpoint(lambda x, w: torch.tanh(x @ w))
-        >>> torch.func.grad(lambda w: block(torch.ones(1, 2), w).sum())(torch.zeros(2, 1)).tolist()
+        >>> w = torch.zeros(2, 1, requires_grad=True)
+        >>> block = checkpoint(lambda x: torch.tanh(x @ w))
+        >>> torch.autograd.grad(block(torch.ones(1, 2)).sum(), [w])[0].tolist()
         [[1.0], [1.0]]
 
     Source:
-        `torch.utils.checkpoint.checkpoint`; `jax.checkpoint`; Chen et al., Training Deep Nets with Sublinear Memory
-        Cost, 2016.
+        `torch.utils.checkpoint.checkpoint`, `create_selective_checkpoint_contexts`; Chen et al., Training Deep Nets
+        with Sublinear Memory Cost, 2016.
     """
-    if isinstance(fn, nn.Module) or not callable(fn):
-        hint = "def block(x, weight, bias): ..., with the module's parameters as arguments"
-        raise DtypeError(message(OP, "a function of tensors", describe(fn), hint=hint))
+    if not callable(fn):
+        raise DtypeError(message(OP, "a function or a module", describe(fn), hint="checkpoint(layer)(x)"))
+    eagerly, in_graphs = ({}, IN_GRAPHS) if policy is None else contexts(policy)
 
-    kinds = {dtype: recomputed(fn, dtype) for dtype in (None, torch.bfloat16, torch.float16)}
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if under_transform():
+            return fn(*args, **kwargs)
+        if not traced():
+            return recompute(fn, *args, use_reentrant=False, **eagerly, **kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))  # Dynamo takes no containers here
 
-    def call(*args: Any) -> Tensor:
-        wrong = [describe(x) for x in args if not isinstance(x, Tensor)]
-        if wrong or not args:
-            hint = "give x.values and x.offsets of a NestedTensor x, and make it inside"
-            raise DtypeError(message(OP, "tensors as arguments", ", ".join(wrong) or "none", hint=hint))
-        device = args[0].device.type
-        return kinds[torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None].apply(*args)
+        def inner(*leaves: Any) -> Any:
+            args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+            return fn(*args, **kwargs)
+
+        return recompute(inner, *leaves, use_reentrant=False, **in_graphs)
 
     return call
 
 
-def recomputed(fn: Callable[..., Tensor], dtype: torch.dtype | None) -> type[torch.autograd.Function]:
-    """The autograd function, which computes again under the autocast that there was the first time."""
+def checkpoint_blocks(
+    module: Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], *, policy: Policy | None = None
+) -> Module:
+    """A module of the same parameters and buffers in which each block of a kind is under `checkpoint`.
 
-    class Recomputed(torch.autograd.Function):
-        generate_vmap_rule = True
+    Args:
+        module: is left as it is. Names of parameters stay.
+        kind: a class of modules, or several. In a block that is one nothing else is looked for.
+        policy: as of `checkpoint`.
 
-        @staticmethod
-        def forward(*given: Any) -> Tensor:
-            # Dynamo (torch 2.11-2.13) hands a context to this signature, too.
-            out = fn(*[x for x in given if isinstance(x, Tensor)])
-            if not isinstance(out, Tensor):
-                hint = "return x.values of a NestedTensor x"
-                raise DtypeError(message(OP, "one tensor as result", describe(out), hint=hint))
-            return out
+    Raises:
+        DtypeError: no module.
+        StructureError: no block of that kind.
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            ctx.save_for_backward(*inputs)
+    Compile:
+        As `checkpoint`.
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-            first = grads[0][(slice(0, 1),) * grads[0].ndim].sum()
-            zero = (first != first) * 0  # the number 0, known when the gradient is, whatever its values
-            saved = [x + zero.to(x.dtype) if x.is_floating_point() else x for x in ctx.saved_tensors]
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        >>> cheap = checkpoint_blocks(net, nn.Linear)
+        >>> cheap[0].weight is net[0].weight, [name for name, _ in cheap.named_parameters()][2]
+        (True, '1.0.weight')
+    """
+    op = "compile.checkpoint_blocks"
+    if not isinstance(module, nn.Module):
+        hint = "checkpoint_blocks(net, nn.TransformerEncoderLayer)"
+        raise DtypeError(message(op, "a module", describe(module), hint=hint))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    wrong = [describe(k) for k in kinds if not (isinstance(k, type) and issubclass(k, nn.Module))]
+    if wrong or not kinds:
+        got, hint = ", ".join(wrong) or "none", "kind=nn.TransformerEncoderLayer"
+        raise DtypeError(message(op, "classes of modules", got, hint=hint))
+    known: dict[nn.Module, nn.Module] = {}
+    found = with_blocks(module, kind, policy, known)
+    if not any([isinstance(m, kind) for m in known]):
+        names, there = " or ".join([k.__name__ for k in kinds]), ", ".join(sorted({type(m).__name__ for m in known}))
+        raise StructureError(message(op, f"a module with a {names}", f"one of {there}", hint="name one of these"))
+    return found  # type: ignore[return-value]  # of the class of the module, or a subclass of it
 
-            def of_floats(*floats: Tensor) -> Tensor:
-                it = iter(floats)
-                with nullcontext() if dtype is None else torch.autocast(floats[0].device.type, dtype):
-                    return fn(*[next(it) if x.is_floating_point() else x for x in saved])
 
-            pull: Any = torch.func.vjp(of_floats, *[x for x in saved if x.is_floating_point()])[1]
-            found = iter(pull(grads[0]))
-            return tuple([next(found) if x.is_floating_point() else None for x in saved])
+def with_blocks(module: nn.Module, kind: Any, policy: Policy | None, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of the tree of modules, with each module that is there twice once; tensors are shared."""
+    if module not in known:
+        known[module] = own = copy.copy(module)
+        if isinstance(module, kind):
+            run = checkpoint(type(module).forward, policy=policy)
+            own.__class__ = type(type(module).__name__, (type(module),), {"forward": run, "__module__": __name__})
+        else:
+            own._modules = {k: m and with_blocks(m, kind, policy, known) for k, m in module._modules.items()}
+    return known[module]
 
-    return Recomputed
+
+# -- what is kept
+
+
+def keeps_random(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """In a graph: keep what is drawn at random, compute all else again."""
+    return CheckpointPolicy.MUST_SAVE if is_random(op) else CheckpointPolicy.MUST_RECOMPUTE
+
+
+def is_random(op: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of torch's checkpoint for a policy: eagerly, where random numbers are drawn again from the same
+    state, and in graphs."""
+    if not callable(policy) and not isinstance(policy, Collection):
+        hint = "policy=[torch.ops.aten.mm]"
+        raise DtypeError(message(OP, "a policy that is a function or operations", describe(policy), hint=hint))
+    kept = policy if callable(policy) else frozenset(policy)
+
+    def decide(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if callable(kept):
+            found = kept(ctx, op, *args, **kwargs)
+        else:
+            found = op in kept or getattr(op, "overloadpacket", None) in kept
+        if isinstance(found, CheckpointPolicy):
+            return found
+        return CheckpointPolicy.MUST_SAVE if found else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def in_graphs(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if is_random(op) else decide(ctx, op, *args, **kwargs)
+
+    return {"context_fn": partial(create, decide)}, {"context_fn": partial(create, in_graphs)}
+
+
+IN_GRAPHS: dict[str, Any] = {"context_fn": partial(create, keeps_random)}
+IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 1"  # lets torch keep such graphs in its cache on disk

@@ -21,8 +21,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What Dynamo traces where an argument of `torch.utils.checkpoint.checkpoint` is a container."""
     flat, spec = pytree.tree_flatten(args)
 
-    def inner(*leaves: Any) -> Any:
-        return function(*pytree.tree_unflatten(list(leaves), spec))
+    def inner(*leaves: Any, **named: Any) -> Any:
+        return function(*pytree.tree_unflatten(list(leaves), spec), **named)
 
     return torch.utils.checkpoint.checkpoint(inner, *flat, **kwargs)
 

@@ -338,27 +338,6 @@ def test_accumulation_autocast_and_checkpointing_in_one_compiled_step(backend: A
     assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
 
 
-def test_checkpoint_keeps_only_what_went_in():
-    def widened(x: torch.Tensor, w: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        return x + torch.tanh(x @ w) @ back
-
-    x = torch.randn(256, 8)
-    weights = [torch.randn(*size) / 8 for size in 6 * [(8, 128), (128, 8)]]
-    peaks, grads = [], []
-    for block in (widened, checkpoint(widened)):
-
-        def loss(weights: list[torch.Tensor], x: torch.Tensor, block: Any = block) -> torch.Tensor:
-            for w, back in zip(weights[::2], weights[1::2], strict=True):
-                x = block(x, w, back)
-            return x.square().sum()
-
-        gradient = torch.compile(torch.func.grad(loss), backend="aot_eager", fullgraph=True)
-        grads.append(gradient(weights, x))
-        peaks.append(tdc.compile.peak_bytes(gradient, weights, x))
-    assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
-    assert peaks[1] < 0.75 * peaks[0]
-
-
 # -- ensembles
 
 

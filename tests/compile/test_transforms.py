@@ -151,7 +151,8 @@ class TestCheckpoint:
     @pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["eager", "compiled"])
     def test_containers_go_in(self, wrap: Callable[..., Any]):
         td, x = TensorDict({"x": torch.rand(3, requires_grad=True)}, [3]), ragged()
-        wrap(lambda t: checkpoint(lambda u, k: (u * k)["x"].sin(), t, 3.0, use_reentrant=False))(td).sum().backward()
+        out = wrap(lambda t: checkpoint(lambda u, *, k: (u * k)["x"].sin(), t, k=3.0, use_reentrant=False))(td)
+        out.sum().backward()
         torch.testing.assert_close(td["x"].grad, 3 * (3 * td["x"].detach()).cos())
         out = wrap(lambda x: checkpoint(lambda x: x.sin().sum(1), x, use_reentrant=False))(x)
         torch.testing.assert_close(out, x.sin().sum(1))

@@ -11,7 +11,7 @@ from torch import nn
 
 import tdc
 from tdc import TensorDict
-from tdc.compile import checkpoint, train_step
+from tdc.compile import checkpoint, checkpoint_blocks, train_step
 from tdc.optim import Optimizer, sgd
 
 
@@ -223,25 +223,32 @@ hint: load it into a state of the same step and module""",
 
     def test_checkpoint(self):
         self.says(
-            lambda: checkpoint(nn.Linear(2, 2)),
+            lambda: checkpoint(3),
             """\
 DtypeError
-tdc.compile.checkpoint: expected a function of tensors, got Linear
-hint: def block(x, weight, bias): ..., with the module's parameters as arguments""",
+tdc.compile.checkpoint: expected a function or a module, got int
+hint: checkpoint(layer)(x)""",
         )
         self.says(
-            lambda: checkpoint(torch.tanh)(tdc.pack([X])),
+            lambda: checkpoint(torch.tanh, policy=3),
             """\
 DtypeError
-tdc.compile.checkpoint: expected tensors as arguments, got NestedTensor float32[1, -1, 2]
-hint: give x.values and x.offsets of a NestedTensor x, and make it inside""",
+tdc.compile.checkpoint: expected a policy that is a function or operations, got int
+hint: policy=[torch.ops.aten.mm]""",
         )
         self.says(
-            lambda: checkpoint(lambda x: (x, x))(X),
+            lambda: checkpoint_blocks(torch.tanh, nn.Linear),
             """\
 DtypeError
-tdc.compile.checkpoint: expected one tensor as result, got tuple
-hint: return x.values of a NestedTensor x""",
+tdc.compile.checkpoint_blocks: expected a module, got builtin_function_or_method
+hint: checkpoint_blocks(net, nn.TransformerEncoderLayer)""",
+        )
+        self.says(
+            lambda: checkpoint_blocks(nn.Sequential(nn.Linear(2, 2)), (nn.ReLU, nn.GELU)),
+            """\
+StructureError
+tdc.compile.checkpoint_blocks: expected a module with a ReLU or GELU, got one of Linear, Sequential
+hint: name one of these""",
         )
 
 

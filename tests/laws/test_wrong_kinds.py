@@ -157,6 +157,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "zeros": (td(), [3]),
     "buckets": (1, 8),
     "checkpoint": (torch.neg,),
+    "checkpoint_blocks": (torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear),
     "counted": (torch.neg,),
     "dcp_load": (f"{STORE}.dcp", "x", {"like": td(), "trusted": True, "classes": ()}),
     "dcp_save": (td(), f"{FOLDER.name}/checkpoint", {"overwrite": True}),

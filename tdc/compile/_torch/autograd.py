@@ -15,13 +15,14 @@ from tdc.core.dynamo import constant
 
 @cache
 def setting() -> AbstractContextManager[Any] | None:
-    """A context that Dynamo knows, in which it traces `torch.autograd.grad`; None where this torch has none. It needs
-    the pass that computes checkpointed parts again in such a graph, too."""
-    dynamo, functorch = load("torch._dynamo.config"), load("torch._functorch.config")
-    if not (hasattr(dynamo, "trace_autograd_ops") and hasattr(functorch, "remat_using_tags_for_fwd_loss_bwd_graph")):
+    """A context that Dynamo knows, in which it traces `torch.autograd.grad`; None where this torch does not trace it,
+    nor a tensor of the graph that begins to require grad (before 2.13)."""
+    decorators = load("torch._dynamo.decorators")
+    begins = hasattr(load("torch._dynamo.symbolic_convert").SpeculationLog, "graph_break_on_requires_grad_")
+    if not begins or not hasattr(load("torch._dynamo.config"), "trace_autograd_ops"):
         return None
-    found: AbstractContextManager[Any] = load("torch._dynamo.decorators").DynamoConfigPatchProxy(
-        dynamo.patch(trace_autograd_ops=True)
+    found: AbstractContextManager[Any] = decorators.DynamoConfigPatchProxy(
+        load("torch._dynamo.config").patch(trace_autograd_ops=True)
     )
     return found
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.autograd import is_recordable, recording
 from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
 from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
 from tdc.compile._torch.lanes import map_lanes
@@ -157,6 +158,20 @@ def maps_lanes() -> bool:
     return both(x)[1] and torch.equal(both(x)[0], x * 2) and torch.equal(graph(x)[0], x * 2)
 
 
+def records_autograd() -> bool:
+    """A graph holds the gradient that autograd takes in it, of a tensor that requires grad in it alone."""
+    if not is_recordable():
+        return False
+
+    def slope(x: Tensor) -> Tensor:
+        with torch.enable_grad(), recording():
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(leaf.sin().sum(), [leaf])[0]
+
+    [graph] = graphs_of(slope, torch.zeros(2))
+    return torch.equal(graph(torch.zeros(2))[0], torch.ones(2))
+
+
 PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("backends by name", finds_backends),
     ("ids of compiles", knows_compiles),
@@ -175,4 +190,5 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
 FEATURES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("Inductor free of the example", asks_no_example),
     ("gradients of scan copied", scan_copies_gradients),
+    ("autograd in graphs", records_autograd),
 )

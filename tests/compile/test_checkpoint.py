@@ -1,0 +1,163 @@
+"""`tdc.compile.checkpoint`: the same numbers, eagerly and in graphs, and less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import tdc
+from tdc import TensorDict, functional_call
+from tdc.compile import checkpoint, checkpoint_blocks, train_step
+from tdc.compile.differentiate import loss_and_gradients
+from tdc.core.dynamo import with_own_graphs
+from tdc.optim import sgd
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*context_fn is passed")
+G = torch.Generator().manual_seed(0)
+X = torch.randn(6, 4, generator=G, dtype=torch.float64)
+ROWS = [torch.randn(n, 4, generator=G, dtype=torch.float64) for n in (2, 0, 5, 1)]
+W, Z = [torch.randn(4, 4, generator=G, dtype=dtype) for dtype in (torch.float64, torch.complex64)]
+PARAMS = TensorDict({"w": W, "z": Z})
+
+
+def closure(wrap: Any, params: TensorDict) -> Tensor:
+    return wrap(lambda x: torch.tanh(x @ params["w"]))(X).sum()
+
+
+def containers(wrap: Any, params: TensorDict) -> Tensor:
+    def block(td: TensorDict, pair: tuple[tdc.NestedTensor, Tensor], *, scale: float) -> Any:
+        x = (pair[0] @ pair[1]).tanh() * scale
+        return td.replace(x=x), {"sum": x.sum(1)}
+
+    td, sums = wrap(block)(TensorDict({"x": tdc.pack(ROWS)}, [4]), (tdc.pack(ROWS), params["w"]), scale=2.0)
+    return td["x"].values.square().sum() + sums["sum"].sin().sum()
+
+
+def complex_numbers(wrap: Any, params: TensorDict) -> Tensor:
+    return wrap(lambda z: (z @ z).tanh())(params["z"]).abs().sum()
+
+
+def nested(wrap: Any, params: TensorDict) -> Tensor:
+    inner = wrap(lambda x: torch.sin(x @ params["w"]))
+    return wrap(lambda x: inner(inner(x)).exp())(X).mean()
+
+
+def integers(wrap: Any, params: TensorDict) -> Tensor:
+    return wrap(lambda x, i, n: (x[i] * n).square())(params["w"], torch.tensor([2, 0]), 3).sum()
+
+
+LOSSES = [closure, containers, complex_numbers, nested, integers]
+
+
+def both(loss: Any, wrap: Any) -> Any:
+    """Loss and gradients as a training step takes them."""
+
+    def run(params: TensorDict) -> Any:
+        return loss_and_gradients(lambda params: (loss(wrap, params), {}), params)
+
+    return run
+
+
+@pytest.mark.parametrize("policy", [None, [torch.ops.aten.mm]], ids=["all", "products"])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_gradients(loss: Any, policy: Any) -> None:
+    """As without, eagerly, in the graph of a step, and under a transform of torch.func."""
+
+    def wrap(fn: Any) -> Any:
+        return checkpoint(fn, policy=policy)
+
+    with torch.no_grad():
+        want = both(loss, lambda fn: fn)(PARAMS)
+        runs = [both(loss, wrap)]
+        if policy is None:  # policies are made outside of graphs
+            runs.append(torch.compile(with_own_graphs(both(loss, wrap)), backend="aot_eager", fullgraph=True))
+        for run in runs:
+            (value, _), grads = run(PARAMS)
+            assert_close((value, grads.to_dict()), (want[0][0], want[1].to_dict()))
+    found = tdc.grad(lambda params: loss(wrap, params))(PARAMS)
+    assert_close(found.to_dict(), want[1].to_dict())
+
+
+DROP = 0.5
+
+
+def dropped(wrap: Any, params: TensorDict) -> Tensor:
+    """Linear in each parameter, so that the loss is the product of gradient and parameter, if one mask was drawn."""
+
+    def block(x: Tensor) -> Tensor:
+        return F.dropout(F.dropout(x @ params["w"], DROP), DROP, inplace=True)
+
+    return wrap(block)(X).sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_mask(compiled: bool) -> None:
+    run = both(dropped, checkpoint)
+    run = torch.compile(with_own_graphs(run), backend="aot_eager", fullgraph=True) if compiled else run
+    with torch.no_grad():
+        (value, _), grads = run(PARAMS.select("w"))
+    assert value != 0
+    assert_close((grads["w"] * PARAMS["w"]).sum(), value)
+
+
+class Block(nn.Module):
+    """A block that keeps much if it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.back, self.drop = nn.Linear(8, 128), nn.Linear(128, 8), nn.Dropout(0.1)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.drop(self.back(F.gelu(self.wide(x)).sin())) * self.scale
+
+
+def test_blocks_share_everything() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(2)]))
+    net.append(net[1][0])  # twice there
+    cheap = checkpoint_blocks(net, Block).eval()
+    assert [m.training for m in (net, net[1][0], cheap, cheap[1][0])] == [True, True, False, False]
+    assert [*cheap.state_dict()] == [*net.state_dict()]
+    assert isinstance(cheap[1][0], Block)
+    assert all([a is b for a, b in zip(cheap.parameters(), net.parameters(), strict=True)])
+    assert cheap[1][0] is cheap[2] is not net[2]
+    x = torch.randn(3, 8)
+    assert_close(cheap(x), net.eval()(x))
+
+
+def step_of(net: nn.Module, **options: Any) -> Any:
+    def loss(params: TensorDict, batch: Any) -> Tensor:
+        return functional_call(net, params, (batch,)).square().mean()
+
+    return train_step(loss, sgd(0.1), **options)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_less_memory_in_a_step(ragged: bool) -> None:
+    """One graph, the numbers of the net as it is, and a fraction of what it keeps."""
+    net = nn.Sequential(*[Block() for _ in range(6)]).eval()
+    batch = tdc.pack([torch.randn(n, 8) for n in (100, 156)]) if ragged else torch.randn(256, 8)
+    peaks, results = [], []
+    for net_of in (net, checkpoint_blocks(net, Block)):
+        step = step_of(net_of, backend="aot_eager")
+        state = step.init(net)
+        results.append(step(state, batch)[0]["params"].to_dict())
+        peaks.append(tdc.compile.peak_bytes(step, state, batch))
+        assert (step.counts.graphs, step.counts.breaks) == (1, 0)
+    assert_close(results[1], results[0])
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+def test_members() -> None:
+    """An ensemble trains as without."""
+    net = nn.Sequential(Block(), Block()).eval()
+    steps = [step_of(n, compile=False) for n in (net, checkpoint_blocks(net, Block))]
+    states = [torch.stack([step.init(net), step.init(net)]) for step in steps]
+    batch = torch.randn(5, 8)
+    one, other = [step.vmap()(state, batch)[0] for step, state in zip(steps, states, strict=True)]
+    assert_close(other["params"].to_dict(), one["params"].to_dict())
