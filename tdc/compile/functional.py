@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tdc.compile._torch.tracing import allow_writes, at_trace_time, refuse_writes
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
@@ -125,14 +126,18 @@ def functional_call(
     given = fitted(module, stores, params, tie_weights, strict)
     args = args if isinstance(args, tuple) else () if args is None else (args,)
     try:
+        at_trace_time(allow_writes)  # in the body of a loop, too: they are taken back there
         for s, values in zip(stores, given, strict=True):
             s.tensors.update(values)
+        at_trace_time(refuse_writes)
         out = module(*args, **(kwargs or {}))
         return (out, from_buffers(stores)) if return_buffers else out
     finally:
+        at_trace_time(allow_writes)
         for s, own in zip(stores, before, strict=True):
             s.tensors.clear()
             s.tensors.update(own)
+        at_trace_time(refuse_writes)
 
 
 def stack_modules(modules: Iterable[nn.Module], *, params: bool = True, buffers: bool = True) -> TensorDict:

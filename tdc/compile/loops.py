@@ -139,7 +139,7 @@ def scan_in_graph(
     after, _ = split("scan", "the carry", carry, numbers=False)
     outs, out_form = split("scan", "the results", y)
     positions = moving(tensors, after)
-    ref = needs_grad(tensors, after, outs, steps.tensors)
+    ref = needs_grad(tensors, steps.tensors, after, outs)
     refuse_in_scan("scan", ref)
     code, code_y = Code(ref, [tensors[i] for i in positions]), Code(ref, outs)
 

@@ -25,6 +25,8 @@ internals: Any = torch  # parts of torch without types
 OUTSIDE = "traced outside of an operator"  # marks nodes
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
+WRITERS: WeakKeyDictionary[Any, list[bool]] = WeakKeyDictionary()  # by tracer: what was allowed before
+
 
 def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
     """Call `fn` while Dynamo traces; nothing otherwise. `name_of` finds `op` among the variables of this function."""
@@ -116,6 +118,20 @@ def switch_donation_off(context: Any) -> None:
 
     compile_without_donation.without_donation = True  # type: ignore[attr-defined]  # ours
     output.compiler_fn = compile_without_donation
+
+
+def allow_writes(context: Any) -> None:
+    """Let code write into objects from outside of the body of an operator, up to `refuse_writes`. Dynamo refuses it
+    since others would see it; who writes has to take it back in the same body."""
+    tracer = translator(context).output.current_tracer
+    WRITERS.setdefault(tracer, []).append(tracer.unsafe_allow_externally_visible_side_effects)
+    tracer.unsafe_allow_externally_visible_side_effects = True
+
+
+def refuse_writes(context: Any) -> None:
+    """What was allowed before `allow_writes`."""
+    tracer = translator(context).output.current_tracer
+    tracer.unsafe_allow_externally_visible_side_effects = WRITERS[tracer].pop()
 
 
 def trace_outside(fn: Callable[..., X], *args: Any) -> X:
