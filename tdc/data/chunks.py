@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import eager
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.interop.spec import differences, spec_of
+from tdc.io.origin import origin_of
 from tdc.ops.copy import copy_
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
@@ -145,6 +147,15 @@ def check_out(out: Any, td: TensorDict, dim: int) -> None:
     wrong = {show(p): describe(unwrap(x)) for p, x in out._leaves.items() if not isinstance(x, (Tensor, MaskedBatch))}
     hint = "leave out= away, and save the result: it has no place before all sizes are known"
     refuse_wrong(DtypeError, OP, "tensors and padded batches to write into", wrong, "others", hint)
+    closed = [show(p) for p, x in out._leaves.items() if eager() and is_closed(x)]
+    hint = "tdc.io.load(path, mode='r+'); what is written into one of mode 'r' never reaches its files"
+    refuse_wrong(StructureError, OP, "out open for writing", closed, "leaves of a store of mode 'r'", hint)
+
+
+def is_closed(x: Any) -> bool:
+    """Whether a leaf is mapped from a store that was opened for reading alone."""
+    found = origin_of(x.data if isinstance(x, MaskedBatch) else x)
+    return found is not None and not found.source.shared
 
 
 def write(result: Any, target: TensorDict, chunk: Chunk) -> None:

@@ -57,7 +57,8 @@ def map(
     Raises:
         DtypeError: no function, no TensorDict, no number; a result that is none.
         ShapeError: a dim that is not there, a chunk size below 0, both `chunksize` and `num_chunks`.
-        StructureError: results of which only some are None, or that differ in keys, dtypes or features.
+        StructureError: results of which only some are None, or that differ in keys, dtypes or features; an `out` of a
+            store of mode "r", whose files would stay as they are.
         ChunkError: `fn` failed in a worker, or the worker died; the error behind it is its `__cause__`. Parts that wait
             are cancelled.
         UnsupportedError: a function that a process cannot get, such as a lambda.

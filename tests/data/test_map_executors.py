@@ -102,6 +102,20 @@ def test_out(request: pytest.FixtureRequest, td: TensorDict, tmp_path: Path, how
         assert torch.equal(tdc.io.load(tmp_path / "out")["y"], data()["x"] * 2)
 
 
+@pytest.mark.parametrize("how", [None, "threads", "processes"])
+def test_a_store_that_is_only_read_is_no_out(request: pytest.FixtureRequest, tmp_path: Path, how: str | None):
+    td = tdc.TensorDict({"x": torch.zeros(10, 2), "in": {"m": data()["text"].to_padded()}}, [10])
+    out = td.memmap(tmp_path / "out", sync=False)
+    pool = how and request.getfixturevalue(how)
+    match = r"expected out open for writing, got 2 leaves of a store of mode 'r'\nat x\nat in\.m\nhint: .* mode='r\+'"
+    with pytest.raises(StructureError, match=match):
+        tdc.map(fns.plus_one, td, chunksize=4, executor=pool, out=out)
+    with pytest.raises(StructureError, match="got 1 leaves"):  # of which one would be lost
+        tdc.map(fns.plus_one, td, chunksize=4, executor=pool, out=out.set("x", torch.zeros(10, 2)))
+    out = tdc.map(fns.plus_one, td, chunksize=4, executor=pool, out=out.clone())
+    assert out["x"].eq(1).all()
+
+
 def test_workers_write_into_stores_themselves(processes: Executor, td: TensorDict, tmp_path: Path):
     class Recorded(Executor):
         def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
