@@ -2,7 +2,8 @@
 
 A leaf that is mapped from a store, whole or as a view (`td[a:b]`, an inner node, other strides), goes into the pickle
 as the path of the store, its key, its range and the version of the store, and is mapped again where it is unpickled.
-All other leaves go as they are. So a worker process gets a few hundred bytes, whatever the size of its part.
+All other leaves go as they are, those of dtypes that torch cannot unpickle as integers of their size. So a worker
+process gets a few hundred bytes, whatever the size of its part.
 
     pickle, multiprocessing, cloudpickle    protocols from 4 on: by path
     torch.save, and protocols below 4       the data: a file that is kept must not depend on another
@@ -40,6 +41,11 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 
 LEAST_PROTOCOL = 4  # torch.save has 2
 ALONE = "result"
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+LOADED = {  # what torch 2.13 can unpickle; of others it writes a storage that it cannot read
+    *INTEGERS.values(), torch.bool, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.complex64, torch.complex128,
+}  # fmt: skip
 
 
 class View(NamedTuple):
@@ -62,6 +68,13 @@ class Raw(NamedTuple):
     data: bytes
 
 
+class Cast(NamedTuple):
+    """A tensor of another dtype of the same size, which is the same memory."""
+
+    x: Tensor
+    dtype: torch.dtype
+
+
 class Apart(NamedTuple):
     """A ragged leaf, each of its tensors by itself."""
 
@@ -82,7 +95,7 @@ class Sender:
         self.compact = compact
         self.there: dict[Source, bool] = {}
         self.known: dict[int, tuple[Tensor, Any]] = {}  # a tensor that is there twice is one again
-        self.mapped = False
+        self.mapped = self.cast = False
 
     def leaf(self, x: Any) -> Any:
         """A leaf, or what stands for it."""
@@ -122,6 +135,9 @@ class Sender:
         if self.compact and plain and x.device.type == "cpu" and not x.requires_grad:
             own = host(x)  # whose memory is read behind this line
             return Raw(x.dtype, tuple(x.shape), bytes(bytes_of(own)))
+        if plain and x.dtype not in LOADED and not x.requires_grad and not x.is_conj():
+            self.cast = True
+            return Cast(x.view(INTEGERS[x.element_size()]), x.dtype)
         return x
 
 
@@ -139,7 +155,7 @@ def sent(td: TensorDict, compact: bool = False) -> Any:
     """The same, by path where it can be."""
     sender = Sender(compact)
     leaves = {path: sender.leaf(leaf) for path, leaf in td._leaves.items()}
-    if not sender.mapped and not compact:
+    if not (sender.mapped or sender.cast or compact):
         return td.__reduce__()
     return reopened, (leaves, td._nodes, td._size, td._device)
 
@@ -163,9 +179,9 @@ def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> Te
     def made(x: Any) -> Any:
         if type(x) is View:
             return tensors[x]
-        if type(x) is Raw:
+        if type(x) is Raw or type(x) is Cast:
             if id(x) not in known:
-                known[id(x)] = of_bytes(x)
+                known[id(x)] = of_bytes(x) if type(x) is Raw else x.x.view(x.dtype)
             return known[id(x)]
         if type(x) is Apart:
             return MAKERS[x.kind](x.data, {name: made(part) for name, part in x.parts.items()}, structures)

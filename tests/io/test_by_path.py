@@ -17,9 +17,10 @@ import torch
 from stores import Point, every_kind, same
 
 import tdc
-from tdc import FormatError, MaskedBatch, TensorDict
+from tdc import FormatError, MaskedBatch, NestedTensor, TensorDict
 from tdc.io import load, memmap_empty, save
 from tdc.io.by_path import Parcel, is_open_store
+from tdc.io.manifest import DTYPES
 from tdc.io.origin import is_written, origin_of
 
 LARGE = 100_000
@@ -190,6 +191,24 @@ def test_leaves_of_two_stores(tmp_path: Path):
 def test_a_leaf_that_requires_a_gradient(path: Path):
     td = large(path).apply(lambda x: x.requires_grad_())
     assert there_and_back(td)["x"].requires_grad
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes(path: Path, name: str):
+    x = torch.randint(0, 2, (3, 16), dtype=torch.uint8).view(DTYPES[name])
+    td = TensorDict({"x": x, "tied": x, "every": x[:, ::2], "row": NestedTensor(x, torch.tensor([0, 1, 1, 3]))}, [3])
+    stored = td.set("none", x[:, :0]).memmap(path)
+    padded = MaskedBatch(x, torch.tensor([1, 0, x.shape[1]]))
+    for given in (td, td.set("padded", padded), stored):  # a leaf without elements has no file's memory
+        back = there_and_back(given)
+        assert same(back, given)
+        assert back["x"] is back["tied"]
+    forking: Any = ForkingPickler
+    assert same(pickle.loads(forking.dumps(td)), td)
+    shared = td.share_memory()
+    seen = pickle.loads(forking.dumps(shared))
+    shared["x"].view(torch.uint8).fill_(1)
+    assert seen["x"].view(torch.uint8).eq(1).all()
 
 
 def test_a_parcel_holds_what_it_shows():
