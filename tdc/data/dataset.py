@@ -1,7 +1,8 @@
 """Dataset: a TensorDict, or a store by its path, as a map-style dataset of torch.
 
-A dataset that was made from a path is pickled as the path, and opened again where it arrives: a worker process maps the
-files, and nothing is copied.
+A dataset that was made from a path is pickled as the path, and opened again where it arrives, when it is first asked
+for examples: a worker process maps the files, nothing is copied, and a store that is gone is an error of a batch, which
+a DataLoader hands on, not one of the start of a worker.
 
 Invariant: a batch is one gather, whatever the number of its examples.
 """
@@ -40,7 +41,7 @@ class Dataset(torch_data.Dataset[TensorDict]):
         keys: only these keys; of a store, only their files are opened.
 
     Raises:
-        FormatError, OSError: as `tdc.io.load`; in a worker, also where the store was replaced since.
+        FormatError, OSError: as `tdc.io.load`; in a worker, for its first batch, also where the store was replaced.
         ShapeError: no batch dim.
         KeyPathError: keys that are not there.
         DtypeError: neither a TensorDict nor a path.
@@ -60,7 +61,8 @@ class Dataset(torch_data.Dataset[TensorDict]):
     def __init__(self, source: TensorDict | PathLike, keys: Iterable[NestedKey] | None = None) -> None:
         self._path = os.path.abspath(source) if isinstance(source, (str, os.PathLike)) else None
         self._keys = None if keys is None else keys_of(OP, keys)
-        self._td = self._opened() if self._path is not None else chosen(source, self._keys)
+        self._state: dict[str, Any] = {}  # of a pickle that was not opened yet
+        self._td: Any = self._opened() if self._path is not None else chosen(source, self._keys)
         check_examples(OP, self._td)
 
     def _opened(self) -> Any:
@@ -69,38 +71,51 @@ class Dataset(torch_data.Dataset[TensorDict]):
     @property
     def td(self) -> TensorDict:
         """All examples."""
+        if self._state:
+            self._td = self._opened_again()
         return self._td
 
     def __len__(self) -> int:
-        return len(self._td)
+        return len(self.td)
 
     def __getitem__(self, index: int) -> TensorDict:
         """One example."""
-        return self._td[index]
+        return self.td[index]
 
     def __getitems__(self, indices: Sequence[int]) -> TensorDict:
         """A batch of examples, which a DataLoader fetches at once."""
-        return self._td[torch.as_tensor(indices, dtype=torch.int64, device=index_device(self._td))]
+        td = self.td
+        return td[torch.as_tensor(indices, dtype=torch.int64, device=index_device(td))]
 
     def __repr__(self) -> str:
         where = "" if self._path is None else f" of {self._path!r}"
         return f"Dataset({len(self)} examples{where})"
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._path is None:
-            return {"td": self._td}
-        source = source_of(self._td)
+        if self._state:
+            return self._state
+        return {"td": self._td} if self._path is None else self._described(self._td)
+
+    def _described(self, td: TensorDict) -> dict[str, Any]:
+        """The state of a dataset of a path, where the store has these examples."""
+        source = source_of(td)
         version = None if source is None else tuple(source.version)
-        return {"path": self._path, "keys": self._keys, "size": tuple(self._td.batch_size), "version": version}
+        return {"path": self._path, "keys": self._keys, "size": tuple(td.batch_size), "version": version}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._path, self._keys = state.get("path"), state.get("keys")
-        self._td = self._opened() if self._path is not None else state["td"]
-        if self._path is not None and self.__getstate__() != state:
-            expected = f"the store that the dataset was made from, of batch size {show_sizes(state['size'])}"
+        self._path, self._keys, self._td = state.get("path"), state.get("keys"), state.get("td")
+        self._state = {} if self._path is None else state
+
+    def _opened_again(self) -> TensorDict:
+        """The store that a pickle was made of."""
+        td = self._opened()
+        if self._described(td) != self._state:
+            expected = f"the store that the dataset was made from, of batch size {show_sizes(self._state['size'])}"
             hint = "make the dataset again; save new data to another path"
-            got = f"another one at {self._path!r}, of {show_sizes(self._td.batch_size)}"
+            got = f"another one at {self._path!r}, of {show_sizes(td.batch_size)}"
             raise FormatError(message(OP, expected, got, hint=hint))
+        self._state = {}
+        return td
 
 
 def chosen(td: Any, keys: list[NestedKey] | None) -> TensorDict:

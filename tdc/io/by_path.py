@@ -67,12 +67,20 @@ class Raw(NamedTuple):
     shape: tuple[int, ...]
     data: bytes
 
+    def tensor(self) -> Tensor:
+        if not self.data:
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(self.dtype).view(self.shape)
+
 
 class Cast(NamedTuple):
     """A tensor of another dtype of the same size, which is the same memory."""
 
     x: Tensor
     dtype: torch.dtype
+
+    def tensor(self) -> Tensor:
+        return self.x.view(self.dtype)
 
 
 class Apart(NamedTuple):
@@ -129,7 +137,7 @@ class Sender:
                 return None
         return View(source, keys, part, x.dtype, int(x.storage_offset()), tuple(x.shape), x.stride())
 
-    def own(self, x: Tensor) -> Tensor | Raw:
+    def own(self, x: Tensor) -> Tensor | Raw | Cast:
         """A tensor that goes as data."""
         plain = type(x) is Tensor and x.layout == torch.strided and not x.is_nested and x.dtype in NAMES
         if self.compact and plain and x.device.type == "cpu" and not x.requires_grad:
@@ -179,22 +187,15 @@ def reopened(leaves: dict[Any, Any], nodes: Nodes, size: Any, device: Any) -> Te
     def made(x: Any) -> Any:
         if type(x) is View:
             return tensors[x]
-        if type(x) is Raw or type(x) is Cast:
+        if isinstance(x, (Raw, Cast)):
             if id(x) not in known:
-                known[id(x)] = of_bytes(x) if type(x) is Raw else x.x.view(x.dtype)
+                known[id(x)] = x.tensor()
             return known[id(x)]
         if type(x) is Apart:
             return MAKERS[x.kind](x.data, {name: made(part) for name, part in x.parts.items()}, structures)
         return x
 
     return build_td({path: made(x) for path, x in leaves.items()}, nodes, size, device)
-
-
-def of_bytes(x: Raw) -> Tensor:
-    """A tensor of its bytes."""
-    if not x.data:
-        return torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    return torch.frombuffer(bytearray(x.data), dtype=torch.uint8).view(x.dtype).view(x.shape)
 
 
 def views_in(leaves: dict[Any, Any]) -> Iterator[View]:

@@ -111,11 +111,26 @@ def test_a_store_that_changed_is_refused(path: Path):
     text = pickle.dumps(Dataset(path))
     tdc.io.save(data(39), path, overwrite=True)
     with pytest.raises(FormatError, match=r"of batch size \[40\], got another one at .*, of \[39\]\nhint: make"):
-        pickle.loads(text)
+        _ = pickle.loads(pickle.dumps(pickle.loads(text)))[0]
     tdc.io.save(data(40), path, overwrite=True)  # whose lengths a sampler does not know
     with pytest.raises(FormatError, match="expected the store that the dataset was made from"):
-        pickle.loads(text)
+        len(pickle.loads(text))
     assert len(pickle.loads(pickle.dumps(Dataset(path)))) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [True, False])
+def test_a_worker_hands_on_what_is_wrong_with_a_store(path: Path, there: bool):
+    settings: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": collate}
+    dataset: Any = Dataset(path)
+    loader = DataLoader(dataset, batch_size=4, **settings)
+    if there:
+        tdc.io.save(data(40), path, overwrite=True)
+    else:
+        path.rename(path.parent / "away")
+    text = "the store that the dataset was made from" if there else "a store, got nothing at"
+    with pytest.raises(FormatError, match=f"(?s)Caught FormatError in DataLoader worker.*expected {text}"):
+        next(iter(loader))
 
 
 def test_keys(path: Path):
