@@ -304,7 +304,8 @@ def array_of(x: Any, pa: Any) -> Any:
         return pa.LargeListArray.from_arrays(offsets, numbers(x.values, pa))
     if isinstance(x, ObjectArray):
         try:
-            return pa.array(x.tolist())
+            out = pa.array(x.tolist())
+            return out.cast(pa.string()) if pa.types.is_null(out.type) else out  # which says that they are objects
         except (pa.ArrowException, OverflowError, UnicodeError) as error:  # 2**70, half of a pair of surrogates
             raise Unfit(f"{describe(x)}: {first_line(error)}") from None
     if not isinstance(x, Tensor):

@@ -143,6 +143,15 @@ def test_texts_bytes_and_lists_of_records_are_objects():
     assert td["t"].tolist() == [["a", "b"], None]
 
 
+@pytest.mark.parametrize("objects", [[], [None, None]], ids=str)
+def test_objects_that_say_no_type(objects: list[Any], tmp_path: Path):
+    td = TensorDict({"name": ObjectArray(objects), "x": torch.zeros(len(objects))}, [len(objects)])
+    to_parquet(td, tmp_path / "a.parquet")
+    for back in (from_arrow(to_arrow(td)), from_parquet(tmp_path / "a.parquet")):
+        assert isinstance(back["name"], ObjectArray)
+        assert back["name"].tolist() == objects
+
+
 def test_record_batches_columns_and_no_rows():
     batch = pa.record_batch({"a": [1, 2], "b": [3, 4]})
     assert from_arrow(batch, columns=["b"]).keys() == ("b",)
