@@ -130,7 +130,7 @@ def from_safetensors(path: PathLike, *, mode: Literal["r", "r+"] = "r", classes:
         ...     net.load_state_dict(dict(from_safetensors(f"{folder}/net.safetensors").items()))
         <All keys matched successfully>
     """
-    text, known = path_text(READ, path), names_of(classes)
+    text, known = path_text(READ, path), names_of(classes, READ)
     check_mode(READ, mode)
     check_system(READ)
     try:

@@ -17,7 +17,7 @@ from stores import Point, contents, every_kind, same, same_bits, sealed
 from torch import nn
 
 import tdc
-from tdc import FormatError, TensorDict
+from tdc import DtypeError, FormatError, TensorDict
 from tdc.io import from_safetensors, to_safetensors
 from tdc.io.manifest import DTYPES, Stored
 from tdc.io.packed import KNOWN, NAMES
@@ -191,6 +191,14 @@ def test_a_file_cut_anywhere(path: Path):
         with pytest.raises(FormatError):
             from_safetensors(path)
         assert path.stat().st_size == size
+
+
+def test_wrong_arguments_are_those_of_this_function(path: Path):
+    to_safetensors(TensorDict({"x": torch.ones(1)}), path)
+    wrong: list[tuple[str, Any]] = [("classes", ["Point"]), ("classes", TensorDict), ("mode", "w")]
+    for name, value in wrong:
+        with pytest.raises(DtypeError, match=r"^tdc\.io\.from_safetensors: expected (tensorclasses|mode)"):
+            from_safetensors(path, **{name: value})
 
 
 def test_what_is_no_file(path: Path):
