@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.dynamo import storage_id
 from tdc.core.errors import FormatError, message
 from tdc.io.filenames import Keys, Part
 from tdc.io.files import bytes_of, host, read_manifest
@@ -103,6 +104,7 @@ class Sender:
         self.compact = compact
         self.there: dict[Source, bool] = {}
         self.known: dict[int, tuple[Tensor, Any]] = {}  # a tensor that is there twice is one again
+        self.origins: dict[int, Origin | None] = {}  # of storages, of which all tensors may have one
         self.mapped = self.cast = False
 
     def leaf(self, x: Any) -> Any:
@@ -120,10 +122,22 @@ class Sender:
     def tensor(self, x: Tensor) -> Any:
         """A tensor, or the place that it is mapped from."""
         if id(x) not in self.known:
-            found = origin_of(x)
+            found = self.origin(x)
             self.mapped |= found is not None
             self.known[id(x)] = x, (self.own(x) if found is None else self.view(x, found) or self.own(copy_of(x)))
         return self.known[id(x)][1]
+
+    def origin(self, x: Tensor) -> Origin | None:
+        """`origin_of`, asked once for each storage."""
+        if type(x) is not Tensor:
+            return None
+        try:
+            key = storage_id(x)
+        except (RuntimeError, NotImplementedError):  # of a transform, or of sparse tensors
+            return None
+        if key not in self.origins:
+            self.origins[key] = origin_of(x)
+        return self.origins[key]
 
     def view(self, x: Tensor, origin: Origin) -> View | None:
         """The place in a store that a tensor is, if it holds what its file holds."""
@@ -139,6 +153,8 @@ class Sender:
 
     def own(self, x: Tensor) -> Tensor | Raw | Cast:
         """A tensor that goes as data."""
+        if x.dtype in LOADED and not self.compact:
+            return x
         plain = type(x) is Tensor and x.layout == torch.strided and not x.is_nested and x.dtype in NAMES
         if self.compact and plain and x.device.type == "cpu" and not x.requires_grad:
             own = host(x)  # whose memory is read behind this line
