@@ -170,6 +170,8 @@ class Work:
             hint = "a function of a module, functools.partial(fn, setting=1); loky and dask take a lambda, too"
             return UnsupportedError(message(self.op, "a function that can be pickled", describe(self.fn), hint=hint))
         hint = f"the error above says why; fn(td[{chunk.spelled(self.dim)}]) shows it in this process"
+        if any([word in text.lower() for word in ("pickle", "serialize")]):  # torch's word for it
+            hint = "parts and results are pickled: td.detach() where they have a graph, no lambdas and no generators"
         return ChunkError(message(self.op, "a result of every part", got, hint=hint))
 
 

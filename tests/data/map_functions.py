@@ -167,3 +167,11 @@ def same(part: Any) -> Any:
 
 def plus_one(part: TensorDict) -> TensorDict:
     return part + 1
+
+
+def with_graph(part: TensorDict) -> TensorDict:
+    return part * torch.ones((), requires_grad=True)
+
+
+def with_lambdas(part: TensorDict) -> TensorDict:
+    return part.set("f", tdc.ObjectArray([lambda: None] * len(part)))

@@ -185,6 +185,19 @@ def test_a_function_that_cannot_be_sent(processes: Executor, threads: Executor):
     assert "pickle" in str(caught.value.__cause__).lower()
 
 
+@pytest.mark.parametrize("fn", [fns.with_graph, fns.with_lambdas], ids=lambda fn: fn.__name__)
+def test_results_that_cannot_be_sent(processes: Executor, threads: Executor, fn: Any):
+    td = TensorDict({"x": torch.ones(4)}, [4])
+    hint = r"\nhint: parts and results are pickled: td\.detach\(\) where they have a graph, no lambdas"
+    with pytest.raises(ChunkError, match=r"got \w+ in chunk \d, examples \[\d:\d\]" + hint):
+        tdc.map(fn, td, chunksize=2, executor=processes)
+    out = tdc.map(fn, td, chunksize=2, executor=threads)
+    assert out["x"].requires_grad == (fn is fns.with_graph)
+    with pytest.raises(ChunkError, match=hint):  # parts that cannot
+        tdc.map(fns.same, out, chunksize=2, executor=processes)
+    assert tdc.map(fns.same, td, executor=processes)["x"].sum() == 4  # the pool lives
+
+
 def test_a_store_that_goes_while_parts_wait(processes: Executor, tmp_path: Path):
     manual = fns.Manual()
     td = data().memmap(tmp_path / "store")
