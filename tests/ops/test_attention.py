@@ -351,3 +351,16 @@ def test_features_in_front_in_memory(kind: str):
         for outs in (out.unbind(), want)
     ]
     torch.testing.assert_close(found, truth)
+
+
+def test_the_operator_by_itself() -> None:
+    """It has a derivative of its own, with which the bodies of loops are traced."""
+    offsets = torch.tensor([0, 2, 2, 5])
+    q, k, v = [torch.randn(5, 2, 4, requires_grad=True) for _ in range(3)]
+    out, _ = torch.ops.tdc.varlen_attention(q, k, v, offsets, None, True, 0.5)
+    parts = [x.movedim(1, 0).split([2, 3], 1) for x in (q, k, v)]
+    want = [F.scaled_dot_product_attention(*part, is_causal=True, scale=0.5) for part in zip(*parts, strict=True)]
+    want = torch.cat(want, 1).movedim(0, 1)
+    torch.testing.assert_close(out, want)
+    grads = [torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, want)]
+    torch.testing.assert_close(*grads)

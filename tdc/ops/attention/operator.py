@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import LIBRARY, below_autograd, refuse_derivative, trace_as
+from tdc.core.dynamo import LIBRARY, below_autograd, refuse_derivative, trace_as, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message, no_second
 from tdc.ops.attention import cpu, flash
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
@@ -171,22 +171,27 @@ def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
     return score
 
 
-def without_derivative(op: Any, keys: Any, *args: Any) -> tuple[Tensor, ...]:
-    """The operator where nothing differentiates it, as `Attend` does.
+def with_derivative(op: Any, keys: Any, *args: Any) -> tuple[Tensor, ...]:
+    """The operator by itself, which has the derivative of `Attend`: in the body of a loop of a graph, say.
 
     Raises:
         UnsupportedError: a graph of `torch.func.grad` over `torch.vmap`, where Dynamo leaves the derivative out
             (2.11-2.13) and gradients would be wrong.
     """
-    if torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args]):
+    if not (torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args])):
+        return below_autograd(op, keys, *args)
+    if under_transform():
         got, hint = "torch.func.grad over torch.vmap in a graph", "compile what is differentiated, or call it eagerly"
         raise UnsupportedError(message("varlen_attention", "attention with a derivative", got, hint=hint))
-    return below_autograd(op, keys, *args)
+    (*tensors, causal, scale), none = args, (None, None)
+    own = {varlen_rows: (*tensors, *none, *none), masked_rows: (*tensors, *none)}
+    own[flash_rows] = (*tensors[:5], *none, *tensors[5:])
+    return Attend.apply(*own[op], causal, scale)  # type: ignore[no-any-return]  # untyped in torch
 
 
 for _op in (varlen_rows, masked_rows, flash_rows):
     LIBRARY.impl(_op, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
-    LIBRARY.impl(_op, partial(without_derivative, _op), "Autograd", with_keyset=True)
+    LIBRARY.impl(_op, partial(with_derivative, _op), "Autograd", with_keyset=True)
     torch.library.register_vmap(_op, partial(over_members, _op))
 for _op in (varlen_rows_backward, flash_rows_backward):
     LIBRARY.impl(_op, fake_gradients, "Meta")
