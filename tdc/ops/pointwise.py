@@ -236,11 +236,19 @@ def padded_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
 def neutral_operand(x: Any, like: MaskedBatch, op: Op) -> Any:
     """As `padded_operand`, with 1 in padding: inside the domain of every pointwise function.
 
-    So is a dense base or exponent, since the logarithm of a base is part of the derivatives of a power.
+    So is a dense operand of a steep function where it lies beside padding: 0 times a derivative that is infinite is
+    NaN, and integers are not divided by 0. Of a power it is wherever it lies, since the logarithm of a base is part of
+    the second derivatives.
     """
     data = padded_operand(x, like, op)
-    power = op in (torch.pow, torch.float_power) and isinstance(x, Tensor) and x.ndim > 0
-    return torch.where(like.mask, data, 1).to(x.dtype) if power or isinstance(x, MaskedBatch) else data
+    beside = op in STEEP and isinstance(x, Tensor) and x.ndim > 0 and (op in POWERS or varies(x, like))
+    return torch.where(like.mask, data, 1).to(x.dtype) if beside or isinstance(x, MaskedBatch) else data
+
+
+def varies(x: Tensor, like: MaskedBatch) -> bool:
+    """Whether a dense operand is another one for other examples or positions."""
+    dims = [d - like.ndim for d in (like.batch_dim, *like.ragged_dims)]
+    return any([x.shape[d] != 1 for d in dims if x.ndim >= -d])
 
 
 def where(*args: Any, **kwargs: Any) -> Tensor:
@@ -304,6 +312,12 @@ def type_as(x: Any, other: Any) -> Ragged:
     return x.to(other.device, other.dtype)
 
 
+POWERS = (torch.pow, torch.float_power)
+STEEP = (  # with derivatives that some operands make infinite or NaN
+    *POWERS, torch.div, torch.floor_divide, torch.remainder, torch.fmod, torch.addcdiv, torch.atan2, torch.hypot,
+    torch.copysign, torch.ldexp, torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.special.xlog1py, torch.igamma,
+    torch.igammac, torch.polar,
+)  # fmt: skip
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 UNARY: dict[Any, str] = {
     torch: """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 
 import tdc
 from tdc import TensorDict, UnsupportedError
+from tdc.core.errors import op_name
 from tdc.core.rules import RULES, SELF_SECOND
+from tdc.ops.pointwise import STEEP
 
 REFLECTED = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
+NO_SLOPE = [torch.floor_divide, torch.igamma, torch.igammac]  # for torch, in one operand or in both
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.int32, torch.int64]
 
 
@@ -210,3 +214,24 @@ def test_a_static_dim_of_size_1_grows():
 def test_a_memory_format_is_that_of_an_example():
     x: Any = tdc.pack([torch.rand(3, 2, 4, 4)]).to_padded()
     assert torch.equal(x.double(memory_format=torch.channels_last).data, x.data.double())
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("op", [op for op in STEEP if op not in NO_SLOPE], ids=op_name)
+def test_gradients_of_a_dense_operand_are_0_behind_row_ends(op: Callable[..., Any], bad: float):
+    rows = [torch.rand(n, dtype=torch.float64) + 0.1 for n in (3, 1)]
+    dense = torch.rand(2, 3, dtype=torch.float64) + 0.1
+    dense[1, 1:] = bad
+    for x, first in itertools.product((tdc.pack(rows), tdc.pack(rows).to_padded()), (True, False)):
+
+        def loss(dense: Any, x: Any, first: bool = first) -> Any:
+            pair = (dense, x) if first else (x, dense)
+            return (op(x, *pair) if op is torch.addcdiv else op(*pair)).real.square()
+
+        def of_batch(dense: Any, x: Any = x) -> Any:
+            return sum([y.sum() for y in loss(dense, x).unbind()])
+
+        def of_rows(dense: Any) -> Any:
+            return sum([loss(d[: len(row)], row).sum() for d, row in zip(dense, rows, strict=True)])
+
+        torch.testing.assert_close(torch.func.grad(of_batch)(dense), torch.func.grad(of_rows)(dense), equal_nan=True)

@@ -254,6 +254,15 @@ def test_padded_integers_are_divided(op: Fn):
     x, y = tdc.pack(rows).to_padded(), tdc.pack([r - 3 for r in rows]).to_padded()
     assert torch.equal(op(x, y), tdc.pack([op(r, r - 3) for r in rows]).to_padded())
     assert torch.equal(torch.div(x, y, rounding_mode="floor"), torch.floor_divide(x, y))
+
+
+@pytest.mark.parametrize("op", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_zeros_behind_row_ends_of_a_dense_divisor_divide_nothing(op: Fn):
+    rows, dense = [torch.tensor([4, 5, 6]), torch.tensor([7])], torch.tensor([[2, 3, 4], [5, 0, 0]])
+    want = [op(row, by[: len(row)]) for row, by in zip(rows, dense, strict=True)]
+    for x in (tdc.pack(rows), tdc.pack(rows).to_padded()):
+        assert all(map(torch.equal, op(x, dense), want))
+        assert all(map(torch.equal, op(x, other=dense), want))
     if op is not torch.fmod:
         assert torch.equal(op(9, x), tdc.pack([op(9, r) for r in rows]).to_padded())
 
