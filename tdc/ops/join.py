@@ -23,7 +23,15 @@ from tdc.core.typing import Op
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import local_positions, offsets_of, row_ids, strides, structure_of_sizes, take_spans
+from tdc.ragged.segments import (
+    gather_spans,
+    local_positions,
+    offsets_of,
+    row_ids,
+    strides,
+    structure_of_sizes,
+    take_spans,
+)
 from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_data
 from tdc.ragged.structure import Structure, extent_of
 
@@ -126,7 +134,7 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     starts = rows.offsets[:-1].view(count, -1).t().reshape(-1)
     lengths = torch.stack([x.lengths for x in xs], 1)
     offsets, gather = take_spans(starts, lengths.reshape(-1))
-    values = rows.values.index_select(s.packed_dim, gather)
+    values = gather_spans(rows.values, s.packed_dim, gather)
     joined = Structure(offsets[::count].contiguous(), None, joined_extent(xs, 0), s.packed_dim, s.batch_dim, 1)
     return build_nested(joined.marked(), values)
 

@@ -30,7 +30,7 @@ from tdc.ops.partial_ragged import along_lines, by_lines
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, take_spans
+from tdc.ragged.segments import gather_spans, lengths_of, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure
 
@@ -92,7 +92,7 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
     s = x.structure
     offsets, first = take_spans(s.offsets[:-1], shorter(lengths_of(s)))
     spans = Structure(offsets, None, s.extent, s.packed_dim, s.batch_dim, 1).marked()
-    former, later = [x.values.index_select(s.packed_dim, index) for index in (first, first + 1)]
+    former, later = [gather_spans(x.values, s.packed_dim, index) for index in (first, first + 1)]
     return build_nested(spans, fn(later, former))
 
 

@@ -23,7 +23,7 @@ from tdc.core.typing import Dims
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
-from tdc.ragged.segments import longest, structure_of_sizes, take_spans, total_of
+from tdc.ragged.segments import gather_spans, longest, structure_of_sizes, take_spans, total_of
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -221,5 +221,5 @@ def from_torch(x: Any) -> NestedTensor:
     ragged_dim, longest = jagged_layout(jagged)
     if lengths is not None:
         offsets, gather = take_spans(offsets[: lengths.shape[0]], lengths)
-        values = values.index_select(ragged_dim - 1, gather)
+        values = gather_spans(values, ragged_dim - 1, gather)
     return NestedTensor(values, offsets, ragged_dim=ragged_dim, max_length=longest)

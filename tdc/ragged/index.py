@@ -50,7 +50,7 @@ from tdc.ragged.index_forms import (
 )
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import count_rows, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
+from tdc.ragged.segments import count_rows, gather_spans, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, require_alike, with_static
 from tdc.ragged.structure import Structure, extent_of
 
@@ -156,7 +156,7 @@ def rows_at(x: Any, index: Any) -> Pick:
     offsets, gather = take_spans(begin, s.offsets[1:][rows] - begin)  # ends lie in memory beside begins, lengths do not
     shapes = None if s.shapes is None else s.shapes[rows]
     part = Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
-    return lambda x: build_nested(part, x.values.index_select(s.packed_dim, gather))
+    return lambda x: build_nested(part, gather_spans(x.values, s.packed_dim, gather))
 
 
 def padded_rows(x: MaskedBatch, rows: Any) -> Pick:
@@ -192,7 +192,7 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
     if ends and isinstance(ends[0], int):
         return lambda x: build_nested(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))
     gather = take_spans(first[None], (last - first)[None])[1]
-    return lambda x: build_nested(part, x.values.index_select(s.packed_dim, gather))
+    return lambda x: build_nested(part, gather_spans(x.values, s.packed_dim, gather))
 
 
 def select_where(x: Any, mask: Any) -> Ragged:
@@ -255,7 +255,7 @@ def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
     offsets, gather = take_spans(s.offsets[:-1] + first, lengths, step)
     longest = None if s.extent is None else longest_span(part, s.extent.shape[0])
     extent = None if longest is None else extent_of((longest,), s.offsets.device)
-    return build_nested(Structure(offsets, None, extent, e, s.batch_dim, 1).marked(), x.values.index_select(e, gather))
+    return build_nested(Structure(offsets, None, extent, e, s.batch_dim, 1).marked(), gather_spans(x.values, e, gather))
 
 
 # -- ragged dims of a MaskedBatch

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import eager, stamp, trace_as
+from tdc.core.dynamo import eager, is_zero, stamp, trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.ragged.structure import Structure, extent_of, once
 
@@ -206,3 +206,9 @@ def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, 
     if step == 1:  # no copies of M elements that are times 1
         return offsets, steps + (starts - offsets[:-1]).index_select(0, rows)  # one gather of M instead of two
     return offsets, steps * step + (starts - offsets[:-1] * step).index_select(0, rows)
+
+
+def gather_spans(values: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The values at an index of `take_spans`. A graph may know that there are none, and then Inductor refuses any index
+    whose size it does not know (torch 2.13)."""
+    return values if is_zero(values.shape[dim]) else values.index_select(dim, index)

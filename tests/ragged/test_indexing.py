@@ -264,3 +264,14 @@ def test_a_mask_of_fewer_dims_is_refused(kind: str):
     for run in (torch.masked_select, lambda x, m: torch.masked_scatter(x, m, x)):
         with pytest.raises(tdc.ShapeError, match="batches whose dims meet, counted from the last"):
             run(x, mask)
+
+
+@pytest.mark.slow
+def test_inductor_takes_batches_of_empty_rows():
+    def run(x: Any) -> list[Any]:
+        return [x[:, 1:] * 2, x[1:], x.diff(dim=1), torch.cat([x, x], 1)]
+
+    x = tdc.pack([torch.zeros(0, 4)] * 2)
+    for got, want in zip(torch.compile(run, fullgraph=True)(x), run(x), strict=True):
+        assert torch.equal(got.offsets, want.offsets)
+        assert torch.equal(got.values, want.values)

@@ -23,7 +23,7 @@ from tdc.compile.upstream import traced
 from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, message
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import row_ids, spread, take_spans
+from tdc.ragged.segments import gather_spans, row_ids, spread, take_spans
 from tdc.ragged.structure import Structure
 
 FULL = slice(None)
@@ -84,7 +84,7 @@ def cut(x: NestedTensor, span: Span) -> NestedTensor:
         refuse("a span that differs between examples in a static dim", "x.transpose(0, 1) puts the ragged dim first")
     begin, lengths = ends(span, x.lengths)
     offsets, at = take_spans(x.offsets[:-1] + begin, lengths)
-    return build_nested(Structure(offsets, None, None, 0, 0, 1).marked(), x.values.index_select(0, at))
+    return build_nested(Structure(offsets, None, None, 0, 0, 1).marked(), gather_spans(x.values, 0, at))
 
 
 def at_positions(x: NestedTensor, at: Any, rest: Sequence[Any]) -> Any:
@@ -148,7 +148,7 @@ def first_rows(table: Any, span: Span) -> NestedTensor:
     offsets, at = take_spans(begin, lengths)
     s = Structure(offsets, None, None, 0, 0, 1).marked()
     if isinstance(table, Tensor):
-        return build_nested(s, table.index_select(0, at))
+        return build_nested(s, gather_spans(table, 0, at))
     return build_nested(s, table.data[row_ids(s, at.shape[0]), at])
 
 
