@@ -104,7 +104,11 @@ def affine(p: Positions, out: Tensor, weight: Tensor | None, bias: Tensor | None
 
 
 def one_dtype(op: OpName, x: Any, *weights: Tensor | None) -> None:
-    """A DtypeError for a weight of another dtype than the input, float32 beside half precision aside."""
+    """A DtypeError for an input of no real floating point dtype, and for a weight of another dtype than the input,
+    float32 beside half precision aside."""
+    if not x.dtype.is_floating_point:
+        hint = "x.float(), or torch.view_as_real(x) of complex numbers"
+        raise DtypeError(message(op, "a real floating point dtype", describe(x), hint=hint))
     own = (x.dtype, torch.float32) if x.dtype in HALF and op != "prelu" else (x.dtype,)
     wrong = [w for w in weights if w is not None and w.dtype not in own]
     if wrong and not torch.is_autocast_enabled(x.device.type):

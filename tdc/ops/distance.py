@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import along
@@ -42,6 +42,8 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Ragg
 
     def along_ragged(d: int) -> Tensor:
         a, b = [unit(x, d, eps) for x in torch.broadcast_tensors(x1, x2)]
+        if a.dtype.is_complex:  # torch, too
+            raise DtypeError(message(op, "real numbers", describe(a), hint="torch.linalg.vecdot of complex ones"))
         return torch.mul(a, b).sum(d)
 
     return of_pairs(op, lambda a, b, axis: op(a, b, axis, eps), along_ragged, x1, x2, dim)
