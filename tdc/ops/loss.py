@@ -43,6 +43,7 @@ from tdc.tensordict.storage import same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Named = dict[str, Any]
+ONE_SIZE = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)  # of input and target, says torch
 
 
 def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Named) -> tuple[Named, Any]:
@@ -123,19 +124,41 @@ def elementwise(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: A
     """The loss of each element; operands broadcast."""
     given, reduction = named(names, args, kwargs)
     like = widest_of(op, *given.values())
-    shape = data_of(like).shape
     ready = {k: operand(op, a, like, 1) for k, a in given.items()}
-    grow = ("input", "target", "input1", "input2", "var")
-    ready = {k: a.expand(shape) if k in grow and isinstance(a, Tensor) and a.ndim else a for k, a in ready.items()}
+    grow = [k for k in ("input", "target", "input1", "input2", "var") if isinstance(ready.get(k), Tensor)]
+    shape = common_shape(op, [ready[k] for k in grow], like)
+    if op in ONE_SIZE and common_shape(op, [ready["input"]], like) != common_shape(op, [ready["target"]], like):
+        got = f"{describe(given['input'])} and {describe(given['target'])}"
+        raise ShapeError(message(op, "input and target of equal static sizes", got, hint="target.expand_as(input)"))
+    ready |= {k: ready[k].expand(shape) for k in grow if ready[k].ndim}
     return reduced(op, as_batch(run(**ready, reduction="none"), like), reduction)
+
+
+def common_shape(op: Op, operands: list[Tensor], like: Any) -> list[int]:
+    """The shape that operands broadcast to: the data of a batch, where static dims of one position may be wider."""
+    data = data_of(like)
+    shape = [*data.shape]
+    packed = isinstance(like, NestedTensor)
+    fixed = (like._structure.packed_dim,) if packed else (like.batch_dim, *like.ragged_dims)
+    for d in range(data.ndim):
+        sizes = [a.shape[d - data.ndim] for a in operands if a.ndim >= data.ndim - d]
+        wide = [n for n in sizes if n != 1] if d not in fixed else shape[d : d + 1]
+        if any([n != wide[0] for n in wide]):
+            got, hint = f"sizes {wide[0]} and {wide[-1]} on a static dim", "sizes must be 1 or equal"
+            raise ShapeError(message(op, "operands that broadcast", got, hint=hint))
+        shape[d] = wide[0] if wide else 1
+    return shape
 
 
 def operand(op: Op, a: Any, like: Any, fill: float) -> Any:
     """An operand as it broadcasts against the data of a batch; `fill` in padding, also of a dense one."""
     if isinstance(like, NestedTensor):
         return packed_operand(a, like, op)
-    if isinstance(a, Tensor) and not (a.ndim <= like.ndim and fits(a.shape, like.data.shape)):
-        raise unbroadcast(op, like, a)
+    if isinstance(a, Tensor):
+        fixed = [d - like.ndim for d in (like.batch_dim, *like.ragged_dims) if d >= like.ndim - a.ndim]
+        wider = any([a.shape[d] not in (1, like.data.shape[d]) for d in fixed])
+        if wider or a.ndim > like.ndim or not fits(a.shape, like.data.shape):
+            raise unbroadcast(op, like, a)
     data = padded_operand(a, like, op)
     return torch.where(like.mask, data, fill).to(data.dtype) if isinstance(data, Tensor) else data
 
@@ -171,10 +194,11 @@ def by_vector(op: Op, run: Op, names: tuple[str, ...], *args: Any, **kwargs: Any
         raise StructureError(message(op, "ragged vectors", "dense ones", at, "x.to_padded().data of the others"))
     like = widest_of(op, *vectors.values())
     last_is_static(like, op, 1)
-    shape = data_of(like).shape
-    numbers = with_static(like, data_of(like).detach().sum(-1), like.ndim - 1, -1)
-    for k, a in vectors.items():
-        given[k] = operand(op, a, like, 0).expand(shape).reshape(-1, shape[-1])
+    ready = {k: operand(op, a, like, 0) for k, a in vectors.items()}
+    shape = common_shape(op, [*ready.values()], like)
+    numbers = with_static(like, data_of(like).detach().expand(shape).sum(-1), like.ndim - 1, -1)
+    for k, a in ready.items():  # the dims of a vector are for torch to compare
+        given[k] = a.expand(*shape[:-1], a.shape[-1]).reshape(-1, a.shape[-1])
     for k in single:
         given[k] = operand(op, given[k], numbers, 0).expand(shape[:-1]).reshape(-1)
     return reduced(op, as_batch(run(**given, reduction="none").view(shape[:-1]), numbers), reduction)
@@ -194,7 +218,8 @@ def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "none"
 ) -> Tensor:
     """torch's own takes a target of two numbers for a list of vectors of two."""
-    cosine = F.cosine_similarity(input1, input2, -1)
+    product, *squares = [(a * b).sum(-1) for a, b in ((input1, input2), (input1, input1), (input2, input2))]
+    cosine = product / ((squares[0] + 1e-12) * (squares[1] + 1e-12)).sqrt()
     apart = (cosine - margin).clamp(min=0)
     return torch.where(target == 1, 1 - cosine, torch.where(target == -1, apart, torch.zeros_like(cosine)))
 

@@ -185,3 +185,57 @@ def test_ctc_loss_of_padded_batches():
         for a, b in zip(frames.unbind(), labels.unbind(), strict=True)
     ]
     torch.testing.assert_close(want, torch.stack(each).mean())
+
+
+BROADCAST: Any = [
+    F.mse_loss,
+    F.l1_loss,
+    F.huber_loss,
+    F.kl_div,
+    F.poisson_nll_loss,
+    lambda x, y, **kw: F.gaussian_nll_loss(x, y, 0.5, **kw),
+]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+@pytest.mark.parametrize("loss", BROADCAST)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_one_feature_meets_many(loss: Any, kind: str, reduction: str):
+    one, many, dense = [[torch.rand(n, k) for n in LENGTHS] for k in (1, 4, 4)]
+    x, y, z = as_kind(tdc.pack(one), kind), as_kind(tdc.pack(many), kind), dense[0][:1]
+    for a, b, parts in ((x, y, [(p, q) for p, q in zip(one, many, strict=True)]), (x, z, [(p, z) for p in one])):
+        want = [loss(p, q, reduction="none") for p, q in parts]
+        got = loss(a, b, reduction=reduction)
+        if reduction == "none":
+            torch.testing.assert_close([*got.unbind()], want)
+        else:
+            torch.testing.assert_close(got, torch.cat(want).mean())
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+def test_vectors_are_no_longer_than_they_are(kind: str):
+    small, one, many = [[s * torch.rand(n, k) for n in LENGTHS] for s, k in ((1e-7, 4), (1.0, 1), (1.0, 4))]
+    y = torch.tensor([1, -1, 1])[:, None]
+    for a, b in ((small, many), (many, one), (one, many)):
+        got = functions.cosine_embedding_loss(*[as_kind(tdc.pack(r), kind) for r in (a, b)], y, reduction="none")
+        want = [
+            F.cosine_embedding_loss(p, q, t.expand(len(p)), reduction="none") for p, q, t in zip(a, b, y, strict=True)
+        ]
+        torch.testing.assert_close([*got.unbind()], want)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.triplet_margin_loss])
+def test_a_longer_dense_target_of_a_rectangle_of_one_position(loss: Any):
+    x: Any = tdc.pack([torch.rand(1, 4)] * 3).to_padded()
+    with pytest.raises(tdc.ShapeError, match="expected an operand that broadcasts against MaskedBatch"):
+        loss(x, *[torch.rand(5, 4)] * (1 + (loss is F.triplet_margin_loss)))
+
+
+@pytest.mark.parametrize("kind", ["nested", "masked"])
+@pytest.mark.parametrize("loss", [F.binary_cross_entropy, F.binary_cross_entropy_with_logits])
+def test_probabilities_of_other_sizes_are_refused(loss: Any, kind: str):
+    x = as_kind(tdc.pack([torch.rand(n, 4) for n in LENGTHS]), kind)
+    for target in (x[:, :, :1], torch.rand(3, 1, 1)):
+        with pytest.raises(tdc.ShapeError, match="expected input and target of equal static sizes"):
+            loss(x, target)
