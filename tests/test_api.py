@@ -225,22 +225,58 @@ varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0
         self.assertExpectedInline(
             listing("tdc.optim"),
             """\
-class Average(init, update)
-class Optimizer(init, update)
+class LossScale(init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
+class Optimizer(init, update, takes='gradients', gives='parameters')
 Rate
 Schedule
-class Transform(init, update)
-adam(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0)
-adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01)
+class Transform(init, update, takes='gradients', gives='gradients')
+adadelta(lr=1.0, rho=0.9, eps=1e-06, weight_decay=0.0)
+adafactor(lr=0.01, beta2_decay=-0.8, eps=(None, 0.001), d=1.0, weight_decay=0.0)
+adagrad(lr=0.01, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10)
+adam(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, amsgrad=False)
+adamax(lr=0.002, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0)
+adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, amsgrad=False)
+averaged(state)
 chain(*parts)
 clip_by_global_norm(max_norm)
+clip_by_norm(max_norm)
+clip_by_value(limit)
 constant(lr)
 cosine(lr, steps, warmup=0, floor=0.0)
 debias(beta, step)
+decay(weight)
 ema(decay)
+exponential(lr, gamma, every=1, end=0.0)
+from_torch_optim(optimizer, module)
 global_norm(td)
+inject(make, **settings)
+inverse_sqrt(lr, warmup)
+join(schedules, boundaries)
+lamb(lr=0.001, betas=(0.9, 0.999), eps=1e-06, weight_decay=0.0)
+linear(lr, end, steps)
 lion(lr=0.0001, betas=(0.9, 0.99), weight_decay=0.0)
-sgd(lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)""",
+lookahead(k=5, alpha=0.5)
+masked(transform, select)
+master_weights(optimizer)
+multi_steps(optimizer, k)
+muon(lr=0.001, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=(3.4445, -4.775, 2.0315),
+    eps=1e-07, ns_steps=5, adjust_lr_fn=None)
+nadam(lr=0.002, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, momentum_decay=0.004,
+    decoupled_weight_decay=False)
+noise(eta, gamma=0.55, seed=0)
+one_cycle(max_lr, total_steps, pct_start=0.3, anneal_strategy='cos', div_factor=25.0,
+    final_div_factor=10000.0, three_phase=False)
+partition(parts)
+piecewise(lr, milestones, gamma=0.1)
+polynomial(lr, steps, power=1.0, end=0.0)
+radam(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, decoupled_weight_decay=False)
+rmsprop(lr=0.01, alpha=0.99, eps=1e-08, weight_decay=0.0, momentum=0.0, centered=False)
+schedule_free_adamw(lr=0.0025, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, warmup=0)
+schedule_free_sgd(lr=1.0, momentum=0.9, weight_decay=0.0, warmup=0)
+sgd(lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
+skip_nonfinite(optimizer)
+to_torch_state_dict(state, optimizer, module)
+wsd(lr, steps, warmup, decay, floor=0.0)""",
         )
 
     def test_testing(self):

@@ -1,6 +1,8 @@
-"""Adam and AdamW: steps along a running mean of gradients, divided by the root of a running mean of their squares.
+"""Adam and its kin: steps along a running mean of gradients, divided by the root of a running mean of their squares.
 
-Both are one function; they differ in where weight decay goes, into the gradient or past it.
+adam      weight decay in the gradient          nadam     with Nesterov's momentum
+adamw     weight decay past it                  radam     without the root while its variance is too large
+adamax    divided by a running maximum
 """
 
 from __future__ import annotations
@@ -13,21 +15,24 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
 from tdc.optim import foreach as c
-from tdc.optim.base import Optimizer, Rate, check_numbers, optimizer, pair_of
+from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
+from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
 
 
 def adam(
-    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
-) -> Optimizer:
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    amsgrad: bool = False,
+) -> Optimizer:  # fmt: skip
     """Adam; weight decay is a term of the gradient.
 
     Args:
         lr: a float, a tensor `batch_size`, or a schedule `step -> lr`.
         betas, eps, weight_decay: as in `torch.optim.Adam`, with its defaults.
+        amsgrad: divide by the largest running mean of squares that there was.
 
     Returns:
-        An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
+        An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`, with amsgrad also `"largest"`.
 
     Raises:
         StructureError: a setting out of its range.
@@ -41,14 +46,16 @@ def adam(
         (tensor([0.9000, 0.9000]), tensor(1))
 
     Source:
-        `torch.optim.Adam`; Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015.
+        `torch.optim.Adam`; Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015; Reddi et al., On the
+        Convergence of Adam and Beyond, 2018.
     """
-    return of_kind("optim.adam", lr, betas, eps, weight_decay, False)
+    return of_adam("optim.adam", lr, betas, eps, weight_decay, amsgrad, False)
 
 
 def adamw(
-    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
-) -> Optimizer:
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+    amsgrad: bool = False,
+) -> Optimizer:  # fmt: skip
     """Adam with decoupled weight decay; all but that as `adam`, with the defaults of `torch.optim.AdamW`.
 
     Example:
@@ -62,30 +69,153 @@ def adamw(
     Source:
         `torch.optim.AdamW`; Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019.
     """
-    return of_kind("optim.adamw", lr, betas, eps, weight_decay, True)
+    return of_adam("optim.adamw", lr, betas, eps, weight_decay, amsgrad, True)
 
 
-def of_kind(
-    op: str, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, decoupled: bool
+def of_adam(
+    op: str, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, amsgrad: bool, decoupled: bool
 ) -> Optimizer:
     """Adam, with weight decay past the gradient where it is decoupled."""
     beta1, beta2 = pair_of(op, betas)
     check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
 
-    def many(
-        ps: Column, gs: Column, means: Column, squares: Column, keep: Scalar, rate: Scalar, root: Scalar
-    ) -> tuple[Column, Column, Column]:
-        if weight_decay and decoupled:
-            ps = c.times(ps, keep)
-        elif weight_decay:
-            gs = c.plus(gs, ps, weight_decay)
+    def many(ps: Column, gs: Column, means: Column, squares: Column, *rest: Any) -> tuple[Column, ...]:
+        *largest, keep, rate, root = rest
+        ps, gs = decayed(ps, gs, weight_decay, keep if decoupled else None)
         means = c.lerp(means, gs, 1 - beta1)
         squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
-        sizes = c.plus_number(c.over(c.sqrt(squares), root), eps)
-        return c.minus(ps, c.ratio(means, sizes), rate), means, squares
+        largest = [c.maximum(xs, squares) for xs in largest]
+        sizes = c.plus_number(c.over(c.sqrt(largest[0] if largest else squares), root), eps)
+        return c.minus(ps, c.ratio(means, sizes), rate), means, squares, *largest
 
     def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
         return 1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt()
+
+    return optimizer(op, lr, ("mean", "square", *["largest"] * amsgrad), many, scalars)
+
+
+def decayed(ps: Column, gs: Column, weight_decay: Scalar, keep: Scalar | None) -> tuple[Column, Column]:
+    """Weight decay: of the parameters where it says what to keep of them, else as a term of the gradients."""
+    if not given(weight_decay):
+        return ps, gs
+    return (ps, c.plus(gs, ps, weight_decay)) if keep is None else (c.times(ps, keep), gs)
+
+
+def adamax(
+    lr: Rate = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+) -> Optimizer:
+    """Adam divided by a decaying maximum of the gradients' sizes; settings as `adam`.
+
+    Returns:
+        An `Optimizer`; its state is `{"mean": …, "largest": …, "step": …}`.
+
+    Example:
+        >>> from tdc import TensorDict
+        >>> opt = adamax(lr=0.1)
+        >>> params = TensorDict({"w": torch.ones(2)})
+        >>> opt.update(params, opt.init(params), params)[0]["w"]
+        tensor([0.9000, 0.9000])
+
+    Source:
+        `torch.optim.Adamax`; Kingma and Ba, 2015, section 7.1.
+    """
+    op = "optim.adamax"
+    beta1, beta2 = pair_of(op, betas)
+    check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
+
+    def many(ps: Column, gs: Column, means: Column, largest: Column, rate: Scalar) -> tuple[Column, ...]:
+        _, gs = decayed(ps, gs, weight_decay, None)
+        means = c.lerp(means, gs, 1 - beta1)
+        largest = c.maximum(c.times(largest, beta2), c.plus_number(c.absolute(gs), eps))
+        return c.minus(ps, c.ratio(means, largest), rate), means, largest
+
+    return optimizer(op, lr, ("mean", "largest"), many, lambda rate, n: (rate / debias(beta1, n),))
+
+
+def nadam(
+    lr: Rate = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False,
+) -> Optimizer:  # fmt: skip
+    """Adam with Nesterov's momentum; settings as in `torch.optim.NAdam`.
+
+    Returns:
+        An `Optimizer`; its state is `{"mean": …, "square": …, "product": …, "step": …}`, the product of all momenta.
+
+    Example:
+        >>> from tdc import TensorDict
+        >>> opt = nadam(lr=0.1)
+        >>> params = TensorDict({"w": torch.ones(2)})
+        >>> opt.update(params, opt.init(params), params)[0]["w"]
+        tensor([0.8944, 0.8944])
+
+    Source:
+        `torch.optim.NAdam`; Dozat, Incorporating Nesterov Momentum into Adam, 2016.
+    """
+    op = "optim.nadam"
+    beta1, beta2 = pair_of(op, betas)
+    check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
+
+    def many(
+        ps: Column, gs: Column, means: Column, squares: Column, keep: Scalar, by_grad: Scalar, by_mean: Scalar,
+        root: Scalar,
+    ) -> tuple[Column, ...]:  # fmt: skip
+        ps, gs = decayed(ps, gs, weight_decay, keep if decoupled_weight_decay else None)
+        means = c.lerp(means, gs, 1 - beta1)
+        squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
+        sizes = c.plus_number(c.over(c.sqrt(squares), root), eps)
+        return c.minus(c.minus(ps, c.ratio(gs, sizes), by_grad), c.ratio(means, sizes), by_mean), means, squares
+
+    def scalars(rate: Any, n: Tensor, product: Tensor) -> tuple[Scalar, ...]:
+        now, then = [beta1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)) for t in (n, n + 1)]
+        product = product * now
+        by_grad, by_mean = rate * (1 - now) / (1 - product), rate * then / (1 - product * then)
+        return product, 1 - rate * weight_decay, by_grad, by_mean, debias(beta2, n).sqrt()
+
+    return optimizer(op, lr, ("mean", "square"), many, scalars, kept={"product": 1.0})
+
+
+def radam(
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+) -> Optimizer:  # fmt: skip
+    """Adam with a rectified variance: the first steps go along the mean alone; settings as in `torch.optim.RAdam`.
+
+    Returns:
+        An `Optimizer`; its state is `{"mean": …, "square": …, "step": …}`.
+
+    Example:
+        >>> from tdc import TensorDict
+        >>> opt = radam(lr=0.1)
+        >>> params = TensorDict({"w": torch.ones(2)})
+        >>> opt.update(params, opt.init(params), params)[0]["w"]
+        tensor([0.9000, 0.9000])
+
+    Source:
+        `torch.optim.RAdam`; Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020.
+    """
+    op = "optim.radam"
+    beta1, beta2 = pair_of(op, betas)
+    check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
+    longest = 2 / (1 - beta2) - 1
+
+    def many(
+        ps: Column, gs: Column, means: Column, squares: Column, keep: Scalar, plain: Scalar, rate: Scalar
+    ) -> tuple[Column, ...]:
+        ps, gs = decayed(ps, gs, weight_decay, keep if decoupled_weight_decay else None)
+        means = c.lerp(means, gs, 1 - beta1)
+        squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
+        rectified = c.ratio(means, c.plus_number(c.sqrt(squares), eps))
+        return c.minus(c.minus(ps, means, plain), rectified, rate), means, squares
+
+    def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
+        root, first = debias(beta2, n), rate / debias(beta1, n)
+        length = longest - 2 * n * (1 - root) / root
+        known = length > 5
+        safe = torch.where(known, length, 6.0)
+        scale = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe) * root
+        zero = torch.zeros_like(first)
+        plain, rectified = torch.where(known, zero, first), torch.where(known, first * scale.sqrt(), zero)
+        return 1 - rate * weight_decay, plain, rectified
 
     return optimizer(op, lr, ("mean", "square"), many, scalars)
 

@@ -1,25 +1,30 @@
-"""Gradient transforms before an optimiser, as one optimiser."""
+"""Transforms one after another, as one."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
-from tdc.core.errors import DtypeError, refuse_wrong
-from tdc.optim.base import Optimizer, Transform, check_state
+from tdc.core.errors import DtypeError, describe, message, refuse_wrong
+from tdc.optim.transform import Optimizer, Transform, check_keys, check_td, of_kind
 from tdc.tensordict.tensordict import TensorDict
 
 
-def chain(*parts: Transform | Optimizer) -> Optimizer:
-    """Transforms of the gradients, in order, then an optimiser that takes what they leave.
+@overload
+def chain(*parts: *tuple[*tuple[Transform, ...], Optimizer]) -> Optimizer: ...
+@overload
+def chain(*parts: Transform) -> Transform: ...
+def chain(*parts: Transform) -> Transform:
+    """Transforms in order, each of which takes what the one before gives.
 
     Args:
-        parts: `Transform`s, such as `clip_by_global_norm(1.0)`, and an `Optimizer` last.
+        parts: such as `clip_by_global_norm(1.0)`, `adamw(1e-3)`, `ema(0.999)`: gradients, an optimiser, parameters.
 
     Returns:
-        An `Optimizer`; its state is `{"0": …, "1": …}`, the states of the parts in order.
+        A `Transform`, with an optimiser among them an `Optimizer`; its state is `{"0": …, "1": …}`, the states of the
+        parts in order.
 
     Raises:
-        DtypeError: the last part is no Optimizer, or an earlier one is no Transform.
+        DtypeError: parts that are none, or that take something else than the one before gives.
         StructureError: in `update`, a state of another chain.
 
     Compile:
@@ -37,22 +42,26 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     Source:
         `optax.chain`.
     """
-    op = "optim.chain"
-    wrong = {f"part {i}": type(x).__name__ for i, x in enumerate(parts[:-1]) if not isinstance(x, Transform)}
-    if not parts or not isinstance(parts[-1], Optimizer):
-        wrong[f"part {max(len(parts) - 1, 0)}"] = type(parts[-1]).__name__ if parts else "missing"
-    expected, hint = "Transforms, then one Optimizer", "chain(clip_by_global_norm(1.0), adamw(1e-3))"
-    refuse_wrong(DtypeError, op, expected, wrong, "out of place", hint)
+    op, hint = "optim.chain", "chain(clip_by_global_norm(1.0), adamw(1e-3), ema(0.999))"
+    if not parts:
+        raise DtypeError(message(op, "transforms", "none", hint=hint))
+    wrong = {f"part {i}": describe(x) for i, x in enumerate(parts) if not isinstance(x, Transform)}
+    refuse_wrong(DtypeError, op, "transforms", wrong, "others", hint)
+    for i in range(1, len(parts)):
+        if parts[i].takes != parts[i - 1].gives:
+            wrong[f"part {i}"] = f"takes {parts[i].takes}, part {i - 1} gives {parts[i - 1].gives}"
+    refuse_wrong(DtypeError, op, "parts that take what the one before gives", wrong, "that do not", hint)
     keys = tuple([f"{i}" for i in range(len(parts))])
 
     def init(params: TensorDict) -> TensorDict:
+        check_td("optim.init", params)
         return TensorDict({k: part.init(params) for k, part in zip(keys, parts, strict=True)}, params.batch_size)
 
-    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-        check_state(op, state, params, keys, ())
+    def update(updates: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        check_keys(op, state, keys)
         states: dict[str, Any] = {}
         for k, part in zip(keys, parts, strict=True):
-            grads, states[k] = part.update(grads, state[k], params)
-        return grads, TensorDict(states, params.batch_size)
+            updates, states[k] = part.update(updates, state[k], params)
+        return updates, TensorDict(states, params.batch_size)
 
-    return Optimizer(init, update)
+    return of_kind(parts[0].takes, parts[-1].gives, init, update)

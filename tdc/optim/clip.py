@@ -1,14 +1,25 @@
-"""The norm of all gradients together, and gradients scaled so that it stays below a bound."""
+"""Transforms of gradients: bounds on their size, weight decay, noise.
+
+A clip is by member: each of a stacked ensemble is bounded by its own norm.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect
-from tdc.optim.base import DOUBLE, Transform, check_numbers, grouped, trainable, wide
-from tdc.optim.foreach import times
+from tdc.core.arguments import expect, expect_number
+from tdc.optim import foreach as c
+from tdc.optim.base import DOUBLE, grouped, wide
+from tdc.optim.foreach import Column
+from tdc.optim.transform import Transform, check_grads, check_keys, check_numbers, stateless, trainable
 from tdc.tensordict.tensordict import TensorDict, build_td
+
+BITS, SECOND = 0x7FFFFFFF, 0x5BD1E995  # 31 bits: products fit into int64, whose bounds Inductor computes
 
 
 def global_norm(td: TensorDict) -> Tensor:
@@ -44,6 +55,17 @@ def global_norm(td: TensorDict) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms], k), dim=k)
 
 
+def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -> TensorDict:
+    """`fn` on the floating-point leaves of each dtype, with those of others at the same keys, in wide dtypes."""
+    leaves = dict(td._leaves)
+    paths = [p for p, g in leaves.items() if trainable(g)]
+    for dtype, positions in grouped([leaves[p].dtype for p in paths]):
+        own = [paths[i] for i in positions]
+        columns = [[x._leaves[p].to(wide(dtype)) for p in own] for x in (td, *others)]
+        leaves |= {p: x.to(dtype) for p, x in zip(own, fn(*columns), strict=True)}
+    return build_td(leaves, td._nodes, td._size, td._device)
+
+
 def clip_by_global_norm(max_norm: float) -> Transform:
     """Gradients scaled so that their global norm is at most `max_norm`; smaller ones stay as they are.
 
@@ -59,9 +81,6 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     Raises:
         StructureError: `max_norm` less than 0.
 
-    Compile:
-        fullgraph, without reading the norm on the host; under `vmap` each member by its own norm.
-
     Example:
         >>> grads = TensorDict({"w": torch.tensor([3.0, 4.0])})
         >>> clip = clip_by_global_norm(1.0)
@@ -73,13 +92,178 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     """
     check_numbers("optim.clip_by_global_norm", max_norm=max_norm)
 
-    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+    def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
         scale = (max_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)
-        leaves = dict(grads._leaves)
-        paths = [p for p, g in leaves.items() if trainable(g)]
-        for dtype, positions in grouped([leaves[p].dtype for p in paths]):
-            wider = [leaves[paths[i]].to(wide(dtype)) for i in positions]
-            leaves |= {paths[i]: x.to(dtype) for i, x in zip(positions, times(wider, scale), strict=True)}
-        return build_td(leaves, grads._nodes, grads._size, grads._device), state
+        return of_columns(grads, lambda xs: c.times(xs, scale))
 
-    return Transform(lambda params: TensorDict({}, params.batch_size), update)
+    return stateless(clipped)
+
+
+def clip_by_norm(max_norm: float) -> Transform:
+    """Each leaf scaled so that its norm is at most `max_norm`; else as `clip_by_global_norm`.
+
+    Example:
+        >>> grads = TensorDict({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor(0.5)})
+        >>> clip = clip_by_norm(1.0)
+        >>> clip.update(grads, clip.init(grads), grads)[0].to_dict()
+        {'w': tensor([0.6000, 0.8000]), 'b': tensor(0.5000)}
+
+    Source:
+        `torch.nn.utils.clip_grad_norm_` of one parameter.
+    """
+    check_numbers("optim.clip_by_norm", max_norm=max_norm)
+
+    def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
+        def scaled(xs: Column) -> Column:
+            norms = [global_norm(build_td({"x": x}, {}, grads._size)) for x in xs]
+            scales = [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
+            return [c.times([x], scale)[0] for x, scale in zip(xs, scales, strict=True)]
+
+        return of_columns(grads, scaled)
+
+    return stateless(clipped)
+
+
+def clip_by_value(limit: float) -> Transform:
+    """Each element between `-limit` and `limit`; of complex ones the real and the imaginary part.
+
+    Args:
+        limit: the largest size, a float or a tensor `batch_size`.
+
+    Returns:
+        A `Transform` for `chain`; its state is empty.
+
+    Raises:
+        StructureError: `limit` less than 0.
+
+    Example:
+        >>> grads = TensorDict({"w": torch.tensor([3.0, -0.5])})
+        >>> clip = clip_by_value(1.0)
+        >>> clip.update(grads, clip.init(grads), grads)[0]["w"]
+        tensor([ 1.0000, -0.5000])
+
+    Source:
+        `torch.nn.utils.clip_grad_value_`.
+    """
+    check_numbers("optim.clip_by_value", limit=limit)
+
+    def clipped(grads: TensorDict, params: TensorDict) -> TensorDict:
+        def between(xs: Column) -> Column:
+            reals = [torch.view_as_real(x) if x.is_complex() else x for x in xs]
+            bounds = c.each(limit, reals)
+            new = [torch.minimum(x, s) if isinstance(s, Tensor) else x.clamp(max=s) for x, s in pairs(reals, bounds)]
+            new = [torch.maximum(x, -s) if isinstance(s, Tensor) else x.clamp(min=-s) for x, s in pairs(new, bounds)]
+            return [torch.view_as_complex(y) if x.is_complex() else y for x, y in pairs(xs, new)]
+
+        return of_columns(grads, between)
+
+    return stateless(clipped)
+
+
+def pairs(xs: list[Any], ys: list[Any]) -> list[tuple[Any, Any]]:
+    """Columns of equal length, row by row."""
+    return list(zip(xs, ys, strict=True))
+
+
+def decay(weight: float) -> Transform:
+    """Weight decay as a term of the gradient, `gradient + weight * parameter`: with `masked` for some leaves only.
+
+    Decoupled decay, as in AdamW, is a setting of the optimiser; other groups have other ones by `partition`.
+
+    Args:
+        weight: a float or a tensor `batch_size`.
+
+    Returns:
+        A `Transform` for `chain`; its state is empty.
+
+    Raises:
+        StructureError: `weight` less than 0; in `update`, gradients of other parameters.
+
+    Example:
+        >>> params = TensorDict({"w": torch.tensor([2.0, 4.0])})
+        >>> decay(0.5).update(params * 0, TensorDict({}), params)[0]["w"]
+        tensor([1., 2.])
+
+    Source:
+        `weight_decay` of `torch.optim.SGD`; `optax.add_decayed_weights`.
+    """
+    op = "optim.decay"
+    check_numbers(op, weight=weight)
+
+    def added(grads: TensorDict, params: TensorDict) -> TensorDict:
+        check_grads(op, grads, params)
+        return of_columns(grads, lambda gs, ps: c.plus(gs, ps, weight), params)
+
+    return stateless(added)
+
+
+def noise(eta: float, gamma: float = 0.55, seed: int = 0) -> Transform:
+    """Gaussian noise added to gradients, of variance `eta / (1 + step) ** gamma`.
+
+    The numbers are a function of the state: saved and loaded, training goes on with the same ones. They need no
+    generator, so a graph draws them without reading or changing any.
+
+    Args:
+        eta: the variance at the first step.
+        gamma: how fast it falls.
+        seed: of the first state. Members of an ensemble have numbers of their own.
+
+    Returns:
+        A `Transform` for `chain`; its state is `{"key": …, "step": …}`.
+
+    Raises:
+        StructureError: a number less than 0.
+        DtypeError: a seed that is no int.
+
+    Example:
+        >>> params = TensorDict({"w": torch.zeros(10_000)})
+        >>> add = noise(eta=4.0)
+        >>> grads, state = add.update(params, add.init(params), params)
+        >>> round(grads["w"].std().item(), 1), state["step"]
+        (2.0, tensor(1))
+
+    Source:
+        Neelakantan et al., Adding Gradient Noise Improves Learning for Very Deep Networks, 2015.
+    """
+    op = "optim.noise"
+    check_numbers(op, eta=eta, gamma=gamma)
+    expect_number(op, seed, whole=True)
+
+    def init(params: TensorDict) -> TensorDict:
+        expect("optim.init", params, TensorDict, of=" of parameters")
+        members = torch.arange(params.numel(), device=params.device).view(params.batch_size)
+        key = scrambled((members + int(seed)) & BITS)
+        return TensorDict({"key": key, "step": torch.zeros_like(key)}, params.batch_size)
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        check_keys(op, state, ("key", "step"))
+        step = state["step"]
+        size = (eta / (1 + step) ** gamma) ** 0.5
+        leaves, key, used = dict(grads._leaves), scrambled(scrambled((step + 1) & BITS) ^ state["key"]), 0
+        for path, g in grads._leaves.items():
+            if trainable(g):
+                real = torch.view_as_real(g) if g.is_complex() else g
+                count = math.prod(real.shape[step.ndim :])
+                drawn = normal(key, used, count).view(real.shape)
+                new = c.plus([real.to(wide(real.dtype))], c.times([drawn.to(wide(real.dtype))], size))[0].to(real.dtype)
+                leaves[path] = torch.view_as_complex(new) if g.is_complex() else new
+                used += count
+        after = TensorDict({"key": state["key"], "step": step + 1}, params.batch_size)
+        return build_td(leaves, grads._nodes, grads._size, grads._device), after
+
+    return Transform(init, update)
+
+
+def scrambled(x: Tensor) -> Tensor:
+    """31 bits that depend on all bits of a number of 31 bits: products with odd numbers, and shifts."""
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & BITS
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & BITS
+    return x ^ (x >> 15)
+
+
+def normal(key: Tensor, start: int, count: int) -> Tensor:
+    """`(*batch, count)` normal numbers, of two uniform ones each (Box and Muller)."""
+    at = scrambled(torch.arange(start, start + count, device=key.device) & BITS)
+    keys = [key.unsqueeze(-1), scrambled(key ^ SECOND).unsqueeze(-1)]
+    a, b = [(scrambled(at ^ k) >> 7).float() * 2.0**-24 for k in keys]
+    return (-2 * torch.log1p(-a)).sqrt() * torch.cos(2 * math.pi * b)

@@ -6,8 +6,8 @@ Each function is one foreach operation where torch has one for it; Inductor make
 operations, and fewer on a GPU. Under transforms of `torch.func`, which have no rule for them, it is one comprehension,
 since a Python call for each leaf would take long to trace; and so it is eagerly where the numbers would differ.
 
-    xs, ys      columns of one dtype                  a, b      Python numbers
-    by          a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
+    xs, ys      columns of one dtype
+    a, by       a number, a 0-d tensor, or one entry for each of K members, (K,), for tensors (K, *features)
 """
 
 from __future__ import annotations
@@ -51,16 +51,23 @@ def each(by: Scalar, xs: Column) -> list[Any]:
     by = by if xs[0].dtype.is_complex else by.to(xs[0].dtype)
     if not by.ndim:
         return [by] * len(xs)
-    ranks = {n: by.view(*by.shape, *[1] * (n - by.ndim)) for n in {x.ndim for x in xs}}
-    return [ranks[x.ndim] for x in xs]
+    ranks = {x.ndim: x for x in xs}
+    found = {n: extended(by, x) for n, x in ranks.items()}
+    return [found[x.ndim] for x in xs]
+
+
+def extended(by: Tensor, x: Tensor) -> Tensor:
+    """One entry for each member, with the dims of a leaf."""
+    return by.view(*by.shape, *[1] * (x.ndim - by.ndim)) if by.ndim else by
 
 
 def columnwise(op: Callable[..., Tensor]) -> Callable[..., Column]:
     """An operation of torch on a column, and on others or scalars with it."""
     kernel = foreach(op.__name__)
+    numbers = op is torch.lerp  # torch has no kernel that takes a tensor as the weight
 
     def run(xs: Column, *others: Column | Scalar) -> Column:
-        if one_kernel(xs, *others):
+        if one_kernel(xs, *others) and not (numbers and isinstance(others[-1], Tensor)):
             return list(kernel(xs, *others))
         columns = [y if isinstance(y, list) else each(y, xs) for y in others]
         return [op(*row) for row in zip(xs, *columns, strict=True)]
@@ -72,25 +79,32 @@ def columnwise(op: Callable[..., Tensor]) -> Callable[..., Column]:
 times: Callable[[Column, Scalar], Column] = columnwise(torch.mul)  # x * by
 over: Callable[[Column, Scalar], Column] = columnwise(torch.div)  # x / by
 ratio: Callable[[Column, Column], Column] = columnwise(torch.div)  # x / y
-plus_number: Callable[[Column, float], Column] = columnwise(torch.add)  # x + a
-lerp: Callable[[Column, Column, float], Column] = columnwise(torch.lerp)  # x + a * (y - x)
+plus_number: Callable[[Column, Scalar], Column] = columnwise(torch.add)  # x + a
+lerp: Callable[[Column, Column, Scalar], Column] = columnwise(torch.lerp)  # x + a * (y - x)
+product: Callable[[Column, Column], Column] = columnwise(torch.mul)  # x * y
+maximum: Callable[[Column, Column], Column] = columnwise(torch.maximum)
 sqrt: Callable[[Column], Column] = columnwise(torch.sqrt)
 sign: Callable[[Column], Column] = columnwise(torch.sign)
+absolute: Callable[[Column], Column] = columnwise(torch.abs)
 
 
-def plus(xs: Column, ys: Column, a: float = 1.0) -> Column:
+def plus(xs: Column, ys: Column, a: Scalar = 1.0) -> Column:
     """`x + a * y`.
 
     Not by `torch.add`: Inductor makes `addmm` of the sum of anything and a matrix product, which a gradient is, and
     loses the alpha (torch 2.11-2.13, `post_grad.addmm`). A difference it leaves alone.
     """
+    if isinstance(a, Tensor):
+        return [torch.addcmul(x, y, s) for x, y, s in zip(xs, ys, each(a, xs), strict=True)]
     if one_kernel(xs, ys):
         return list(ADD(xs, ys, alpha=a))
     return [torch.sub(x, y, alpha=-a) for x, y in zip(xs, ys, strict=True)]
 
 
-def plus_product(xs: Column, ys: Column, zs: Column, a: float) -> Column:
+def plus_product(xs: Column, ys: Column, zs: Column, a: Scalar) -> Column:
     """`x + a * y * z`."""
+    if isinstance(a, Tensor):
+        return plus(xs, product(ys, zs), a)
     if one_kernel(xs, ys, zs):
         return list(ADDCMUL(xs, ys, zs, value=a))
     return [torch.addcmul(x, y, z, value=a) for x, y, z in zip(xs, ys, zs, strict=True)]

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from tdc.optim import foreach as c
-from tdc.optim.base import Optimizer, Rate, check_numbers, optimizer, pair_of
+from tdc.optim.adam import decayed
+from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
+from tdc.optim.transform import Optimizer, Rate, check_numbers, pair_of
 
 
 def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
@@ -43,7 +45,7 @@ def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay
 
     def many(ps: Column, gs: Column, means: Column, keep: Scalar, rate: Scalar) -> tuple[Column, Column]:
         directions = c.sign(c.lerp(means, gs, 1 - beta1))
-        ps = c.times(ps, keep) if weight_decay else ps
+        ps, _ = decayed(ps, gs, weight_decay, keep)
         return c.minus(ps, directions, rate), c.lerp(means, gs, 1 - beta2)
 
     def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:

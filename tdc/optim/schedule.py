@@ -7,13 +7,15 @@ the whole curve, and each member of a stacked ensemble has a rate of its own. Al
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.core.arguments import expect_number
-from tdc.core.errors import StructureError, message
-from tdc.optim.base import Schedule, check_numbers
+from tdc.core.arguments import expect_at_least, expect_function, expect_number
+from tdc.core.errors import DtypeError, StructureError, describe, message
+from tdc.optim.transform import Schedule, check_numbers
 
 
 def constant(lr: float) -> Schedule:
@@ -66,3 +68,250 @@ def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedu
         return torch.where(step < warmup, lr * (step / warmup), fall) if warmup else fall
 
     return schedule
+
+
+def linear(lr: float, end: float, steps: int) -> Schedule:
+    """From `lr` to `end` in a line over `steps` steps; there it stays. Up or down.
+
+    Raises:
+        StructureError: a rate less than 0.
+        ShapeError: `steps` below 1.
+
+    Example:
+        >>> linear(1.0, 0.0, steps=4)(torch.arange(6))
+        tensor([1.0000, 0.7500, 0.5000, 0.2500, 0.0000, 0.0000])
+
+    Source:
+        `torch.optim.lr_scheduler.LinearLR`.
+    """
+    return polynomial_of("optim.linear", lr, end, steps, 1.0)
+
+
+def polynomial(lr: float, steps: int, power: float = 1.0, end: float = 0.0) -> Schedule:
+    """From `lr` to `end` along `(1 - step / steps) ** power`; there it stays.
+
+    Raises:
+        StructureError: a number less than 0.
+        ShapeError: `steps` below 1.
+
+    Example:
+        >>> polynomial(1.0, steps=4, power=2.0)(torch.arange(5))
+        tensor([1.0000, 0.5625, 0.2500, 0.0625, 0.0000])
+
+    Source:
+        `torch.optim.lr_scheduler.PolynomialLR`.
+    """
+    return polynomial_of("optim.polynomial", lr, end, steps, power)
+
+
+def polynomial_of(op: str, lr: float, end: float, steps: int, power: float) -> Schedule:
+    """`polynomial`, as another function."""
+    check_numbers(op, lr=lr, end=end, power=power)
+    expect_at_least(op, 1, "steps", steps)
+    return lambda step: end + (lr - end) * (1 - step / steps).clamp(0.0, 1.0) ** power
+
+
+def exponential(lr: float, gamma: float, every: int = 1, end: float = 0.0) -> Schedule:
+    """`lr` times `gamma` for each step, or for each `every` steps, smoothly; not below `end`.
+
+    Raises:
+        StructureError: a number less than 0.
+        ShapeError: `every` below 1.
+
+    Example:
+        >>> exponential(1.0, 0.5)(torch.arange(4))
+        tensor([1.0000, 0.5000, 0.2500, 0.1250])
+
+    Source:
+        `torch.optim.lr_scheduler.ExponentialLR`; `optax.exponential_decay`.
+    """
+    op = "optim.exponential"
+    check_numbers(op, lr=lr, gamma=gamma, end=end)
+    expect_at_least(op, 1, "every", every)
+    return lambda step: (lr * gamma ** (step / every)).clamp(min=end)
+
+
+def piecewise(lr: float, milestones: Sequence[int], gamma: float | Sequence[float] = 0.1) -> Schedule:
+    """`lr` times `gamma` from each milestone on.
+
+    Args:
+        milestones: steps, in order.
+        gamma: one factor for all milestones, or one for each.
+
+    Raises:
+        StructureError: a number less than 0, milestones out of order, or not one factor for each.
+        DtypeError: milestones that are no ints.
+
+    Example:
+        >>> piecewise(1.0, [2, 4], gamma=0.5)(torch.arange(6))
+        tensor([1.0000, 1.0000, 0.5000, 0.5000, 0.2500, 0.2500])
+
+    Source:
+        `torch.optim.lr_scheduler.MultiStepLR`; `optax.piecewise_constant_schedule`.
+    """
+    op = "optim.piecewise"
+    check_numbers(op, lr=lr)
+    expect_number(op, lr)
+    steps = bounds_of(op, "milestones", milestones)
+    factors = [gamma] * len(steps) if isinstance(gamma, (int, float)) else gamma
+    if not isinstance(factors, (tuple, list)):
+        raise DtypeError(message(op, "a factor, or one for each milestone", describe(gamma), hint="gamma=0.1"))
+    check_numbers(op, **{f"gamma[{i}]": x for i, x in enumerate(factors)})
+    if len(factors) != len(steps):
+        got = f"{len(factors)} for {len(steps)}"
+        raise StructureError(message(op, "one factor for each milestone", got, hint="gamma=0.1 is that of all"))
+    rates = [float(lr)]
+    for factor in factors:
+        rates.append(rates[-1] * factor)
+
+    def schedule(step: Tensor) -> Tensor:
+        rate = torch.full(step.shape, rates[0], device=step.device)
+        for at, new in zip(steps, rates[1:], strict=True):
+            rate = torch.where(step < at, rate, new)
+        return rate
+
+    return schedule
+
+
+def inverse_sqrt(lr: float, warmup: int) -> Schedule:
+    """Up from 0 to `lr` in a line over `warmup` steps, then as one over the root of the step.
+
+    Raises:
+        StructureError: a rate less than 0.
+        ShapeError: `warmup` below 1.
+
+    Example:
+        >>> inverse_sqrt(1.0, warmup=2)(torch.tensor([0, 1, 2, 8, 18]))
+        tensor([0.0000, 0.5000, 1.0000, 0.5000, 0.3333])
+
+    Source:
+        Vaswani et al., Attention Is All You Need, 2017, section 5.3.
+    """
+    op = "optim.inverse_sqrt"
+    check_numbers(op, lr=lr)
+    expect_at_least(op, 1, "warmup", warmup)
+    return lambda step: lr * torch.minimum(step / warmup, (step.clamp(min=1) / warmup).rsqrt())
+
+
+def wsd(lr: float, steps: int, warmup: int, decay: int, floor: float = 0.0) -> Schedule:
+    """Warm-up, stable, decay: up from 0 to `lr` in a line, constant, then down to `floor` in a line.
+
+    Args:
+        lr: the highest rate.
+        steps: all of them; from there on the rate is `floor`.
+        warmup, decay: how many the rise and the fall take.
+        floor: the last rate.
+
+    Raises:
+        StructureError: a number less than 0, or fewer steps than those of warm-up and decay.
+
+    Example:
+        >>> wsd(1.0, steps=6, warmup=2, decay=2)(torch.arange(8))
+        tensor([0.0000, 0.5000, 1.0000, 1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
+
+    Source:
+        Hu et al., MiniCPM: Unveiling the Potential of Small Language Models, 2024.
+    """
+    op = "optim.wsd"
+    check_numbers(op, lr=lr, warmup=warmup, decay=decay, floor=floor)
+    expect_number(op, steps, warmup, decay, whole=True)
+    if steps < warmup + decay:
+        got = f"steps={steps}, warmup={warmup}, decay={decay}"
+        raise StructureError(message(op, "at least as many steps as warmup and decay", got, hint="steps counts all"))
+
+    def schedule(step: Tensor) -> Tensor:
+        up = (step / warmup).clamp(max=1.0) if warmup else torch.ones(step.shape, device=step.device)
+        left = ((steps - step) / decay).clamp(0.0, 1.0) if decay else (step < steps).float()
+        return torch.where(step < steps - decay, lr * up, floor + (lr - floor) * left)
+
+    return schedule
+
+
+def one_cycle(
+    max_lr: float, total_steps: int, pct_start: float = 0.3, anneal_strategy: str = "cos", div_factor: float = 25.0,
+    final_div_factor: float = 1e4, three_phase: bool = False,
+) -> Schedule:  # fmt: skip
+    """Up to `max_lr` and down to almost 0; settings as in `torch.optim.lr_scheduler.OneCycleLR`, momentum aside.
+
+    Raises:
+        StructureError: a number less than 0, a part of the rise outside of [0, 1), or another strategy.
+        ShapeError: less than two steps.
+
+    Example:
+        >>> one_cycle(1.0, total_steps=5, pct_start=0.6, anneal_strategy="linear")(torch.arange(5))
+        tensor([4.0000e-02, 5.2000e-01, 1.0000e+00, 5.0000e-01, 4.0000e-06])
+
+    Source:
+        `torch.optim.lr_scheduler.OneCycleLR`; Smith and Topin, Super-Convergence, 2018.
+    """
+    op = "optim.one_cycle"
+    check_numbers(op, max_lr=max_lr, div_factor=div_factor, final_div_factor=final_div_factor)
+    check_numbers(op, below=1.0, pct_start=pct_start)
+    expect_at_least(op, 2, "total_steps", total_steps)
+    if anneal_strategy not in ("cos", "linear"):
+        got = f"{anneal_strategy!r}" if isinstance(anneal_strategy, str) else describe(anneal_strategy)
+        raise StructureError(message(op, "'cos' or 'linear'", got, hint="anneal_strategy='cos'"))
+    first = max_lr / div_factor
+    last, top = first / final_div_factor, float(pct_start * total_steps) - 1
+    phases = [(top, first, max_lr), (total_steps - 1, max_lr, last)]
+    if three_phase:
+        phases = [phases[0], (2 * top, max_lr, first), (total_steps - 1, first, last)]
+
+    def schedule(step: Tensor) -> Tensor:
+        rate, begin = torch.full(step.shape, first, device=step.device), 0.0
+        for end, a, b in phases:
+            done = ((step - begin) / (end - begin) if end > begin else (step >= end).float()).clamp(0.0, 1.0)
+            left = (1 + torch.cos(math.pi * done)) / 2 if anneal_strategy == "cos" else 1 - done
+            rate = torch.where((step > begin) | (begin == 0.0), b + (a - b) * left, rate)
+            begin = end
+        return rate
+
+    return schedule
+
+
+def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """Schedules one after another; each counts from its own beginning.
+
+    Args:
+        schedules: functions `step -> lr`.
+        boundaries: the step at which each but the first begins.
+
+    Raises:
+        DtypeError: no list of functions, or boundaries that are no ints.
+        StructureError: boundaries out of order, or not one less than schedules.
+
+    Example:
+        >>> join([linear(0.0, 1.0, 2), exponential(1.0, 0.5)], [2])(torch.arange(5))
+        tensor([0.0000, 0.5000, 1.0000, 0.5000, 0.2500])
+
+    Source:
+        `torch.optim.lr_scheduler.SequentialLR`; `optax.join_schedules`.
+    """
+    op, hint = "optim.join", "join([linear(0.0, 1e-3, 100), cosine(1e-3, 900)], [100])"
+    if not isinstance(schedules, (tuple, list)) or not schedules:
+        raise DtypeError(message(op, "a list of schedules", describe(schedules), hint=hint))
+    expect_function(op, *schedules)
+    starts = bounds_of(op, "boundaries", boundaries)
+    if len(starts) != len(schedules) - 1:
+        got = f"{len(schedules)} schedules and {len(starts)} boundaries"
+        raise StructureError(message(op, "a boundary between each two schedules", got, hint=hint))
+
+    def schedule(step: Tensor) -> Tensor:
+        rate = schedules[0](step)
+        for start, later in zip(starts, schedules[1:], strict=True):
+            rate = torch.where(step < start, rate, later((step - start).clamp(min=0)))
+        return rate
+
+    return schedule
+
+
+def bounds_of(op: str, name: str, steps: Any) -> list[int]:
+    """Steps in order, at least 0."""
+    if not isinstance(steps, (tuple, list)):
+        raise DtypeError(message(op, f"a list of {name}", describe(steps), hint=f"{name}=[100, 200]"))
+    given: list[Any] = list(steps)
+    expect_number(op, *given, whole=True)
+    if sorted(given) != given or any([n < 0 for n in given]):
+        got = f"{given}"
+        raise StructureError(message(op, f"{name} in order, from 0 on", got, hint=f"{name}=[100, 200]"))
+    return given

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from tdc.core.errors import StructureError, message
 from tdc.optim import foreach as c
-from tdc.optim.base import Optimizer, Rate, check_numbers, optimizer
+from tdc.optim.adam import decayed
+from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
+from tdc.optim.transform import Optimizer, Rate, check_numbers, given
 
 
 def sgd(
@@ -41,21 +43,20 @@ def sgd(
     """
     op = "optim.sgd"
     check_numbers(op, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    if nesterov and (not momentum or dampening):
+    if nesterov and (not given(momentum) or given(dampening)):
         got = f"momentum={momentum:g}, dampening={dampening:g}"
         hint = "sgd(lr, momentum=0.9, nesterov=True)"
         raise StructureError(message(op, "momentum and no dampening for nesterov", got, hint=hint))
 
     def many(ps: Column, gs: Column, *rest: Any) -> tuple[Column, ...]:
         *buffers, rate, weight = rest
-        if weight_decay:
-            gs = c.plus(gs, ps, weight_decay)
+        ps, gs = decayed(ps, gs, weight_decay, None)
         if not buffers:
             return (c.minus(ps, gs, rate),)
-        new = c.plus(c.times(buffers[0], momentum), c.times(gs, weight) if dampening else gs)
+        new = c.plus(c.times(buffers[0], momentum), c.times(gs, weight) if given(dampening) else gs)
         return c.minus(ps, c.plus(gs, new, momentum) if nesterov else new, rate), new
 
     def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
-        return rate, torch.where(n == 1, n, 1.0 - dampening) if dampening else 1.0
+        return rate, torch.where(n == 1, n, 1.0 - dampening) if given(dampening) else 1.0
 
-    return optimizer(op, lr, ("momentum",) if momentum else (), many, scalars)
+    return optimizer(op, lr, ("momentum",) if given(momentum) else (), many, scalars)

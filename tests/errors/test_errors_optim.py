@@ -6,7 +6,33 @@ import torch
 from texts import T, Texts
 
 from tdc import TensorDict
-from tdc.optim import adam, adamw, chain, clip_by_global_norm, constant, cosine, ema, lion, sgd
+from tdc.optim import (
+    LossScale,
+    adafactor,
+    adam,
+    adamw,
+    averaged,
+    chain,
+    clip_by_global_norm,
+    constant,
+    cosine,
+    decay,
+    ema,
+    inject,
+    join,
+    lamb,
+    lion,
+    masked,
+    multi_steps,
+    muon,
+    noise,
+    one_cycle,
+    partition,
+    piecewise,
+    sgd,
+    skip_nonfinite,
+    wsd,
+)
 
 SHAPES = {("layer", "weight"): (3, 4), ("layer", "bias"): (3,), "scale": ()}
 
@@ -163,13 +189,13 @@ tdc.optim.adamw: expected a state with keys mean, square, step, got keys step
 hint: make the state with init of the same optimiser""",
         )
         self.says(
-            lambda: ema(0.9).update(params.select("scale"), params),
+            lambda: ema(0.9).update(params, ema(0.9).init(params.select("scale")), params),
             """\
 StructureError
-tdc.optim.ema: expected a mean of these params, got 2 leaves that differ
+tdc.optim.ema: expected an average of these params, got 2 leaves that differ
 at layer.weight: nothing, in params Tensor float32[3, 4]
 at layer.bias: nothing, in params Tensor float32[3]
-hint: make the mean with init(params) of these parameters""",
+hint: make the average with init(params) of these parameters""",
         )
 
     def test_chains(self):
@@ -177,18 +203,25 @@ hint: make the mean with init(params) of these parameters""",
             lambda: chain(),
             """\
 DtypeError
-tdc.optim.chain: expected Transforms, then one Optimizer, got 1 out of place
-at part 0: missing
-hint: chain(clip_by_global_norm(1.0), adamw(1e-3))""",
+tdc.optim.chain: expected transforms, got none
+hint: chain(clip_by_global_norm(1.0), adamw(1e-3), ema(0.999))""",
         )
         self.says(
-            lambda: chain(adamw(), clip_by_global_norm(1.0)),
+            lambda: chain(adamw, clip_by_global_norm(1.0)),
             """\
 DtypeError
-tdc.optim.chain: expected Transforms, then one Optimizer, got 2 out of place
-at part 0: Optimizer
-at part 1: Transform
-hint: chain(clip_by_global_norm(1.0), adamw(1e-3))""",
+tdc.optim.chain: expected transforms, got 1 others
+at part 0: function
+hint: chain(clip_by_global_norm(1.0), adamw(1e-3), ema(0.999))""",
+        )
+        self.says(
+            lambda: chain(ema(0.9), adamw(), clip_by_global_norm(1.0), adamw()),
+            """\
+DtypeError
+tdc.optim.chain: expected parts that take what the one before gives, got 2 that do not
+at part 1: takes gradients, part 0 gives parameters
+at part 2: takes gradients, part 1 gives parameters
+hint: chain(clip_by_global_norm(1.0), adamw(1e-3), ema(0.999))""",
         )
         opt = chain(clip_by_global_norm(1.0), adamw())
         self.says(
@@ -197,4 +230,189 @@ hint: chain(clip_by_global_norm(1.0), adamw(1e-3))""",
 StructureError
 tdc.optim.chain: expected a state with keys 0, 1, got keys mean, square, step
 hint: make the state with init of the same optimiser""",
+        )
+
+    def test_groups(self):
+        params, grads = like(), like()
+        self.says(
+            lambda: masked(adamw(), "*.wieght").init(params),
+            """\
+KeyPathError
+tdc.optim.masked: expected at least one leaf, got none that '*.wieght' chooses
+hint: keys are 'layer.weight', 'layer.bias', 'scale'""",
+        )
+        self.says(
+            lambda: partition({"*.weight": adamw(), lambda key, p: p.ndim == 0: None}).init(params),
+            """\
+StructureError
+tdc.optim.partition: expected a group for each leaf, got 1 in no group
+at layer.bias
+hint: '*': None as the last group leaves the others as they are""",
+        )
+        self.says(
+            lambda: partition({"*.bias": clip_by_global_norm(1.0), "*": adamw()}),
+            """\
+DtypeError
+tdc.optim.partition: expected transforms of one kind, got 2 kinds
+at 0: takes gradients, gives gradients
+at 1: takes gradients, gives parameters
+hint: all of them optimisers, or None""",
+        )
+        self.says(
+            lambda: masked(adamw(), 3),
+            """\
+DtypeError
+tdc.optim.masked: expected a pattern of keys, several, or a function of key and leaf, got int
+hint: '*.bias', ['*.bias', 'norm*'], or lambda key, leaf: leaf.ndim == 2""",
+        )
+        opt = partition({"scale": None, "*": sgd()})
+        self.says(
+            lambda: opt.update(grads.set("other", T(1.0)), opt.init(params), params),
+            """\
+StructureError
+tdc.optim.partition: expected gradients of keys that params has, got 1 of other keys
+at other: Tensor float32[]
+hint: take them with tdc.grad of these parameters""",
+        )
+
+    def test_matrices_and_complex_numbers(self):
+        self.says(
+            lambda: muon().init(like()),
+            """\
+ShapeError
+tdc.optim.muon: expected matrices, got 2 others
+at layer.bias: Tensor float32[3]
+at scale: Tensor float32[]
+hint: partition({lambda path, p: p.ndim == 2: muon(), '*': adamw()})""",
+        )
+        for make in (lamb, adafactor):
+            self.says(
+                lambda make=make: make().init(TensorDict({"w": torch.ones(2, dtype=torch.complex64)})),
+                f"""\
+DtypeError
+tdc.optim.{make.__name__}: expected real parameters, got 1 complex ones
+at w: Tensor complex64[2]
+hint: leave these to adam with tdc.optim.partition""",
+            )
+
+    def test_hyperparameters(self):
+        self.says(
+            lambda: inject(adamw, amsgrad=True),
+            """\
+DtypeError
+tdc.optim.inject: expected floats, tensors or schedules by name, got none
+hint: inject(adamw, lr=1e-3, weight_decay=0.1)""",
+        )
+        self.says(
+            lambda: inject(torch.relu, input=T(1.0)),
+            """\
+DtypeError
+tdc.optim.inject: expected a Transform, got Tensor float32[]
+hint: clip_by_global_norm(1.0), or adamw(1e-3)""",
+        )
+        self.says(
+            lambda: inject(adamw, lr=T([0.1, 0.2])).init(like()),
+            """\
+ShapeError
+tdc.optim.inject: expected a learning rate of one number, or one for each member, got Tensor float32[2] \
+for batch_size []
+hint: a tensor for stacked parameters outside of vmap, which optimisers take as they are""",
+        )
+
+    def test_around_optimisers(self):
+        self.says(
+            lambda: multi_steps(clip_by_global_norm(1.0), 2),
+            """\
+DtypeError
+tdc.optim.multi_steps: expected an Optimizer, got Transform
+hint: adamw(1e-3)""",
+        )
+        self.says(
+            lambda: multi_steps(adamw(), 0),
+            """\
+ShapeError
+tdc.optim.multi_steps: expected k of 1 or more, got 0
+hint: k=1""",
+        )
+        opt = multi_steps(sgd(), 2)
+        self.says(
+            lambda: opt.update(TensorDict({"scale": torch.ones(2)}), opt.init(like()), like()),
+            """\
+ShapeError
+tdc.optim.multi_steps: expected gradients with the shapes of params, got 1 that differ
+at scale: gradient Tensor float32[2], parameter Tensor float32[]
+hint: take them with tdc.grad of these parameters""",
+        )
+        self.says(
+            lambda: skip_nonfinite(adamw()).update(like(), adamw().init(like()), like()),
+            """\
+StructureError
+tdc.optim.skip_nonfinite: expected a state with keys inner, skipped, got keys mean, square, step
+hint: make the state with init of the same optimiser""",
+        )
+        self.says(
+            lambda: decay(0.1).update(TensorDict({"scale": torch.ones(2)}), TensorDict({}), like()),
+            """\
+ShapeError
+tdc.optim.decay: expected gradients with the shapes of params, got 1 that differ
+at scale: gradient Tensor float32[2], parameter Tensor float32[]
+hint: take them with tdc.grad of these parameters""",
+        )
+        self.says(
+            lambda: averaged(adamw().init(like())),
+            """\
+KeyPathError
+tdc.optim.averaged: expected a state with one average, got 0
+hint: chain(adamw(1e-3), ema(0.999)); of several read one, as in state['1', 'average']""",
+        )
+        self.says(
+            lambda: noise(0.1, seed=0.5),
+            """\
+DtypeError
+tdc.optim.noise: expected an int, got float
+hint: a Python number""",
+        )
+        self.says(
+            lambda: LossScale(init_scale=0.0),
+            """\
+StructureError
+tdc.optim.LossScale: expected a scale above 0 and a growth above 1, got init_scale=0, growth_factor=2
+hint: LossScale()""",
+        )
+
+    def test_more_schedules(self):
+        self.says(
+            lambda: wsd(0.1, 10, 6, 5),
+            """\
+StructureError
+tdc.optim.wsd: expected at least as many steps as warmup and decay, got steps=10, warmup=6, decay=5
+hint: steps counts all""",
+        )
+        self.says(
+            lambda: join([constant(0.1), constant(0.2)], [5, 6]),
+            """\
+StructureError
+tdc.optim.join: expected a boundary between each two schedules, got 2 schedules and 2 boundaries
+hint: join([linear(0.0, 1e-3, 100), cosine(1e-3, 900)], [100])""",
+        )
+        self.says(
+            lambda: piecewise(0.1, [5, 3]),
+            """\
+StructureError
+tdc.optim.piecewise: expected milestones in order, from 0 on, got [5, 3]
+hint: milestones=[100, 200]""",
+        )
+        self.says(
+            lambda: piecewise(0.1, [3, 5], [0.1]),
+            """\
+StructureError
+tdc.optim.piecewise: expected one factor for each milestone, got 1 for 2
+hint: gamma=0.1 is that of all""",
+        )
+        self.says(
+            lambda: one_cycle(0.1, 10, anneal_strategy="cosine"),
+            """\
+StructureError
+tdc.optim.one_cycle: expected 'cos' or 'linear', got 'cosine'
+hint: anneal_strategy='cos'""",
         )

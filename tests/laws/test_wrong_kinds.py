@@ -29,7 +29,7 @@ METHODS: tuple[Any, ...] = (  # which are functions, too
 )  # fmt: skip
 MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
     "Spec", "LeafSpec", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report", "Signature",
-    "TrainStep", "Average", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
+    "TrainStep", "LossScale", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
     "assert_close", "Loader",
     "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset",
 }  # fmt: skip
@@ -184,13 +184,46 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "to_bucket": (rows(), {"rows": (4, 8), "totals": (8, 16)}),
     "train_step": (loss, tdc.optim.sgd(0.1)),
     "unbucket": (torch.zeros(4), torch.tensor([True, True, False, False])),
+    "adadelta": (0.1, 0.9),
+    "adafactor": (0.1, -0.8, (None, 1e-3)),
+    "adagrad": (0.1,),
     "adam": (0.1, (0.9, 0.99)),
+    "adamax": (0.1, (0.9, 0.99)),
+    "averaged": (tdc.optim.ema(0.9).init(td()),),
     "adamw": (0.1, (0.9, 0.99)),
     "chain": (tdc.optim.clip_by_global_norm(1.0), tdc.optim.sgd(0.1)),
     "clip_by_global_norm": (1.0,),
+    "clip_by_norm": (1.0,),
+    "clip_by_value": (1.0,),
     "constant": (0.1,),
     "cosine": (0.1, 10),
+    "from_torch_optim": (torch.optim.SGD(NET.parameters()), NET),
+    "to_torch_state_dict": (tdc.optim.sgd().init(tdc.from_module(NET)), torch.optim.SGD(NET.parameters()), NET),
     "debias": (0.9, torch.tensor(1)),
+    "decay": (0.1,),
+    "exponential": (0.1, 0.9),
+    "inject": (tdc.optim.sgd, {"lr": 0.1}),
+    "inverse_sqrt": (0.1, 10),
+    "join": ([tdc.optim.constant(0.1), tdc.optim.constant(0.2)], [5]),
+    "lamb": (0.1, (0.9, 0.99)),
+    "linear": (0.1, 0.2, 10),
+    "lookahead": (5, 0.5),
+    "masked": (tdc.optim.sgd(0.1), "*.bias"),
+    "master_weights": (tdc.optim.sgd(0.1),),
+    "multi_steps": (tdc.optim.sgd(0.1), 2),
+    "muon": (0.1, 0.1),
+    "nadam": (0.1, (0.9, 0.99)),
+    "noise": (0.1, 0.5, 3),
+    "one_cycle": (0.1, 10),
+    "optim.partition": ({"*": tdc.optim.sgd(0.1)},),
+    "piecewise": (0.1, [5]),
+    "polynomial": (0.1, 10),
+    "radam": (0.1, (0.9, 0.99)),
+    "rmsprop": (0.1, 0.9),
+    "schedule_free_adamw": (0.1, (0.9, 0.99)),
+    "schedule_free_sgd": (0.1, 0.9),
+    "skip_nonfinite": (tdc.optim.sgd(0.1),),
+    "wsd": (0.1, 10, 2, 2),
     "ema": (0.9,),
     "global_norm": (td(),),
     "lion": (0.1, (0.9, 0.99)),
@@ -301,7 +334,7 @@ def test_a_tensordict_among_the_arguments_of_a_batch():
         rows().sum(1, td())
 
 
-@pytest.mark.parametrize("make", [tdc.optim.adam, tdc.optim.adamw, tdc.optim.lion, tdc.optim.sgd])
+@pytest.mark.parametrize("make", [tdc.optim.adam, tdc.optim.adafactor, tdc.optim.lion, tdc.optim.sgd])
 @pytest.mark.parametrize("kind", WRONG)
 def test_optimizers(make: Any, kind: str):
     opt, wrong = make(), WRONG[kind]

@@ -1,0 +1,191 @@
+"""Transforms of some of the parameters: one for the leaves that a pattern chooses, or another for each group.
+
+A part sees its own leaves and nothing else, and its state has their keys. What no part has stays as it is: for
+optimisers the parameters, for transforms of gradients the gradients.
+
+Invariant: which leaves belong to which part depends on keys, dtypes and shapes, so a graph looks at it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
+from tdc.core.keys import show
+from tdc.core.typing import KeyPath
+from tdc.optim.transform import (
+    PARAMETERS,
+    Transform,
+    check_grads,
+    check_keys,
+    check_td,
+    check_transform,
+    trainable,
+)
+from tdc.tensordict.paths import all_ancestors
+from tdc.tensordict.patterns import Select, check_select, chosen, refuse_unused
+from tdc.tensordict.storage import retype
+from tdc.tensordict.tensordict import TensorDict, build_td
+
+T = TypeVar("T", bound=Transform)
+Groups = Callable[[TensorDict], list[list[bool]]]
+
+
+def masked(transform: T, select: Select) -> T:
+    """A transform of some leaves; the others stay as they are.
+
+    Args:
+        transform: of gradients, or an optimiser, which then trains these leaves and freezes the others.
+        select: a glob on the key with dots such as `"*.weight"`, a list of them, or a function `(key, leaf) -> bool`.
+
+    Returns:
+        A transform of the same kind; its state is that of the transform for these leaves alone.
+
+    Raises:
+        DtypeError: no transform, or nothing that selects.
+        KeyPathError: in `init` and `update`, a selection without leaves.
+
+    Example:
+        >>> import torch
+        >>> from tdc.optim import sgd
+        >>> params = TensorDict({"fc": {"weight": torch.ones(2), "bias": torch.ones(2)}})
+        >>> opt = masked(sgd(0.5), "*.bias")
+        >>> opt.update(params, opt.init(params), params)[0]["fc"].to_dict()
+        {'weight': tensor([1., 1.]), 'bias': tensor([0.5000, 0.5000])}
+
+    Source:
+        `optax.masked`.
+    """
+    op = "optim.masked"
+    check_transform(op, transform)
+    check_select(op, select)
+
+    def groups(params: TensorDict) -> list[list[bool]]:
+        flags = own_flags(params, select)
+        refuse_unused(op, params._leaves, select, flags)
+        return [flags]
+
+    return by_paths(op, {"": transform}, groups)
+
+
+def partition(parts: Mapping[Any, T | None]) -> T:
+    """Another transform for each group of leaves: rates, weight decay or optimisers of their own, or none.
+
+    Args:
+        parts: `{select: transform}`, where a leaf belongs to the first that selects it; see `masked`, with a tuple for
+            a list. None leaves the group as it is: frozen, where the others are optimisers.
+
+    Returns:
+        A transform of the kind that all parts are; its state is `{"0": …, "1": …}`, those of the parts in order.
+
+    Raises:
+        DtypeError: no dict, other keys or values, or transforms of different kinds.
+        StructureError: in `init` and `update`, leaves that belong to no group; all are named.
+        KeyPathError: in `init` and `update`, a pattern that no key matches.
+
+    Example:
+        >>> import torch
+        >>> from tdc.optim import sgd
+        >>> params = TensorDict({"body": {"w": torch.ones(2)}, "head": {"w": torch.ones(2), "b": torch.ones(2)}})
+        >>> opt = partition({"*.b": None, "body.*": sgd(0.1), "*": sgd(0.5)})
+        >>> new, _ = opt.update(params, opt.init(params), params)
+        >>> new["body", "w"], new["head", "w"], new["head", "b"]
+        (tensor([0.9000, 0.9000]), tensor([0.5000, 0.5000]), tensor([1., 1.]))
+
+    Source:
+        `optax.multi_transform`; the parameter groups of `torch.optim`.
+    """
+    op = "optim.partition"
+    if not isinstance(parts, Mapping) or not parts:
+        hint = "partition({'*.bias': adamw(weight_decay=0.0), '*': adamw()})"
+        raise DtypeError(message(op, "a dict of transforms", describe(parts), hint=hint))
+    for select, part in parts.items():
+        check_select(op, select)
+        if part is not None:
+            check_transform(op, part)
+    given = {f"{i}": part for i, part in enumerate(parts.values()) if part is not None}
+    kinds = {name: f"takes {part.takes}, gives {part.gives}" for name, part in given.items()}
+    if len(set(kinds.values())) != 1:
+        got = f"{len(set(kinds.values()))} kinds"
+        raise DtypeError(message(op, "transforms of one kind", got, kinds, "all of them optimisers, or None"))
+
+    def groups(params: TensorDict) -> list[list[bool]]:
+        flags = [own_flags(params, select) for select in parts]
+        for select, found in zip(parts, flags, strict=True):
+            if isinstance(select, (str, tuple)) and select != "*":
+                refuse_unused(op, params._leaves, select, found)
+        owners = first_true(flags)
+        lost = [show(p) for p, i, x in zip(params._leaves, owners, params._leaves.values(), strict=True) if owned(i, x)]
+        hint = "'*': None as the last group leaves the others as they are"
+        refuse_wrong(StructureError, op, "a group for each leaf", lost, "in no group", hint)
+        return [[i == n for i in owners] for n, part in enumerate(parts.values()) if part is not None]
+
+    return by_paths(op, given, groups)
+
+
+def owned(group: int, leaf: Any) -> bool:
+    """Whether a leaf that should be in a group is in none."""
+    return group < 0 and trainable(leaf)
+
+
+def own_flags(params: TensorDict, select: Select) -> list[bool]:
+    """Whether each leaf is trainable and selected."""
+    found = chosen(params._leaves, select)
+    return [flag and trainable(x) for flag, x in zip(found, params._leaves.values(), strict=True)]
+
+
+@constant
+def first_true(flags: Sequence[Sequence[bool]]) -> tuple[int, ...]:
+    """For each leaf the first group that has it; -1 where none has."""
+    return tuple([next((i for i, flag in enumerate(row) if flag), -1) for row in zip(*flags, strict=True)])
+
+
+def by_paths(op: str, parts: Mapping[str, T], groups: Groups) -> T:
+    """A transform of parts for groups of leaves, each given as one bool for each leaf of the parameters.
+
+    The state has the names of the parts; that of a part without a name is the state itself.
+    """
+    names, transforms = tuple(parts), tuple(parts.values())
+    takes, gives = transforms[0].takes, transforms[0].gives
+    alone = names == ("",)
+
+    def init(params: TensorDict) -> TensorDict:
+        check_td(op, params)
+        states = [part.init(subset(params, flags)) for part, flags in zip(transforms, groups(params), strict=True)]
+        return states[0] if alone else TensorDict(dict(zip(names, states, strict=True)), params.batch_size)
+
+    def update(updates: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        check_td(op, updates, state, params)
+        if not alone:
+            check_keys(op, state, names)
+        base = params if takes != gives and gives == PARAMETERS else updates
+        leaves, states = {**base._leaves}, {}
+        for name, part, flags in zip(names, transforms, groups(params), strict=True):
+            known = flags_at(list(params._leaves), flags, list(updates._leaves))
+            if known is None:
+                check_grads(op, updates, params)
+            own = state if alone else state[name]
+            new, states[name] = part.update(subset(updates, known or ()), own, subset(params, flags))
+            leaves |= new._leaves
+        out = build_td(leaves, base._nodes, base._size, base._device)
+        return out, states[""] if alone else TensorDict(states, params.batch_size)
+
+    return replace(transforms[0], init=init, update=update)
+
+
+@constant
+def flags_at(paths: Sequence[KeyPath], flags: Sequence[bool], others: Sequence[KeyPath]) -> tuple[bool, ...] | None:
+    """The flags of paths at others of them; None where some are none of them."""
+    table = dict(zip(paths, flags, strict=True))
+    return tuple([table[p] for p in others]) if table.keys() >= set(others) else None
+
+
+def subset(td: TensorDict, flags: Sequence[bool]) -> TensorDict:
+    """The leaves of a TensorDict where the flag is True."""
+    leaves = {p: x for (p, x), flag in zip(td._leaves.items(), flags, strict=True) if flag}
+    above = all_ancestors(list(leaves))
+    nodes = {p: entry for p, entry in td._nodes.items() if p == () or p in above}
+    return build_td(leaves, retype(leaves, nodes), td._size, td._device)

@@ -1,0 +1,105 @@
+"""Losses of float16 scaled up, so that small gradients do not become 0, and the scale found while training.
+
+scaler = LossScale()
+state = scaler.init()
+loss scaled:            scaler.scale(state, loss)
+gradients, of it:       grads, finite = scaler.unscale(state, grads)
+after each step:        state = scaler.adjust(state, finite)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import expect, expect_at_least
+from tdc.core.errors import StructureError, message
+from tdc.optim.foreach import each
+from tdc.optim.transform import check_keys, check_numbers, check_td, trainable
+from tdc.optim.wrappers import all_finite
+from tdc.tensordict.storage import as_size
+from tdc.tensordict.tensordict import TensorDict, build_td
+
+OP = "optim.LossScale"
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """Dynamic loss scaling as pure functions, with the settings and numbers of `torch.amp.GradScaler`.
+
+    Args:
+        init_scale: the first scale.
+        growth_factor: the scale is multiplied by it after `growth_interval` steps with finite gradients in a row.
+        backoff_factor: the scale is multiplied by it after a step with others.
+        growth_interval: how many steps.
+
+    Raises:
+        StructureError: a scale of 0, a growth that does not grow or a backoff that does not fall.
+        ShapeError: an interval below 1.
+
+    Compile:
+        fullgraph, no sync; vmap, one scale for each member.
+
+    Example:
+        >>> scaler = LossScale(init_scale=4.0)
+        >>> state = scaler.init()
+        >>> grads, finite = scaler.unscale(state, TensorDict({"w": torch.tensor([8.0, torch.inf])}))
+        >>> grads["w"], finite, scaler.adjust(state, finite)["scale"]
+        (tensor([2., inf]), tensor(False), tensor(2.))
+
+    Source:
+        `torch.amp.GradScaler`.
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        check_numbers(OP, init_scale=self.init_scale, growth_factor=self.growth_factor)
+        check_numbers(OP, below=1.0, backoff_factor=self.backoff_factor)
+        expect_at_least(OP, 1, "growth_interval", self.growth_interval)
+        if not (self.init_scale > 0 and self.growth_factor > 1):
+            got = f"init_scale={self.init_scale:g}, growth_factor={self.growth_factor:g}"
+            raise StructureError(message(OP, "a scale above 0 and a growth above 1", got, hint="LossScale()"))
+
+    def init(self, batch_size: tuple[int, ...] = (), device: torch.device | str | None = None) -> TensorDict:
+        """The first state: `{"scale": …, "fine": …}`, the latter how many steps in a row had finite gradients."""
+        size = as_size(batch_size)
+        scale = torch.full(size, float(self.init_scale), device=device)
+        return TensorDict({"scale": scale, "fine": torch.zeros(size, dtype=torch.int64, device=device)}, size)
+
+    def scale(self, state: TensorDict, loss: Tensor) -> Tensor:
+        """A loss times the scale; float32 at least, since float16 ends at 65504."""
+        check_keys(OP, state, ("scale", "fine"))
+        expect(OP, loss, Tensor, of=" of losses")
+        dtype = torch.promote_types(loss.dtype, torch.float32)
+        return loss.to(dtype) * state["scale"].to(dtype)
+
+    def unscale(self, state: TensorDict, grads: TensorDict) -> tuple[TensorDict, Tensor]:
+        """Gradients of a scaled loss over the scale, in their dtypes, and whether all of them are finite."""
+        check_keys(OP, state, ("scale", "fine"))
+        check_td(OP, grads)
+        by = 1 / state["scale"]
+        leaves = {p: scaled(x, by) if trainable(x) else x for p, x in grads._leaves.items()}
+        return build_td(leaves, grads._nodes, grads._size, grads._device), all_finite(grads)
+
+    def adjust(self, state: TensorDict, finite: Tensor) -> TensorDict:
+        """The next state: a smaller scale after gradients that were not finite, a larger one after many that were."""
+        check_keys(OP, state, ("scale", "fine"))
+        expect(OP, finite, Tensor, of=" of bools")
+        scale, fine = state["scale"], state["fine"] + 1
+        grown = scale * self.growth_factor
+        grows = (fine == self.growth_interval) & torch.isfinite(grown)
+        after = torch.where(finite, torch.where(grows, grown, scale), scale * self.backoff_factor)
+        fine = torch.where(finite & (fine < self.growth_interval), fine, 0)
+        return TensorDict({"scale": after, "fine": fine}, state.batch_size)
+
+
+def scaled(x: Tensor, by: Tensor) -> Tensor:
+    """A gradient times a number for each member, rounded once."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return (wide * each(by, [wide])[0]).to(x.dtype)
