@@ -185,6 +185,7 @@ unpad_sequence(td, *, batch_dims=None)""",
             listing("tdc.interop"),
             """\
 class LeafSpec(kind, dtype, shape, device=None)
+class LoadReport(loaded, missing, unexpected, mismatched)
 class PytreeSpec(paths, treespec)
 class Spec(batch_size, leaves, nodes)
 check(td, schema)
@@ -194,6 +195,7 @@ from_pytree(tree, batch_size=())
 from_state_dict(state_dict, batch_size=())
 from_struct_array(array, *, copy=None)
 infer_batch_size(tree, max_dims=None)
+load_into(params, state_dict, *, strict=False, prefix='')
 register_leaf(cls, *, shape, index, stack=None, cat=None, to=None, ops=None)
 spec(td, batch_size=None)
 to_dataclass(td, cls)
@@ -207,7 +209,11 @@ zeros(schema, batch_size=None, *, device=None)""",
         )
 
     def test_nn(self):
-        self.assertExpectedInline(listing("tdc.nn"), """class TensorDictParams(td, *, buffers=())""")
+        self.assertExpectedInline(listing("tdc.nn"), """\
+class TensorDictParams(td, *, buffers=())
+lora_init(params, rank=8, *, alpha=None, select='*weight', seed=0)
+lora_merge(params, adapters)
+lora_unmerge(params, adapters)""")
 
     def test_ops(self):
         self.assertExpectedInline(

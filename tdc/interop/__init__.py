@@ -4,6 +4,8 @@ from tdc.interop.arrays import from_dlpack as from_dlpack
 from tdc.interop.arrays import to_dlpack as to_dlpack
 from tdc.interop.huggingface import from_hf as from_hf
 from tdc.interop.huggingface import to_hf as to_hf
+from tdc.interop.load_into import LoadReport as LoadReport
+from tdc.interop.load_into import load_into as load_into
 from tdc.interop.pytrees import PytreeSpec as PytreeSpec
 from tdc.interop.pytrees import from_pytree as from_pytree
 from tdc.interop.pytrees import from_state_dict as from_state_dict

@@ -73,7 +73,7 @@ class LossScale:
         return TensorDict({"scale": scale, "fine": torch.zeros(size, dtype=torch.int64, device=device)}, size)
 
     def scale(self, state: TensorDict, loss: Tensor) -> Tensor:
-        """A loss times the scale; float32 at least, since float16 ends at 65504."""
+        """A loss times the scale. It should be float32, as autocast makes it: the scale is above what float16 has."""
         check_keys(OP, state, ("scale", "fine"))
         expect(OP, loss, Tensor, of=" of losses")
         dtype = torch.promote_types(loss.dtype, torch.float32)

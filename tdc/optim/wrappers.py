@@ -33,10 +33,8 @@ from tdc.tensordict.tensordict import TensorDict, build_td
 def multi_steps(optimizer: Transform, k: int) -> Optimizer:
     """One step of an optimiser for every `k` calls, along the mean of their gradients; between them nothing changes.
 
-    For batches that come one by one; `train_step(accumulate=)` splits one.
-
     Args:
-        optimizer: takes the mean.
+        optimizer: takes the mean. `train_step(accumulate=)` is for one batch that is split.
         k: how many calls make a step.
 
     Returns:
@@ -52,8 +50,8 @@ def multi_steps(optimizer: Transform, k: int) -> Optimizer:
 
     Example:
         >>> from tdc.optim import sgd
-        >>> opt = multi_steps(sgd(1.0), 2)
-        >>> params, state = TensorDict({"w": torch.tensor(5.0)}), opt.init(TensorDict({"w": torch.tensor(5.0)}))
+        >>> opt, params = multi_steps(sgd(1.0), 2), TensorDict({"w": torch.tensor(5.0)})
+        >>> state = opt.init(params)
         >>> for grad in (1.0, 3.0):
         ...     params, state = opt.update(TensorDict({"w": torch.tensor(grad)}), state, params)
         ...     print(params["w"])

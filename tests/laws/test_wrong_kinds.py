@@ -28,9 +28,9 @@ METHODS: tuple[Any, ...] = (  # which are functions, too
     NestedTensor.to_padded, NestedTensor.to_torch, MaskedBatch.to_packed, TensorDict.summary,
 )  # fmt: skip
 MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
-    "Spec", "LeafSpec", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report", "Signature",
-    "TrainStep", "LossScale", "Optimizer", "Transform", "Static", "backend", "assert_one_graph", "check_rule", "forbid",
-    "assert_close", "Loader",
+    "Spec", "LeafSpec", "LoadReport", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report",
+    "Signature", "TrainStep", "LossScale", "Optimizer", "Transform", "Static", "backend", "assert_one_graph",
+    "check_rule", "forbid", "assert_close", "Loader",
     "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset",
 }  # fmt: skip
 WRONG: dict[str, Any] = {
@@ -182,6 +182,10 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "report": (torch.neg, X),
     "to_buffer": (td(),),
     "to_bucket": (rows(), {"rows": (4, 8), "totals": (8, 16)}),
+    "load_into": (PARAMS, NET.state_dict()),
+    "lora_init": (PARAMS, 2),
+    "lora_merge": (PARAMS, tdc.nn.lora_init(PARAMS, 2)),
+    "lora_unmerge": (PARAMS, tdc.nn.lora_init(PARAMS, 2)),
     "train_step": (loss, tdc.optim.sgd(0.1)),
     "unbucket": (torch.zeros(4), torch.tensor([True, True, False, False])),
     "adadelta": (0.1, 0.9),

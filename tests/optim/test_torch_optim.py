@@ -112,9 +112,9 @@ def test_what_is_not_taken():
     ):
         from_torch_optim(theirs.SGD(model.parameters(), lr=0.1), net())
     with pytest.raises(tdc.DtypeError, match=r"expected an optimiser of torch\.optim, got list"):
-        from_torch_optim([1], model)  # type: ignore[arg-type]
+        from_torch_optim([1], model)
     with pytest.raises(tdc.DtypeError, match="expected a module, got TensorDict"):
-        from_torch_optim(theirs.SGD(model.parameters(), lr=0.1), from_module(model))  # type: ignore[arg-type]
+        from_torch_optim(theirs.SGD(model.parameters(), lr=0.1), from_module(model))
     optimizer = theirs.Adam(model.parameters())
     walk(model, optimizer, gradients(model, 2))
     optimizer.state[model[0].bias]["step"] += 1
