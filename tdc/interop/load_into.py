@@ -11,6 +11,7 @@ from torch import Tensor
 from tdc.core.arguments import expect
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
+from tdc.core.typing import KeyPath
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 OP = "interop.load_into"
@@ -91,21 +92,22 @@ def load_into(
     table: Any = state_dict._leaves if isinstance(state_dict, TensorDict) else state_dict
     given = {show(p): x for p, x in table.items()}
     own = {f"{prefix}{show(p)}": p for p in params._leaves}
-    leaves, loaded, mismatched = dict(params._leaves), [], {}
-    for name, path in own.items():
-        x, like = given.get(name), params._leaves[path]
-        if x is None:
-            continue
-        if isinstance(x, Tensor) and x.shape == like.shape:
-            leaves[path] = x.detach().to(like.device, like.dtype)
-            loaded.append(name)
-        else:
-            mismatched[name] = f"{describe(x)}, wanted {describe(like)}"
-    missing = tuple([name for name in own if name not in given])
-    unexpected = tuple([name for name in given if name not in own])
-    report = LoadReport(tuple(loaded), missing, unexpected, mismatched)
+    report = compared(params, own, given)
     if strict:
-        wrong = {**dict.fromkeys(missing, "missing"), **dict.fromkeys(unexpected, "unexpected"), **mismatched}
+        wrong = {**dict.fromkeys(report.missing, "missing"), **dict.fromkeys(report.unexpected, "unexpected")}
         hint = "strict=False loads the rest and reports these"
-        refuse_wrong(StructureError, OP, "the names and shapes of params", wrong, "that differ", hint)
-    return build_td(leaves, params._nodes, params._size, params._device), report
+        expected = "the names and shapes of params"
+        refuse_wrong(StructureError, OP, expected, {**wrong, **report.mismatched}, "that differ", hint)
+    new = {own[name]: given[name].detach().to(params._leaves[own[name]]) for name in report.loaded}
+    return build_td({**params._leaves, **new}, params._nodes, params._size, params._device), report
+
+
+def compared(params: TensorDict, own: dict[str, KeyPath], given: dict[str, Any]) -> LoadReport:
+    """Which names agree, and which do not; `own` are those of the parameters with the prefix."""
+    both = {name: (given[name], params._leaves[path]) for name, path in own.items() if name in given}
+    fits = [name for name, (x, like) in both.items() if isinstance(x, Tensor) and x.shape == like.shape]
+    mismatched = {
+        name: f"{describe(x)}, wanted {describe(y)}" for name, (x, y) in both.items() if name not in set(fits)
+    }
+    missing, unexpected = [name for name in own if name not in given], [name for name in given if name not in own]
+    return LoadReport(tuple(fits), tuple(missing), tuple(unexpected), mismatched)

@@ -194,3 +194,14 @@ def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tup
         columns = [[x.to(wide(dtype)) for x in column] for column in columns]
     new, *moments = many(*columns, *scalars)
     return [[x.to(dtype) for x in new] if dtype in HALF else new, *moments]
+
+
+def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -> TensorDict:
+    """`fn` on the floating-point leaves of each dtype, with those of others at the same keys, in wide dtypes."""
+    leaves = dict(td._leaves)
+    paths = [p for p, g in leaves.items() if trainable(g)]
+    for dtype, positions in grouped([leaves[p].dtype for p in paths]):
+        own = [paths[i] for i in positions]
+        columns = [[x._leaves[p].to(wide(dtype)) for p in own] for x in (td, *others)]
+        leaves |= {p: x.to(dtype) for p, x in zip(own, fn(*columns), strict=True)}
+    return build_td(leaves, td._nodes, td._size, td._device)

@@ -6,7 +6,6 @@ A clip is by member: each of a stacked ensemble is bounded by its own norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
 from tdc.optim import foreach as c
-from tdc.optim.base import DOUBLE, grouped, wide
+from tdc.optim.base import DOUBLE, of_columns, wide
 from tdc.optim.foreach import Column
 from tdc.optim.transform import Transform, check_grads, check_keys, check_numbers, stateless, trainable
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -53,17 +52,6 @@ def global_norm(td: TensorDict) -> Tensor:
     rows = [x.flatten(k) if x.ndim > k else x.unsqueeze(k) for x in leaves]
     norms = [torch.linalg.vector_norm(x.to(wide(x.dtype)), dim=k) for x in rows]
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms], k), dim=k)
-
-
-def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -> TensorDict:
-    """`fn` on the floating-point leaves of each dtype, with those of others at the same keys, in wide dtypes."""
-    leaves = dict(td._leaves)
-    paths = [p for p, g in leaves.items() if trainable(g)]
-    for dtype, positions in grouped([leaves[p].dtype for p in paths]):
-        own = [paths[i] for i in positions]
-        columns = [[x._leaves[p].to(wide(dtype)) for p in own] for x in (td, *others)]
-        leaves |= {p: x.to(dtype) for p, x in zip(own, fn(*columns), strict=True)}
-    return build_td(leaves, td._nodes, td._size, td._device)
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:

@@ -13,8 +13,9 @@ import torch
 from tdc.core.arguments import expect_at_least
 from tdc.core.errors import KeyPathError, StructureError, message, refuse_wrong
 from tdc.core.keys import parts, show
-from tdc.optim.base import wide
-from tdc.optim.foreach import each, extended
+from tdc.optim import foreach as c
+from tdc.optim.base import of_columns, wide
+from tdc.optim.foreach import extended
 from tdc.optim.transform import PARAMETERS, Transform, check_keys, check_numbers, check_td, differing, trainable
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -158,12 +159,12 @@ def copied(params: TensorDict) -> TensorDict:
 
 def lerped(op: str, mean: TensorDict, params: TensorDict, by: Any) -> TensorDict:
     """A mean that goes a part of the way to these parameters; leaves that have none are those of the parameters."""
-    old = {p: x for p, x in mean._leaves.items() if trainable(x)}
-    wrong = differing(build_td(old, {}, mean._size), params)
-    hint = "make the average with init(params) of these parameters"
-    refuse_wrong(StructureError, op, "an average of these params", wrong, "leaves that differ", hint)
-    leaves: dict[Any, Any] = {
-        path: torch.lerp(old[path], x.to(old[path].dtype), each(by, [old[path]])[0]) if path in old else x
-        for path, x in params._leaves.items()
-    }
-    return build_td(leaves, params._nodes, params._size, params._device)
+    fixed = {p: x for p, x in params._leaves.items() if not trainable(x)}
+    own = [x.shape for x in mean._leaves.values()]
+    if list(mean._leaves) != list(params._leaves) or own != [x.shape for x in params._leaves.values()]:
+        old = {p: x for p, x in mean._leaves.items() if trainable(x)}
+        wrong = differing(build_td(old, {}, mean._size), params)
+        hint = "make the average with init(params) of these parameters"
+        refuse_wrong(StructureError, op, "an average of these params", wrong, "leaves that differ", hint)
+    new = of_columns(mean, lambda means, ps: c.lerp(means, ps, by), params)
+    return build_td({**new._leaves, **fixed}, params._nodes, params._size, params._device)

@@ -27,6 +27,7 @@ from tdc.optim.transform import (
     differing,
     trainable,
 )
+from tdc.tensordict.paths import gathered
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 
@@ -192,11 +193,12 @@ def check_copies(op: str, name: str, state: TensorDict, params: TensorDict) -> N
 
 def either(flag: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
     """The new leaves where a flag is set, else the old ones: one flag for each member."""
-    leaves: dict[Any, Any] = {}
-    for path, x in new._leaves.items():
-        before = old._leaves[path]
-        leaves[path] = x if x is before or not isinstance(x, Tensor) else torch.where(extended(flag, x), x, before)
-    return build_td(leaves, new._nodes, new._size, new._device)
+    paths, xs = list(new._leaves), list(new._leaves.values())
+    ranks = {x.ndim: x for x in xs if isinstance(x, Tensor)}
+    flags = {n: extended(flag, x) for n, x in ranks.items()}
+    rows = zip(xs, gathered(old._leaves, paths), strict=True)
+    found: list[Any] = [x if x is y or not isinstance(x, Tensor) else torch.where(flags[x.ndim], x, y) for x, y in rows]
+    return build_td(dict(zip(paths, found, strict=True)), new._nodes, new._size, new._device)
 
 
 def all_finite(td: TensorDict) -> Tensor:
