@@ -90,11 +90,12 @@ def averages(moments: list[Column], squares: Column, weight: Scalar, tiny: float
     return [rows, columns], [row * column / row.mean(-2, keepdim=True).clamp(min=tiny) for row, column in pairs]
 
 
-def step_of(k: int, p: Tensor, g: Tensor, square: Tensor, tiny: float, least: float, d: float) -> Tensor:
+def step_of(k: int, p: Tensor, g: Tensor, square: Tensor, tiny: float, least: float, d: Scalar) -> Tensor:
     """The step of a parameter, relative to its size, by an estimate of the squares."""
     found = g * square.clamp(min=tiny * tiny).rsqrt()
     count = math.prod(p.shape[k:]) ** 0.5
-    return found * ((norm(p, k) / count).clamp(min=least) / (norm(found, k) / (count * d)).clamp(min=1.0))
+    longer = norm(found, k) / count / c.each(d, [found])[0]
+    return found * ((norm(p, k) / count).clamp(min=least) / longer.clamp(min=1.0))
 
 
 def line(dim: int) -> Any:

@@ -138,17 +138,17 @@ def muon(
     return optimizer(op, lr, ("momentum",), many, scalars, features=only_matrices)
 
 
-def orthogonal(g: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonal(g: Tensor, coefficients: tuple[float, float, float], steps: int, eps: Scalar) -> Tensor:
     """Matrices with the singular vectors of these and singular values about 1, by Newton and Schulz, in bfloat16."""
-    a, b, c = coefficients
+    first, second, third = coefficients
     tall = g.shape[-2] > g.shape[-1]
     x = g.bfloat16().mT if tall else g.bfloat16()
-    x = x / norm(x, x.ndim - 2).clamp(min=eps)
+    x = x / norm(x, x.ndim - 2).clamp(min=c.each(eps, [x])[0])
     batch, add = x.shape[:-2], torch.addmm if x.ndim == 2 else torch.baddbmm
     x = x if x.ndim == 2 else x.reshape(-1, *x.shape[-2:])
     for _ in range(steps):
         gram = x @ x.mT
-        x = add(x, add(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = add(x, add(gram, gram, gram, beta=second, alpha=third), x, beta=first)
     x = x.reshape(*batch, *x.shape[-2:])
     return x.mT if tall else x
 
