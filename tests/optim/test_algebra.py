@@ -284,7 +284,7 @@ def test_averages_of_a_schedule_free_optimiser():
 
 
 def test_many_calls_are_one_step():
-    params, grads, inner = like(), [like() for _ in range(6)], adamw(cosine(0.1, 5))
+    params, grads, inner = like(), [like() for _ in range(6)], sgd(cosine(0.1, 5), momentum=0.9)
     opt, state, mine = multi_steps(inner, 3), multi_steps(inner, 3).init(params), params
     means = [(grads[i] + grads[i + 1] + grads[i + 2]) / 3 for i in (0, 3)]
     for n, g in enumerate(grads, 1):
