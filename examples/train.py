@@ -44,24 +44,22 @@ def draw(generator: torch.Generator) -> TensorDict:
     return TensorDict({"rows": tdc.pack(rows), "label": labels}, [count])
 
 
+def loss(net: Counter, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = net(batch["rows"])
+    return F.cross_entropy(logits, batch["label"]), {"accuracy": (logits.argmax(1) == batch["label"]).float().mean()}
+
+
 def main() -> None:
-    net = Counter()
-
-    def loss_fn(params: TensorDict, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = tdc.functional_call(net, params, (batch["rows"],))
-        right = (logits.argmax(1) == batch["label"]).float().mean()
-        return F.cross_entropy(logits, batch["label"]), {"accuracy": right}
-
     optimizer = chain(clip_by_global_norm(1.0), adamw(cosine(3e-3, STEPS, warmup=10)))
-    step = train_step(loss_fn, optimizer, has_aux=True, donate=True)
+    step = train_step(Counter(), loss, optimizer, donate=True)
     accuracy = 0.0
-    state, generator = step.init(net, seed=0), torch.Generator().manual_seed(0)
+    state, generator = step.init(seed=0), torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         for i in range(STEPS):
             if i == STEPS // 2:  # stop, save, and go on from the file
                 torch.save(tdc.interop.to_state_dict(state), Path(folder) / "state.pt")
                 saved = torch.load(Path(folder) / "state.pt", weights_only=True)
-                state = step.load_state_dict(step.init(net, seed=1), saved)
+                state = step.load_state_dict(step.init(seed=1), saved)
             state, metrics = step(state, draw(generator))
             accuracy = metrics["accuracy"].item()
             if i % 30 == 0 or i == STEPS - 1:

@@ -137,7 +137,7 @@ class Counts(name, graphs, breaks, compiles, kernels, seconds)
 class Exported(signature, program=None, package=None, separate=None)
 class Report(name, backend, examples, breaks, compiles, call_us=None, raw_us=None, peak_bytes=None)
 class Signature(name, positional, keywords, inputs, outputs, dims, read, in_spec, out_spec)
-class TrainStep(update, _step, _donate, _compile, _backend)
+class TrainStep(update, _step, _donate, _how)
 backend(graph, inputs, *, mode=None, options=None)
 buckets(low, high, *, growth=2.0)
 checkpoint(fn, *, policy=None)
@@ -150,8 +150,9 @@ load(path, *, weights=None)
 peak_bytes(fn, *args, **kwargs)
 report(fn, *examples, backend=backend, dynamic=None, mode=None, options=None, repeats=20)
 to_bucket(x, *, rows=None, totals=None, lengths=None)
-train_step(loss_fn, optimizer, *, has_aux=False, accumulate=1, dtype=None, donate=False, compile=True,
-    backend=backend)
+train_step(net, loss, optimizer=None, *, buffers=False, accumulate=1, dtype=None, metrics=('loss',),
+    skip_nonfinite=False, average=None, donate=False, compile=True, backend=backend, mode=None, options=None,
+    dynamic=None)
 unbucket(x, valid)""",
         )
 

@@ -16,9 +16,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from tdc.tensordict.paths import all_ancestors, join
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Tensors = dict[KeyPath, Any]
+Out = TypeVar("Out")
 EMPTY = torch.Size(())
 
 
@@ -120,18 +121,28 @@ def functional_call(
         got = f"{describe(module)} and {describe(params)}"
         hint = "functional_call(module, tdc.from_module(module), args); tdc.interop.from_state_dict(dict) for a dict"
         raise DtypeError(message("functional_call", "a module and a TensorDict", got, hint=hint))
+    args = args if isinstance(args, tuple) else () if args is None else (args,)
+    out, buffers = call_with(
+        module, params, lambda: module(*args, **(kwargs or {})), tie_weights, strict, return_buffers
+    )
+    return (out, buffers) if return_buffers else out
+
+
+def call_with(
+    module: nn.Module, params: TensorDict, fn: Callable[[], Out], tie_weights: bool = True, strict: bool = False,
+    return_buffers: bool = True,
+) -> tuple[Out, Any]:  # fmt: skip
+    """What a function that calls the module returns, while that has the tensors of `params`; and its buffers after."""
     stores: list[Store] = []
     find_stores(module, (), stores)
     before = [dict(s.tensors) for s in stores]
     given = fitted(module, stores, params, tie_weights, strict)
-    args = args if isinstance(args, tuple) else () if args is None else (args,)
     try:
         at_trace_time(allow_writes)  # in the body of a loop, too: they are taken back there
         for s, values in zip(stores, given, strict=True):
             s.tensors.update(values)
         at_trace_time(refuse_writes)
-        out = module(*args, **(kwargs or {}))
-        return (out, from_buffers(stores)) if return_buffers else out
+        return fn(), from_buffers(stores) if return_buffers else None
     finally:
         at_trace_time(allow_writes)
         for s, own in zip(stores, before, strict=True):

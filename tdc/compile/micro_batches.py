@@ -4,31 +4,125 @@
 
 So where a loss is a mean over examples, gradients and loss are those of the whole batch, however it divides. Sums are
 kept in float32 at least.
+
+Parts of one size are the slices of a loop: in a graph one `scan`, whose body is compiled once however many there are.
+Ragged parts, those of a batch that does not divide, and those under a transform of `torch.func`, which has no rule for
+loops, follow one another: as many times the operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.tracing import lend_objects, loop_operator
+from tdc.compile.loss import not_zero
+from tdc.compile.upstream import traced
 from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.dtypes import widened
+from tdc.core.dynamo import under_transform
 from tdc.core.errors import ShapeError, describe, message
 from tdc.interop.pytrees import from_pytree, to_pytree
 from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict, build_td
 
+OP = "compile.train_step"
+LEAST = 3  # parts that make a loop worth it: its body takes about as long to compile as three of them
+
+
+class Gradients(NamedTuple):
+    """Of a batch or a part: gradients, metrics, new buffers, and the count of a loss; an empty dict for what is not."""
+
+    grads: TensorDict
+    metrics: TensorDict
+    buffers: Any
+    count: Any
+
+
+Of = Callable[[TensorDict, Any, Any], Gradients]
+
+
+def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
+    """What `of(params, buffers, part)` gives for parts of a batch, one after another, and put together."""
+    rows = first_size(batch)
+    if rows < count:
+        hint = "accumulate=1, or larger batches"
+        raise ShapeError(message(OP, f"a batch of at least {count} rows", f"{rows}", hint=hint))
+    loops = traced() and not under_transform() and count >= LEAST and rows % count == 0
+    if loops and is_dense(batch, rows):
+        sums, metrics, buffers, total = in_a_loop(of, params, buffers, batch, count)
+    else:
+        sums, metrics, buffers, total = one_by_one(of, params, buffers, batch, count)
+    by = not_zero(total) if isinstance(total, Tensor) else total
+    grads = sums.apply_with_path(lambda p, g: (g / by).to(params[p].dtype))
+    return Gradients(grads, metrics.apply(lambda x: x / by if x.is_floating_point() else x), buffers, total)
+
+
+def one_by_one(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
+    """Sums of gradients and metrics, the last buffers, and the sum of counts."""
+    sums: list[Any] = []
+    total: Any = 0
+    for part, rows in split(batch, count):
+        grads, metrics, buffers, counted = of(params, buffers, part)
+        by = counted if isinstance(counted, Tensor) else rows
+        found = [grads.apply(lambda g, n=by: widened(g) * n), metrics.apply(lambda x, n=by: weighted(x, n))]
+        sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        total = total + by
+    return sums[0], sums[1], buffers, total
+
+
+def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
+    """The same as one loop of a graph, which carries sums and buffers along."""
+    leaves, spec = pytree.tree_flatten(batch)
+    size = leaves[0].shape[0] // count
+    xs = [x.reshape(count, size, *x.shape[1:]) for x in leaves]
+    zeros = params.apply(lambda p: torch.zeros_like(widened(p)) if p.is_floating_point() or p.is_complex() else None)
+    held: list[Tensor] = [] if buffers is None else [x.clone() for x in buffers._leaves.values()]
+    double = any([x.dtype == torch.float64 for x in params._leaves.values()])
+    total = torch.zeros((), dtype=torch.float64 if double else torch.float32, device=leaves[0].device)
+
+    def body(carry: list[list[Tensor]], slices: list[Tensor]) -> tuple[list[list[Tensor]], dict[str, Any]]:
+        lend_objects()
+        sums, held, (total,) = carry
+        here = None if buffers is None else with_values(buffers, held)
+        grads, metrics, after, counted = of(params, here, pytree.tree_unflatten(slices, spec))
+        by: Any = counted if isinstance(counted, Tensor) else size
+        new = [a + (widened(g) * by).to(a.dtype) for a, g in zip(sums, grads._leaves.values(), strict=True)]
+        kept = [] if buffers is None else [after._leaves[p].clone() for p in buffers._leaves]
+        terms = metrics.apply(lambda x: weighted(x, by).clone())
+        return [new, kept, [(total + by).to(total.dtype)]], terms.to_dict()
+
+    carry, terms = loop_operator("scan")(body, [list(zeros._leaves.values()), held, [total]], xs)
+    metrics = TensorDict(terms).apply(lambda x: x.sum(0))
+    after = None if buffers is None else with_values(buffers, carry[1])
+    return with_values(zeros, carry[0]), metrics, after, carry[2][0]
+
+
+def with_values(td: TensorDict, values: list[Tensor]) -> TensorDict:
+    """A TensorDict with other leaves, in its order."""
+    leaves = {p: x for p, x in zip(list(td._leaves), values, strict=True)}
+    return build_td(leaves, td._nodes, td._size, td._device)
+
+
+def is_dense(batch: Any, rows: int) -> bool:
+    """Whether all leaves of a batch are tensors with so many rows."""
+    return all([isinstance(x, Tensor) and x.ndim and x.shape[0] == rows for x in leaves_of(batch)])
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """The leaves of a batch; ragged ones whole."""
+    if isinstance(batch, TensorDict):
+        return list(batch._leaves.values())
+    return pytree.tree_leaves(batch, is_leaf=is_container)
+
 
 def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
     """Parts of a batch along its first dim, and how many examples each has."""
     rows = first_size(batch)
-    if rows < count:
-        hint = "accumulate=1, or larger batches"
-        raise ShapeError(message("compile.train_step", f"a batch of at least {count} rows", f"{rows}", hint=hint))
     td: Any = batch
     spec = None
     if isinstance(batch, TensorDict):  # with the size that its leaves have, which a compiled graph knows to vary
@@ -44,12 +138,10 @@ def split(batch: Any, count: int) -> Iterator[tuple[Any, Any]]:
 
 def first_size(batch: Any) -> int:
     """The number of examples of a batch, as its first leaf says."""
-    is_td = isinstance(batch, TensorDict)
-    leaves = list(batch._leaves.values()) if is_td else pytree.tree_leaves(batch, is_leaf=is_container)
-    sizes = [x.shape for x in leaves if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
-    if not sizes or not len(sizes[0]) or (is_td and not batch.ndim):
+    sizes = [x.shape for x in leaves_of(batch) if isinstance(x, (Tensor, TensorDict)) or is_ragged(x)]
+    if not sizes or not len(sizes[0]) or (isinstance(batch, TensorDict) and not batch.ndim):
         got, hint = describe(batch), "give the batch its batch_size, or accumulate=1"
-        raise ShapeError(message("compile.train_step", "a batch with a first dim to split", got, hint=hint))
+        raise ShapeError(message(OP, "a batch with a first dim to split", got, hint=hint))
     return sizes[0][0]
 
 

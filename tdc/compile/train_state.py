@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant, storage_id
-from tdc.core.errors import StructureError, refuse_wrong
-from tdc.core.keys import show
+from tdc.core.errors import StructureError, describe, message, refuse_wrong
+from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
 from tdc.tensordict.paths import arrangement, join, top_keys
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -75,3 +75,36 @@ def in_order(leaves: dict[KeyPath, Any], old: TensorDict) -> TensorDict:
     if found == "order":
         leaves = {p: leaves[p] for p in old._leaves}
     return build_td(leaves, old._nodes, old._size, old._device)
+
+
+def check_update(optimizer: Any, params: TensorDict, state: TensorDict) -> None:
+    """Refuse an optimiser whose update gives parameters or a state of other keys, shapes or dtypes than it was given.
+
+    It is run once on tensors without numbers; one that reads numbers cannot be, and shows at its first step.
+    """
+    bare, first = [td.apply(lambda x: x.to("meta") if isinstance(x, Tensor) else x) for td in (params, state)]
+    grads = bare.apply(lambda x: x if x.is_floating_point() or x.is_complex() else None)
+    try:
+        after = optimizer.update(grads, first, bare)
+    except (NotImplementedError, RuntimeError):
+        return
+    if not isinstance(after, tuple) or len(after) != 2 or not all([isinstance(x, TensorDict) for x in after]):
+        hint = "update(grads, state, params) -> (params, state)"
+        got = ", ".join([describe(x) for x in after]) if isinstance(after, tuple) else describe(after)
+        raise StructureError(message("compile.train_step", "an update that returns two TensorDicts", got, hint=hint))
+    for name, old, new in (("params", bare, after[0]), ("optimizer", first, after[1])):
+        at = {show((name, *parts(p))): formed(new._leaves.get(p), x) for p, x in old._leaves.items()}
+        at |= {show((name, *parts(p))): "not there before" for p in new._leaves if p not in old._leaves}
+        wrong = {p: text for p, text in at.items() if text}
+        expected, hint = (
+            "an optimizer whose update keeps the form of params and state",
+            "return what init made, updated",
+        )
+        refuse_wrong(StructureError, "compile.train_step", expected, wrong, "leaves that change", hint)
+
+
+def formed(new: Any, old: Any) -> str:
+    """How a leaf differs from the one before; empty where it does not."""
+    if isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape and new.dtype == old.dtype:
+        return ""
+    return f"{describe(new) if new is not None else 'missing'}, before {describe(old)}" if new is not old else ""

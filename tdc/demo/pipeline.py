@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 
+from tdc.compile.train_step import train_step
 from tdc.demo.console import progress, section, table
 from tdc.demo.data import Corpus, batches, length_histogram, load_docstrings, majority_accuracy, padded_occupancy, split
 from tdc.demo.model import Build, Classifier, PaddedClassifier, padded_batch, ragged_batch
 from tdc.demo.package import compare
 from tdc.demo.records import DemoFacts, Pair
 from tdc.demo.report import write_report
-from tdc.demo.train import BATCH, Run, loader, schedule, step_of, train
+from tdc.demo.train import BATCH, Run, loader, loss, schedule, train
 from tdc.interop.pytrees import to_state_dict
 from tdc.optim import adamw
 
@@ -96,9 +97,9 @@ def fit(kind: str, corpus: Corpus, plan: Plan, seed: int, device: str) -> Run:
     build: Build = ragged_batch
     if kind == "padded":
         model, build = PaddedClassifier(model), padded_batch  # type: ignore[arg-type]  # it is a Classifier
-    step = step_of(model, adamw(2e-3))
+    step = train_step(model, loss, adamw(2e-3))
     with progress(kind, len(plan)) as show:
-        done = train(step, step.init(model), plan, corpus, build, device, show)
+        done = train(step, step.init(), plan, corpus, build, device, show)
     return replace(done, counts=replace(done.counts, name=f"{kind} training step"))
 
 

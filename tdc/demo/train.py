@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from tdc.compile.counts import Counts, peak_bytes
 from tdc.compile.dynamic import dynamic
-from tdc.compile.functional import functional_call
-from tdc.compile.train_step import TrainStep, train_step
+from tdc.compile.train_step import TrainStep
 from tdc.demo.data import Corpus, batches, tokens
 from tdc.demo.model import Build
 from tdc.demo.records import StepRecord
-from tdc.optim import Optimizer
 from tdc.tensordict.tensordict import TensorDict
 
 BATCH = 32
@@ -37,15 +35,11 @@ class Run:
     counts: Counts
 
 
-def step_of(model: nn.Module, optimizer: Optimizer) -> TrainStep:
-    """One training step of a classifier: `(state, batch) -> (state, {"loss", "accuracy"})`."""
-
-    def loss_of(params: TensorDict, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = functional_call(model, params, (batch,))
-        right = logits.detach().argmax(1) == batch["label"]
-        return F.cross_entropy(logits, batch["label"]), {"accuracy": right.float().mean()}
-
-    return train_step(loss_of, optimizer, has_aux=True)
+def loss(model: nn.Module, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a batch, and how many of its texts are classified right."""
+    logits = model(batch)
+    right = logits.detach().argmax(1) == batch["label"]
+    return F.cross_entropy(logits, batch["label"]), {"accuracy": right.float().mean()}
 
 
 def schedule(corpus: Corpus, train: tuple[int, ...], seed: int) -> Iterator[tuple[int, ...]]:

@@ -224,7 +224,7 @@ def test_buffers_are_those_of_a_module_in_training():
         return F.cross_entropy(out, batch["label"]), buffers
 
     for compile in (False, True):
-        step = train_step(loss_fn, adamw(0.01), compile=compile, backend="aot_eager")
+        step = train_step(loss_fn, adamw(0.01), buffers=True, compile=compile, backend="aot_eager")
         first = step.init(net)
         copy = first["buffers"].clone()
         _, state = losses(step, first, batches)
@@ -244,8 +244,8 @@ def test_aux_comes_beside_the_loss():
         right = out.argmax(1) == batch["label"]
         return F.cross_entropy(out, batch["label"]), {"accuracy": right.float().mean(), "right": right.sum()}
 
-    one = train_step(loss_fn, sgd(0.1), has_aux=True, compile=False)
-    three = train_step(loss_fn, sgd(0.1), has_aux=True, compile=False, accumulate=3)
+    one = train_step(loss_fn, sgd(0.1), compile=False)
+    three = train_step(loss_fn, sgd(0.1), compile=False, accumulate=3)
     metrics, parts = one(one.init(net), batch)[1], three(three.init(net), batch)[1]
     assert list(metrics.keys()) == ["loss", "accuracy", "right"]
     assert_close(parts.to_dict(), metrics.to_dict())

@@ -49,9 +49,7 @@ def test_donation_keeps_what_the_optimiser_and_metrics_hold(name: str, backend: 
         return (params["w"] * x).sum(), {"w": VIEWS[name](params["w"])}
 
     x, given = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), TensorDict({"w": torch.ones(2, 2)})
-    step = train_step(
-        loss_fn, remembering(VIEWS[name]), has_aux=True, donate=True, compile=backend is not None, backend=backend
-    )
+    step = train_step(loss_fn, remembering(VIEWS[name]), donate=True, compile=backend is not None, backend=backend)
     state, before = step.init(given), given["w"]
     for _ in range(3):
         state, metrics = step(state, x)
@@ -67,7 +65,7 @@ def test_statistics_need_a_loss_with_buffers():
     """They were never updated, and evaluation took mean 0 and variance 1."""
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     step = train_step(lambda params, x: functional_call(net, params, (x,)).square().mean(), sgd(0.1), compile=False)
-    with pytest.raises(tdc.StructureError, match=r"(?s)loss_fn\(params, buffers, batch\).*at 1: BatchNorm1d.*net.eval"):
+    with pytest.raises(tdc.StructureError, match=r"(?s)\(net, loss, optimizer\), or buffers=True.*at 1: BatchNorm1d"):
         step.init(net)
     step.init(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)))
     step.init(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
@@ -78,7 +76,8 @@ def test_statistics_need_a_loss_with_buffers():
 def test_statistics_are_no_parameters():
     """They were trained, and decayed."""
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    step = train_step(lambda params, buffers, x: (params["0", "weight"].sum(), buffers), sgd(0.1), compile=False)
+    loss: Any = lambda params, buffers, x: (params["0", "weight"].sum(), buffers)  # noqa: E731
+    step = train_step(loss, sgd(0.1), buffers=True, compile=False)
     with pytest.raises(tdc.StructureError, match=r"(?s)3 statistics of a module.*1\.running_mean.*buffers=False"):
         step.init(tdc.from_module(net))
     step.init(tdc.from_module(net, buffers=False), buffers=tdc.from_module(net, params=False))
@@ -139,8 +138,8 @@ ONE = torch.tensor(1.0)
         ((ONE, torch.tensor(True)), tdc.DtypeError, "a count that is a real number"),
         ((ONE, "four"), tdc.DtypeError, "a pair of sum and count"),
         ((torch.ones(2), 4), tdc.ShapeError, "a loss of one number"),
-        ((ONE, {"x": ONE}), tdc.DtypeError, "has_aux=True"),
-        ((ONE, 2, 3), tdc.DtypeError, "has_aux=True"),
+        ((ONE, 2, {"x": ONE, "loss": ONE}), tdc.StructureError, "one called 'loss'"),
+        ((ONE, 2, 3), tdc.DtypeError, "3 results"),
     ],
 )
 def test_other_results(result: Any, error: type[Exception], text: str):

@@ -26,7 +26,161 @@ def taken(loss_fn: Any, batch: Any = X, **options: Any) -> Any:
     return step(step.init(W), batch)
 
 
+def of_net(loss: Any = None, **options: Any) -> Any:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    return train_step(net, loss or (lambda net, x: net(x).sum()), sgd(0.1), compile=False, **options)
+
+
 class TestErrors(Texts):
+    def test_net(self):
+        self.says(
+            lambda: train_step("net", first, sgd(0.1)),
+            """\
+DtypeError
+tdc.compile.train_step: expected a module, got str
+hint: train_step(net, loss, optimizer), or train_step(loss_fn, optimizer)""",
+        )
+        self.says(
+            lambda: train_step(nn.Linear(2, 2), sgd(0.1)),
+            """\
+DtypeError
+tdc.compile.train_step: expected a function as loss, got Linear
+hint: def loss(params, batch): ...  or train_step(net, loss, optimizer)""",
+        )
+        self.says(
+            lambda: of_net(lambda net: net.weight.sum()),
+            """\
+DtypeError
+tdc.compile.train_step: expected a loss of 2 arguments, got one of 1
+hint: def loss(net, batch): ...""",
+        )
+        self.says(
+            lambda: of_net(buffers=True),
+            """\
+DtypeError
+tdc.compile.train_step: expected buffers=True for a loss of parameters only, got buffers=True
+hint: leave buffers out: those of the net are in the state""",
+        )
+        self.says(
+            lambda: train_step(lambda p, x, weight: first(p, x), sgd(0.1)),
+            """\
+DtypeError
+tdc.compile.train_step: expected a loss of 2 arguments, got one of 3
+hint: def loss(params, batch): ...  or buffers=True, or batch=(x, weight)""",
+        )
+        self.says(
+            lambda: of_net().init(TensorDict({"0": {"weight": torch.ones(3, 2), "wieght": torch.ones(2)}})),
+            """\
+StructureError
+tdc.compile.train_step.init: expected parameters of Sequential, got 2 that differ
+at 0.weight: Tensor float32[3, 2], in the net Tensor float32[2, 2]
+at 0.wieght: Tensor float32[2], in the net nothing
+hint: parameters nested and named as tdc.from_module(net)""",
+        )
+        self.says(
+            lambda: of_net().init(tdc.from_module(nn.Linear(2, 2)), buffers=TensorDict({})),
+            """\
+StructureError
+tdc.compile.train_step.init: expected parameters of Sequential, got 2 that differ
+at weight: Tensor float32[2, 2], in the net nothing
+at bias: Tensor float32[2], in the net nothing
+hint: parameters nested and named as tdc.from_module(net)""",
+        )
+        self.says(
+            lambda: of_net().init([torch.ones(2)]),
+            """\
+DtypeError
+tdc.compile.train_step.init: expected a module or a TensorDict of parameters, got list
+hint: step.init(), which takes those of the net""",
+        )
+        self.says(
+            lambda: of_net()(of_net().init(), X.to("meta")),
+            """\
+StructureError
+tdc.compile.train_step: expected a batch on cpu, where the parameters are, got 1 leaves elsewhere
+at leaf 0 of the batch: Tensor float32[3, 2] on meta
+hint: batch.to('cpu'), or init the step with net.to(device)""",
+        )
+
+    def test_settings(self):
+        self.says(
+            lambda: taken(first, metrics=("loss", "norm")),
+            """\
+StructureError
+tdc.compile.train_step: expected metrics among loss, grad_norm, lr, tokens, rows, skipped, scale, got 'loss', 'norm'
+hint: others come from the loss: return loss, {'name': metric}""",
+        )
+        self.says(
+            lambda: taken(first, metrics="skipped"),
+            """\
+StructureError
+tdc.compile.train_step: expected metrics that this step has, got skipped
+hint: skip_nonfinite=True for 'skipped', dtype=torch.float16 for 'scale'""",
+        )
+        self.says(
+            lambda: taken(first, metrics=7),
+            """\
+StructureError
+tdc.compile.train_step: expected metrics among loss, grad_norm, lr, tokens, rows, skipped, scale, got int
+hint: others come from the loss: return loss, {'name': metric}""",
+        )
+        self.says(
+            lambda: taken(first, metrics=("lr",)),
+            """\
+StructureError
+tdc.compile.train_step: expected an optimiser that tells its rate, for metrics 'lr', got none
+hint: an optimiser of tdc.optim with a rate, or one that keeps 'lr' in its state""",
+        )
+        self.says(
+            lambda: taken(first, metrics=("tokens",)),
+            """\
+StructureError
+tdc.compile.train_step: expected tokens to count, for metrics 'tokens', got a loss without a count, of a batch without ragged leaves
+hint: return (sum, count)""",
+        )
+        self.says(
+            lambda: taken(lambda p, x: (first(p, x), {"rows": 2}), metrics=("rows",)),
+            """\
+StructureError
+tdc.compile.train_step: expected metrics of other names, got rows
+hint: rename it, or leave it out of metrics=""",
+        )
+        self.says(
+            lambda: taken(first, average=0.9),
+            """\
+DtypeError
+tdc.compile.train_step: expected an average with init and update, got float without init and update
+hint: tdc.optim.ema(0.999)""",
+        )
+        self.says(
+            lambda: train_step(first, sgd(0.1)).eval(averaged=True),
+            """\
+StructureError
+tdc.compile.train_step.eval: expected a step with an average, got one without
+hint: train_step(..., average=tdc.optim.ema(0.999))""",
+        )
+        self.says(
+            lambda: train_step(first, sgd(0.1)).eval(3),
+            """\
+DtypeError
+tdc.compile.train_step.eval: expected a function, got int
+hint: the function itself, e.g. torch.relu""",
+        )
+        self.says(
+            lambda: train_step(first, sgd(0.1)).eval(metrics=("lr",)),
+            """\
+StructureError
+tdc.compile.train_step: expected metrics among loss, tokens, rows, got 'lr'
+hint: others come from the loss: return loss, {'name': metric}""",
+        )
+        self.says(
+            lambda: train_step(first, sgd(0.1), compile=False).eval().counts,
+            """\
+StructureError
+tdc.compile.train_step.eval.counts: expected a compiled step, got compile=False
+hint: leave compile out""",
+        )
+
     def test_loss(self):
         self.says(
             lambda: taken(lambda p, x: p["w"] * x),
@@ -40,56 +194,56 @@ hint: loss.mean()""",
             """\
 DtypeError
 tdc.compile.train_step: expected a floating-point tensor as loss, got int
-hint: F.mse_loss(x, y)""",
+hint: return a number, (sum, count), or either with a dict of metrics""",
         )
         self.says(
             lambda: taken(lambda p, x: None),
             """\
 DtypeError
 tdc.compile.train_step: expected a floating-point tensor as loss, got NoneType
-hint: F.mse_loss(x, y)""",
+hint: return a number, (sum, count), or either with a dict of metrics""",
         )
         self.says(
             lambda: taken(lambda p, x: x.sum().long()),
             """\
 DtypeError
 tdc.compile.train_step: expected a floating-point tensor as loss, got Tensor int64[]
-hint: F.mse_loss(x, y)""",
+hint: return a number, (sum, count), or either with a dict of metrics""",
         )
         self.says(
-            lambda: taken(lambda p, x: (first(p, x), {"a": x})),
+            lambda: taken(lambda p, x: (first(p, x), 2, 3)),
             """\
 DtypeError
-tdc.compile.train_step: expected a loss_fn that returns loss, got 2 results
-hint: has_aux=True for metrics beside the loss""",
+tdc.compile.train_step: expected a loss that returns a number, (sum, count), or either with a dict of metrics, got 3 results
+hint: return loss, (sum, count), or (loss, {'name': metric})""",
         )
         self.says(
-            lambda: taken(first, has_aux=True),
+            lambda: taken(lambda p, x: (first(p, x), "four")),
             """\
 DtypeError
-tdc.compile.train_step: expected a loss_fn that returns loss, aux, got Tensor float32[]
-hint: return all of them""",
+tdc.compile.train_step: expected a pair of sum and count, got str
+hint: return (sum, mask.sum()), or (loss, {'name': metric})""",
         )
         self.says(
-            lambda: taken(lambda p, x: (first(p, x), x), has_aux=True),
+            lambda: taken(lambda p, x: (first(p, x), x)),
             """\
-DtypeError
-tdc.compile.train_step: expected a dict of metrics as aux, got Tensor float32[3, 2]
-hint: return loss, {'name': aux}""",
+ShapeError
+tdc.compile.train_step: expected a count of one number, got Tensor float32[3, 2]
+hint: return (sum, mask.sum()), or (loss, {'name': metric})""",
         )
         self.says(
-            lambda: taken(lambda p, x: (first(p, x), {"loss": x}), has_aux=True),
+            lambda: taken(lambda p, x: (first(p, x), {"loss": x})),
             """\
 StructureError
 tdc.compile.train_step: expected metrics beside the loss, got one called 'loss'
 hint: rename it""",
         )
         self.says(
-            lambda: taken(lambda p, b, x: (first(p, x), TensorDict({"mean": x}))),
+            lambda: taken(lambda p, b, x: (first(p, x), TensorDict({"mean": x})), buffers=True),
             """\
 StructureError
 tdc.compile.train_step: expected buffers of the keys that went in, got TensorDict []
-hint: return the buffers that the module left behind""",
+hint: return loss, buffers: those that the module left behind""",
         )
 
     def test_what_it_is_made_of(self):
@@ -97,15 +251,15 @@ hint: return the buffers that the module left behind""",
             lambda: train_step(lambda p: p["w"].sum(), sgd(0.1)),
             """\
 DtypeError
-tdc.compile.train_step: expected a loss_fn of two or three arguments, got one of 1
-hint: def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ...""",
+tdc.compile.train_step: expected a loss of 2 arguments, got one of 1
+hint: def loss(params, batch): ...""",
         )
         self.says(
             lambda: train_step(None, sgd(0.1)),
             """\
 DtypeError
-tdc.compile.train_step: expected a loss_fn of two or three arguments, got NoneType
-hint: def loss_fn(params, batch): ... or def loss_fn(params, buffers, batch): ...""",
+tdc.compile.train_step: expected a function as loss, got NoneType
+hint: def loss(params, batch): ...  or train_step(net, loss, optimizer)""",
         )
         self.says(
             lambda: train_step(first, torch.optim.SGD([torch.ones(1)])),
@@ -122,11 +276,11 @@ tdc.compile.train_step: expected an optimizer with init and update, got function
 hint: tdc.optim.adamw(1e-3)""",
         )
         self.says(
-            lambda: train_step(first, sgd(0.1), dtype=torch.float16),
+            lambda: train_step(first, sgd(0.1), dtype=torch.float64),
             """\
 DtypeError
-tdc.compile.train_step: expected dtype=torch.bfloat16, got torch.float16
-hint: torch.bfloat16, or None; float16 needs scaled losses""",
+tdc.compile.train_step: expected dtype=torch.bfloat16 or torch.float16, got torch.float64
+hint: torch.bfloat16, torch.float16, or None""",
         )
         self.says(
             lambda: train_step(first, sgd(0.1), accumulate=0),
@@ -201,9 +355,9 @@ hint: give the batch its batch_size, or accumulate=1""",
             lambda: step(step.init(W), X),
             """\
 StructureError
-tdc.compile.train_step: expected a new state of the same keys, got 1 that differ
-at optimizer.more
-hint: an optimizer's update keeps the keys of what its init made""",
+tdc.compile.train_step: expected an optimizer whose update keeps the form of params and state, got 1 leaves that change
+at optimizer.more: not there before
+hint: return what init made, updated""",
         )
 
     def test_load_state_dict(self):

@@ -1,0 +1,67 @@
+"""Evaluation with the state of a training step: `(state, batch) -> metrics`, no gradients, nothing updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tdc.compile.counts import Counts, counted
+from tdc.compile.loss import read_result
+from tdc.compile.one_step import Step
+from tdc.compile.train_metrics import rows_of, tokens_of
+from tdc.core.errors import StructureError, message
+from tdc.tensordict.tensordict import TensorDict
+
+OP = "compile.train_step.eval"
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `TrainStep.eval` returns: call it as `(state, batch) -> metrics`."""
+
+    _step: Step
+    _fn: Callable[..., Any] | None
+    _averaged: bool
+    _metrics: tuple[str, ...]
+    _how: dict[str, Any] | None
+
+    def __call__(self, state: TensorDict, batch: Any) -> TensorDict:
+        """The metrics of a batch."""
+        self._step.check(state, batch)
+        with torch.no_grad():
+            return self._run(state, batch)
+
+    @cached_property
+    def _run(self) -> Callable[[TensorDict, Any], TensorDict]:
+        """What a call runs: compiled, unless not."""
+        return self.metrics if self._how is None else counted(self.metrics, name="eval", **self._how)
+
+    def metrics(self, state: TensorDict, batch: Any) -> TensorDict:
+        """The metrics of a batch, not compiled."""
+        params = state["average" if self._averaged else "params"]
+        buffers = state["buffers"] if "buffers" in state._nodes else None
+        fn = self._step.loss.fn if self._fn is None else self._fn
+        out, _ = self._step.called(fn, params, buffers, batch, training=False)
+        count: Any = {}
+        if isinstance(out, (Mapping, TensorDict)):
+            found = dict(out.items())
+        else:
+            result = read_result(out, None, None)
+            count, found = result.count, dict(result.aux.items())
+            found = {"loss": result.loss, **found} if "loss" in self._metrics else found
+        if "tokens" in self._metrics:
+            found["tokens"] = tokens_of(batch, count)
+        if "rows" in self._metrics:
+            found["rows"] = rows_of(batch)
+        return TensorDict(found)
+
+    @property
+    def counts(self) -> Counts:
+        """What compiling did; see `counted`."""
+        if not isinstance(self._run, counted):
+            raise StructureError(message(f"{OP}.counts", "a compiled step", "compile=False", hint="leave compile out"))
+        return self._run.counts

@@ -1,0 +1,168 @@
+"""One step of training as a pure function of tensors: `(state, batch) -> (state, metrics)`.
+
+    batch --split--> parts --loss, grad--> mean of gradients --optimizer--> params --average--> averaged params
+                                                 |
+                                        finite? else all of it stays as it was
+
+Each entry of the state is made here from the one before; the order of keys is `train_state`'s business.
+
+Invariants:
+  - the state is all that one step hands to the next;
+  - buffers go through the parts in order, as copies: a module may write into those it is given;
+  - a step that is left out changes "step", "rng", "skipped" and "scaler", and nothing else;
+  - arguments are checked by keys, kinds and shapes, never by values; in a compiled step that costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tdc.compile.differentiate import loss_and_gradients
+from tdc.compile.loss import Functional, OfModule, read_result
+from tdc.compile.loss_scale import chosen, next_scale, unscaled
+from tdc.compile.micro_batches import Gradients, leaves_of, mean_over_parts
+from tdc.compile.seeds import advanced
+from tdc.compile.train_metrics import global_norm, metrics_of
+from tdc.compile.train_state import next_state
+from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
+from tdc.ragged.storage import data_of, is_ragged
+from tdc.tensordict.tensordict import TensorDict
+
+OP = "compile.train_step"
+DTYPES = (None, torch.bfloat16, torch.float16)
+
+
+class Updates(Protocol):
+    """An optimiser: two functions, such as those of `tdc.optim`."""
+
+    @property
+    def init(self) -> Callable[[Any], Any]: ...
+    @property
+    def update(self) -> Callable[[Any, Any, Any], tuple[Any, Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step, with all that was chosen for it."""
+
+    loss: Functional | OfModule
+    optimizer: Updates
+    accumulate: int
+    dtype: torch.dtype | None
+    metrics: tuple[str, ...]
+    skip_nonfinite: bool
+    average: Any
+
+    def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
+        self.check(state, batch)
+        params, buffers, nodes = state["params"], None, state._nodes
+        if "buffers" in nodes:
+            buffers = state["buffers"]
+        scale = state["scaler", "scale"] if self.scales else None
+        found = self.gradients(params, buffers, batch, scale)
+        new: dict[str, Any] = {}
+        new["params"], new["optimizer"] = self.optimizer.update(found.grads, state["optimizer"], params)
+        if self.average is not None:
+            new["average"] = averaged(self.average, state["average"], params, new["params"])
+        if buffers is not None:
+            new["buffers"] = found.buffers
+        norm = global_norm(found.grads) if self.skips or "grad_norm" in self.metrics else None
+        if norm is not None and self.skips:
+            finite = norm.isfinite()
+            new = {name: chosen(finite, x, state[name]) for name, x in new.items()}
+            new["skipped"] = state["skipped"] + ~finite
+            if self.scales:
+                new["scaler"] = next_scale(state["scaler"], finite)
+        new["step"] = state["step"] + 1
+        if "rng" in state._leaves:
+            new["rng"] = advanced(state["rng"])
+        metrics = metrics_of(self.metrics, found, norm, batch, self.optimizer, state, new)
+        return next_state(new, state), metrics
+
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled."""
+        return self.dtype is torch.float16
+
+    @property
+    def skips(self) -> bool:
+        """Whether a step without finite gradients is left out."""
+        return self.skip_nonfinite or self.scales
+
+    def gradients(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
+        """Gradients of the loss, and what comes with them, of a batch in one or several parts."""
+
+        def of(params: TensorDict, buffers: Any, part: Any) -> Gradients:
+            return self.gradients_of(params, buffers, part, scale)
+
+        parts = self.accumulate
+        found = of(params, buffers, batch) if parts == 1 else mean_over_parts(of, params, buffers, batch, parts)
+        return found if scale is None else found._replace(grads=unscaled(found.grads, scale))
+
+    def gradients_of(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
+        """Gradients, metrics, new buffers, and the count of a loss that has one, of a batch or a part of one."""
+
+        def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, ...]]:
+            out, after = self.called(self.loss.fn, params, buffers, batch)
+            loss, count, after, aux = read_result(out, buffers, after)
+            return loss if scale is None else loss * scale, (loss, count, after, aux)
+
+        (_, (loss, count, after, aux)), grads = loss_and_gradients(loss_of, params, buffers, batch)
+        metrics = TensorDict({"loss": loss.detach(), **dict(aux.items())})
+        return Gradients(grads, metrics, None if buffers is None else after, count)
+
+    def called(
+        self, fn: Callable[..., Any], params: TensorDict, buffers: Any, batch: Any, training: bool = True
+    ) -> Any:
+        """What a function of the loss's arguments returns under autocast, and the buffers behind it."""
+        with nullcontext() if self.dtype is None else torch.autocast(device_of(params).type, self.dtype):
+            return self.loss.call(fn, params, buffers, batch, training)
+
+    def check(self, state: Any, batch: Any) -> None:
+        """Refuse what is no state of this step, or no batch."""
+        if not isinstance(state, TensorDict):
+            raise DtypeError(message(OP, "a state made by init", describe(state), hint="state = step.init(net)"))
+        nodes = ["params", "optimizer", *["scaler"] * self.scales, *["average"] * (self.average is not None)]
+        nodes += ["buffers"] * (isinstance(self.loss, Functional) and self.loss.buffers)
+        lacking = [p for p in nodes if p not in state._nodes]
+        lacking += [p for p in ["step", *["skipped"] * self.skips] if p not in state._leaves]
+        if lacking:
+            got, hint = f"one without {', '.join(lacking)}", "state = step.init(net)"
+            raise StructureError(message(OP, "a state made by init", got, hint=hint))
+        if batch is None:
+            raise DtypeError(message(OP, "a batch", "None", hint="step(state, batch)"))
+
+    def check_device(self, state: TensorDict, batch: Any) -> None:
+        """Refuse a batch on another device than the parameters."""
+        device = device_of(state["params"])
+        tensors = {f"leaf {i} of the batch": x for i, x in enumerate(leaves_of(batch)) if is_tensor(x)}
+        wrong = {
+            name: f"{describe(x)} on {data_of(x).device}"
+            for name, x in tensors.items()
+            if data_of(x).device != device and data_of(x).ndim
+        }
+        hint = f"batch.to('{device}'), or init the step with net.to(device)"
+        refuse_wrong(
+            StructureError, OP, f"a batch on {device}, where the parameters are", wrong, "leaves elsewhere", hint
+        )
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether a leaf is a tensor or ragged."""
+    return isinstance(x, Tensor) or is_ragged(x)
+
+
+def averaged(average: Any, before: TensorDict, params: TensorDict, new: TensorDict) -> TensorDict:
+    """The mean of parameters after a step."""
+    return average.update(before, new)
+
+
+def device_of(td: TensorDict) -> torch.device:
+    """The device of the first tensor."""
+    return next(x.device for x in td._leaves.values())

@@ -1,0 +1,102 @@
+"""What a training step tells beside the loss: tensors of the graph, so that nobody waits for them.
+
+"loss"         of the batch                           "grad_norm"    of all gradients, before the optimiser
+"lr"           that this step takes                   "rows"         examples of the batch
+"tokens"       what the loss counts, `(sum, count)`; of another the positions of the batch's first ragged leaf
+"skipped"      steps left out so far                  "scale"        of the loss, where it is float16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile.micro_batches import Gradients, first_size, leaves_of
+from tdc.core.dtypes import widened
+from tdc.core.errors import StructureError, describe, message
+from tdc.core.keys import parts
+from tdc.ragged.storage import data_of, is_ragged
+from tdc.tensordict.tensordict import TensorDict
+
+OP = "compile.train_step"
+NAMES = ("loss", "grad_norm", "lr", "tokens", "rows", "skipped", "scale")
+
+
+def check_names(names: Any, known: Sequence[str] = NAMES) -> tuple[str, ...]:
+    """Names of metrics, as a tuple; refuses others."""
+    given = (names,) if isinstance(names, str) else names
+    if not isinstance(given, (tuple, list)) or not all([name in known for name in given]):
+        got = ", ".join([repr(x) for x in given]) if isinstance(given, (tuple, list)) else describe(given)
+        hint = "others come from the loss: return loss, {'name': metric}"
+        raise StructureError(message(OP, f"metrics among {', '.join(known)}", got, hint=hint))
+    return tuple(given)
+
+
+def global_norm(grads: TensorDict) -> Tensor:
+    """The Euclidean norm of all gradients together."""
+    leaves = [x for x in grads._leaves.values() if isinstance(x, Tensor)]
+    norms = [torch.linalg.vector_norm(widened(x)) for x in leaves]
+    dtype = max([n.dtype for n in norms], key=lambda d: d.itemsize)
+    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms]))
+
+
+def rate_of(optimizer: Any, state: TensorDict) -> Tensor:
+    """The learning rate of this step: what the optimiser says, or a number "lr" in its state."""
+    found = getattr(optimizer, "lr", None)
+    step = next((x for p, x in state._leaves.items() if parts(p)[-1] == "step"), None)
+    if found is None:
+        found = next((x for p, x in state._leaves.items() if parts(p)[-1] == "lr"), None)
+    rate = found(step) if callable(found) and step is not None else found
+    if not isinstance(rate, (int, float, Tensor)):
+        hint = "an optimiser of tdc.optim with a rate, or one that keeps 'lr' in its state"
+        raise StructureError(message(OP, "an optimiser that tells its rate, for metrics 'lr'", "none", hint=hint))
+    return rate.clone() if isinstance(rate, Tensor) else torch.full((), float(rate))
+
+
+def tokens_of(batch: Any, count: Any) -> Tensor:
+    """How many tokens a batch has: the count of the loss, or the positions of its first ragged leaf."""
+    if isinstance(count, Tensor):
+        return count
+    ragged = [x for x in leaves_of(batch) if is_ragged(x)]
+    if not ragged:
+        got, hint = "a loss without a count, of a batch without ragged leaves", "return (sum, count)"
+        raise StructureError(message(OP, "tokens to count, for metrics 'tokens'", got, hint=hint))
+    return ragged[0].lengths.sum()
+
+
+def rows_of(batch: Any) -> Tensor:
+    """How many examples a batch has."""
+    first = next(x for x in leaves_of(batch) if isinstance(x, Tensor) or is_ragged(x))
+    return torch.ones((), dtype=torch.int64, device=data_of(first).device) * first_size(batch)
+
+
+def metrics_of(
+    names: tuple[str, ...], found: Gradients, norm: Tensor | None, batch: Any, optimizer: Any, before: TensorDict,
+    after: dict[str, Any],
+) -> TensorDict:  # fmt: skip
+    """The metrics of a step: the loss, what came with it, then the others in the order of their names."""
+    given = dict(found.metrics.items())
+    made: dict[str, Any] = {}
+    for name in names:
+        if name == "grad_norm":
+            made[name] = norm
+        elif name == "lr":
+            made[name] = rate_of(optimizer, before["optimizer"])
+        elif name == "tokens":
+            made[name] = tokens_of(batch, found.count)
+        elif name == "rows":
+            made[name] = rows_of(batch)
+        elif name == "skipped":
+            made[name] = after["skipped"]
+        elif name == "scale":
+            made[name] = after["scaler"]["scale"]
+    taken = [name for name in made if name in given]
+    if taken:
+        hint = "rename it, or leave it out of metrics="
+        raise StructureError(message(OP, "metrics of other names", ", ".join(taken), hint=hint))
+    if "loss" not in names:
+        del given["loss"]
+    return TensorDict({**given, **made})
