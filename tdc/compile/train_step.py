@@ -24,15 +24,18 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tdc.compile.cold_start import load_cache, save_cache
 from tdc.compile.counts import Counts, counted
 from tdc.compile.evaluation import Evaluation
 from tdc.compile.inductor import backend as inductor
@@ -322,6 +325,35 @@ class TrainStep:
         op, hint = f"{OP}.load_state_dict", "load it into a state of the same step and module"
         refuse_wrong(StructureError, op, "entries of this state", wrong, "entries that differ", hint)
         return state.update({p: given[p].to(x.device, copy=True) for p, x in state._leaves.items()})
+
+    def save_cache(self, file: str | os.PathLike[str]) -> Path:
+        """Write what was compiled to a file: this step's graph, and all else that Inductor compiled in this process.
+
+        Returns:
+            The path.
+
+        Raises:
+            StructureError: nothing was compiled yet.
+
+        Source:
+            `torch.compiler.save_cache_artifacts`, and the libraries of C++ kernels, which it leaves out.
+        """
+        return save_cache(f"{OP}.save_cache", file)
+
+    def load_cache(self, file: str | os.PathLike[str]) -> bool:
+        """Take over what another process compiled, before the first step: it is traced as always, and no kernel is
+        compiled. The file holds machine code: load only what you trust.
+
+        Returns:
+            Whether kernels for the CPU could be used; those of another kind of processor are not.
+
+        Raises:
+            FormatError: no file of `save_cache`, or of another version of torch.
+
+        Source:
+            `torch.compiler.load_cache_artifacts`.
+        """
+        return load_cache(f"{OP}.load_cache", file)
 
 
 # -- checks

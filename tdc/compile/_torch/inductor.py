@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tdc.compile._torch.caches import keep_functions
 from tdc.compile._torch.symbolic import any_size
 
 
@@ -25,7 +26,8 @@ def compile_graph(
         with any_size(flag):
             return inductor.compile_fx_inner(module, *args, **kwargs)
 
-    return inductor.compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=settings)
+    with keep_functions():
+        return inductor.compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=settings)
 
 
 @cache

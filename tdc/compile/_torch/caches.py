@@ -1,0 +1,70 @@
+"""What this process compiled, as bytes for another: torch's cache artifacts, and libraries of Inductor's C++ kernels.
+
+torch packs graphs and Triton kernels (`torch.compiler.save_cache_artifacts`), but of C++ kernels the source alone, and
+the compiler of the machine runs again. So the libraries go along; Inductor finds them under the names that it would
+give them, which hold the source and the flags of the compiler (torch 2.11-2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from pkgutil import resolve_name as load
+from typing import Any
+
+import torch
+
+LIBRARIES = (".so", ".o", ".pyd", ".dll", ".dylib")
+PROBE = b"chk_kernel"  # in the sources of those small programs that Inductor asks which instructions a processor has
+
+
+def artifacts() -> bytes | None:
+    """torch's own artifacts of all that was compiled in this process; None where nothing was."""
+    found = torch.compiler.save_cache_artifacts()
+    return None if found is None else found[0]
+
+
+def take_artifacts(data: bytes) -> bool:
+    """Put artifacts into the caches on disk; whether they could be read."""
+    return torch.compiler.load_cache_artifacts(data) is not None
+
+
+def folder() -> Path:
+    """Where Inductor keeps its files."""
+    return Path(load("torch._inductor.runtime.cache_dir_utils").cache_dir())
+
+
+def libraries() -> dict[str, bytes]:
+    """The libraries of C++ kernels that this process compiled or loaded, by their paths in `folder`, and those by which
+    Inductor asked for the instructions of the processor."""
+    base = folder()
+    keys = set(keys_of_kernels(load("torch._inductor.codecache").CppCodeCache))
+    keys |= {p.stem for p in base.glob("*/*.cpp") if p.stat().st_size < 1000 and PROBE in p.read_bytes()}
+    paths = [path for key in sorted(keys) for path in sorted((base / key[1:3]).glob(f"{key}.*"))]
+    return {p.relative_to(base).as_posix(): p.read_bytes() for p in paths if p.suffix in LIBRARIES}
+
+
+def keys_of_kernels(cls: Any) -> Iterator[str]:
+    """The keys of kernels that a class and those below it compiled."""
+    yield from cls.cache
+    for below in cls.__subclasses__():
+        yield from keys_of_kernels(below)
+
+
+def take_libraries(files: Mapping[str, bytes]) -> None:
+    """Put libraries where Inductor looks for them; those that are there stay."""
+    write, base = load("torch._inductor.codecache").write_atomic, folder()
+    for name, data in files.items():
+        path = base / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(str(path), data)
+
+
+def keep_functions() -> AbstractContextManager[None]:
+    """A context in which AOTAutograd keeps graphs on disk that have an `autograd.Function`, too, such as attention of
+    packed batches; the graphs of the function are part of the key."""
+    config = load("torch._functorch.config")
+    name = "autograd_cache_allow_custom_autograd_functions"
+    return config.patch({name: True}) if hasattr(config, name) else nullcontext()
