@@ -14,6 +14,7 @@ from tdc.compile.loss import read_result
 from tdc.compile.one_step import Step
 from tdc.compile.train_metrics import rows_of, tokens_of
 from tdc.core.errors import StructureError, message
+from tdc.core.keys import parts
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step.eval"
@@ -42,7 +43,7 @@ class Evaluation:
 
     def metrics(self, state: TensorDict, batch: Any) -> TensorDict:
         """The metrics of a batch, not compiled."""
-        params = state["average" if self._averaged else "params"]
+        params = mean_of(state) if self._averaged else state["params"]
         buffers = state["buffers"] if "buffers" in state._nodes else None
         fn = self._step.loss.fn if self._fn is None else self._fn
         out, _ = self._step.called(fn, params, buffers, batch, training=False)
@@ -65,3 +66,12 @@ class Evaluation:
         if not isinstance(self._run, counted):
             raise StructureError(message(f"{OP}.counts", "a compiled step", "compile=False", hint="leave compile out"))
         return self._run.counts
+
+
+def mean_of(state: TensorDict) -> TensorDict:
+    """The mean of the parameters that a state holds: that of the step, or of a transform in the optimiser."""
+    found = [p for p in state._nodes if parts(p)[-1] == "average" and parts(p)[0] in ("average", "optimizer")]
+    if not found:
+        hint = "train_step(..., average=tdc.optim.ema(0.999))"
+        raise StructureError(message(OP, "a state with an average", "one without", hint=hint))
+    return state[max([p for p in found if parts(p)[0] == parts(found[0])[0]], key=lambda p: len(parts(p)))]

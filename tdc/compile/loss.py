@@ -155,7 +155,7 @@ def read_result(out: Any, buffers: Any, after: Any) -> Result:
         rest = rest[0]
     if not 1 <= len(rest) <= 2:
         hint = "return loss, (sum, count), or (loss, {'name': metric})"
-        raise DtypeError(message(OP, f"a loss that returns {KINDS}", f"{len(rest)} results", hint=hint))
+        raise DtypeError(message(OP, "a loss that returns a number or (sum, count)", f"{len(rest)} results", hint=hint))
     loss, count = mean_of(*rest)
     if "loss" in aux:
         raise StructureError(message(OP, "metrics beside the loss", "one called 'loss'", hint="rename it"))

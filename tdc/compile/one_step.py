@@ -69,7 +69,7 @@ class Step:
         new: dict[str, Any] = {}
         new["params"], new["optimizer"] = self.optimizer.update(found.grads, state["optimizer"], params)
         if self.average is not None:
-            new["average"] = averaged(self.average, state["average"], params, new["params"])
+            new["params"], new["average"] = averaged(self.average, new["params"], state["average"], params)
         if buffers is not None:
             new["buffers"] = found.buffers
         norm = global_norm(found.grads) if self.skips or "grad_norm" in self.metrics else None
@@ -82,7 +82,7 @@ class Step:
         new["step"] = state["step"] + 1
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
-        metrics = metrics_of(self.metrics, found, norm, batch, self.optimizer, state, new)
+        metrics = metrics_of(self.metrics, found, norm, batch, new)
         return next_state(new, state), metrics
 
     @property
@@ -158,9 +158,11 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor) or is_ragged(x)
 
 
-def averaged(average: Any, before: TensorDict, params: TensorDict, new: TensorDict) -> TensorDict:
-    """The mean of parameters after a step."""
-    return average.update(before, new)
+def averaged(average: Any, new: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+    """New parameters, and the state of their average: of a transform of parameters, or of one that is its own state."""
+    if hasattr(average, "takes"):
+        return average.update(new, state, params)
+    return new, average.update(state, new)
 
 
 def device_of(td: TensorDict) -> torch.device:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.compile.micro_batches import Gradients, first_size, leaves_of
 from tdc.core.dtypes import widened
 from tdc.core.errors import StructureError, describe, message
-from tdc.core.keys import parts
+from tdc.core.keys import parts, show
 from tdc.ragged.storage import data_of, is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
@@ -43,17 +43,13 @@ def global_norm(grads: TensorDict) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms]))
 
 
-def rate_of(optimizer: Any, state: TensorDict) -> Tensor:
-    """The learning rate of this step: what the optimiser says, or a number "lr" in its state."""
-    found = getattr(optimizer, "lr", None)
-    step = next((x for p, x in state._leaves.items() if parts(p)[-1] == "step"), None)
-    if found is None:
-        found = next((x for p, x in state._leaves.items() if parts(p)[-1] == "lr"), None)
-    rate = found(step) if callable(found) and step is not None else found
-    if not isinstance(rate, (int, float, Tensor)):
-        hint = "an optimiser of tdc.optim with a rate, or one that keeps 'lr' in its state"
-        raise StructureError(message(OP, "an optimiser that tells its rate, for metrics 'lr'", "none", hint=hint))
-    return rate.clone() if isinstance(rate, Tensor) else torch.full((), float(rate))
+def rate_of(state: TensorDict) -> Any:
+    """The learning rate that a state of the optimiser holds; of several, as for groups of parameters, all by path."""
+    found = {show(p): x.clone() for p, x in state._leaves.items() if parts(p)[-1] == "lr" and isinstance(x, Tensor)}
+    if not found:
+        hint = "one that keeps 'lr' in its state, as tdc.optim.inject(adamw, lr=1e-3) does"
+        raise StructureError(message(OP, "an optimizer that tells its rate, for metrics 'lr'", "none", hint=hint))
+    return next(iter(found.values())) if len(found) == 1 else found
 
 
 def tokens_of(batch: Any, count: Any) -> Tensor:
@@ -62,7 +58,7 @@ def tokens_of(batch: Any, count: Any) -> Tensor:
         return count
     ragged = [x for x in leaves_of(batch) if is_ragged(x)]
     if not ragged:
-        got, hint = "a loss without a count, of a batch without ragged leaves", "return (sum, count)"
+        got, hint = "a dense batch and a loss without a count", "return (sum, count)"
         raise StructureError(message(OP, "tokens to count, for metrics 'tokens'", got, hint=hint))
     return ragged[0].lengths.sum()
 
@@ -74,9 +70,8 @@ def rows_of(batch: Any) -> Tensor:
 
 
 def metrics_of(
-    names: tuple[str, ...], found: Gradients, norm: Tensor | None, batch: Any, optimizer: Any, before: TensorDict,
-    after: dict[str, Any],
-) -> TensorDict:  # fmt: skip
+    names: tuple[str, ...], found: Gradients, norm: Tensor | None, batch: Any, after: dict[str, Any]
+) -> TensorDict:
     """The metrics of a step: the loss, what came with it, then the others in the order of their names."""
     given = dict(found.metrics.items())
     made: dict[str, Any] = {}
@@ -84,7 +79,7 @@ def metrics_of(
         if name == "grad_norm":
             made[name] = norm
         elif name == "lr":
-            made[name] = rate_of(optimizer, before["optimizer"])
+            made[name] = rate_of(after["optimizer"])
         elif name == "tokens":
             made[name] = tokens_of(batch, found.count)
         elif name == "rows":

@@ -77,11 +77,10 @@ def train_step(
     """A function `(state, batch) -> (state, metrics)` that takes one step of training.
 
     Args:
-        net, loss, optimizer: a module and `loss(net, batch)`, which may call it as it likes; or without a module
-            `train_step(loss_fn, optimizer)` with `loss_fn(params, batch)`. A loss returns one number, or the pair
-            `(sum, count)`, by which parts of a batch weigh tokens and not rows; either with a dict of metrics behind
-            it. An optimizer is one of `tdc.optim`, or anything with `init(params) -> state` and
-            `update(grads, state, params) -> (params, state)`.
+        net, loss, optimizer: a module and `loss(net, batch)`; or `train_step(loss_fn, optimizer)` of
+            `loss_fn(params, batch)`. A loss returns one number, or `(sum, count)`, by which parts of a batch weigh
+            tokens and not rows; either with a dict of metrics. An optimizer is one of `tdc.optim`, or anything with
+            `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
         buffers: that `loss_fn` takes and returns buffers: `(params, buffers, batch) -> (loss, buffers)`.
         accumulate: number of parts that a batch is split into along its first dim, one after the other.
         dtype: `torch.bfloat16` computes the loss under autocast; `torch.float16` scales it, too, as
@@ -114,10 +113,7 @@ def train_step(
     found = loss_of(net, fn, buffers)
     check_optimizer(optimizer, average)
     check_settings(accumulate, dtype)
-    names, skips = check_names(metrics), skip_nonfinite or dtype is torch.float16
-    if ("skipped" in names and not skips) or ("scale" in names and dtype is not torch.float16):
-        hint = "skip_nonfinite=True for 'skipped', dtype=torch.float16 for 'scale'"
-        raise StructureError(message(OP, "metrics that this step has", ", ".join(names), hint=hint))
+    names = names_for(metrics, skip_nonfinite, dtype)
     run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, average)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic}
     return TrainStep(run, run, donate, how if compile else None)
@@ -247,7 +243,7 @@ class TrainStep:
         Args:
             fn: of the arguments of the loss, `(net, batch)` or `(params, batch)`; it returns what a loss does, or a
                 dict, say of predictions. The loss itself by default.
-            averaged: take the mean of the parameters that `average=` keeps.
+            averaged: take the mean of the parameters that `average=` keeps, or an average in the optimizer.
             metrics: beside those of fn: "loss", "rows" and "tokens", by which batches are to be weighed.
 
         Returns:
@@ -255,7 +251,7 @@ class TrainStep:
 
         Raises:
             DtypeError: fn is no function.
-            StructureError: averaged, of a step without; other metrics.
+            StructureError: other metrics; in a call with averaged, a state without an average.
 
         Example:
             >>> from tdc.optim import sgd
@@ -268,9 +264,6 @@ class TrainStep:
         op = f"{OP}.eval"
         if fn is not None:
             expect_function(op, fn)
-        if averaged and self._step.average is None:
-            hint = "train_step(..., average=tdc.optim.ema(0.999))"
-            raise StructureError(message(op, "a step with an average", "one without", hint=hint))
         return Evaluation(self._step, fn, averaged, check_names(metrics, ("loss", "tokens", "rows")), self._how)
 
     def vmap(self, in_dims: Any = None, *, randomness: str = "different") -> TrainStep:
@@ -368,6 +361,15 @@ def check_optimizer(optimizer: Any, average: Any) -> None:
         if missing:
             got = f"{describe(x)} without {' and '.join(missing)}"
             raise DtypeError(message(OP, f"an {name} with init and update", got, hint=hint))
+
+
+def names_for(metrics: Any, skip_nonfinite: bool, dtype: torch.dtype | None) -> tuple[str, ...]:
+    """The names of metrics; refuses those that a step of these settings does not have."""
+    names, scales = check_names(metrics), dtype is torch.float16
+    if ("skipped" in names and not (skip_nonfinite or scales)) or ("scale" in names and not scales):
+        hint = "skip_nonfinite=True for 'skipped', dtype=torch.float16 for 'scale'"
+        raise StructureError(message(OP, "metrics that this step has", ", ".join(names), hint=hint))
+    return names
 
 
 def check_settings(accumulate: Any, dtype: Any) -> None:

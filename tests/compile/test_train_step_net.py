@@ -188,6 +188,32 @@ def test_tokens_of_a_ragged_batch(backend: str | None):
         assert step.counts.compiles == 1
 
 
+class Holding:
+    """SGD with its rates in the state, each a tenth smaller than the last."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def init(self, params: TensorDict) -> TensorDict:
+        return TensorDict({name: {"lr": torch.tensor(0.5)} for name in self.names})
+
+    def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        after = state * 0.9
+        rate = after[self.names[0], "lr"]
+        return params.apply(lambda p, g: p - rate * g, grads), after
+
+
+@BACKENDS
+def test_rates_that_the_state_of_the_optimiser_holds(backend: str | None):
+    step = make_step(nn.Linear(8, 3), loss, Holding("hyper"), backend, metrics=("lr",), donate=True)
+    state = step.init()
+    for rate in (0.45, 0.405):
+        state, metrics = step(state, make_batch())
+        assert_close(metrics["lr"], torch.tensor(rate))
+    step = make_step(nn.Linear(8, 3), loss, Holding("a", "b"), backend, metrics=("lr",))
+    assert step(step.init(), make_batch())[1]["lr"].keys() == ("a.lr", "b.lr")
+
+
 # -- steps left out
 
 
@@ -264,6 +290,36 @@ def test_an_average_of_the_parameters(backend: str | None):
 
 def loss_at(net: nn.Module, params: TensorDict, batch: Any) -> Tensor:
     return F.cross_entropy(tdc.functional_call(net, params, (batch["x"],)), batch["label"])
+
+
+@BACKENDS
+def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
+    """Or part of the optimiser, under the name "average"."""
+
+    class Mean:
+        takes = "parameters"
+
+        def init(self, params: TensorDict) -> TensorDict:
+            return TensorDict({"average": params})
+
+        def update(self, new: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+            return new, TensorDict({"average": (state["average"] + new) / 2})
+
+    class Both:
+        def init(self, params: TensorDict) -> TensorDict:
+            return TensorDict({"inner": sgd(0.5).init(params), "mean": Mean().init(params)})
+
+        def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+            new, inner = sgd(0.5).update(grads, state["inner"], params)
+            return new, TensorDict({"inner": inner, "mean": Mean().update(new, state["mean"], params)[1]})
+
+    net, batch = nn.Linear(8, 3), make_batch()
+    for optimizer, average in ((sgd(0.5), Mean()), (Both(), None)):
+        step = make_step(net, loss, optimizer, backend, average=average)
+        first = step.init()
+        state, _ = step(first, batch)
+        want = (first["params"] + state["params"]) / 2
+        assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
 @BACKENDS

@@ -128,14 +128,14 @@ hint: others come from the loss: return loss, {'name': metric}""",
             lambda: taken(first, metrics=("lr",)),
             """\
 StructureError
-tdc.compile.train_step: expected an optimiser that tells its rate, for metrics 'lr', got none
-hint: an optimiser of tdc.optim with a rate, or one that keeps 'lr' in its state""",
+tdc.compile.train_step: expected an optimizer that tells its rate, for metrics 'lr', got none
+hint: one that keeps 'lr' in its state, as tdc.optim.inject(adamw, lr=1e-3) does""",
         )
         self.says(
             lambda: taken(first, metrics=("tokens",)),
             """\
 StructureError
-tdc.compile.train_step: expected tokens to count, for metrics 'tokens', got a loss without a count, of a batch without ragged leaves
+tdc.compile.train_step: expected tokens to count, for metrics 'tokens', got a dense batch and a loss without a count
 hint: return (sum, count)""",
         )
         self.says(
@@ -153,10 +153,12 @@ tdc.compile.train_step: expected an average with init and update, got float with
 hint: tdc.optim.ema(0.999)""",
         )
         self.says(
-            lambda: train_step(first, sgd(0.1)).eval(averaged=True),
+            lambda: train_step(first, sgd(0.1), compile=False).eval(averaged=True)(
+                train_step(first, sgd(0.1)).init(W), X
+            ),
             """\
 StructureError
-tdc.compile.train_step.eval: expected a step with an average, got one without
+tdc.compile.train_step.eval: expected a state with an average, got one without
 hint: train_step(..., average=tdc.optim.ema(0.999))""",
         )
         self.says(
@@ -214,7 +216,7 @@ hint: return a number, (sum, count), or either with a dict of metrics""",
             lambda: taken(lambda p, x: (first(p, x), 2, 3)),
             """\
 DtypeError
-tdc.compile.train_step: expected a loss that returns a number, (sum, count), or either with a dict of metrics, got 3 results
+tdc.compile.train_step: expected a loss that returns a number or (sum, count), got 3 results
 hint: return loss, (sum, count), or (loss, {'name': metric})""",
         )
         self.says(
