@@ -82,14 +82,12 @@ def train_step(
             tokens and not rows; either with a dict of metrics. An optimizer is one of `tdc.optim`, or anything with
             `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
         buffers: that `loss_fn` takes and returns buffers: `(params, buffers, batch) -> (loss, buffers)`.
-        accumulate: number of parts that a batch is split into along its first dim, one after the other.
-        dtype: `torch.bfloat16` computes the loss under autocast; `torch.float16` scales it, too, as
-            `torch.amp.GradScaler`. Parameters keep their dtype.
+        accumulate: number of parts that a batch is split into along its first dim.
+        dtype: `torch.bfloat16` for a loss under autocast; `torch.float16` scales it, too, as `torch.amp.GradScaler`.
         metrics: which numbers to return beside those of the loss; see `train_metrics`.
-        skip_nonfinite: leave out steps whose gradients are not all finite, and count them in `state["skipped"]`.
+        skip_nonfinite: leave out steps whose gradients are not all finite, and count them.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
-        donate: write the new state into the memory of the old one, which is returned. Keep a copy with
-            `state.clone()`.
+        donate: write the new state into the memory of the old one, which is returned; `state.clone()` keeps a copy.
         compile, backend, mode, options, dynamic: whether to compile, and as of `torch.compile`.
 
     Returns:
