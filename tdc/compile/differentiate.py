@@ -4,7 +4,8 @@
                   and `torch.func.grad` refuses: control flow, `torch.utils.checkpoint`, hooks, saved-tensor hooks,
                   `torch.compiler.nested_compile_region`.
     torch.func    where a transform is around the step (an ensemble under vmap), where somebody differentiates the
-                  step, and in graphs of a torch that does not trace autograd (before 2.13).
+                  step, in the body of a loop over parts of a batch, where torch cannot record, and in graphs of a torch
+                  that does not trace autograd (before 2.13).
 
 Both give the same numbers, and graphs that take the same time and memory.
 
@@ -29,10 +30,10 @@ from tdc.tensordict.tensordict import TensorDict
 
 
 def loss_and_gradients(
-    loss_fn: Callable[..., tuple[Tensor, Any]], params: TensorDict, *args: Any
+    loss_fn: Callable[..., tuple[Tensor, Any]], params: TensorDict, *args: Any, in_loop: bool = False
 ) -> tuple[tuple[Tensor, Any], TensorDict]:
     """`((loss, aux), gradients)` of `loss_fn(params, *args) -> (loss, aux)`, as `value_and_grad` gives them."""
-    if torch.is_grad_enabled() or under_transform() or (traced() and not is_recordable()):
+    if in_loop or torch.is_grad_enabled() or under_transform() or (traced() and not is_recordable()):
         return value_and_grad(loss_fn, has_aux=True)(params, *args)  # type: ignore[no-any-return]
     part = Part(params, "grad", sort=False)
     own = [x.detach().requires_grad_() for x in part.tensors]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.tracing import lend_objects, loop_operator
+from tdc.compile._torch.tracing import at_trace_time, keep_activations, lend_objects, loop_operator
 from tdc.compile.loss import not_zero
 from tdc.compile.upstream import traced
 from tdc.compile.vectorize import is_container
@@ -43,7 +43,7 @@ class Gradients(NamedTuple):
     count: Any
 
 
-Of = Callable[[TensorDict, Any, Any], Gradients]
+Of = Callable[..., Gradients]  # (params, buffers, part, in_loop=False)
 
 
 def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
@@ -64,6 +64,7 @@ def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count:
 
 def one_by_one(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
     """Sums of gradients and metrics, the last buffers, and the sum of counts."""
+    at_trace_time(keep_activations)
     sums: list[Any] = []
     total: Any = 0
     for part, rows in split(batch, count):
@@ -89,7 +90,7 @@ def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) 
         lend_objects()
         sums, held, (total,) = carry
         here = None if buffers is None else with_values(buffers, held)
-        grads, metrics, after, counted = of(params, here, pytree.tree_unflatten(slices, spec))
+        grads, metrics, after, counted = of(params, here, pytree.tree_unflatten(slices, spec), True)
         by: Any = counted if isinstance(counted, Tensor) else size
         new = [a + (widened(g) * by).to(a.dtype) for a, g in zip(sums, grads._leaves.values(), strict=True)]
         kept = [] if buffers is None else [after._leaves[p].clone() for p in buffers._leaves]

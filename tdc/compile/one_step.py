@@ -98,14 +98,16 @@ class Step:
     def gradients(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
         """Gradients of the loss, and what comes with them, of a batch in one or several parts."""
 
-        def of(params: TensorDict, buffers: Any, part: Any) -> Gradients:
-            return self.gradients_of(params, buffers, part, scale)
+        def of(params: TensorDict, buffers: Any, part: Any, in_loop: bool = False) -> Gradients:
+            return self.gradients_of(params, buffers, part, scale, in_loop)
 
         parts = self.accumulate
         found = of(params, buffers, batch) if parts == 1 else mean_over_parts(of, params, buffers, batch, parts)
         return found if scale is None else found._replace(grads=unscaled(found.grads, scale))
 
-    def gradients_of(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
+    def gradients_of(
+        self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None, in_loop: bool
+    ) -> Gradients:
         """Gradients, metrics, new buffers, and the count of a loss that has one, of a batch or a part of one."""
 
         def loss_of(params: TensorDict, buffers: Any, batch: Any) -> tuple[Tensor, tuple[Any, ...]]:
@@ -113,7 +115,9 @@ class Step:
             loss, count, after, aux = read_result(out, buffers, after)
             return loss if scale is None else loss * scale, (loss, count, after, aux)
 
-        (_, (loss, count, after, aux)), grads = loss_and_gradients(loss_of, params, buffers, batch)
+        (_, (loss, count, after, aux)), grads = loss_and_gradients(
+            loss_of, params, buffers, batch, in_loop=in_loop
+        )
         metrics = TensorDict({"loss": loss.detach(), **dict(aux.items())})
         return Gradients(grads, metrics, None if buffers is None else after, count)
 

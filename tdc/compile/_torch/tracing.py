@@ -145,6 +145,24 @@ def refuse_writes(context: Any) -> None:
     tracer.unsafe_allow_externally_visible_side_effects = WRITERS[tracer].pop()
 
 
+def keep_activations(context: Any) -> None:
+    """Have the graph that is being traced compiled without computing checkpointed parts again: of several backward
+    passes in one graph torch refuses it."""
+    output = translator(context).output
+    compiler = output.compiler_fn
+    if compiler is None or hasattr(compiler, "keeps_activations"):
+        return
+
+    @functools.wraps(compiler)
+    def compile_keeping(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        functorch = load("torch._functorch.config")
+        with functorch.patch(remat_using_tags_for_fwd_loss_bwd_graph=False), apart_in_caches("kept"):
+            return compiler(graph, *args, **kwargs)
+
+    compile_keeping.keeps_activations = True  # type: ignore[attr-defined]  # ours
+    output.compiler_fn = compile_keeping
+
+
 def trace_outside(fn: Callable[..., X], *args: Any) -> X:
     """What `fn` returns, traced outside the operator, without its assertions on data: it may not be meant to run."""
     at_trace_time(note_beginning)
