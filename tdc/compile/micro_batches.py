@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.tracing import at_trace_time, keep_activations, lend_objects, loop_operator
+from tdc.compile._torch.tracing import at_trace_time, keep_activations, loop_operator
 from tdc.compile.loss import not_zero
 from tdc.compile.upstream import traced
 from tdc.compile.vectorize import is_container
@@ -87,7 +87,6 @@ def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) 
     total = torch.zeros((), dtype=torch.float64 if double else torch.float32, device=leaves[0].device)
 
     def body(carry: list[list[Tensor]], slices: list[Tensor]) -> tuple[list[list[Tensor]], dict[str, Any]]:
-        lend_objects()
         sums, held, (total,) = carry
         here = None if buffers is None else with_values(buffers, held)
         grads, metrics, after, counted = of(params, here, pytree.tree_unflatten(slices, spec), True)

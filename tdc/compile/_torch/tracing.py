@@ -81,17 +81,6 @@ def refuse_transform(context: Any) -> None:
         raise UnsupportedError(message(name_of(context), "no transform of torch.func around it", got, hint=hint))
 
 
-def lend_objects() -> None:
-    """Let the body of an operator that is being traced change objects from outside, such as the tensors of a module,
-    for as long as it puts them back. Without it Dynamo refuses the change, though nothing of it is left."""
-    at_trace_time(allow_changes)
-
-
-def allow_changes(context: Any) -> None:
-    """Allow changes of objects from outside, until the operator's body is traced."""
-    translator(context).output.current_tracer.unsafe_allow_externally_visible_side_effects = True
-
-
 def refuse_in_scan(op: str, ref: Any) -> None:
     """Refuse a loop in the body of a scan where gradients are needed, and so `ref` is a tensor: torch has none."""
     if ref is not None:
