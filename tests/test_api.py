@@ -210,11 +210,14 @@ zeros(schema, batch_size=None, *, device=None)""",
         )
 
     def test_nn(self):
-        self.assertExpectedInline(listing("tdc.nn"), """\
+        self.assertExpectedInline(
+            listing("tdc.nn"),
+            """\
 class TensorDictParams(td, *, buffers=())
 lora_init(params, rank=8, *, alpha=None, select='*weight', seed=0)
 lora_merge(params, adapters)
-lora_unmerge(params, adapters)""")
+lora_unmerge(params, adapters)""",
+        )
 
     def test_ops(self):
         self.assertExpectedInline(

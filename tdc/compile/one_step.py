@@ -115,9 +115,7 @@ class Step:
             loss, count, after, aux = read_result(out, buffers, after)
             return loss if scale is None else loss * scale, (loss, count, after, aux)
 
-        (_, (loss, count, after, aux)), grads = loss_and_gradients(
-            loss_of, params, buffers, batch, in_loop=in_loop
-        )
+        (_, (loss, count, after, aux)), grads = loss_and_gradients(loss_of, params, buffers, batch, in_loop=in_loop)
         metrics = TensorDict({"loss": loss.detach(), **dict(aux.items())})
         return Gradients(grads, metrics, None if buffers is None else after, count)
 

@@ -9,6 +9,7 @@ import torch
 from texts import Texts
 from torch import nn
 
+import tdc
 from tdc import TensorDict
 from tdc.compile import checkpoint, checkpoint_blocks, train_step
 from tdc.optim import Optimizer, sgd
