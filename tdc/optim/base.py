@@ -198,10 +198,16 @@ def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tup
 
 def of_columns(td: TensorDict, fn: Callable[..., Column], *others: TensorDict) -> TensorDict:
     """`fn` on the floating-point leaves of each dtype, with those of others at the same keys, in wide dtypes."""
-    leaves = dict(td._leaves)
-    paths = [p for p, g in leaves.items() if trainable(g)]
-    for dtype, positions in grouped([leaves[p].dtype for p in paths]):
-        own = [paths[i] for i in positions]
-        columns = [[x._leaves[p].to(wide(dtype)) for p in own] for x in (td, *others)]
-        leaves |= {p: x.to(dtype) for p, x in zip(own, fn(*columns), strict=True)}
+    kinds = [x.dtype if isinstance(x, Tensor) else None for x in td._leaves.values()]
+    leaves, paths = dict(td._leaves), list(td._leaves)
+    for dtype, positions in grouped(kinds):
+        if dtype is not None and (dtype.is_floating_point or dtype.is_complex):
+            own = [paths[i] for i in positions]
+            columns = [cast([x._leaves[p] for p in own], wide(dtype)) for x in (td, *others)]
+            leaves |= {p: x for p, x in zip(own, cast(fn(*columns), dtype), strict=True)}
     return build_td(leaves, td._nodes, td._size, td._device)
+
+
+def cast(xs: Column, dtype: torch.dtype) -> Column:
+    """A column in a dtype; the column itself where it has it: a conversion takes as long to trace as a product."""
+    return xs if not [x for x in xs if x.dtype != dtype] else [x.to(dtype) for x in xs]
