@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, overload
 from weakref import WeakValueDictionary
@@ -13,7 +14,7 @@ from torch import Tensor
 from tdc.autobatch import eager
 from tdc.autobatch.loops import OPTIONS, Options
 from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, driver, driver_text, free, resolved
-from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, read
+from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, local_names, read
 from tdc.autobatch.tree import Call
 from tdc.autobatch.values import Lane, as_result, flatten, map_leaves, unflatten
 from tdc.compile._torch.lanes import has_hooks, load_decompositions
@@ -67,7 +68,10 @@ class BatchFunction:
         fn: the function of one example.
         tree: its control tree as text.
         source: the Python code that runs it on a batch in a graph, as text.
+        has_ways: that examples may go different ways through it: it runs under no vmap.
     """
+
+    has_ways = True
 
     def __init__(self, fn: Any, source: str | None = None, options: Options = OPTIONS) -> None:
         self.fn = fn
@@ -75,24 +79,20 @@ class BatchFunction:
         self._source = read(fn, source)
         self._bind = binder(self._source)
         given = {arg.arg for arg in every_argument(self._source.tree.args)}
-        names = candidates(self._source)
+        names, local = candidates(self._source), local_names(self._source)
         self._given_names = tuple([name for name in names if name.partition(".")[0] in given])
-        self._free_names = tuple([name for name in names if name not in self._given_names])
+        self._free_names = tuple([name for name in names if name.partition(".")[0] not in local])
         self._programs: dict[Answers, Program] = {}
         self._options = options
         self._drivers = Drivers()
         self._number = f"{next(NUMBERS)}"  # as text: a graph might take an int for a size
         FUNCTIONS[self._number] = self
         functools.update_wrapper(self, fn)
+        self.__code__ = fn.__code__  # torch.export asks a `forward` where it is
         self.program(())
 
     def __get__(self, instance: Any, owner: Any = None) -> BatchFunction:
-        if instance is None:
-            return self
-        bound = object.__new__(BatchFunction)
-        bound.__dict__.update(self.__dict__)
-        bound.owner = instance
-        return bound
+        return self if instance is None else Method(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function of one example as it is, or of a batch where an argument is one."""
@@ -152,8 +152,9 @@ class BatchFunction:
         count, device = count_of(values)
         if not traced():
             load_decompositions()
-        run: Callable[..., Any] = self._run_masked if traced() else self._run_group
-        return as_result(run(values, count, device, (self.fn,)), count)
+        if traced():
+            return as_result(self._run_masked(values, count, device, (self.fn,), None, OPTIONS), count)
+        return as_result(self._run_group(values, count, device, (self.fn,)), count)
 
     def _run_group(self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...]) -> Any:
         """What each example returns; `stack` are the functions that are running."""
@@ -167,9 +168,8 @@ class BatchFunction:
         return eager.run_function(self.program(self._called(values)).nodes, values, count, call, device)
 
     def _run_masked(
-        self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any = None,
-        options: Options = OPTIONS,
-    ) -> Any:  # fmt: skip
+        self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...], m: Any, options: Options
+    ) -> Any:
         """The same in a graph, for the examples of a mask; `options` are those of a function that calls this one."""
         options = options if self._options == OPTIONS else self._options
 
@@ -180,6 +180,24 @@ class BatchFunction:
 
         run: Callable[..., Any] = getattr(self._drivers, driver_of(self._number, *self._called(values)))
         return run(m, count, values, options, call)
+
+
+class Method(BatchFunction):
+    """A function of `batch` as a method of an object. All it has is read from the function: Dynamo knows where that is,
+    and takes in no objects of which it does not (torch 2.13)."""
+
+    def __init__(self, function: BatchFunction, owner: Any) -> None:
+        self.function = function
+        self.owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Without `self`, as of a method."""
+        whole = inspect.signature(self.fn)
+        return whole.replace(parameters=[*whole.parameters.values()][1:])
 
 
 FUNCTIONS: WeakValueDictionary[str, BatchFunction] = WeakValueDictionary()  # by number
@@ -319,7 +337,7 @@ def count_of(values: dict[str, Any]) -> tuple[int, Any]:
         for i, leaf in enumerate(data):
             device = leaf.device if device is None else device
             at = name if len(data) == 1 else f"{name}, tensor {i}"
-            counts.append((at, leaf.shape[0] if isinstance(leaf, Tensor) else len(leaf)))
+            counts.append((at, leaf.shape[0]))  # not len(), which is an int in torch.export
     if not counts:
         hint = "tdc.lanes(x) marks a tensor of examples; in_dims=None says that all share an argument"
         raise ShapeError(message(OP, "an argument that is a batch", "only what all examples share", hint=hint))

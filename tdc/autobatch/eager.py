@@ -16,9 +16,12 @@ from tdc.autobatch import blocks
 from tdc.autobatch.ahead import made
 from tdc.autobatch.lists import appended
 from tdc.autobatch.merging import merge
+from tdc.autobatch.source import OP
 from tdc.autobatch.tree import ITEM, Append, Assert, Block, Call, Exit, For, If, Node, Value, While
 from tdc.autobatch.values import RESULT, UNDEFINED, Lane, no_condition, no_return, no_value, select
 from tdc.autobatch.walks import walk
+from tdc.compile._torch.tracing import is_batched
+from tdc.core.errors import UnsupportedError, message
 
 Exits = dict[str, list["Group"]]
 Function = Callable[[Any, "Group"], "Group"]
@@ -134,7 +137,14 @@ def decide(value: Value, group: Group) -> bool | Tensor:
 
 
 def settled(mask: Tensor) -> bool | Tensor:
-    """A mask, as one bool where all examples have the same."""
+    """A mask, as one bool where all examples have the same.
+
+    Raises:
+        UnsupportedError: it stands for one of a vmap around the batch.
+    """
+    if is_batched(mask):
+        got, hint = "a vmap around a batch", "map over what the vmap maps, too: in_dims, or tdc.lanes"
+        raise UnsupportedError(message(OP, "examples that are mapped by tdc.batch alone", got, hint=hint))
     count = int(mask.sum())
     return mask if 0 < count < mask.numel() else count > 0
 

@@ -179,6 +179,8 @@ def put(x: Any, index: Any, value: Any) -> Any:
         x[index] = value  # what cannot be set says so itself
         return x
     entries = index if isinstance(index, tuple) else (index,)
+    if len(entries) == 1 and is_mask(entries[0], x):
+        return put_where(x, entries[0], value)
     numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
     taken = mask_of(numbers, entries)
     value = value.to(x.dtype) if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
@@ -192,6 +194,21 @@ def put(x: Any, index: Any, value: Any) -> Any:
         value.flatten()[:1], dtype=torch.bool
     )  # torch's rule writes to the one tensor of all examples
     return torch.where(own, x.flatten(), x.flatten()).index_put((where.flatten(),), value.flatten()).reshape(x.shape)
+
+
+def is_mask(i: Any, x: Tensor) -> bool:
+    """Whether an index says of each element, or of each row, whether it is taken."""
+    return isinstance(i, Tensor) and i.dtype == torch.bool and 0 < i.ndim <= x.ndim and i.shape == x.shape[: i.ndim]
+
+
+def put_where(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """What `x` is after `x[mask] = value`, for a value that each element or row can have; others say so themselves."""
+    value = value.to(x.dtype) if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    rest = x.shape[mask.ndim :]
+    if value.ndim > len(rest):
+        got, hint = "a value for each one that is taken", "torch.where(mask, values, x), with a value for each"
+        refuse(got, hint, "one value in x[mask] = value")
+    return torch.where(mask.reshape(*mask.shape, *[1] * len(rest)), value, x)
 
 
 def mask_of(numbers: Tensor, entries: tuple[Any, ...]) -> Tensor | None:

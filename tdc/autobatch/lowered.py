@@ -30,7 +30,7 @@ from tdc.autobatch.values import (
     unflatten,
 )
 from tdc.compile._torch.tracing import before_operator, trace_outside
-from tdc.compile.upstream import Code, needs_grad, own_gradients
+from tdc.compile.upstream import Code, copied, needs_grad, own_gradients
 from tdc.core.asserts import require
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import row_ids
@@ -77,16 +77,19 @@ def guarded(
     mapped = [is_lane(x) for x in parts]
     shapes = [x.data.shape[1:] if is_lane(x) else x.shape for x in parts]
 
-    def run(mask: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+    def run(*all_given: Tensor) -> tuple[Tensor, ...]:
+        *flat, mask = all_given
         own = given.values(own_gradients(flat, ref))
         return tuple(code.encode(found.tensors(block(fn, names, own, line, mask.shape[0]))))
 
-    def skip(mask: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+    def skip(*all_given: Tensor) -> tuple[Tensor, ...]:
+        mask = all_given[-1]
         sizes = [(mask.shape[0], *s) if lane else s for lane, s in zip(mapped, shapes, strict=True)]
         zeros = [torch.zeros(s, dtype=x.dtype, device=mask.device) for s, x in zip(sizes, tensors, strict=True)]
         return tuple(code.encode(zeros))
 
-    out = code.decode(torch.cond(m.any(), run, skip, (m, *given.tensors(list(args)))))
+    first, *others = [*given.tensors(list(args)), m]  # no two of which may share memory
+    out = code.decode(torch.cond(m.any(), run, skip, (first, *[copied(x) for x in others])))
     return found.values(own_gradients(out, ref))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from tdc.autobatch.source import OP, Source
+from tdc.autobatch.hoist import given_in
+from tdc.autobatch.source import OP, Source, every_argument
+from tdc.autobatch.syntax import Names
 from tdc.core.errors import UnsupportedError, message
 
 TAKES = {  # what gives a value, too; `o` stands for the object
@@ -52,6 +55,7 @@ def check(source: Source, names: Iterable[str]) -> None:
     """
     local = {*names}
     nodes = [node for stmt in source.tree.body for node in ast.walk(stmt)]
+    refuse_late_names(source, nodes, local)
     statements = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
     new = {id(n.value): targets_of(n) for n in nodes if isinstance(n, ast.Assign)}
     for node in nodes:
@@ -66,6 +70,23 @@ def check(source: Source, names: Iterable[str]) -> None:
             if hint:
                 text = f"{ast.unparse(node)[:40]!r}, which changes an object,"
                 raise refusal(source, node, text, hint)
+
+
+def refuse_late_names(source: Source, nodes: list[ast.AST], local: set[str]) -> None:
+    """Refuse a lambda, or generator, that is kept and reads a name which gets another value: Python would read the
+    value of the moment when it is called, a block has that of the moment when it was made."""
+    calls = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") != "append"]
+    used = {id(part) for call in calls for part in (*call.args, *[k.value for k in call.keywords])}
+    given = Counter([*[arg.arg for arg in every_argument(source.tree.args)], *given_in(source.tree)])
+    for node in nodes:
+        if isinstance(node, (ast.Lambda, ast.GeneratorExp)) and id(node) not in used:
+            found = Names(frozenset(local))
+            found.visit(node)
+            late = [name for name in found.reads if given[name] > 1]
+            if late:
+                kind = "lambda" if isinstance(node, ast.Lambda) else "generator"
+                text = f"a {kind} that reads {late[0]!r}, which gets another value,"
+                raise refusal(source, node, text, f"keep what it reads under a name of its own: now = {late[0]}")
 
 
 def change(call: ast.Call, func: ast.Attribute, local: set[str], alone: bool, targets: set[str]) -> str:

@@ -17,11 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from tdc.compile.functional import functional_call
 from tdc.compile.vectorize import vmap
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core import pytree
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -57,7 +60,8 @@ def ensemble(
         ShapeError: params without a batch dim, or in_dims that do not fit the arguments.
 
     Compile:
-        fullgraph, one graph for all members.
+        fullgraph, one graph for all members. Of a module whose `forward`, or that of a part of it, is a function of
+        `tdc.batch`, members run one after the other, each with a loop of its own in the graph.
 
     Example:
         >>> import torch
@@ -81,9 +85,39 @@ def ensemble(
         def one(member: TensorDict, *parts: Any) -> Any:
             return functional_call(module, member, parts, kwargs, return_buffers=return_buffers)
 
+        if has_ways(module):
+            return one_by_one(one, params, args, dims, randomness)
         return vmap(one, (0, *dims), 0, randomness, chunk_size=chunk_size)(params, *args)
 
     return call
+
+
+def has_ways(module: nn.Module) -> bool:
+    """Whether examples go different ways through a module, as a function of `tdc.batch` lets them: then members may,
+    too, and no vmap can run them at once."""
+    return any([getattr(m.forward, "has_ways", False) is True for m in module.modules()])
+
+
+def one_by_one(
+    one: Callable[..., Any], params: TensorDict, args: tuple[Any, ...], dims: tuple[Any, ...], randomness: str
+) -> Any:
+    """What the members return, one called after the other.
+
+    Raises:
+        ShapeError: a dim of members that is no int.
+        UnsupportedError: the same random numbers for all, which one call cannot draw twice.
+    """
+    if randomness == "same":
+        got, hint = "randomness='same'", "randomness='different', or a seed before each call of one member"
+        raise UnsupportedError(message("ensemble", "members that draw their own random numbers", got, hint=hint))
+    if not all([d is None or isinstance(d, int) for d in dims]):
+        hint = "an int, or None, for each argument"
+        raise ShapeError(message("ensemble", "one dim for each argument, of modules with tdc.batch", "more", hint=hint))
+    found: list[Any] = []
+    for k in range(params.batch_size[0]):
+        parts = [x if d is None else x.select(d, k) for x, d in zip(args, dims, strict=True)]
+        found.append(one(params[k], *parts))
+    return pytree.tree_map(lambda *xs: torch.stack(xs), *found, is_leaf=lambda x: is_ragged(x))
 
 
 def check(params: TensorDict) -> None:

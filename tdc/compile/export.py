@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ShapesCollection
 
 from tdc.compile._torch.aoti import Package, save_package, save_without_weights
+from tdc.compile._torch.lanes import levels_in_loops
 from tdc.compile._torch.symbolic import any_size
 from tdc.compile.archive import read_weights, save_weights, seal, unseal
 from tdc.compile.dims import Entry, Vary, declared, distinct, has_bounds
@@ -298,7 +299,7 @@ def program_of(
         varying = {d: dim_hint(v) for d, v in enumerate(entry.sizes) if isinstance(v, Vary)}
         if varying:
             shapes[entry.value] = varying
-    with torch.no_grad(), any_size():
+    with torch.no_grad(), any_size(), levels_in_loops():
         return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
 
 

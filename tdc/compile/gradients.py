@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.autograd import recording
+from tdc.compile._torch.retraced import begin
 from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
@@ -97,13 +99,30 @@ def both_of(op: str, fn: Callable[..., Any], argnums: int | tuple[int, ...], has
                 full[i] = part.filled(tensors, others)
             return fn(*full, **named)
 
-        run = torch.func.grad_and_value(inner, has_aux=has_aux)
         others = [None if i in chosen else x for i, x in enumerate(args)]
+        run = by_autograd(inner, has_aux) if begin() else torch.func.grad_and_value(inner, has_aux=has_aux)
         grads, value = run([part.tensors for part in taken], [part.others for part in taken], others, kwargs)
         found = [part.gradients(tensors) for part, tensors in zip(taken, grads, strict=True)]
         return value, found[0] if isinstance(argnums, int) else tuple(found)
 
     return call
+
+
+def by_autograd(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """`torch.func.grad_and_value` of lists of tensors, in a graph in which nobody differentiates what it returns."""
+
+    def run(values: list[list[Tensor]], *rest: Any) -> tuple[list[list[Tensor]], Any]:
+        with torch.enable_grad():
+            leaves = [[x.detach().requires_grad_() for x in part] for part in values]
+            out = fn(leaves, *rest)
+            flat = [x for part in leaves for x in part]
+            loss = out[0] if has_aux else out
+            with recording():
+                found = iter(torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True))
+        whole = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, out)
+        return [[next(found) for _ in part] for part in leaves], whole
+
+    return run
 
 
 class Part:

@@ -307,14 +307,40 @@ class TestCompiled:
         else:
             same(fn, torch.zeros(3, 4), wrt=[w])
 
+    @pytest.mark.parametrize("op", ["cond", "scan", "while_loop"])
+    def test_gradients_around_compiled_operators(self, op: str):
+        """Autograd takes them, since torch's operators of loops have no rule for `torch.func.grad`."""
+        fn, w = AROUND[op], torch.rand(3)
+        with torch.no_grad():
+            found = torch.compile(lambda w: tdc.value_and_grad(fn)(w), fullgraph=True, backend="aot_eager")(w)
+            torch.testing.assert_close(found, tdc.value_and_grad(fn)(w))
+
     @pytest.mark.parametrize("op", ["cond", "scan"])
-    def test_transforms_around_compiled_operators_are_refused(self, op: str):
-        fn = {
-            "cond": lambda w: tdc.cond(w.sum() > 0, lambda w: w.sin(), lambda w: w.cos(), (w,)).sum(),
-            "scan": lambda w: tdc.scan(lambda h, x: (h * x, None), torch.ones(()), w)[0],
-        }[op]
-        with pytest.raises(Exception, match=rf"tdc\.{op}: expected no transform of torch\.func around it, got grad"):
-            torch.compile(lambda w: tdc.grad(fn)(w), fullgraph=True, backend="eager")(torch.rand(3))
+    @pytest.mark.parametrize(
+        ("around", "name"),
+        [
+            (torch.func.grad, "grad"),
+            (tdc.grad, "grad"),
+            (lambda fn: torch.func.grad(lambda w: tdc.grad(fn)(w).sum()), "grad"),
+            (lambda fn: lambda w: torch.vmap(tdc.grad(fn))(w.expand(2, 3)), "grad"),
+            (lambda fn: lambda w: torch.vmap(fn)(w.expand(2, 3)), "vmap"),
+        ],
+        ids=["torch", "differentiable", "second", "members", "vmap"],
+    )
+    def test_transforms_around_compiled_operators_are_refused(self, op: str, around: Any, name: str):
+        mode = torch.enable_grad() if around is tdc.grad else torch.no_grad()
+        with (
+            mode,
+            pytest.raises(Exception, match=rf"tdc\.{op}: expected no transform of torch\.func around it, got {name}"),
+        ):
+            torch.compile(around(AROUND[op]), fullgraph=True, backend="eager")(torch.rand(3))
+
+
+AROUND: dict[str, Any] = {
+    "cond": lambda w: tdc.cond(torch.tensor(True), lambda w: w.sin(), lambda w: w.cos(), (w,)).sum(),
+    "scan": lambda w: tdc.scan(lambda h, x: (h * x, None), torch.ones(()), w)[0],
+    "while_loop": lambda w: tdc.while_loop(lambda n, h: n < 3, lambda n, h: (n + 1, h * w.sin()), (one(), w))[1].sum(),
+}
 
 
 def one() -> Tensor:

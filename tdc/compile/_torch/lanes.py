@@ -6,18 +6,21 @@ lines for Dynamo to trace. Here tensors are lists already, and what the function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pkgutil import resolve_name as load
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.node import has_side_effect
 
 from tdc.compile._torch.levels import add_batch_dim, remove_batch_dim
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile._torch.vmap_rules import register_rules
 
+NESTING = ("_vmap_increment_nesting", "_vmap_decrement_nesting")
 level_of_vmap: Any = load("torch._functorch.vmap:vmap_increment_nesting")
 
 
@@ -33,11 +36,32 @@ def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count
     return found, mapped
 
 
+@contextmanager
+def levels_in_loops() -> Iterator[None]:
+    """Let torch.export say of the nodes that begin and end a level that they return nothing. It does so outside of
+    loops, and finds that they lack a value inside (torch 2.13)."""
+    verifier = load("torch._export.verifier")
+    check = verifier._check_val
+
+    def checked(node: Any) -> None:
+        if getattr(node.target, "__name__", "") in NESTING:
+            node.meta.setdefault("val", None)
+        check(node)
+
+    verifier._check_val = checked
+    try:
+        yield
+    finally:
+        verifier._check_val = check
+
+
 @cache
 def load_decompositions() -> None:
     """Have torch load what vmap needs for some operations, as its first vmap does, and what it has not."""
     torch.vmap(torch.neg)(torch.zeros(1))
     register_rules()
+    for name in NESTING:  # else torch.export drops them from loops (torch 2.13)
+        has_side_effect(load(f"torch._functorch.predispatch:{name}"))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

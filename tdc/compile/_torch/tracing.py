@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tdc.compile._torch.inductor import apart_in_caches
+from tdc.compile._torch.retraced import retrace
 from tdc.core.dynamo import constant
 from tdc.core.errors import UnsupportedError, message
 
@@ -73,11 +74,13 @@ def before_operator(op: str) -> None:
 
 
 def refuse_transform(context: Any) -> None:
-    """Raise where a transform of `torch.func` is active: torch fails in cond and scan, or maps the wrong dims."""
+    """Raise where a transform of `torch.func` is active: torch fails in cond and scan, or maps the wrong dims. A
+    gradient of ours is taken by autograd instead."""
     transform = innermost_transform()
     if transform is not None:
+        retrace(context)
         got = f"{transform} in a compiled function"
-        hint = "take gradients outside with loss.backward(), vmap inside the body, or do not compile"
+        hint = "tdc.grad in torch.no_grad(), or loss.backward() outside; vmap inside the body; or do not compile"
         raise UnsupportedError(message(name_of(context), "no transform of torch.func around it", got, hint=hint))
 
 
