@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from tdc.autobatch.ragged_example import RaggedExample
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import Lane, flatten, is_lane, is_tree, unflatten
+from tdc.autobatch.values import NUMBERS, Lane, flatten, is_lane, is_tree, unflatten
 from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.levels import current_level
+from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 from tdc.core.errors import UnsupportedError, message
 from tdc.ragged.nested import NestedTensor
@@ -60,15 +63,37 @@ def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], cou
     """`map_lanes`, which says what to write instead of what vmap has not.
 
     Raises:
-        UnsupportedError: as `SAID` has it.
+        UnsupportedError: as `SAID` has it; an object among the results that has tensors of one example inside.
     """
     try:
-        return map_lanes(fn, tensors, count)
+        found, mapped = map_lanes(fn, tensors, count)
     except RuntimeError as error:
         for text, expected, got, hint in SAID:
             if text in str(error):
                 raise UnsupportedError(message(OP, expected, got, hint=hint)) from error
         raise
+    for x, is_mapped in zip(found, mapped, strict=True):
+        if not is_mapped and not isinstance(x, (Tensor, RaggedExample, *PLAIN)) and holds_example(x):
+            got = f"a {type(x).__name__} that has such a tensor inside, and is needed behind a test or in a loop"
+            hint = "make it again where it is used, or keep its tensors in a tuple, dict or TensorDict"
+            raise UnsupportedError(message(OP, "tensors of an example in trees", got, hint=hint))
+    return found, mapped
+
+
+PLAIN = (*NUMBERS, str, bytes, type(None), type, ModuleType, torch.nn.Module, torch.dtype, torch.device)
+
+
+def holds_example(x: Any, depth: int = 5) -> bool:
+    """Whether an object, such as a function or an iterator, has a tensor of one example inside: behind the block it
+    would stand for other examples."""
+    if isinstance(x, Tensor):
+        return is_batched(x)
+    if isinstance(x, RaggedExample) or depth == 0 or isinstance(x, PLAIN):
+        return isinstance(x, RaggedExample)
+    parts = gc.get_referents(x)
+    if isinstance(x, FunctionType):  # not its globals
+        parts = [*[cell.cell_contents for cell in x.__closure__ or ()], *(x.__defaults__ or ())]
+    return any([holds_example(part, depth - 1) for part in parts])
 
 
 SAID = (  # what is in torch's message, and what ours says
@@ -82,6 +107,10 @@ SAID = (  # what is in torch's message, and what ours says
     ),
     (
         "differently shaped", "results of one shape", "x[mask] or the like, of another size for each example",
+        "torch.where(mask, x, 0)",
+    ),
+    (
+        "can support dynamic shape", "results of one shape", "x[mask] or the like, of another size for each example",
         "torch.where(mask, x, 0)",
     ),
     (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from tdc.autobatch.comprehensions import as_loop, is_loop, with_lists
 from tdc.autobatch.hoist import Hoist
 from tdc.autobatch.refused import check, refusal
 from tdc.autobatch.source import HELPERS, Source
@@ -40,13 +41,17 @@ class Builder:
         names: its local names.
         site: whether a call is one of a function of `batch`.
         product: whether a call is one of a linear layer.
+        differing: names whose values may differ between examples; comprehensions along these are loops.
 
     Raises:
         UnsupportedError: code that changes objects, prints or waits; methods refuse what else has no meaning here.
     """
 
-    def __init__(self, source: Source, names: frozenset[str], site: Site, product: Site) -> None:
+    def __init__(
+        self, source: Source, names: frozenset[str], site: Site, product: Site, differing: frozenset[str] = frozenset()
+    ) -> None:
         self.source = source
+        self.differing = differing
         self.names = names
         self.site = site
         self.product = product
@@ -59,6 +64,9 @@ class Builder:
     def temporary(self) -> str:
         self.temporaries += 1
         return f"{TEMPORARY}{self.temporaries}"
+
+    def is_local(self, name: str) -> bool:
+        return name in self.names or name.startswith(TEMPORARY)
 
     # -- statements
 
@@ -118,7 +126,7 @@ class Builder:
             return
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(call.args) == 1:
             owner = call.func.value
-            if call.func.attr == "append" and isinstance(owner, ast.Name) and owner.id in self.names:
+            if call.func.attr == "append" and isinstance(owner, ast.Name) and self.is_local(owner.id):
                 out.append(Append(owner.id, self.value(call.args[0], out), stmt.lineno))
                 return
         text = f"an expression whose value is not used, {ast.unparse(call)[:40]!r},"
@@ -287,13 +295,21 @@ class Lift(ast.NodeTransformer):
         """Comprehensions stay as they are, too."""
         return node if isinstance(node, COMPREHENSIONS) else super().generic_visit(node)
 
+    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+        if not is_loop(node, self.builder.differing):
+            return node
+        name = self.builder.temporary()
+        for stmt in as_loop(node, name, self.builder.temporary):
+            self.builder.statement(stmt, self.pre)
+        return ast.copy_location(load(name), node)
+
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
         value = self.visit(node.value)
         self.put(node.target.id, value, self.pre, node)
         return load(node.target.id)
 
     def visit_Call(self, node: ast.Call) -> Any:
-        self.generic_visit(node)
+        self.generic_visit(with_lists(node))
         if not self.builder.site(node):
             return node
         if any(k.arg is None for k in node.keywords):

@@ -136,12 +136,15 @@ class BatchFunction:
 
     def program(self, given: tuple[str, ...]) -> Program:
         """The program; `given` says which arguments, and attributes of them, are functions of `batch` or layers."""
-        known = free(self._source, self._free_names)
-        called = frozenset((*given, *answers(self._free_names, known)))
+        called = self.all_called(given)
         found = self._programs.get(called)
         if found is None:
             found = self._programs[called] = build(self._source, called)
         return found
+
+    def all_called(self, given: tuple[str, ...]) -> Answers:
+        """The same with what globals and closures have now."""
+        return frozenset((*given, *answers(self._free_names, free(self._source, self._free_names))))
 
     def _called(self, values: dict[str, Any]) -> tuple[str, ...]:
         """Which arguments, and attributes of them, are functions of `batch` or layers."""
@@ -212,7 +215,7 @@ def driver_of(number: str, *given: str) -> str:
     """The name of the driver of a function, which is written while a graph is traced."""
     function = FUNCTIONS[number]
     load_decompositions()
-    name = f"driver_{'_'.join(given).replace('.', '_')}"
+    name = "driver_" + "_".join(sorted(function.all_called(given))).replace(".", "_")
     if not hasattr(function._drivers, name):  # Dynamo may trace a call again, and wants to see the same code
         setattr(function._drivers, name, driver(function.program(given)))
     return name

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.autobatch.joins import cat as cat  # pieces of source reach these here
+from tdc.autobatch.joins import builtin as builtin  # pieces of source reach these here
+from tdc.autobatch.joins import cat as cat
 from tdc.autobatch.joins import length as length
 from tdc.autobatch.joins import stack as stack
 from tdc.autobatch.per_example.index import FULL, Span

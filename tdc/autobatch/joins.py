@@ -1,4 +1,5 @@
-"""`len`, `torch.cat` and `torch.stack` in a block: of lists that grew, and of what differs between examples."""
+"""`len`, `sum`, `any`, `all`, `max`, `min`, `torch.cat` and `torch.stack` in a block: of lists that grew, and of what
+differs between examples."""
 
 from __future__ import annotations
 
@@ -19,6 +20,80 @@ from tdc.ragged.masked import MaskedBatch
 def length(x: Any) -> Any:
     """`len(x)`; what differs between examples is a 0-d tensor."""
     return x.count if isinstance(x, Grown) else x.size(0) if isinstance(x, RaggedExample) else builtins.len(x)
+
+
+def total(x: Any, start: Any = 0) -> Any:
+    """`sum(x, start)`."""
+    if not isinstance(x, Grown):
+        return builtins.sum(x, start)
+    items = items_of(x)
+    return start + torch.where(there(x, items), items, torch.zeros_like(items)).sum(0).to(items.dtype)
+
+
+def some(x: Any) -> Any:
+    """`any(x)`, as a bool for each example where there are tensors."""
+    if isinstance(x, Grown):
+        items = items_of(x)
+        return (there(x, items) & items.bool()).any()
+    found: Any = False
+    for part in x:
+        if isinstance(part, Tensor):
+            found = part.reshape(()).bool() | found
+        elif part:
+            return True
+    return found
+
+
+def every(x: Any) -> Any:
+    """`all(x)`, as a bool for each example where there are tensors."""
+    if isinstance(x, Grown):
+        items = items_of(x)
+        return (~there(x, items) | items.bool()).all()
+    found: Any = True
+    for part in x:
+        if isinstance(part, Tensor):
+            found = part.reshape(()).bool() & found
+        elif not part:
+            return False
+    return found
+
+
+def furthest(fn: Any, values: Any) -> Any:
+    """`max` or `min` of several values: the first of those that no other exceeds."""
+    found, *rest = values
+    for other in rest:
+        further = other > found if fn is builtins.max else other < found
+        found = torch.where(further.reshape(()), other, found) if isinstance(further, Tensor) else fn(found, other)
+    return found
+
+
+def items_of(x: Grown) -> Tensor:
+    """The items of a list that grew, and room behind them.
+
+    Raises:
+        UnsupportedError: they are trees.
+    """
+    if not isinstance(x.items, Tensor):
+        raise refusal("items that are no tensors of one shape")
+    return x.items
+
+
+def there(x: Grown, items: Tensor) -> Tensor:
+    """Which of the items that there is room for an example has."""
+    return (torch.arange(items.shape[0], device=items.device) < x.count).reshape(-1, *[1] * (items.ndim - 1))
+
+
+def builtin(fn: Any, *args: Any, **options: Any) -> Any:
+    """A function that may be Python's `sum`, `any`, `all`, `max` or `min`, or one of the user by that name."""
+    if fn is builtins.sum:
+        return total(*args, **options)
+    if fn is builtins.any or fn is builtins.all:
+        return some(*args) if fn is builtins.any else every(*args)
+    if (fn is builtins.max or fn is builtins.min) and not options:
+        values: Any = args if len(args) != 1 else args[0]
+        if isinstance(values, (tuple, list)) and values:
+            return furthest(fn, values)
+    return fn(*args, **options)
 
 
 def stack(tensors: Any, dim: int = 0) -> Any:
@@ -47,10 +122,8 @@ def cat(tensors: Any, dim: int = 0) -> Any:
 
 def rows_of(x: Grown) -> RaggedExample:
     """The items of a list that grew, as rows."""
-    if not isinstance(x.items, Tensor):
-        raise refusal("items that are no tensors of one shape")
     level = current_level()
-    items, count = physical(x.items, level), physical(x.count, level)
+    items, count = physical(items_of(x), level), physical(x.count, level)
     with outside():
         packed = MaskedBatch(items, count).to_packed()
     return RaggedExample(packed, level)

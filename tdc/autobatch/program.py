@@ -15,6 +15,7 @@ from typing import Any
 from tdc.autobatch import ahead, flow, in_block, lists, loops, lowered, rounds, values
 from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import Pieces, write
+from tdc.autobatch.refused import refuse_kept
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
 from tdc.autobatch.syntax import load
 from tdc.autobatch.tree import Append, Block, Node, Value, show
@@ -82,16 +83,26 @@ def build(source: Source, called: Answers) -> Program:
     def product(call: ast.Call) -> bool:
         return is_dotted(call.func) and ast.unparse(call.func) + LAYER in called
 
-    tree: Any = ast.parse(ast.unparse(source.tree)).body[0]  # a copy, since it is rewritten
-    for new, old in zip(ast.walk(tree), ast.walk(source.tree), strict=True):
-        ast.copy_location(new, old)
-    nodes = Builder(source, names, site, product).nodes(tree.body)
+    nodes = Builder(source, names, site, product).nodes(copied(source).body)
     flow.fill(nodes, names)
     given = frozenset(arg.arg for arg in every_argument(source.tree.args))
     tainted = flow.tainted_names(source, nodes, names)
+    if any(isinstance(n, (ast.ListComp, ast.GeneratorExp)) for n in ast.walk(source.tree)):
+        nodes = Builder(source, names, site, product, tainted).nodes(copied(source).body)
+        flow.fill(nodes, names)
+        tainted = flow.tainted_names(source, nodes, names)
     flow.Assigned(source, tainted).check(nodes, given, {"return": [], "break": [], "continue": []})
+    refuse_kept(source, [b for n in flow.every(nodes) for b in flow.blocks_of(n)], tainted)
     compile_pieces(source, nodes)
     return Program(source, nodes)
+
+
+def copied(source: Source) -> ast.FunctionDef:
+    """The syntax tree of a function, to be rewritten."""
+    tree: Any = ast.parse(ast.unparse(source.tree)).body[0]
+    for new, old in zip(ast.walk(tree), ast.walk(source.tree), strict=True):
+        ast.copy_location(new, old)
+    return tree  # type: ignore[no-any-return]  # a function
 
 
 def compile_pieces(source: Source, nodes: list[Node]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tdc.autobatch.hoist import given_in
 from tdc.autobatch.source import OP, Source, every_argument
 from tdc.autobatch.syntax import Names
+from tdc.autobatch.tree import Block
 from tdc.core.errors import UnsupportedError, message
 
 TAKES = {  # what gives a value, too; `o` stands for the object
@@ -70,6 +71,28 @@ def check(source: Source, names: Iterable[str]) -> None:
             if hint:
                 text = f"{ast.unparse(node)[:40]!r}, which changes an object,"
                 raise refusal(source, node, text, hint)
+
+
+def refuse_kept(source: Source, blocks: Iterable[Block], differing: frozenset[str]) -> None:
+    """Refuse a lambda, or generator, that reads what differs between examples and is needed behind its block: there
+    other examples may be, or the same in another order.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    for block in blocks:
+        for stmt in block.body:
+            calls = [n for n in ast.walk(stmt) if isinstance(n, ast.Call)]
+            used = {id(part) for call in calls for part in (*call.args, *[k.value for k in call.keywords])}
+            stores = {n.id for n in ast.walk(stmt) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            for node in ast.walk(stmt):
+                if isinstance(node, (ast.Lambda, ast.GeneratorExp)) and id(node) not in used:
+                    found = Names(differing)
+                    found.visit(node)
+                    if found.reads and stores & {*block.wanted}:
+                        kind = "lambda" if isinstance(node, ast.Lambda) else "generator"
+                        text = f"a {kind} that reads {next(iter(found.reads))!r} and is kept for other statements,"
+                        raise refusal(source, node, text, "a function outside, of all that it reads")
 
 
 def refuse_late_names(source: Source, nodes: list[ast.AST], local: set[str]) -> None:

@@ -23,9 +23,10 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, whatever 
     "stack", "zeros", "ones", "zeros_like", "ones_like", "full", "arange", "tensor", "double", "long", "int", "reshape",
     "view", "flatten", "transpose", "unsqueeze", "expand", "new_zeros", "new_ones", "detach", "clone", "to", "and_",
     "or_", "not_", "if_else", "chain", "turned", "layer_norm", "dropout", "logical_and", "logical_or", "logical_not",
-    "argmax",
+    "argmax", "builtin",
 ))  # fmt: skip
 CALLS = {"len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack"}  # and their helpers
+BUILTINS = ("sum", "any", "all", "max", "min")  # that ask for the truth of what they get, or walk along it
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
     ast.IsNot: "is_not", ast.In: "in_", ast.NotIn: "not_in",
@@ -133,6 +134,11 @@ class InBlock(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
+            given = ast.Call(
+                ast.Attribute(load(HELPERS), "builtin", ast.Load()), [node.func, *node.args], node.keywords
+            )
+            return located(given, node)
         helper = CALLS.get(ast.unparse(node.func)) if isinstance(node.func, (ast.Name, ast.Attribute)) else None
         if helper is None:
             return node

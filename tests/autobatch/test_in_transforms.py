@@ -1,4 +1,4 @@
-"""Functions of `tdc.batch` inside others: compiled, differentiated, trained, exported, and as members of an ensemble."""
+"""Functions of `tdc.batch` inside others: compiled, differentiated, trained, exported, and members of an ensemble."""
 
 from __future__ import annotations
 

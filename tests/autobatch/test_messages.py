@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,14 @@ CODE: dict[str, tuple[str, str]] = {  # the second line of a function, what is w
     "global y": ("`global`", "return the value instead"),
     "raise ValueError": ("`raise`", "`assert test, text` holds for each example"),
     "import math": ("`import`", "at the top of the file"),
+    "f = lambda v: v * o; o = f(x)": (
+        "a lambda that reads 'o', which gets another value,",
+        "keep what it reads under a name of its own: now = o",
+    ),
+    "g = (v * o for v in x); o = sum(g)": (
+        "a generator that reads 'o', which gets another value,",
+        "keep what it reads under a name of its own: now = o",
+    ),
     "del x": ("`del`", "it is not needed"),
 }
 
@@ -80,12 +89,34 @@ def test_code_that_is_refused(line: str):
 ALLOWED = [
     "o.append(x)", "value, o = o.pop('a')", "o = o.update({})", "v, i = x.sort()", "y = torch.sort(x)",
     "y = o.state.update(x)", "x[0] = 1", "x += 1", "y = o.lambda_(x)", "y = torch.relu(x).pop()",
+    "x = sorted([x], key=lambda v: x.sum()); x = x[0]", "f = lambda v: v * o; x = f(1)",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", ALLOWED)
 def test_what_changes_no_object_is_not_refused(line: str):
     assert made(f"def f(x, o):\n    {line}\n    return x\n").fn is not None
+
+
+@pytest.mark.parametrize("value", ["lambda v: v + n", "(v + n for v in (1, 2))"])
+def test_what_reads_examples_is_not_kept_behind_a_test(value: str):
+    """Found by hand: it read those of the statements before, in their order."""
+    kind = "lambda" if "lambda" in value else "generator"
+    with pytest.raises(tdc.UnsupportedError, match=f"a {kind} that reads 'n' and is kept for other statements, at "):
+        made(f"def f(x, n):\n    g = {value}\n    if x > 0:\n        x = x * 2\n    return [x, g]\n")
+
+
+@pytest.mark.parametrize("value", ["partial(torch.add, n)", "zip([x], [n])", "Holder(n)", "{1: n}.items()"])
+def test_objects_with_examples_inside_are_not_kept_behind_a_test(value: str):
+    f = made(f"def f(x, n):\n    g = {value}\n    if x > 0:\n        x = x * 2\n    return x, g\n")
+    f.fn.__globals__.update(partial=functools.partial, Holder=Holder)
+    with pytest.raises(tdc.UnsupportedError, match="that has such a tensor inside, and is needed behind a test"):
+        f.map(torch.tensor([1.0, -1.0]), torch.tensor([3.0, 4.0]))
+
+
+class Holder:
+    def __init__(self, x: Any) -> None:
+        self.x = x
 
 
 def test_the_line_is_that_of_the_file():

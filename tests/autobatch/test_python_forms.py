@@ -1,0 +1,148 @@
+"""Comprehensions, Python's functions of several values, masks as indices, lambdas and names that hide others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tdc
+from tdc.testing import assert_batched_equal
+
+W = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@tdc.batch
+def positive(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x @ W
+    return x.tanh()
+
+
+@tdc.batch
+def cell(x: Tensor) -> Tensor:
+    """Hidden by a local name below."""
+    return x * 100
+
+
+def of_rows(xs: Any) -> Tensor:
+    return torch.stack([x * 2 for x in xs])
+
+
+def with_test_and_calls(xs: Any) -> Any:
+    ys = [positive(x) for x in xs if x[0] > -0.5]
+    return sum([y.sum() for y in ys]), len(ys)
+
+
+def in_each_other(xs: Any) -> Any:
+    return sum([(x * y).sum() for x in xs for y in xs if x[0] > y[0]])
+
+
+def targets_are_not_seen_outside(xs: Any) -> Tensor:
+    x = xs.sum()
+    ys = [x * i for i, x in enumerate(xs)]
+    return torch.stack(ys).sum(0) + x
+
+
+def generators(xs: Any) -> Tensor:
+    if any(x.sum() > 1 for x in xs) and not all(x[0] > -1 for x in xs):
+        return sum(x.sum() for x in xs) + 0
+    return xs.mean()
+
+
+def furthest(xs: Any) -> Any:
+    most, i = xs[0, 0], 0
+    for k, x in enumerate(xs):
+        most, i = max(most, x.sum()), max(i, k - 1)
+    return most, min(most, xs.sum(), 1.0 + most), i
+
+
+def of_python(x: Tensor, n: Tensor) -> Any:
+    pair = [x, x * 2]
+    return torch.stack([v + n for v in pair]), sum(v.sum() for v in (x, x + 1)), [v * i for i, v in enumerate(pair)]
+
+
+def ranges(x: Tensor, n: Tensor) -> Any:
+    return sum([x * i for i in range(n)]) + x, any([n > 1, x[0] > 3]), all((n > 0, x[0] > 0))
+
+
+def masked(x: Tensor, n: Tensor) -> Tensor:
+    y = x * n
+    y[x > 0.5] = 0
+    y[y < -1] = n
+    z = torch.stack([y, x])
+    z[z.sum(1) > 0] = x * 3
+    return z
+
+
+def lambdas(x: Tensor, n: Tensor) -> Tensor:
+    cell = lambda v: v * 0.5 + 1  # noqa: E731  # what is tested
+    for f in [lambda v, k=k: v * k for k in (1, 2)]:
+        if x.sum() > 1:
+            x = cell(f(x))
+    return x
+
+
+def args_that_share_memory(x: Tensor, n: Tensor) -> Any:
+    """Found by hand: `cond` takes no tensor twice, and `k` had two names."""
+    k = 0
+    while k < n:
+        k += 2
+    return x * (k // 2), divmod(k, 2)[0] if False else k, k % 3
+
+
+GENERATOR = torch.Generator().manual_seed(1)
+ROWS = [torch.randn(n, 3, generator=GENERATOR) for n in (2, 3, 4, 3)]
+PAIRS = [
+    (torch.tensor(x, dtype=torch.float32), torch.tensor(n))
+    for x, n in (([1.0, 2, 3], 2), ([-1, 0.5, 2], 0), ([4, -2, 1], 3), ([0.2, 0, -1], 1))
+]
+CASES: dict[Callable[..., Any], list[Any]] = {
+    **dict.fromkeys(
+        (of_rows, with_test_and_calls, in_each_other, targets_are_not_seen_outside, generators, furthest), ROWS
+    ),
+    **dict.fromkeys((of_python, ranges, masked, lambdas, args_that_share_memory), PAIRS),
+}
+
+
+@pytest.mark.parametrize("fn", CASES)
+def test_eagerly(fn: Callable[..., Any]):
+    assert_batched_equal(fn, CASES[fn], backends=())
+
+
+QUICK = (args_that_share_memory, masked, of_rows)
+
+
+@pytest.mark.parametrize("fn", [pytest.param(f, marks=[pytest.mark.slow] * (f not in QUICK)) for f in CASES])
+def test_in_one_graph(fn: Callable[..., Any]):
+    assert_batched_equal(fn, CASES[fn], backends=("eager",), lowers=("auto",), max_iters=4)
+
+
+def test_a_comprehension_in_the_tree():
+    tree = tdc.batch(of_rows).tree
+    assert "for __v2 in xs" in tree
+    assert "append __v2 * 2 to __v1" in tree
+
+
+def test_a_function_that_is_decorated_later(monkeypatch: pytest.MonkeyPatch):
+    """Found by reading: a graph was traced from the driver that called the function as it was at first."""
+
+    @tdc.batch
+    def calls(x: Tensor) -> Tensor:
+        return scaled(x)
+
+    def other(x: Tensor) -> Tensor:
+        return x * 3 if x > 0 else x
+
+    x = torch.tensor([1.0, -1.0])
+    for fn, want in ((scaled, [2.0, -2.0]), (tdc.batch(other), [3.0, -1.0])):
+        monkeypatch.setitem(globals(), "scaled", fn)
+        torch.compiler.reset()
+        assert torch.compile(calls.map, backend="eager", fullgraph=True)(x).tolist() == want
