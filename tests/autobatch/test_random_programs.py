@@ -1,4 +1,4 @@
-"""Random programs; `PYTHONPATH=tests python tests/autobatch/run_programs.py --count 500` checks more."""
+"""Random programs; `PYTHONPATH=tests python tests/autobatch/run_programs.py --count 500 --mode while` checks more."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def test_random_programs_equal_the_loop():
     assert seen["programs"] == 25
     assert all([seen[word.strip()] > 1 for word in run_programs.WORDS]), seen
     assert seen["gradients that are not zero"] > 100
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, id="one"), pytest.param(6, marks=pytest.mark.slow, id="six")])
+@pytest.mark.parametrize("mode", ["while", "unroll", "graph"])
+def test_random_programs_in_graphs_equal_the_loop(mode: str, count: int):
+    seen, failed = run_programs.run(count, 7, mode, calls=count > 1, statements=4 if count == 1 else 10)
+    assert not failed
+    assert seen["programs"] == count
 
 
 def test_a_seed_always_gives_the_same_program():
