@@ -20,8 +20,10 @@ def test_random_programs_equal_the_loop():
     assert seen["gradients that are not zero"] > 100
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, id="one"), pytest.param(6, marks=pytest.mark.slow, id="six")])
-@pytest.mark.parametrize("mode", ["while", "unroll", "graph"])
+SIX = [pytest.param(mode, 6, marks=pytest.mark.slow) for mode in ("while", "unroll", "graph", "aot_eager")]
+
+
+@pytest.mark.parametrize(("mode", "count"), [("while", 1), ("unroll", 1), *SIX])
 def test_random_programs_in_graphs_equal_the_loop(mode: str, count: int):
     seen, failed = run_programs.run(count, 7, mode, calls=count > 1, statements=4 if count == 1 else 10)
     assert not failed
