@@ -87,12 +87,14 @@ def build(source: Source, called: Answers) -> Program:
     flow.fill(nodes, names)
     given = frozenset(arg.arg for arg in every_argument(source.tree.args))
     tainted = flow.tainted_names(source, nodes, names)
-    if any(isinstance(n, (ast.ListComp, ast.GeneratorExp)) for n in ast.walk(source.tree)):
+    kinds = {type(n) for n in ast.walk(source.tree)}
+    if kinds & {ast.ListComp, ast.GeneratorExp}:
         nodes = Builder(source, names, site, product, tainted).nodes(copied(source).body)
         flow.fill(nodes, names)
         tainted = flow.tainted_names(source, nodes, names)
     flow.Assigned(source, tainted).check(nodes, given, {"return": [], "break": [], "continue": []})
-    refuse_kept(source, [b for n in flow.every(nodes) for b in flow.blocks_of(n)], tainted)
+    if kinds & {ast.Lambda, ast.GeneratorExp}:
+        refuse_kept(source, [b for n in flow.every(nodes) for b in flow.blocks_of(n)], tainted)
     compile_pieces(source, nodes)
     return Program(source, nodes)
 

@@ -98,11 +98,14 @@ def refuse_kept(source: Source, blocks: Iterable[Block], differing: frozenset[st
 def refuse_late_names(source: Source, nodes: list[ast.AST], local: set[str]) -> None:
     """Refuse a lambda, or generator, that is kept and reads a name which gets another value: Python would read the
     value of the moment when it is called, a block has that of the moment when it was made."""
+    kept = [n for n in nodes if isinstance(n, (ast.Lambda, ast.GeneratorExp))]
+    if not kept:
+        return
     calls = [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "attr", "") != "append"]
     used = {id(part) for call in calls for part in (*call.args, *[k.value for k in call.keywords])}
     given = Counter([*[arg.arg for arg in every_argument(source.tree.args)], *given_in(source.tree)])
-    for node in nodes:
-        if isinstance(node, (ast.Lambda, ast.GeneratorExp)) and id(node) not in used:
+    for node in kept:
+        if id(node) not in used:
             found = Names(frozenset(local))
             found.visit(node)
             late = [name for name in found.reads if given[name] > 1]

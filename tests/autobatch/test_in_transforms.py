@@ -82,6 +82,20 @@ def test_gradients_of_functions():
     assert_close(tdc.grad(loss_of_batch)(params, batch).to_dict(), want)
 
 
+@pytest.mark.slow
+def test_gradients_of_functions_in_a_graph():
+    params, batch = tdc.from_module(net()).detach(), batch_of(2, 5, 3)
+    model = net()
+
+    def of_batch(params: Any, batch: Any) -> Tensor:
+        return (tdc.functional_call(model, params, (batch["x"],)) - batch["y"]).square().mean()
+
+    want = tdc.grad(loss_of_examples)(params, batch).to_dict()
+    fn = torch.compile(tdc.grad(of_batch), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_close(fn(params, batch).to_dict(), want)
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_training_steps(compile: bool):
     model = net()
