@@ -54,7 +54,8 @@ class Hoist(ast.NodeTransformer):
                 self.ahead.append(stmt)
                 self.known |= {*given_in(stmt)}
                 continue
-            stmt.value = self.visit(stmt.value)
+            if self.has_product(stmt.value):
+                stmt.value = self.visit(stmt.value)
             kept.append(stmt)
             read |= names_in(stmt)
         return [*self.back(), *kept]
@@ -94,10 +95,10 @@ class Hoist(ast.NodeTransformer):
 
     def has_product(self, code: ast.AST) -> bool:
         """Whether code has `@`, or a call of `PRODUCTS` or a linear layer."""
-        calls = [n for n in ast.walk(code) if isinstance(n, ast.Call)]
-        return any(isinstance(n, ast.MatMult) for n in ast.walk(code)) or any(
-            called(n) in PRODUCTS or self.product(n) for n in calls
-        )
+        for n in ast.walk(code):
+            if isinstance(n, ast.MatMult) or (isinstance(n, ast.Call) and (called(n) in PRODUCTS or self.product(n))):
+                return True
+        return False
 
     def is_fixed(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Name):
