@@ -175,7 +175,7 @@ def nobody_left(going: Mask, most: Any) -> None:
 
 
 def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None = None, most: int | None = None) -> Out:
-    """Rounds as one `while_loop`, of a `while` at most so many; `steps` gives the items of a `for`."""
+    """Rounds as one `while_loop`, at most so many where nothing else says so; `steps` gives the items of a `for`."""
     device = state[0].device
     fixed = apart(fixed)
     keys = (RESULT, *loop.names)
@@ -203,7 +203,8 @@ def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None =
 
     def outside(values: list[Any], numbers: tuple[int, ...]) -> tuple[Any, ...]:
         counter, masks, waiting, now = step(*first(numbers, values))
-        rounds = [steps.longest() if steps is not None else most, *[waiting.most[k] for k in waiting.now]]
+        longest = None if steps is None else steps.longest()
+        rounds = [most if longest is None else longest, *[waiting.most[k] for k in waiting.now]]
         bound = None if any([x is None for x in rounds]) else math.prod(rounds)
         return tuple([k for k in loop.inner if k in waiting.now]), bound, counter, masks, waiting.now, now
 
@@ -302,7 +303,7 @@ def along(
             return (None, False, False, UNDEFINED, found)
     going, done = split(m, present(steps, 0, n))
     start: State = (as_mask(going, n, steps.device), done, False, False, UNDEFINED, carry)
-    return in_graph(loop, start, fixed, n, steps)
+    return in_graph(loop, start, fixed, n, steps, options.max_iters)
 
 
 def along_inner(
