@@ -31,7 +31,7 @@ from tdc.ragged.storage import is_ragged
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 OP = "compile.train_step"
-LEAST = 3  # parts that make a loop worth it: its body takes about as long to compile as three of them
+LEAST = 3  # parts that make a loop worth it: its body takes about as long to compile as three of them (torch 2.13)
 
 
 class Gradients(NamedTuple):
