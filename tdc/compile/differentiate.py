@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile._torch.autograd import is_recordable, recording
+from tdc.compile._torch.tracing import at_trace_time, mark_backward
 from tdc.compile.gradients import Part, value_and_grad
 from tdc.compile.upstream import traced
 from tdc.core import pytree
@@ -34,7 +35,8 @@ def loss_and_gradients(
 ) -> tuple[tuple[Tensor, Any], TensorDict]:
     """`((loss, aux), gradients)` of `loss_fn(params, *args) -> (loss, aux)`, as `value_and_grad` gives them."""
     if in_loop or torch.is_grad_enabled() or under_transform() or (traced() and not is_recordable()):
-        return value_and_grad(loss_fn, has_aux=True)(params, *args)  # type: ignore[no-any-return]
+        return value_and_grad(loss_fn, has_aux=True)(params, *args)  # type: ignore[no-any-return]  # open in torch
+    at_trace_time(mark_backward)
     part = Part(params, "grad", sort=False)
     own = [x.detach().requires_grad_() for x in part.tensors]
     with torch.enable_grad():

@@ -46,8 +46,8 @@ def ensemble(
     Args:
         module: the template; its own parameters are used only for names that `params` lacks.
         params: stacked, as from `stack_modules`.
-        in_dims: for each positional argument the dim along which members are, None for data that all share; one for
-            all or a tuple, as in `tdc.vmap`. Keyword arguments are shared.
+        in_dims: for each positional argument the dim of members, None for data that all share; one for all or a
+            tuple, as in `tdc.vmap`. Keyword arguments are shared.
         randomness: "different" for a dropout of its own in each member, "same", or "error".
         return_buffers: also return the buffers of each member as the call leaves them, stacked.
         chunk_size: as in `torch.vmap`: so many members at a time, to save memory.
@@ -56,12 +56,10 @@ def ensemble(
         A function `(*args, **kwargs) -> outputs`, or with `return_buffers` `-> (outputs, buffers)`.
 
     Raises:
-        DtypeError: params is no TensorDict.
-        ShapeError: params without a batch dim, or in_dims that do not fit the arguments.
+        DtypeError, ShapeError: params that is no TensorDict or has no batch dim, in_dims of other arguments.
 
     Compile:
-        fullgraph, one graph for all members. Of a module whose `forward`, or that of a part of it, is a function of
-        `tdc.batch`, members run one after the other, each with a loop of its own in the graph.
+        fullgraph, one graph for all members. Where a `forward` is a function of `tdc.batch`, each has its own loop.
 
     Example:
         >>> import torch

@@ -69,7 +69,7 @@ class Step:
         new: dict[str, Any] = {}
         new["params"], new["optimizer"] = self.optimizer.update(found.grads, state["optimizer"], params)
         if self.average is not None:
-            new["params"], new["average"] = averaged(self.average, new["params"], state["average"], params)
+            new["params"], new["average"] = self.average.update(new["params"], state["average"], params)
         if buffers is not None:
             new["buffers"] = found.buffers
         norm = global_norm(found.grads) if self.skips or "grad_norm" in self.metrics else None
@@ -158,13 +158,6 @@ class Step:
 def is_tensor(x: Any) -> bool:
     """Whether a leaf is a tensor or ragged."""
     return isinstance(x, Tensor) or is_ragged(x)
-
-
-def averaged(average: Any, new: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
-    """New parameters, and the state of their average: of a transform of parameters, or of one that is its own state."""
-    if hasattr(average, "takes"):
-        return average.update(new, state, params)
-    return new, average.update(state, new)
 
 
 def device_of(td: TensorDict) -> torch.device:

@@ -101,7 +101,7 @@ def test_what_goes_around_the_gradients(compiled: bool) -> None:
         y = (batch @ params["w"]).sum(1)
         return y.square().mean(), buffers.replace(seen=y.sum()), {"largest": y.amax(), "rows": y}
 
-    step = train_step(loss, tdc.optim.sgd(0.1), has_aux=True, compile=compiled, backend="aot_eager")
+    step = train_step(loss, tdc.optim.sgd(0.1), buffers=True, compile=compiled, backend="aot_eager")
     state = step.init(TensorDict({"w": W}), buffers=TensorDict({"seen": torch.zeros((), dtype=torch.float64)}))
     source = X.clone().requires_grad_()
     batch = tdc.pack([source[:2] * 2, source[2:] * 2])

@@ -101,26 +101,67 @@ def refuse_tracer_of_scan(context: Any) -> None:
         tracer = tracer.parent
 
 
+def compile_through(context: Any, around: Callable[..., Any]) -> None:
+    """Have the graph that is being traced compiled by `around(compiler, graph, *args, **kwargs)`, by any backend, once
+    however often it is asked for."""
+    output = translator(context).output
+    compiler = output.compiler_fn
+    if compiler is None or around in getattr(compiler, "through", ()):
+        return
+
+    @functools.wraps(compiler)
+    def compile_around(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(compiler, graph, *args, **kwargs)
+
+    compile_around.through = (*getattr(compiler, "through", ()), around)  # type: ignore[attr-defined]  # ours
+    output.compiler_fn = compile_around
+
+
 def switch_donation_off(context: Any) -> None:
-    """Have the graph that is being traced compiled without donated buffers, by any backend.
+    """Have the graph that is being traced compiled without donated buffers.
 
     Its backward is compiled along with it, under a cache tag of its own: Inductor's cache on disk does not know whether
     buffers were donated, and would hand out the kernels of an equal graph for which they were.
     """
-    output = translator(context).output
-    compiler = output.compiler_fn
-    if compiler is None or hasattr(compiler, "without_donation"):
-        return
+    compile_through(context, without_donation)
 
-    @functools.wraps(compiler)
-    def compile_without_donation(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        remove_traces(graph)
-        functorch = load("torch._functorch.config")
-        with functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True), apart_in_caches("undonated"):
-            return compiler(graph, *args, **kwargs)
 
-    compile_without_donation.without_donation = True  # type: ignore[attr-defined]  # ours
-    output.compiler_fn = compile_without_donation
+def without_donation(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a graph without donated buffers, and without what `trace_outside` left."""
+    remove_traces(graph)
+    functorch = load("torch._functorch.config")
+    with functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True), apart_in_caches("undonated"):
+        return compiler(graph, *args, **kwargs)
+
+
+def keep_activations(context: Any) -> None:
+    """Have the graph that is being traced compiled without computing checkpointed parts again: of several backward
+    passes in one graph torch refuses it."""
+    compile_through(context, keeping)
+
+
+def keeping(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a graph in which everything is kept."""
+    functorch = load("torch._functorch.config")
+    with functorch.patch(remat_using_tags_for_fwd_loss_bwd_graph=False), apart_in_caches("kept"):
+        return compiler(graph, *args, **kwargs)
+
+
+def mark_backward(context: Any) -> None:
+    """Have the derivatives of our own functions in the graph that is being traced known as parts of its backward pass:
+    torch finds that in several pieces otherwise, and refuses to compute checkpointed parts again (2.13)."""
+    compile_through(context, with_backward_marked)
+
+
+def with_backward_marked(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a graph in which each node of such a derivative is marked as autograd's own are."""
+    for part in graph.modules():
+        nodes = part.graph.nodes if hasattr(part, "graph") else ()
+        for node in nodes:
+            if node.op == "call_function" and getattr(node.target, "__name__", "") == "autograd_function_apply":
+                for inner in getattr(part, node.args[1].target).graph.nodes:
+                    inner.meta["autograd_backward"] = True
+    return compiler(graph, *args, **kwargs)
 
 
 def allow_writes(context: Any) -> None:
@@ -135,24 +176,6 @@ def refuse_writes(context: Any) -> None:
     """What was allowed before `allow_writes`."""
     tracer = translator(context).output.current_tracer
     tracer.unsafe_allow_externally_visible_side_effects = WRITERS[tracer].pop()
-
-
-def keep_activations(context: Any) -> None:
-    """Have the graph that is being traced compiled without computing checkpointed parts again: of several backward
-    passes in one graph torch refuses it."""
-    output = translator(context).output
-    compiler = output.compiler_fn
-    if compiler is None or hasattr(compiler, "keeps_activations"):
-        return
-
-    @functools.wraps(compiler)
-    def compile_keeping(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        functorch = load("torch._functorch.config")
-        with functorch.patch(remat_using_tags_for_fwd_loss_bwd_graph=False), apart_in_caches("kept"):
-            return compiler(graph, *args, **kwargs)
-
-    compile_keeping.keeps_activations = True  # type: ignore[attr-defined]  # ours
-    output.compiler_fn = compile_keeping
 
 
 def trace_outside(fn: Callable[..., X], *args: Any) -> X:
