@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdc.compile._torch.autograd import is_recordable, recording
 from tdc.compile._torch.tracing import at_trace_time, mark_backward
-from tdc.compile.gradients import Part, value_and_grad
+from tdc.compile.gradients import Part, apart, recorded, value_and_grad
 from tdc.compile.upstream import traced
 from tdc.core import pytree
 from tdc.core.dynamo import under_transform
@@ -42,17 +42,5 @@ def loss_and_gradients(
     with torch.enable_grad():
         loss, aux = loss_fn(part.filled(own, part.others), *pytree.tree_map(apart, args))
         with recording() if traced() else nullcontext():
-            found = gradients(loss, own)
+            found = recorded(loss, own)
     return (loss.detach(), pytree.tree_map(apart, aux)), part.gradients(found)
-
-
-def gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """The gradient of a loss in each tensor, zeros for what it does not depend on."""
-    if not loss.requires_grad:
-        return [torch.zeros_like(x) for x in tensors]
-    return [*torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)]
-
-
-def apart(x: Any) -> Any:
-    """A tensor outside of autograd."""
-    return x.detach() if isinstance(x, Tensor) and x.requires_grad else x

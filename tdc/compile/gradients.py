@@ -115,14 +115,23 @@ def by_autograd(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
         with torch.enable_grad():
             leaves = [[x.detach().requires_grad_() for x in part] for part in values]
             out = fn(leaves, *rest)
-            flat = [x for part in leaves for x in part]
-            loss = out[0] if has_aux else out
             with recording():
-                found = iter(torch.autograd.grad(loss, flat, allow_unused=True, materialize_grads=True))
-        whole = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, out)
-        return [[next(found) for _ in part] for part in leaves], whole
+                found = iter(recorded(out[0] if has_aux else out, [x for part in leaves for x in part]))
+        return [[next(found) for _ in part] for part in leaves], pytree.tree_map(apart, out)
 
     return run
+
+
+def recorded(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """The gradient of a loss in each tensor as autograd recorded it; zeros for what the loss does not depend on."""
+    if not loss.requires_grad:
+        return [torch.zeros_like(x) for x in tensors]
+    return [*torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)]
+
+
+def apart(x: Any) -> Any:
+    """A tensor outside of autograd; anything else as it is."""
+    return x.detach() if isinstance(x, Tensor) and x.requires_grad else x
 
 
 class Part:

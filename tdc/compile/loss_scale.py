@@ -7,30 +7,40 @@ are those of `torch.amp.GradScaler`; the state is part of the step's, and nothin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdc.tensordict.tensordict import TensorDict
 
-START, GROWTH, BACKOFF, INTERVAL = 2.0**16, 2.0, 0.5, 2000
+
+class Scaling(NamedTuple):
+    """The numbers: the first scale, the factors after steps that went well and after one that did not, how many."""
+
+    start: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
 
 
-def first_scale(size: Any, device: torch.device | None) -> TensorDict:
+SCALING = Scaling()
+
+
+def first_scale(size: Any, device: torch.device | str | None, how: Scaling) -> TensorDict:
     """The scale before the first step, and how many steps went well since it last changed."""
-    scale = torch.full(size, START, device=device)
+    scale = torch.full(size, float(how.start), device=device)
     return TensorDict({"scale": scale, "growth_tracker": torch.zeros(size, dtype=torch.int64, device=device)}, size)
 
 
-def next_scale(scaler: TensorDict, finite: Tensor) -> TensorDict:
+def next_scale(scaler: TensorDict, finite: Tensor, how: Scaling) -> TensorDict:
     """The scale after a step whose gradients were finite, or not."""
     scale, tracker = scaler["scale"], scaler["growth_tracker"] + 1
-    grown = scale * GROWTH
-    due = tracker == INTERVAL
+    grown = scale * how.growth
+    due = tracker == how.interval
     larger = torch.where(due & grown.isfinite(), grown, scale)
     after = {
-        "scale": torch.where(finite, larger, scale * BACKOFF),
+        "scale": torch.where(finite, larger, scale * how.backoff),
         "growth_tracker": torch.where(finite & ~due, tracker, 0),
     }
     return scaler.update(after)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tdc.compile import loss_scale
 from tdc.compile.differentiate import loss_and_gradients
 from tdc.compile.loss import Functional, OfModule, read_result
 from tdc.compile.loss_scale import chosen, next_scale, unscaled
@@ -78,7 +79,7 @@ class Step:
             new = {name: chosen(finite, x, state[name]) for name, x in new.items()}
             new["skipped"] = state["skipped"] + ~finite
             if self.scales:
-                new["scaler"] = next_scale(state["scaler"], finite)
+                new["scaler"] = next_scale(state["scaler"], finite, loss_scale.SCALING)
         new["step"] = state["step"] + 1
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])

@@ -40,7 +40,7 @@ from tdc.compile.counts import Counts, counted
 from tdc.compile.evaluation import Evaluation
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
-from tdc.compile.loss_scale import first_scale
+from tdc.compile.loss_scale import SCALING, first_scale
 from tdc.compile.one_step import DTYPES, Step, device_of
 from tdc.compile.seeds import mixed, seeded
 from tdc.compile.train_metrics import check_names
@@ -175,7 +175,7 @@ class TrainStep:
         if run.skips:
             entries["skipped"] = torch.zeros(size, dtype=torch.int64, device=device)
         if run.scales:
-            entries["scaler"] = first_scale(size, device)
+            entries["scaler"] = first_scale(size, device, SCALING)
         if seed is not None:
             entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
         return TensorDict(entries, size)

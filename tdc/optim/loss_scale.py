@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tdc.compile.loss_scale import Scaling, first_scale, next_scale
 from tdc.core.arguments import expect, expect_at_least
 from tdc.core.errors import StructureError, message
 from tdc.optim.foreach import each
@@ -23,6 +24,7 @@ from tdc.tensordict.storage import as_size
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 OP = "optim.LossScale"
+KEYS = ("scale", "growth_tracker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +69,19 @@ class LossScale:
             raise StructureError(message(OP, "a scale above 0 and a growth above 1", got, hint="LossScale()"))
 
     def init(self, batch_size: tuple[int, ...] = (), device: torch.device | str | None = None) -> TensorDict:
-        """The first state: `{"scale": …, "fine": …}`, the latter how many steps in a row had finite gradients."""
-        size = as_size(batch_size)
-        scale = torch.full(size, float(self.init_scale), device=device)
-        return TensorDict({"scale": scale, "fine": torch.zeros(size, dtype=torch.int64, device=device)}, size)
+        """The first state: `"scale"`, and in `"growth_tracker"` how many steps in a row had finite gradients."""
+        return first_scale(as_size(batch_size), device, self.numbers)
 
     def scale(self, state: TensorDict, loss: Tensor) -> Tensor:
         """A loss times the scale. It should be float32, as autocast makes it: the scale is above what float16 has."""
-        check_keys(OP, state, ("scale", "fine"))
+        check_keys(OP, state, KEYS)
         expect(OP, loss, Tensor, of=" of losses")
         dtype = torch.promote_types(loss.dtype, torch.float32)
         return loss.to(dtype) * state["scale"].to(dtype)
 
     def unscale(self, state: TensorDict, grads: TensorDict) -> tuple[TensorDict, Tensor]:
         """Gradients of a scaled loss over the scale, in their dtypes, and whether all of them are finite."""
-        check_keys(OP, state, ("scale", "fine"))
+        check_keys(OP, state, KEYS)
         check_td(OP, grads)
         by = 1 / state["scale"]
         leaves = {p: scaled(x, by) if trainable(x) else x for p, x in grads._leaves.items()}
@@ -89,14 +89,14 @@ class LossScale:
 
     def adjust(self, state: TensorDict, finite: Tensor) -> TensorDict:
         """The next state: a smaller scale after gradients that were not finite, a larger one after many that were."""
-        check_keys(OP, state, ("scale", "fine"))
+        check_keys(OP, state, KEYS)
         expect(OP, finite, Tensor, of=" of bools")
-        scale, fine = state["scale"], state["fine"] + 1
-        grown = scale * self.growth_factor
-        grows = (fine == self.growth_interval) & torch.isfinite(grown)
-        after = torch.where(finite, torch.where(grows, grown, scale), scale * self.backoff_factor)
-        fine = torch.where(finite & (fine < self.growth_interval), fine, 0)
-        return TensorDict({"scale": after, "fine": fine}, state.batch_size)
+        return next_scale(state, finite, self.numbers)
+
+    @property
+    def numbers(self) -> Scaling:
+        """The settings, as a training step takes them."""
+        return Scaling(self.init_scale, self.growth_factor, self.backoff_factor, self.growth_interval)
 
 
 def scaled(x: Tensor, by: Tensor) -> Tensor:

@@ -242,7 +242,7 @@ def test_steps_without_finite_gradients_are_left_out(backend: str | None, donate
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypatch: pytest.MonkeyPatch):
     """With a scale that overflows at first, and then grows every third step."""
-    monkeypatch.setattr(loss_scale, "INTERVAL", 3)
+    monkeypatch.setattr(loss_scale, "SCALING", loss_scale.SCALING._replace(interval=3))
     net, batches = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), [make_batch() for _ in range(9)]
 
     def large(net: nn.Module, batch: Any) -> Tensor:
