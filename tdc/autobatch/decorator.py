@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch import eager
+from tdc.autobatch.lists import refuse_returned
 from tdc.autobatch.loops import OPTIONS, Options
 from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, driver, driver_text, free, resolved
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, local_names, read
@@ -156,8 +157,11 @@ class BatchFunction:
         if not traced():
             load_decompositions()
         if traced():
-            return as_result(self._run_masked(values, count, device, (self.fn,), None, OPTIONS), count)
-        return as_result(self._run_group(values, count, device, (self.fn,)), count)
+            found = self._run_masked(values, count, device, (self.fn,), None, OPTIONS)
+        else:
+            found = self._run_group(values, count, device, (self.fn,))
+        refuse_returned(found)
+        return as_result(found, count)
 
     def _run_group(self, values: dict[str, Any], count: int, device: Any, stack: tuple[Any, ...]) -> Any:
         """What each example returns; `stack` are the functions that are running."""

@@ -18,7 +18,7 @@ from tdc.autobatch.source import OP
 from tdc.autobatch.values import Lane, as_lane, cast, common_dtype, flatten, map_leaves, one_shape, unflatten
 from tdc.core.asserts import require
 from tdc.core.errors import StructureError, UnsupportedError, message
-from tdc.core.pytree import register
+from tdc.core.pytree import register, tree_leaves
 
 
 class Grown:
@@ -67,6 +67,12 @@ register(Grown, flatten_grown, unflatten_grown, lambda _: ("items", "count"))
 def refusal(got: str) -> UnsupportedError:
     hint = "torch.stack(out), out[i], len(out), or for x in out"
     return UnsupportedError(message(OP, "what a list that grew differently can do", got, hint=hint))
+
+
+def refuse_returned(result: Any) -> None:
+    """Refuse a result that holds a list that grew differently for each example."""
+    if any([isinstance(x, Grown) for x in tree_leaves(result, is_leaf=lambda x: isinstance(x, Grown))]):
+        raise refusal("one that is returned")
 
 
 def alike_lists(name: str, values: Sequence[Any], counts: Sequence[Any]) -> Sequence[Any]:
