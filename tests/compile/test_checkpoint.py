@@ -137,7 +137,7 @@ def step_of(net: nn.Module, **options: Any) -> Any:
     return train_step(loss, sgd(0.1), **options)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("ragged", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_less_memory_in_a_step(ragged: bool) -> None:
     """One graph, the numbers of the net as it is, and a fraction of what it keeps."""
     net = nn.Sequential(*[Block() for _ in range(6)]).eval()
@@ -153,7 +153,7 @@ def test_less_memory_in_a_step(ragged: bool) -> None:
     assert peaks[1] < 0.5 * peaks[0]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_layers_of_ragged_batches(dropout: float) -> None:
     """Derivatives of our own functions are parts of the one backward pass in which things are computed again."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)

@@ -101,7 +101,9 @@ def test_inputs_do_not_change(name: str):
         assert_close(td.to_dict(), kept.to_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["chain", "partition", "lookahead", "master", "all"])
+@pytest.mark.parametrize(
+    "name", ["chain", *[pytest.param(n, marks=pytest.mark.slow) for n in ("partition", "lookahead", "master", "all")]]
+)
 def test_donated_steps_are_pure_steps(name: str):
     """States that hold parameters, as averages do, are written without changing one another."""
     params, x = like(), torch.randn(5, 4)

@@ -204,7 +204,7 @@ def test_a_graph_refuses_gradients_that_broadcast(name: str):
             update(TensorDict({"w": torch.ones(size)}, []), optimizer.init(params), params)
 
 
-@pytest.mark.parametrize("how", ["vmap", "stacked", "compiled vmap"])
+@pytest.mark.parametrize("how", ["vmap", "stacked", pytest.param("compiled vmap", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_ensembles_are_their_members(name: str, how: str):
     make, _, settings = PAIRS[name]
