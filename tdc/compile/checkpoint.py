@@ -128,11 +128,13 @@ def with_blocks(module: nn.Module, kind: Any, policy: Policy | None, known: dict
     """A copy of the tree of modules, with each module that is there twice once; tensors are shared."""
     if module not in known:
         known[module] = own = copy.copy(module)
+        own._parameters, own._buffers, own._modules = dict(module._parameters), dict(module._buffers), {}
+        within = kind
         if isinstance(module, kind):
-            run = checkpoint(type(module).forward, policy=policy)
+            run, within = checkpoint(type(module).forward, policy=policy), ()
             own.__class__ = type(type(module).__name__, (type(module),), {"forward": run, "__module__": __name__})
-        else:
-            own._modules = {k: m and with_blocks(m, kind, policy, known) for k, m in module._modules.items()}
+        for name, child in module._modules.items():
+            own._modules[name] = None if child is None else with_blocks(child, within, policy, known)
     return known[module]
 
 
