@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -177,11 +177,26 @@ def reduced(td: TensorDict, protocol: Any) -> Any:
 
 def sent(td: TensorDict, compact: bool = False) -> Any:
     """The same, by path where it can be."""
+    if not compact and goes_whole(td._leaves.values()):
+        return td.__reduce__()
     sender = Sender(compact)
     leaves = {path: sender.leaf(leaf) for path, leaf in td._leaves.items()}
     if not (sender.mapped or sender.cast or compact):
         return td.__reduce__()
     return reopened, (leaves, td._nodes, td._size, td._device)
+
+
+def goes_whole(leaves: Iterable[Any]) -> bool:
+    """Whether all leaves are plain tensors that a pickle holds as they are: what most are, and quickly told."""
+    storages: dict[int, Tensor] = {}
+    for x in leaves:
+        if type(x) is not Tensor or x.dtype not in LOADED or x.layout is not torch.strided:
+            return False
+        try:
+            storages[storage_id(x)] = x
+        except (RuntimeError, NotImplementedError):  # of a transform
+            return False
+    return all([origin_of(x) is None for x in storages.values()])
 
 
 def deep_copied(td: TensorDict, memo: dict[int, Any]) -> Any:
