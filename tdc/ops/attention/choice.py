@@ -2,6 +2,8 @@
 
     backend    runs on                  what it is                                     where
     rows       CPU                      a fused SDPA for each example                  `cpu`, in the operator
+    weights    CPU, dropout, a mask that learns, values   the weights of each example      `weights`, in the operator
+               of another size than keys
     flash      CUDA, half precision     torch's flash kernel for packed rows           `flash`, in the operator
     flex       CUDA, inside a graph     flex_attention with a mask of documents        `flex`, in the graph
     padded     everything               SDPA of a rectangle                            `padded`, in the graph
@@ -50,11 +52,13 @@ class Call(NamedTuple):
     fuses: bool = False
 
 
-def backend(c: Call) -> Literal["rows", "flash", "flex", "padded"]:
+def backend(c: Call) -> Literal["rows", "weights", "flash", "flex", "padded"]:
     """What runs a call."""
     size, value_size = c.sizes
     if c.device == "cpu":
-        return "padded" if c.dropout or c.score_mod or c.learns or size != value_size else "rows"
+        if c.score_mod:
+            return "padded"
+        return "weights" if c.dropout or c.learns or size != value_size else "rows"
     if c.device != "cuda" or c.dropout or c.masked:
         return "padded"
     fits = size == value_size <= c.flash_head and size % flash.ALIGNED == 0

@@ -3,7 +3,8 @@
     q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
 
 It is one node of a graph that is the same for all lengths. On CPU (`cpu`) there are as many heads of keys as of
-queries, and a mask may be added to the scores; it gets no gradient here. With bounds of lengths it is `flash`, on CUDA.
+queries, and a mask may be added to the scores; it gets no gradient there. With a dropout, zero included, it is
+`weights`, which has seeds and a gradient of the mask. With bounds of lengths it is `flash`, on CUDA.
 
 Invariant: `Attend` differentiates the operator, and nothing else does.
 """
@@ -20,8 +21,9 @@ from torch.func import vjp
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import LIBRARY, below_autograd, refuse_derivative, trace_as, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message, no_second
-from tdc.ops.attention import cpu, flash
+from tdc.ops.attention import cpu, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
+from tdc.ops.attention.weights import kept_rectangle
 from tdc.ragged.padding import pad_rows
 from tdc.ragged.segments import longest, sizes_of
 from tdc.ragged.structure import Structure
@@ -29,16 +31,21 @@ from tdc.ragged.structure import Structure
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
 MASKED = f"{ROWS}, Tensor? mask, Tensor? mask_offsets"
 BOUNDED = f"{ROWS}, SymInt max_q, SymInt max_k"
+SEEDED = f"{MASKED}, Tensor? seeds"
 FORWARD = "(Tensor q, Tensor k, Tensor v, {}, bool causal, float scale) -> (Tensor, Tensor)"
 BACKWARD = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {}, bool causal, float scale) -> "
     "(Tensor, Tensor, Tensor)"
 )
+WEIGHTS = FORWARD.replace("scale", "scale, float dropout")
+WEIGHTS_BACKWARD = BACKWARD.replace("scale", "scale, float dropout")[:-1] + ", Tensor)"
 for _name, _schema, _key, _kernel in (
     ("varlen_attention", FORWARD.format(ROWS), "CPU", cpu.forward_rows),
     ("varlen_attention.masked", FORWARD.format(MASKED), "CPU", cpu.forward_rows),
+    ("varlen_attention.weights", WEIGHTS.format(SEEDED), "CPU", weights.forward_rows),
     ("varlen_attention.flash", FORWARD.format(BOUNDED), "CUDA", flash.forward_rows),
     ("varlen_attention_backward", BACKWARD.format(MASKED), "CPU", cpu.backward_rows),
+    ("varlen_attention_backward.weights", WEIGHTS_BACKWARD.format(SEEDED), "CPU", weights.backward_rows),
     ("varlen_attention_backward.flash", BACKWARD.format(BOUNDED), "CUDA", flash.backward_rows),
 ):
     LIBRARY.define(f"{_name}{_schema}")
@@ -46,27 +53,48 @@ for _name, _schema, _key, _kernel in (
 
 varlen_rows = torch.ops.tdc.varlen_attention.default
 masked_rows = torch.ops.tdc.varlen_attention.masked
+weights_rows = torch.ops.tdc.varlen_attention.weights
 flash_rows = torch.ops.tdc.varlen_attention.flash
 varlen_rows_backward = torch.ops.tdc.varlen_attention_backward.default
+weights_rows_backward = torch.ops.tdc.varlen_attention_backward.weights
 flash_rows_backward = torch.ops.tdc.varlen_attention_backward.flash
 
+SEEDS = {weights_rows: 7, weights_rows_backward: 10}  # which argument
+NAMES = (  # of what `Attend` takes
+    "q", "k", "v", "q_offsets", "k_offsets", "mask", "mask_offsets", "seeds", "max_q", "max_k", "causal", "scale",
+    "dropout",
+)  # fmt: skip
 
-def fake_rows(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+
+def fake_rows(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
-    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+    return q.new_empty((*q.shape[:2], v.shape[2])), lse
 
 
 def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple([torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)])
 
 
+def fake_weights_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    mask = rest[4]
+    of_mask = q.new_empty((0, q.shape[1])) if mask is None else mask.new_empty(mask.shape)
+    return *fake_gradients(grad, q, k, v), of_mask
+
+
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    """Under vmap members become heads, (K, N, H, D) -> (N, K·H, D), those of a mask as well; they share offsets."""
+    """Under vmap members become heads, (K, N, H, D) -> (N, K·H, D), those of a mask as well; they share offsets.
+
+    Seeds (S,) become (K·S,), which divide the heads as they did before.
+    """
+    members, at = info.batch_size, SEEDS.get(op)
+    if at is not None and (seeds := args[at]) is not None:
+        dim = in_dims[at]
+        all_seeds = seeds.repeat(members) if dim is None else seeds.movedim(dim, 0).flatten()
+        args, in_dims = (*args[:at], all_seeds, *args[at + 1 :]), (*in_dims[:at], None, *in_dims[at + 1 :])
     tensors = [(a, d) for a, d in zip(args, in_dims, strict=True) if isinstance(a, Tensor)]
     if any([d is not None and not a.is_floating_point() for a, d in tensors]):
         hint = "map over values only: in_dims with None for offsets"
         raise StructureError(message("vmap", "one ragged structure for all members", "mapped offsets", hint=hint))
-    members = info.batch_size
     folded = [
         a if not isinstance(a, Tensor) or not a.is_floating_point()
         else (a.unsqueeze(1).expand(a.shape[0], members, *a.shape[1:]) if d is None else a.movedim(d, 1)).flatten(1, 2)
@@ -84,8 +112,11 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, mask: Tensor | None,
-        mask_offsets: Tensor | None, max_q: int | None, max_k: int | None, causal: bool, scale: float,
+        mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None, causal: bool,
+        scale: float, dropout: float | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        if dropout is not None:
+            return weights_rows(q, k, v, q_offsets, k_offsets, mask, mask_offsets, seeds, causal, scale, dropout)
         if max_q is not None:
             return flash_rows(q, k, v, q_offsets, k_offsets, max_q, max_k, causal, scale)
         if mask is None:
@@ -94,23 +125,27 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale = inputs
+        *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*output, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        given = grads[0], *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale
-        return *gradients(*given), *(None,) * 8
+        given = grads[0], *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout
+        q, k, v, *of_mask = gradients(*given)
+        mask = of_mask[0] if ctx.needs_input_grad[5] else None
+        return q, k, v, None, None, mask, *(None,) * 7
 
 
 def backward_rows(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor,
-    k_offsets: Tensor | None, mask: Tensor | None, mask_offsets: Tensor | None, max_q: int | None, max_k: int | None,
-    causal: bool, scale: float,
+    k_offsets: Tensor | None, mask: Tensor | None, mask_offsets: Tensor | None, seeds: Tensor | None,
+    max_q: int | None, max_k: int | None, causal: bool, scale: float, dropout: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v, and of a mask where there is a dropout."""
     first = grad, q, k, v, out, lse, q_offsets, k_offsets
+    if dropout is not None:
+        return weights_rows_backward(*first, mask, mask_offsets, seeds, causal, scale, dropout)
     if max_q is not None:
         return flash_rows_backward(*first, max_q, max_k, causal, scale)
     return varlen_rows_backward(*first, mask, mask_offsets, causal, scale)
@@ -127,29 +162,34 @@ class AttendBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, _, _, *tensors, _, _, ctx.causal, ctx.scale = inputs
+        grad, _, _, *tensors, _, _, ctx.causal, ctx.scale, ctx.dropout = inputs
         ctx.save_for_backward(grad, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *operands, q_offsets, k_offsets, mask, mask_offsets = ctx.saved_tensors
+        grad, q, k, v, q_offsets, k_offsets, mask, mask_offsets, seeds = ctx.saved_tensors
         q_rows = Structure(q_offsets.long())
         k_rows = q_rows if k_offsets is None else Structure(k_offsets.long())
-        if mask_offsets is not None:
-            sizes = torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)
-            shape = *longest(q_rows), *longest(k_rows)
-            mask = pad_rows(mask, Structure(mask_offsets, sizes, ragged_ndim=2), shape).movedim(3, 1)
-        how = How(ctx.causal, ctx.scale, 0.0, mask, plain_scores)
+        pairs = torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)
+        keep = kept_rectangle(pairs, q.shape[1], seeds, ctx.dropout) if ctx.dropout else None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+            dense = mask[0] if mask else None
+            if dense is not None and mask_offsets is not None:
+                shape = *longest(q_rows), *longest(k_rows)
+                dense = pad_rows(dense, Structure(mask_offsets, pairs, ragged_ndim=2), shape).movedim(3, 1)
             k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
+            how = How(ctx.causal, ctx.scale, 0.0, dense, plain_scores, keep)
             return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
-        def first(grad: Tensor, *tensors: Tensor) -> Any:
-            return vjp(attend, *tensors)[1](grad)
+        operands = (q, k, v) if mask is None else (q, k, v, mask)
 
-        grad, q, k, v = vjp(first, *operands)[1](grads)
-        return grad, None, None, q, k, v, *(None,) * 8
+        def first(grad: Tensor, *tensors: Tensor) -> Any:
+            return vjp(attend, *tensors)[1](grad)[: len(grads)]
+
+        wanted = grads[: len(operands)]
+        grad, q, k, v, *of_mask = vjp(first, grad, *operands)[1](wanted)
+        return grad, None, None, q, k, v, None, None, of_mask[0] if of_mask else None, *(None,) * 7
 
 
 def gradients(*args: Any) -> tuple[Tensor, ...]:
@@ -183,17 +223,15 @@ def with_derivative(op: Any, keys: Any, *args: Any) -> tuple[Tensor, ...]:
     if under_transform():
         got, hint = "torch.func.grad over torch.vmap in a graph", "compile what is differentiated, or call it eagerly"
         raise UnsupportedError(message("varlen_attention", "attention with a derivative", got, hint=hint))
-    (*tensors, causal, scale), none = args, (None, None)
-    own = {varlen_rows: (*tensors, *none, *none), masked_rows: (*tensors, *none)}
-    own[flash_rows] = (*tensors[:5], *none, *tensors[5:])
-    return Attend.apply(*own[op], causal, scale)  # type: ignore[no-any-return]  # untyped in torch
+    given = dict.fromkeys(NAMES) | {a.name: x for a, x in zip(op._schema.arguments, args, strict=True)}
+    return Attend.apply(*given.values())  # type: ignore[no-any-return]  # untyped in torch
 
 
-for _op in (varlen_rows, masked_rows, flash_rows):
+for _op in (varlen_rows, masked_rows, weights_rows, flash_rows):
     LIBRARY.impl(_op, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
     LIBRARY.impl(_op, partial(with_derivative, _op), "Autograd", with_keyset=True)
     torch.library.register_vmap(_op, partial(over_members, _op))
-for _op in (varlen_rows_backward, flash_rows_backward):
-    LIBRARY.impl(_op, fake_gradients, "Meta")
+for _op in (varlen_rows_backward, weights_rows_backward, flash_rows_backward):
+    LIBRARY.impl(_op, fake_weights_gradients if _op is weights_rows_backward else fake_gradients, "Meta")
     refuse_derivative(_op, no_second("attention"))
     torch.library.register_vmap(_op, partial(over_members, _op))

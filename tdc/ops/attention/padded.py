@@ -23,13 +23,18 @@ from tdc.ragged.structure import Structure
 
 
 class How(NamedTuple):
-    """What attention does besides attending; `scale` is `1 / sqrt(D)` by default."""
+    """What attention does besides attending; `scale` is `1 / sqrt(D)` by default.
+
+    Args:
+        keep: (B, H, L, M), by what weights are multiplied: a dropout that is known.
+    """
 
     causal: bool
     scale: float | None = None
     dropout: float = 0.0
     mask: Any = None
     score_mod: ScoreMod | None = None
+    keep: Tensor | None = None
 
 
 def attend_rectangle(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:
@@ -79,7 +84,8 @@ def attention_weights(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tenso
     mask = score_mask(q_BHLD, k_BHMD, sizes, how)
     scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     dead = (scores == -math.inf).all(-1, keepdim=True)
-    return F.dropout(scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0), how.dropout)
+    weights = scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
+    return F.dropout(weights, how.dropout) if how.keep is None else weights * how.keep
 
 
 def shared_heads(t: Tensor, heads: int) -> Tensor:

@@ -3,9 +3,9 @@
     varlen_attention   q (N, H, D), k and v (M, G, D), structures of both   what everything else calls
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
-Rows stay packed where a kernel takes them so: a fused SDPA for each example on CPU, torch's flash kernel and
-flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows are padded, which
-needs the longest length and gives the same numbers.
+Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves; torch's
+flash kernel and flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows
+are padded, which needs the longest length and gives the same numbers.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
 with two ragged dims.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -42,6 +43,7 @@ from tdc.ragged.storage import Ragged, require_alike
 from tdc.ragged.structure import Structure
 
 NAME = "scaled_dot_product_attention"
+SEEDS = 2**31 - 1  # how many
 
 
 def varlen_attention(
@@ -69,8 +71,8 @@ def varlen_attention(
         ShapeError: a mask that is too small, heads of queries that are no multiple of those of keys.
 
     Compile:
-        One node on CPU, and on CUDA in half precision; flex_attention in graphs on CUDA. With dropout and in the other
-        cases of `tdc.ops.attention.choice` padded: the structures must carry their longest length.
+        One node on CPU, and on CUDA in half precision; flex_attention in graphs on CUDA. In the other cases of
+        `tdc.ops.attention.choice` padded: the structures must carry their longest length.
 
     Source:
         `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
@@ -87,6 +89,8 @@ def varlen_attention(
     if q_rows.batch_size != k_rows.batch_size:
         got, hint = f"{q_rows.batch_size} and {k_rows.batch_size}", "pair the batches row by row"
         raise StructureError(message("attention", "as many rows of queries as of keys", got, hint=hint))
+    if not 0 <= dropout <= 1:
+        raise ShapeError(message("attention", "a dropout in [0, 1]", f"{dropout}", hint="dropout_p=0.1"))
     q, k, v = as_autocast(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     check_heads(q.shape[1], k.shape[1], v.shape[1])
@@ -96,11 +100,14 @@ def varlen_attention(
         return flex_rows(q, k, v, q_rows, k_rows, causal, scale, score_mod)
     if chosen == "flash":
         bounds = longest_bound(q_rows, q.shape[0]), longest_bound(k_rows, k.shape[0])
-        return attend_rows(q, k, v, offsets_int32(q_rows), offsets_int32(k_rows), None, None, *bounds, causal, scale)
+        offsets, none = (offsets_int32(q_rows), offsets_int32(k_rows)), (None, None, None)
+        return attend_rows(q, k, v, *offsets, *none, *bounds, causal, scale, None)
     k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
-    if chosen == "rows":
-        masks = operand(mask, q, q_rows, k_rows)
-        return attend_rows(q, k, v, q_rows.offsets, k_rows.offsets, *masks, None, None, causal, scale)
+    if chosen in ("rows", "weights"):
+        offsets, masks = (q_rows.offsets, k_rows.offsets), operand(mask, q, q_rows, k_rows)
+        seeds = torch.randint(SEEDS, (1,), device="cpu") if dropout else None
+        used = dropout if chosen == "weights" else None
+        return attend_rows(q, k, v, *offsets, *masks, seeds, None, None, causal, scale, used)
     return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
 
