@@ -30,7 +30,7 @@ from tdc.autobatch.values import (
     unflatten,
 )
 from tdc.compile._torch.tracing import before_operator, trace_outside
-from tdc.compile.upstream import Code, copied, needs_grad, own_gradients
+from tdc.compile.upstream import Code, copied, even_gradients, needs_grad, own_gradients
 from tdc.core.asserts import require
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import row_ids
@@ -79,7 +79,7 @@ def guarded(
 
     def run(*all_given: Tensor) -> tuple[Tensor, ...]:
         *flat, mask = all_given
-        own = given.values(own_gradients(flat, ref))
+        own = given.values(even_gradients(flat))
         return tuple(code.encode(found.tensors(block(fn, names, own, line, mask.shape[0]))))
 
     def skip(*all_given: Tensor) -> tuple[Tensor, ...]:
@@ -89,7 +89,7 @@ def guarded(
         return tuple(code.encode(zeros))
 
     first, *others = [*given.tensors(list(args)), m]  # no two of which may share memory
-    out = code.decode(torch.cond(m.any(), run, skip, (first, *[copied(x) for x in others])))
+    out = code.decode(torch.cond(m.any(), run, skip, (first.contiguous(), *[copied(x) for x in others])))
     return found.values(own_gradients(out, ref))
 
 

@@ -30,7 +30,16 @@ from torch import Tensor
 
 from tdc.compile._torch.tracing import before_operator, is_batched, loop_operator, refuse_in_scan, trace_outside
 from tdc.compile.carries import agree, moving, replaced, split, tensors_of
-from tdc.compile.upstream import Code, anchored, copied, ends_if_ran, needs_grad, own_gradients, traced
+from tdc.compile.upstream import (
+    Code,
+    anchored,
+    copied,
+    ends_if_ran,
+    even_gradients,
+    needs_grad,
+    own_gradients,
+    traced,
+)
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 
@@ -86,12 +95,12 @@ def cond(pred: bool | Tensor, true_fn: Fn, false_fn: Fn, operands: Sequence[Any]
 
         def branch(fn: Fn) -> Fn:
             def run(*flat: Tensor) -> tuple[Tensor, ...]:
-                found = tensors_of(fn(*form.join(flat)))
+                found = tensors_of(fn(*form.join(even_gradients(flat))))
                 return tuple(code.encode([found[i] for i in positions]))
 
             return run
 
-        found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple(tensors))
+        found = torch.cond(flag, branch(true_fn), branch(false_fn), tuple([x.contiguous() for x in tensors]))
         outs = replaced(outs, positions, own_gradients(code.decode(found), ref))
     return result.join(outs)
 

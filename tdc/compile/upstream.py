@@ -79,6 +79,12 @@ def own_gradients(tensors: Sequence[Tensor], ref: Tensor | None) -> Sequence[Ten
     return [x * 1 if x.is_floating_point() or x.is_complex() else x for x in tensors]
 
 
+def even_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers of contiguous tensors; the gradient of each is contiguous, too, and no view. Both branches of
+    `cond` must give it strides of one order, and that which reads nothing of a tensor gives it the tensor's."""
+    return [(x.reshape(-1) * 1).reshape(x.shape) if x.requires_grad else x for x in tensors]
+
+
 def ends_if_ran(first: Any, ends: Sequence[Tensor], starts: Sequence[Tensor]) -> list[Tensor]:
     """The carry after a loop if it ran, else before it; `first` is the first condition."""
     return [torch.where(first, end, start) for end, start in zip(ends, starts, strict=True)]

@@ -440,3 +440,21 @@ def test_scan_without_results_and_gradients():
 
     xs = torch.arange(6.0).reshape(3, 2)
     assert torch.equal(torch.compile(total, fullgraph=True)(xs), xs.sum(0))
+
+
+def test_branches_whose_gradients_lie_in_another_order():
+    """A gradient that is a view, one that is transposed, and one of nothing, which is laid out as its operand."""
+
+    def rows(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).sum(1)
+
+    def columns(x: Tensor, w: Tensor) -> Tensor:
+        return (w.t() * x).sum(1)
+
+    def alone(x: Tensor, w: Tensor) -> Tensor:
+        return x.sum(0)[:1] * x.sum(1)
+
+    x, w = torch.randn(3, 7).t().requires_grad_(), torch.randn(7, 3).t().requires_grad_()
+    for yes, no in ((rows, columns), (columns, alone), (alone, rows)):
+        for flag in (torch.tensor(True), torch.tensor(False)):
+            same(lambda p, x, w, yes=yes, no=no: tdc.cond(p, yes, no, (x, w)), flag, x, w, wrt=(x, w))

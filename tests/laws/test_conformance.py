@@ -1,7 +1,8 @@
 """Every row of the rule table, in every mode, against the loop over examples.
 
 The default run has all samples of all rows in eager and grad. One or two rows of each family stand for it in the other
-modes, and the first sample for such a row where a graph is made, which takes a second each. All else is marked slow.
+modes, and the first sample for such a row where a graph is made, which takes a second each. The slow run has the other
+samples of these rows, and the first of all others; what samples those have more where a graph is made is marked sweep.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ REFUSED = [rule for rule in RULES if rule.reason]
 GRAPHS = ("compile", "export")  # the modes that make graphs
 
 
-def cell(rule: Rule, mode: str, which: slice = slice(None), more: str = "", *, slow: bool = False) -> Any:
+def cell(rule: Rule, mode: str, which: slice = slice(None), more: str = "", *, marks: Any = ()) -> Any:
     """A case of the matrix; `which` of the samples that a row has for the mode, all where that is a gap."""
-    name = f"{title(rule)}-{rule.kind}-{mode}{more}"
-    return pytest.param(rule, mode, which, id=name, marks=[pytest.mark.slow] if slow else [])
+    return pytest.param(rule, mode, which, id=f"{title(rule)}-{rule.kind}-{mode}{more}", marks=marks)
 
 
 def matrix() -> Iterator[Any]:
     """Row × container × mode."""
+    slow, sweep = pytest.mark.slow, pytest.mark.sweep
     for rule in LIVE:
         for mode in MODES:
-            slow = mode not in ("eager", "grad") and not is_representative(rule)
-            if slow or mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
-                yield cell(rule, mode, slow=slow)
+            first, rest = ((), slow) if mode in ("eager", "grad") or is_representative(rule) else (slow, sweep)
+            if mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
+                yield cell(rule, mode, marks=first)
             else:
-                yield cell(rule, mode, slice(1))
-                yield cell(rule, mode, slice(1, None), "-more", slow=True)
+                yield cell(rule, mode, slice(1), marks=first)
+                yield cell(rule, mode, slice(1, None), "-more", marks=rest)
 
 
 def chosen(rule: Rule, mode: str, which: slice = slice(None)) -> list[Sample]:
