@@ -1,4 +1,4 @@
-"""Names that are not there, and what to write instead: those of tensordict, torch.nested and DanLing, and earlier ones.
+"""Names that are not there, and what to write: of tensordict, torch.nested and DanLing, earlier and misspelt ones.
 
 One table for each class and each module: names, and the spelling that replaces them. A name of a class becomes a
 descriptor that raises `MethodError` with that spelling, so attributes that exist cost nothing; a name of a module goes
@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from traceback import extract_stack
+from types import ModuleType
 from typing import Any, NoReturn
 
-from tdc import nn
-from tdc.core.container import Absent
-from tdc.core.dynamo import trace_as
-from tdc.core.errors import MethodError, message
+from tdc import compile as compiled
+from tdc import data, interop, io, nn, optim
+from tdc.core.container import Absent, error_of
+from tdc.core.errors import DtypeError, MethodError, message
 from tdc.core.rules import CLASS_NAMES
 from tdc.ops import CLASSES as CLASSES  # which have their methods now
 from tdc.ragged.masked import MaskedBatch
@@ -63,6 +65,11 @@ RAGGED = {
     "zero_": "torch.zeros_like(x)",
     "from_tensor_mask": "tdc.from_padded(tensor, mask=mask).to_packed()",
     "from_packed": "tdc.NestedTensor(values, offsets)",
+    "backward": "x.sum().backward(), or another loss of one number; then x.grad",
+    "item": "x.sum().item() of one number, x.tolist() of all",
+    "length seqlens": "x.lengths",
+    "H": "x.mH, or x.transpose(dim0, dim1)",
+    "T": "x.mT swaps the last two dims, x.transpose(dim0, dim1) others",
 }
 INSTEAD: dict[Any, dict[str, str]] = {
     TensorDict: {
@@ -126,6 +133,10 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "requires_grad_": "td = td.apply(lambda leaf: leaf.detach().requires_grad_())",
         "zero_grad": "grads = tdc.grad(fn)(td), which are returned, not accumulated",
         "backward": "grads = tdc.grad(fn)(td)",
+        "item": "td['a'].item()",
+        "H T": "td.apply(lambda leaf: leaf.mT)",
+        "to_padded": "td.apply(lambda leaf: leaf.to_padded())",
+        "to_packed": "td.apply(lambda leaf: leaf.to_packed())",
         "pack": "flat, unravel = tdc.ravel(td)",
         "consolidate is_consolidated": "flat, unravel = tdc.ravel(td)",
         "bytes nbytes": "tdc.nbytes(td)",
@@ -142,6 +153,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
     },
     NestedTensor: {
         **RAGGED,
+        "register_hook": "x.values.register_hook(fn)",
         "copy_": "tdc.copy_(x.values, src), which writes into memory that others share",
         "data": "x.detach()",
         "numpy": "[row.numpy() for row in x.unbind()], or x.values.numpy()",
@@ -158,6 +170,7 @@ INSTEAD: dict[Any, dict[str, str]] = {
     },
     MaskedBatch: {
         **RAGGED,
+        "register_hook": "x.data.register_hook(fn)",
         "copy_": "tdc.copy_(x.data, src), which writes into memory that others share",
         "numpy": "x.data.numpy(), and x.lengths.numpy()",
         "offsets": "x.to_packed().offsets",
@@ -191,6 +204,8 @@ MODULE: dict[str, str] = {
     "unravel_key_list unravel_key_to_tuple": "tdc.unravel_key(key)",
     "nested_tensor as_nested_tensor": "tdc.pack(tensors)",
     "PNTensor": "collate_fn=tdc.pack",
+    "jit": "torch.compile(fn, fullgraph=True)",
+    "masked": "tdc.MaskedBatch(data, lengths), or tdc.from_padded(data, mask=mask)",
 }  # fmt: skip
 MOVED = {  # names that were elsewhere, by the module that has them now
     "tdc.interop": "from_hf to_hf PytreeSpec from_pytree to_pytree from_state_dict to_state_dict infer_batch_size "
@@ -222,14 +237,6 @@ class Other(Absent):
         raise error_of(text_of(self.name, CLASS_NAMES[owner._kind], self.instead))
 
 
-def error_of(text: str) -> AttributeError:
-    """The error for a name that is not there."""
-    return MethodError(text)
-
-
-trace_as(error_of, lambda text: AttributeError(text))  # in a graph `hasattr` knows no other class (torch 2.11-2.13)
-
-
 def text_of(name: str, owner: str, instead: str) -> str:
     """The message of a name that is not there."""
     expected = "no change in place" if name.endswith("_") else f"a name of {owner}"
@@ -258,11 +265,12 @@ def getter(module: str) -> Callable[[str], NoReturn]:
 
     `from tdc import name` drops the text of an AttributeError, so there it is an ImportError.
     """
-    table = dict(each(MODULES[module]))
+    table = dict(each(MODULES.get(module, {})))
 
     def __getattr__(name: str) -> NoReturn:
-        if name in table:
-            text = text_of(name, module, table[name])
+        hint = table.get(name) or ("" if name[0] == "_" else nearest(name, sys.modules[module]))
+        if hint:
+            text = text_of(name, module, hint)
             importing = extract_stack(limit=2)[0].name == "_handle_fromlist"  # Python's own
             raise ImportError(text, name=module) if importing else MethodError(text)
         raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
@@ -270,8 +278,42 @@ def getter(module: str) -> Callable[[str], NoReturn]:
     return __getattr__
 
 
+def nearest(name: str, module: ModuleType) -> str:
+    """The public name of a module that is spelt nearly like this one, of tdc also of those below; empty if none is."""
+    spaces = [module, compiled, data, interop, io] if module is sys.modules["tdc"] else [module]
+    spelt = {n.lower().replace("_", ""): f"{m.__name__}.{n}" for m in reversed(spaces) for n in public(m)}
+    exact = [f"{m.__name__}.{name}" for m in spaces if name in public(m)]
+    if exact:
+        return exact[0]
+    found = get_close_matches(name.lower().replace("_", ""), spelt, 1, 0.8)
+    return spelt[found[0]] if found else ""
+
+
+def public(module: ModuleType) -> list[str]:
+    """What a module offers: its names without those that it imports for itself."""
+    return [n for n, x in vars(module).items() if n[0] != "_" and not isinstance(x, ModuleType)]
+
+
+class Named(ModuleType):
+    """A module that is called like a function, as `tdc.compile(fn)`; it says what to write."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        called = self.__name__.removeprefix("tdc.")
+        raise DtypeError(message(called, f"a function, {self.__name__} is a module", "a call", hint=CALLED[called]))
+
+
+CALLED = {
+    "compile": "torch.compile(fn, fullgraph=True), or tdc.compile.train_step(loss, optimizer)",
+    "data": "tdc.data.Loader(dataset, ...)",
+    "interop": "tdc.as_tensordict(obj)",
+    "io": "tdc.io.save(td, path), td = tdc.io.load(path)",
+    "nn": "tdc.nn.TensorDictParams(td), torch.nn for layers",
+    "optim": "tdc.optim.adam(lr=1e-3)",
+}
 for _cls, _table in INSTEAD.items():
     for _name, _instead in each(_table):
         setattr(_cls, _name, Other(_name, _instead))
-for _module in MODULES:
-    vars(sys.modules[_module])["__getattr__"] = getter(_module)
+vars(sys.modules["tdc"])["__getattr__"] = getter("tdc")
+for _module in (compiled, data, interop, io, nn, optim):
+    vars(_module)["__getattr__"] = getter(_module.__name__)
+    _module.__class__ = Named

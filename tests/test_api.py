@@ -89,7 +89,7 @@ ensemble(module, params, in_dims=None, randomness='error', *, return_buffers=Fal
 from_list(rows, *, ragged_dim=1, dtype=None, device=None)
 from_module(module, *, params=True, buffers=True, remove_duplicate=False)
 from_numpy(arrays, *, ragged_dim=1, device=None)
-from_padded(data, *, lengths=None, mask=None, side='right')
+from_padded(data, lengths=None, *, mask=None, side='right')
 from_torch(x)
 functional_call(module, params, args=(), kwargs=None, *, tie_weights=True, strict=False, return_buffers=False)
 grad(fn, argnums=0, has_aux=False)

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import torch
 
 from tdc.core.arguments import normal_dim
-from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, MethodError, TdcError, UnsupportedError, describe, message
+from tdc.core.dynamo import constant, trace_as
+from tdc.core.errors import DtypeError, MethodError, StructureError, TdcError, UnsupportedError, describe, message
 from tdc.core.frozen import Frozen
 from tdc.core.kinds import refuse_kinds
 from tdc.core.rules import (
     CLASS_NAMES,
     CONVERSIONS,
     DISPATCH,
+    INSTEAD,
     KINDS,
     OPERATORS,
     REFLECTED,
@@ -63,8 +64,10 @@ class Container(Frozen):
             return run_named(row, func, args, kwargs) if kwargs else getattr(ROWS, row)(*args)
         except TdcError:
             raise
-        except Exception:
+        except Exception as error:
             refuse_kinds(func, args, kwargs or {})
+            if isinstance(error, AttributeError):
+                refuse_dense(func, args)
             raise
 
     if TYPE_CHECKING:  # what every container has of its own; operations are in the stubs beside the containers
@@ -97,6 +100,18 @@ class Container(Frozen):
         name = type(self).__name__
         got, hint = f"the truth value of a {name}", "x.all() or x.any() for its elements, len(x) > 0 for its rows"
         raise DtypeError(message("bool", "one number", got, hint=hint))
+
+
+def refuse_dense(op: Op, args: tuple[Any, ...]) -> None:
+    """Refuse a dense first operand of an operation on batches that has met a ragged batch further behind."""
+    batches = [x for x in args if isinstance(x, Container) and x._rank < 2]
+    if batches and isinstance(args[0], torch.Tensor):
+        like, got = batches[0], describe(args[0])
+        hint = {"nested": PACKS, "masked": "x.with_data(dense)"}[like._kind]
+        raise StructureError(message(op, f"a {type(like).__name__} first", got, hint=hint)) from None
+
+
+PACKS = "tdc.nested_like(dense, x) of a padded tensor, x.with_values(dense) of a packed one"
 
 
 @constant
@@ -136,10 +151,15 @@ def outermost(types: Iterable[type]) -> type[Container]:
 def missing(op: Op, kind: str) -> NoReturn:
     """Raise for a function without a row, naming the kinds that have one and the way there."""
     others = [k for k in KINDS if op in DISPATCH[k]]
+    name = name_of(op)
+    bare = name[:-1]
     hint = CONVERSIONS[kind]
     if others:
         hint = f"{' and '.join(CLASS_NAMES[k] for k in others)} can; " + hint
-    name = name_of(op)
+    elif kind != "tensordict" and name in INSTEAD:
+        hint = INSTEAD[name]
+    elif name.endswith("_") and hasattr(torch, bare):  # of a dense tensor: that of a batch is no function
+        hint = f"torch.{bare}(...), which returns a new batch"
     got = f"{name!r}, which has none"
     raise UnsupportedError(message(name, f"an operation with a rule for {CLASS_NAMES[kind]}", got, hint=hint))
 
@@ -194,6 +214,19 @@ def dense(name: str, array: Any) -> torch.Tensor:
 
 
 LAYOUT = "for torch.masked, which counts by shape: x.sum(dim), or torch.where(mask, x, 0).sum(dim) and the like"
+
+
+def error_of(text: str) -> AttributeError:
+    """The error for a name that is not there."""
+    return MethodError(text)
+
+
+def traced_error(text: str) -> AttributeError:
+    """What Dynamo traces in place of `error_of`: in a graph `hasattr` knows no other class (torch 2.11-2.13)."""
+    return AttributeError(text)
+
+
+trace_as(error_of, traced_error)
 
 
 class Absent:

@@ -8,7 +8,7 @@ and copying restore the slots without running a constructor.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ class Frozen:
 
     __slots__ = ()
     _title = ""  # what messages call the class, where `tdc` does not have it by its name
+    _settings: ClassVar[dict[str, str]] = {}  # for some names, what to write instead of assigning
     _instead = "build a changed copy: a method that returns a new object, or the constructor"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -50,7 +51,7 @@ def read_only(name: str, prop: property) -> property:
     """A property whose assignment and deletion raise the three-line error."""
 
     def refuse(self: Any, value: Any) -> None:
-        raise immutable(self, f"`x.{name} = {type(value).__name__}`")
+        raise immutable(self, f"`x.{name} = {type(value).__name__}`", self._settings.get(name, ""))
 
     def refuse_deletion(self: Any) -> None:
         raise immutable(self, f"`del x.{name}`")
@@ -58,10 +59,10 @@ def read_only(name: str, prop: property) -> property:
     return property(prop.fget, refuse, refuse_deletion, prop.__doc__)
 
 
-def immutable(x: Frozen, got: str) -> ImmutableError:
+def immutable(x: Frozen, got: str, hint: str = "") -> ImmutableError:
     """The error for an attempt to change `x` in place; its class says what to do instead."""
     expected = "no change in place, instances are immutable"
-    return ImmutableError(message(x._title or type(x).__name__, expected, got, hint=x._instead))
+    return ImmutableError(message(x._title or type(x).__name__, expected, got, hint=hint or x._instead))
 
 
 def fields(cls: type) -> tuple[str, ...]:

@@ -160,6 +160,13 @@ CONVERSIONS = {
     "nested": "convert with x.to_padded(), or loop over x.unbind()",
     "masked": "convert with x.to_packed(), or use x.data and x.mask",
 }
+INSTEAD = {  # of functions that no kind of ragged batch has a rule for
+    "_pack_padded_sequence": "nn.LSTM(..., batch_first=True) and the like take the batch itself",
+    "copy_": "dense.copy_(packed.to_padded().filled(0)), or tdc.copy_(packed, src)",
+    "grad": "torch.autograd.grad(loss, x.values) (of a padded batch x.data), or tdc.grad(fn)(x)",
+    "__getitem__": "F.embedding(ids, table), or table[ids.values]",
+    "__setitem__": "table[ids.values] = v.values; of padded batches x.to_packed().values",
+}
 OPERATORS: dict[str, Op] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "floordiv": torch.floor_divide,
     "mod": torch.remainder, "pow": torch.pow, "matmul": torch.matmul, "and": torch.bitwise_and, "or": torch.bitwise_or,

@@ -74,8 +74,11 @@ def cross_entropy(op: Op, names: tuple[str, ...], *args: Any, **kwargs: Any) -> 
     given, reduction = named(names, args, kwargs)
     input, target = given.pop("input"), given.pop("target")
     if not is_ragged(input) or type(input) is not type(target):
-        kind = "MaskedBatch" if isinstance(input, MaskedBatch) else "NestedTensor"
-        got, hint = f"{describe(input)} and {describe(target)}", "target = logits.with_values(labels)"
+        kind = "MaskedBatch" if MaskedBatch in (type(input), type(target)) else "NestedTensor"
+        wrong, right = ("target", "logits") if is_ragged(input) else ("logits", "target")
+        got = f"{describe(input)} and {describe(target)}"
+        hint = f"{wrong} = {right}.{'with_values' if kind == 'NestedTensor' else 'with_data'}({wrong})"
+        hint += f", or tdc.nested_like({wrong}, {right}) of a padded one" if kind == "NestedTensor" else ""
         raise StructureError(message(op, f"logits and targets that are both {kind}", got, hint=hint))
     dim = class_dim(op, input)
     axis = axis_of(op, input, dim)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import eager, is_zero
+from tdc.core.dynamo import eager, is_zero, known
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
 from tdc.core.rules import MODES, define
 from tdc.core.typing import Op
@@ -180,6 +180,8 @@ def unbroadcast(op: Op, like: Ragged, dense: Tensor) -> ShapeError:
     """The error for a dense operand that does not broadcast."""
     packed = isinstance(like, NestedTensor)
     hint = "sizes must be 1 or equal, counted from the last dim" if packed else "the padded shape cannot grow"
+    if like._batch_dim == 0 and dense.ndim < like.ndim and known(dense.numel() == like.batch_size[0]):
+        hint = f"y.view(-1{', 1' * (like.ndim - 1)}) where y has a number for each example"
     return ShapeError(message(op, f"an operand that broadcasts against {describe(like)}", describe(dense), hint=hint))
 
 

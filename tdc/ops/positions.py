@@ -94,7 +94,9 @@ def check_index(op: OpName, index: Any, vector: bool = False) -> None:
         hint = "index.long(), or x[mask] where it is a mask" if hasattr(index, "dtype") else "torch.tensor([0, 2])"
         raise DtypeError(message(op, "an index of int32 or int64", describe(index), hint=hint))
     if vector and index.ndim > 1:
-        raise ShapeError(message(op, "a vector of positions", describe(index), hint="index.flatten()"))
+        rows = "F.embedding(ids, table) looks rows of a table up; torch.gather takes an index for each element"
+        hint = "index.flatten()" if isinstance(index, Tensor) else rows
+        raise ShapeError(message(op, "a vector of positions", describe(index), hint=hint))
 
 
 def find(op: Op, x: Any, dim: int, index: Any) -> Found:

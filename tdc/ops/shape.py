@@ -274,7 +274,10 @@ def repeat_ragged(x: Ragged, *sizes: Any) -> Ragged:
     """Copies of the whole batch, one after another, and of static dims."""
     x, given = with_dims("repeat", x, sizes)
     if any([given[r] != 1 for r in x.ragged_dims]):
-        raise regrouped("repeat", x, "copies along a ragged dim")
+        packed = "" if isinstance(x, NestedTensor) else ".to_packed()"
+        hint = f"torch.cat([x{packed}] * n, dim) repeats the elements of each row"
+        expected, got = f"copies along static dims of {describe(x)}", "copies along a ragged one"
+        raise ShapeError(message("repeat", expected, got, hint=hint))
     copies, data = given[x._batch_dim], data_of(x).repeat(axis_entries(x, given))
     if isinstance(x, MaskedBatch):
         return build_masked(data, x.lengths.repeat(copies, 1), x.ragged_dims, x.batch_dim, True)

@@ -94,7 +94,7 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
 
 
 def from_padded(
-    data: Tensor, *, lengths: Tensor | None = None, mask: Tensor | None = None, side: str = "right"
+    data: Tensor, lengths: Tensor | None = None, *, mask: Tensor | None = None, side: str = "right"
 ) -> MaskedBatch:
     """A padded batch from a rectangle `(B, L, ...)` and its lengths `(B,)` or its mask `(B, L)`.
 

@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -73,6 +73,7 @@ class MaskedBatch(Operations):
     __slots__ = ("__weakref__", "_batch_dim", "_data", "_lengths", "_ragged_dims")
     _kind = "masked"
     _instead = "x.with_data(data), or torch.where(mask, new, x)"
+    _settings: ClassVar = {"lengths": "tdc.MaskedBatch(x.data, lengths)", "requires_grad": "x.requires_grad_()"}
     _rank = 1
 
     _data: Tensor
@@ -86,7 +87,9 @@ class MaskedBatch(Operations):
             got = f"{describe(data)} and {describe(lengths)}"
             raise DtypeError(message("MaskedBatch", "tensors of data and lengths", got, hint="torch.tensor(lengths)"))
         if lengths.dtype != torch.int64:
-            raise DtypeError(message("MaskedBatch", "int64 lengths", describe(lengths), hint="lengths.long()"))
+            mask = lengths.dtype == torch.bool
+            hint = "tdc.from_padded(data, mask=mask)" if mask else "lengths.long()"
+            raise DtypeError(message("MaskedBatch", "int64 lengths", describe(lengths), hint=hint))
         if data.device != lengths.device:
             got, hint = f"data on {data.device}, lengths on {lengths.device}", "lengths.to(data.device)"
             raise StructureError(message("MaskedBatch", "data and lengths on one device", got, hint=hint))

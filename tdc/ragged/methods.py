@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import is_zero
-from tdc.core.errors import ShapeError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.frozen import read_only
 from tdc.ragged.convert import to_packed, to_padded, to_torch
 from tdc.ragged.index import index_ragged, picker, same_structure, with_structure_of
@@ -89,6 +89,12 @@ def iterate(x: Ragged) -> Iterator[Any]:
     return iter(x.unbind())
 
 
+def as_array(x: Ragged, *args: Any, **kwargs: Any) -> Any:
+    """numpy has no ragged arrays."""
+    hint = "[row.numpy() for row in x.unbind()], or the numbers of x.to_padded().filled(0)"
+    raise DtypeError(message("asarray", "a tensor", describe(x), hint=hint))
+
+
 def cu_seqlens(x: NestedTensor) -> Tensor:
     """Where rows begin, and N: offsets as flash-style kernels take them, (B+1,) int32."""
     return offsets_int32(x.structure)
@@ -143,6 +149,7 @@ OF_DATA = {
 SHARED: dict[str, Any] = {
     **OF_DATA,
     "nbytes": property(nbytes),
+    "__array__": as_array,
     "__iter__": iterate,
     "is_contiguous": is_contiguous,
     "tolist": tolist,

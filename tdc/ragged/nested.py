@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, on_host, sizes_of
-from tdc.ragged.structure import Structure, check_offsets, check_sizes, extent_of, other_size
+from tdc.ragged.structure import Structure, check_ends, check_offsets, check_sizes, extent_of, other_size
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import NestedOperations as Operations
@@ -65,7 +65,8 @@ class NestedTensor(Operations):
     Raises:
         DtypeError: values or offsets are no tensors; offsets or shapes are not int64.
         ShapeError: offsets are not `(B+1,)`, shapes not `(B, R)`, or the ragged dim is not a dim of values.
-        StructureError: a row is longer than `max_length`. Immediate on CPU, asynchronous on CUDA.
+        StructureError: a row is longer than `max_length`. Immediate on CPU, asynchronous on CUDA. Lengths in place of
+            offsets, where these can be read at no cost: eagerly and on CPU.
 
     Compile:
         One graph for all lengths and batch sizes: the packed axis and offsets are marked dynamic here.
@@ -82,6 +83,11 @@ class NestedTensor(Operations):
 
     __slots__ = ("__weakref__", "_structure", "_values")
     _kind = "nested"
+    _settings: ClassVar = {
+        "offsets": "x = tdc.NestedTensor(x.values, offsets)",
+        "lengths": "x = tdc.NestedTensor(x.values, tdc.offsets_of(lengths))",
+        "requires_grad": "x.requires_grad_()",
+    }
     _instead = "x.with_values(values), torch.where(mask, new, x), or tdc.pack(rows)"
     _rank = 1
 
@@ -109,6 +115,7 @@ class NestedTensor(Operations):
         if sizes is not None:
             require_bound(Structure(offsets, shapes), sizes)
         extent = None if sizes is None else extent_of(sizes, values.device)
+        check_ends(offsets, values.shape[ragged_dim - 1], "NestedTensor")
         structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count)
         self._values = mark_dynamic(values, ragged_dim - 1)
         self._structure = structure.marked()

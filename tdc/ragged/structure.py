@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import mark_dynamic, stamp, trace_as, version
+from tdc.core.dynamo import mark_dynamic, readable, stamp, trace_as, version
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.typing import OpName
@@ -184,6 +184,18 @@ def check_offsets(offsets: Tensor, op: OpName) -> None:
     if offsets.ndim != 1 or offsets.shape[0] < 1:
         hint = "offsets = tdc.offsets_of(lengths)"
         raise ShapeError(message(op, "offsets of shape (B+1,)", describe(offsets), hint=hint))
+
+
+def check_ends(offsets: Tensor, total: int, op: OpName) -> None:
+    """Refuse lengths in place of offsets, where they can be read: they add up to N, and do not go from 0 to N."""
+    if type(offsets) is not Tensor or offsets.device.type != "cpu" or not readable():
+        return
+    if (int(offsets[0]) or int(offsets[-1]) != total) and int(offsets.sum()) == total:
+        hint = f"tdc.{op}(values, tdc.offsets_of(lengths))"
+        raise StructureError(message(op, f"offsets from 0 to N, {total}", "lengths that add up to it", hint=hint))
+
+
+trace_as(check_ends, lambda *args: None)  # a graph reads no numbers
 
 
 def other_size(op: OpName, old: Tensor, new: Tensor) -> ShapeError:

@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from tdc.core.arguments import check_entries, expect_function
+from tdc.core.container import error_of
 from tdc.core.dtypes import in_numpy
+from tdc.core.dynamo import trace_as
 from tdc.core.errors import (
     DtypeError,
     ImmutableError,
@@ -63,6 +65,19 @@ class Unsized(tuple):  # type: ignore[type-arg]  # Dynamo cannot trace a subclas
         return "unknown"
 
 
+def found_nowhere(x: TensorDict, name: str) -> Any:
+    """Raise what Python raises for a name that is not there, or the descriptor of that name."""
+    return object.__getattribute__(x, name)
+
+
+def raised_in_a_graph(x: TensorDict, name: str) -> NoReturn:
+    """What Dynamo traces in place of `found_nowhere`."""
+    raise AttributeError(f"'TensorDict' object has no attribute {name!r}")
+
+
+trace_as(found_nowhere, raised_in_a_graph)
+
+
 class TensorDict(Operations):
     """An immutable dictionary of tensors that share their leading dims.
 
@@ -97,6 +112,11 @@ class TensorDict(Operations):
 
     __slots__ = ("__weakref__", "_device", "_leaves", "_nodes", "_size")
     _kind = "tensordict"
+    _settings: ClassVar = {
+        "batch_size": "td = td.with_batch_size(sizes)",
+        "shape": "td = td.with_batch_size(sizes)",
+        "device": "td = td.with_device(device)",
+    }
     _instead = "td = td.set(key, value), which returns a new one"
     _rank = 2
 
@@ -154,6 +174,15 @@ class TensorDict(Operations):
             hint = "len(td.keys()) counts keys"
             raise DtypeError(message("len", "at least one batch dim", "batch_size=[]", hint=hint))
         return self._size[0]
+
+    if not TYPE_CHECKING:  # to a type checker a name that is not there stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            """A key is no attribute. Asked, too, where a descriptor of that name has raised an AttributeError."""
+            key = name[0] != "_" and (name in self._leaves or name in self._nodes)
+            if key and not any(name in vars(c) for c in type(self).__mro__):
+                raise error_of(message(name, "a name of TensorDict", f"td.{name}", hint=f"td[{name!r}]"))
+            return found_nowhere(self, name)
 
     def __iter__(self) -> Iterator[TensorDict]:
         return iter([self[i] for i in range(len(self))])

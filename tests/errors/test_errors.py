@@ -313,7 +313,7 @@ hint: td = td.delete('tokens')""",
             """\
 ImmutableError
 tdc.TensorDict: expected no change in place, instances are immutable, got `x.batch_size = list`
-hint: td = td.set(key, value), which returns a new one""",
+hint: td = td.with_batch_size(sizes)""",
         )
 
     def test_delete_an_attribute(self):

@@ -1,0 +1,199 @@
+"""What a newcomer types at a batch: each call raises an error of ours that names the spelling to use."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tdc
+
+lib: Any = tdc
+Call = Callable[[Any], Any]
+ROWS = [torch.arange(8.0).view(2, 4), torch.arange(12.0).view(3, 4)]
+BATCHES: dict[str, Any] = {"nested": tdc.pack(ROWS), "masked": tdc.pack(ROWS).to_padded()}
+NUMBERS: dict[str, Any] = {kind: x[:, :, 0] for kind, x in BATCHES.items()}
+IDS: dict[str, Any] = {kind: x.long() % 4 for kind, x in NUMBERS.items()}
+TD: Any = tdc.TensorDict({"x": torch.zeros(3, 2), "n": {"y": torch.zeros(3)}}, [3])
+DENSE, LENGTHS = torch.rand(2, 5), torch.tensor([2, 3])
+TABLE: Any = torch.rand(5, 4)
+pack_padded: Any = nn.utils.rnn.pack_padded_sequence
+
+
+def put(x: Any, name: str, value: Any) -> None:
+    setattr(x, name, value)
+
+
+RAGGED: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
+    "x.backward()": (lambda x: x.backward(), tdc.UnsupportedError, "x.sum().backward()"),
+    "x.item()": (lambda x: x.item(), tdc.UnsupportedError, "x.sum().item()"),
+    "x.T": (lambda x: x.T, tdc.UnsupportedError, "x.mT"),
+    "x.H": (lambda x: x.H, tdc.UnsupportedError, "x.mH"),
+    "x.length": (lambda x: x.length, tdc.UnsupportedError, "x.lengths"),
+    "x.register_hook(f)": (lambda x: x.register_hook(print), tdc.UnsupportedError, ".register_hook(fn)"),
+    "x * lengths": (lambda x: x * LENGTHS, tdc.ShapeError, "y.view(-1, 1, 1)"),
+    "x.repeat(1, 2, 1)": (lambda x: x.repeat(1, 2, 1), tdc.ShapeError, "torch.cat([x"),
+    "x.requires_grad = True": (lambda x: put(x, "requires_grad", True), tdc.ImmutableError, "x.requires_grad_()"),
+    "x.lengths = t": (lambda x: put(x, "lengths", LENGTHS), tdc.ImmutableError, "lengths)"),
+    "np.asarray(x)": (np.asarray, tdc.DtypeError, "x.to_padded().filled(0)"),
+    "np.stack([x, x])": (lambda x: np.stack([x, x]), tdc.DtypeError, "row.numpy()"),
+    "pack_padded_sequence(x)": (
+        lambda x: pack_padded(x, LENGTHS, batch_first=False), tdc.UnsupportedError, "batch_first=True"
+    ),
+    "autograd.grad(loss, x)": (lambda x: torch.autograd.grad(x.sum(), x), tdc.UnsupportedError, "x.values"),
+    "dense.copy_(x)": (lambda x: torch.zeros(2, 3, 4).copy_(x), tdc.UnsupportedError, "filled(0)"),
+    "dense.add_(x)": (lambda x: torch.zeros(2, 3, 4).add_(x), tdc.UnsupportedError, "torch.add(...)"),
+}  # fmt: skip
+INDICES: dict[str, tuple[Call, type[tdc.TdcError], str]] = {
+    "F.cross_entropy(dense, x)": (
+        lambda x: F.cross_entropy(torch.rand(2, 3, 5), x), tdc.StructureError, "logits = target.with_"
+    ),
+    "F.nll_loss(dense, x)": (lambda x: F.nll_loss(torch.rand(2, 3, 5), x), tdc.StructureError, "logits = target.with_"),
+    "index_add(dense, 0, x, x)": (lambda x: torch.index_add(DENSE, 0, x, x), tdc.StructureError, "x.with_"),
+    "index_select(dense, 0, x)": (lambda x: torch.index_select(TABLE, 0, x), tdc.ShapeError, "F.embedding(ids, table)"),
+    "bilinear(dense, dense, x)": (lambda x: F.bilinear(DENSE, DENSE, x), tdc.StructureError, "x.with_"),
+    "table[x]": (lambda x: TABLE[x], tdc.IndexingError, "F.embedding(ids, table)"),
+    "table[x] = 0": (lambda x: operator.setitem(TABLE, (x,), 0), tdc.UnsupportedError, "table[ids.values] = v.values"),
+    "table[x, 0]": (lambda x: TABLE[x, 0], tdc.UnsupportedError, "F.embedding(ids, table)"),
+    "td[x]": (lambda x: TD[x], tdc.IndexingError, "F.embedding(ids, table)"),
+}  # fmt: skip
+VALUES, T = torch.rand(5, 4), torch.rand(2, 3, 4)
+OTHERS: dict[str, tuple[Callable[[], Any], type[tdc.TdcError], str]] = {
+    "td.batch_size = ": (lambda: put(TD, "batch_size", [3]), tdc.ImmutableError, "td = td.with_batch_size(sizes)"),
+    "td.device = ": (lambda: put(TD, "device", "cpu"), tdc.ImmutableError, "td = td.with_device(device)"),
+    "td.x": (lambda: TD.x, tdc.UnsupportedError, "td['x']"),
+    "td.n": (lambda: TD.n, tdc.UnsupportedError, "td['n']"),
+    "td.item()": (lambda: TD.item(), tdc.UnsupportedError, "td['a'].item()"),
+    "td.to_padded()": (lambda: TD.to_padded(), tdc.UnsupportedError, "leaf.to_padded()"),
+    "x.values = v": (lambda: put(BATCHES["nested"], "values", VALUES), tdc.ImmutableError, "x.with_values(values)"),
+    "tdc.compile(fn)": (lambda: lib.compile(len), tdc.DtypeError, "torch.compile(fn, fullgraph=True)"),
+    "tdc.optim(params)": (lambda: lib.optim([]), tdc.DtypeError, "tdc.optim.adam"),
+    "tdc.Tensordict": (lambda: lib.Tensordict, tdc.UnsupportedError, "hint: tdc.TensorDict"),
+    "tdc.nestedtensor": (lambda: lib.nestedtensor, tdc.UnsupportedError, "hint: tdc.NestedTensor"),
+    "tdc.train_step": (lambda: lib.train_step, tdc.UnsupportedError, "hint: tdc.compile.train_step"),
+    "tdc.optim.Adam": (lambda: lib.optim.Adam, tdc.UnsupportedError, "hint: tdc.optim.adam"),
+    "tdc.io.savee": (lambda: lib.io.savee, tdc.UnsupportedError, "hint: tdc.io.save"),
+    "from_padded(t, mask)": (lambda: tdc.from_padded(T, T[..., 0] > 0), tdc.DtypeError, "from_padded(data, mask=mask)"),
+    "NestedTensor(values, lengths)": (
+        lambda: tdc.NestedTensor(VALUES, LENGTHS), tdc.StructureError, "tdc.NestedTensor(values, tdc.offsets_of(lengths"
+    ),
+    "NestedTensor(values, [0, 3, 2])": (
+        lambda: tdc.NestedTensor(VALUES, torch.tensor([0, 3, 2])), tdc.StructureError, "tdc.offsets_of(lengths)"
+    ),
+}  # fmt: skip
+
+
+def refused(call: Callable[[], Any], error: type[tdc.TdcError], hint: str) -> None:
+    """It raises this class, in our three lines, and the spelling is in the last."""
+    with pytest.raises(tdc.TdcError) as caught:
+        call()
+    text = str(caught.value)
+    assert isinstance(caught.value, error), text
+    assert re.fullmatch(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", text), text
+    assert hint in text, text
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("typed", RAGGED)
+def test_of_a_ragged_batch(typed: str, kind: str):
+    call, error, hint = RAGGED[typed]
+    refused(lambda: call(BATCHES[kind]), error, hint)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("typed", INDICES)
+def test_of_a_ragged_index_or_target(typed: str, kind: str):
+    call, error, hint = INDICES[typed]
+    refused(lambda: call(IDS[kind]), error, hint)
+
+
+@pytest.mark.parametrize("typed", OTHERS)
+def test_of_the_library(typed: str):
+    refused(*OTHERS[typed])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 31, 32, 40])  # torch makes a tuple of fewer than 32
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_ragged_index_of_a_tensor_is_refused_for_every_number_of_rows(rows: int, padded: bool):
+    packed: Any = tdc.pack([torch.tensor([0, 1])] * rows)
+    ids = packed.to_padded() if padded else packed
+    table, before = torch.rand(*[2] * 5), torch.rand(2, 2)
+    kept = table.clone()
+    for x in (table, nn.Parameter(before)):
+        with pytest.raises(tdc.TdcError, match=r"hint: .*table\[ids"):
+            x[ids]
+    with pytest.raises(tdc.TdcError, match=r"hint: .*table\[ids"):
+        table[ids] = 0.0
+    assert table.equal(kept)
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_spellings_are_right(kind: str):
+    x, ids = BATCHES[kind], IDS[kind]
+    assert [row.shape for row in F.embedding(ids, TABLE).unbind()] == [(2, 4), (3, 4)]
+    assert (x * LENGTHS.view(-1, 1, 1))[1].equal(x[1] * 3)
+    packed = x if kind == "nested" else x.to_packed()
+    assert torch.cat([packed] * 2, 1)[1].equal(ROWS[1].repeat(2, 1))
+    assert nn.LSTM(4, 5, batch_first=True)(x)[0].shape[0] == 2
+    table = TABLE.clone()
+    flat = ids if kind == "nested" else ids.to_packed()
+    table[flat.values] = 0.0
+    assert not table[flat[0]].any()
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_iterations_that_are_no_index(kind: str):
+    ids = IDS[kind]
+    held = {len(ids): [*ids]}
+    assert len(held[len(tuple(ids))]) == len([row for row in ids]) == 2
+    first, second = ids
+    assert first.tolist() == ids[0].tolist()
+    assert second.tolist() == list(ids)[1].tolist()
+    assert TABLE[next(iter(ids))].shape == (2, 4)
+    assert [next(iter(ids))][0].tolist() == first.tolist()
+
+
+def test_positional_lengths_of_a_rectangle():
+    assert tdc.from_padded(T, LENGTHS).lengths.flatten().tolist() == [2, 3]
+
+
+def test_offsets_with_empty_rows_are_no_lengths():
+    assert tdc.NestedTensor(VALUES, torch.tensor([0, 0, 5])).lengths.tolist() == [0, 5]
+    assert tdc.NestedTensor(VALUES[:0], torch.tensor([0])).shape[0] == 0
+
+
+def test_an_attribute_that_is_no_key():
+    with pytest.raises(AttributeError, match="'TensorDict' object has no attribute 'foo'"):
+        _ = TD.foo
+    assert not hasattr(TD, "x")
+
+    def asks(td: Any) -> Any:
+        return td["x"] + 1 if hasattr(td, "x") or hasattr(td, "foo") or hasattr(td, "item") else td["x"]
+
+    assert torch.compile(asks, backend="eager", fullgraph=True)(TD).sum() == 0
+
+
+def test_a_property_that_lacks_something_says_so():
+    class Batch(tdc.TensorClass):
+        x: torch.Tensor
+
+        @property
+        def twice(self) -> Any:
+            return self.nothing  # pyright: ignore  # what it lacks
+
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = Batch(torch.zeros(2), batch_size=[2]).twice
+
+
+def test_a_module_stays_a_module():
+    double = torch.compile(lambda x: lib.compile.checkpoint(torch.sin)(x) * 2, backend="eager", fullgraph=True)
+    assert double(torch.zeros(2)).sum() == 0
+    with pytest.raises(ImportError, match=r"hint: tdc\.TensorDict"):
+        exec("from tdc import Tensordict")
