@@ -85,7 +85,7 @@ class Container(Frozen):
     @overload
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The shape, or its entry at `dim`: of a TensorDict the batch size, of a NestedTensor -1 on a ragged dim."""
+        """The shape, or its entry at `dim`: of a TensorDict the batch size, on a ragged dim a `RaggedSize`, -1."""
         return self.shape if dim is None else self.shape[normal_dim(dim, self.ndim, "size")]
 
     def dim(self) -> int:

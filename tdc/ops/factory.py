@@ -63,7 +63,7 @@ def new_ragged(name: str, x: Any, *size: Any, **kwargs: Any) -> Tensor | NestedT
     apart = (name == "new_full" and len(size) > 1) or name == "new_empty_strided"  # one argument is the size
     given, rest = (int_tuple(name, *size[:1]), size[1:]) if apart else (ints(name, size), ())
     make = getattr(data_of(x), name)
-    if all([n >= 0 for n in given]):
+    if all([n != -1 and n >= 0 for n in given]):
         return make(given, *rest, **kwargs)
     gone = tuple([d for d, n in enumerate(given) if n == -1])
     if isinstance(x, MaskedBatch) or gone != x.ragged_dims or given[x._batch_dim] != x.batch_size[0]:

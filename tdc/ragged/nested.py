@@ -159,7 +159,7 @@ class NestedTensor(Operations):
 
     @property
     def shape(self) -> torch.Size:
-        """Logical shape, -1 on ragged dims."""
+        """Logical shape. On ragged dims it prints as -1 and equals -1; to compute with it is a ShapeError."""
         return self.structure.shape(self.values)
 
     @property

@@ -31,6 +31,7 @@ from tdc.core.asserts import require
 from tdc.core.dynamo import mark_dynamic, readable, stamp, trace_as, version
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, fields, immutable, restore
+from tdc.core.ragged_size import RaggedSize
 from tdc.core.typing import OpName
 
 Args = TypeVarTuple("Args")
@@ -102,9 +103,9 @@ class Structure(Frozen):
         return Structure(offsets, shapes, self.extent, self.packed_dim, self.batch_dim, self.ragged_ndim)
 
     def shape(self, values: Tensor) -> torch.Size:
-        """Logical shape of a packed batch: -1 on ragged dims."""
+        """Logical shape of a packed batch: on ragged dims a `RaggedSize`, which is equal to -1."""
         e = self.packed_dim
-        sizes = [*values.shape[:e], *([-1] * self.ragged_ndim), *values.shape[e + 1 :]]
+        sizes: list[Any] = [*values.shape[:e], *[RaggedSize() for _ in range(self.ragged_ndim)], *values.shape[e + 1 :]]
         sizes.insert(self.batch_dim, self.batch_size)
         return torch.Size(sizes)
 
@@ -190,7 +191,8 @@ def check_ends(offsets: Tensor, total: int, op: OpName) -> None:
     """Refuse lengths in place of offsets, where they can be read: they add up to N, and do not go from 0 to N."""
     if type(offsets) is not Tensor or offsets.device.type != "cpu" or not readable():
         return
-    if (int(offsets[0]) or int(offsets[-1]) != total) and int(offsets.sum()) == total:
+    last = int(offsets[-1])
+    if (last != total or (last and offsets.shape[0] == 1)) and int(offsets.sum()) == total:
         hint = f"tdc.{op}(values, tdc.offsets_of(lengths))"
         raise StructureError(message(op, f"offsets from 0 to N, {total}", "lengths that add up to it", hint=hint))
 
