@@ -86,14 +86,9 @@ def varlen_attention(
         >>> varlen_attention(x.values, x.values, x.values, x.structure, x.structure, score_mod=alibi).shape
         torch.Size([5, 1, 4])
     """
-    if q_rows.batch_size != k_rows.batch_size:
-        got, hint = f"{q_rows.batch_size} and {k_rows.batch_size}", "pair the batches row by row"
-        raise StructureError(message("attention", "as many rows of queries as of keys", got, hint=hint))
-    if not 0 <= dropout <= 1:
-        raise ShapeError(message("attention", "a dropout in [0, 1]", f"{dropout}", hint="dropout_p=0.1"))
+    check_call((q_rows, k_rows), (q.shape[1], k.shape[1], v.shape[1]), dropout)
     q, k, v = as_autocast(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    check_heads(q.shape[1], k.shape[1], v.shape[1])
     how = How(causal, scale, dropout, mask, score_mod)
     chosen = backend(call_of(q, k, v, q_rows, k_rows, how))
     if chosen == "flex":
@@ -109,6 +104,17 @@ def varlen_attention(
         used = dropout if chosen == "weights" else None
         return attend_rows(q, k, v, *offsets, *masks, seeds, None, None, causal, scale, used)
     return attend_rectangle(q, k, v, q_rows, k_rows, how)
+
+
+def check_call(rows: tuple[Structure, Structure], heads: tuple[int, int, int], dropout: float) -> None:
+    """As many rows of queries as of keys, heads that can share keys, and a probability."""
+    queries, keys = rows[0].batch_size, rows[1].batch_size
+    if queries != keys:
+        got, hint = f"{queries} and {keys}", "pair the batches row by row"
+        raise StructureError(message("attention", "as many rows of queries as of keys", got, hint=hint))
+    check_heads(*heads)
+    if not 0 <= dropout <= 1:
+        raise ShapeError(message("attention", "a dropout in [0, 1]", f"{dropout}", hint="dropout_p=0.1"))
 
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Call:

@@ -51,8 +51,8 @@ class Dropout:
 
 def integers(count: int, generator: torch.Generator) -> Tensor:
     """Random int32 of all values; two of them at once."""
-    pairs = torch.empty(-(-count // 2), dtype=torch.int64, device="cpu")
-    return pairs.random_(-(2**63), None, generator=generator).view(torch.int32)[:count]  # type: ignore[call-overload]
+    pairs: Any = torch.empty(-(-count // 2), dtype=torch.int64, device="cpu")  # the stubs lack the call below
+    return pairs.random_(-(2**63), None, generator=generator).view(torch.int32)[:count]
 
 
 def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
