@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
 from tdc.core.dtypes import HALF, rounded_once
+from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
@@ -178,20 +179,26 @@ def batch_norm(
     one_dtype("batch_norm", input, weight, bias, *((running_mean, running_var) if training else ()))
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
         p = positions(input, "batch_norm", weight, bias, running_mean, running_var)
-        return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
+        count = p.data.shape[0]
+        if known(count == 0) or known(count != 0):  # torch asks, and a graph may not know
+            return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
 
-    def masked(x: Any) -> Ragged:
+    def total(t: Tensor) -> Tensor:
+        """Sums of each channel."""
+        return t.flatten(0, -3).sum((0, 2))
+
+    def counted(x: Any) -> Ragged:
         p = positions(x, "batch_norm", weight, bias, running_mean, running_var)
         if not training:
             return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
         n = (p.count.sum() * p.data.shape[-1]).to(p.data.dtype)
-        mean = p.data.sum((0, 1, 3)) / n.clamp(min=1)
+        mean = total(p.data) / n.clamp(min=1)
         centered = p.clean(p.data - mean.unsqueeze(-1))
-        var = centered.square().sum((0, 1, 3)) / n.clamp(min=1)
+        var = total(centered.square()) / n.clamp(min=1)
         follow(running_mean, running_var, mean[None], var[None], n, momentum)
         return affine(p, centered * torch.rsqrt(var + eps).unsqueeze(-1), weight, bias)
 
-    return rounded_once(masked, input)
+    return rounded_once(counted, input)
 
 
 def fixed(p: Positions, mean: Tensor | None, var: Tensor | None, eps: float) -> Tensor:
@@ -208,10 +215,10 @@ def follow(
 ) -> None:
     """Move running statistics, in place and outside autograd, towards means and biased variances (K, C) of `n` each."""
     unbiased = var * n / (n - 1).clamp(min=1)
-    for running, new, known in ((running_mean, mean, n > 0), (running_var, unbiased, n > 1)):
+    for running, new, seen in ((running_mean, mean, n > 0), (running_var, unbiased, n > 1)):
         if running is not None:
-            count = known.expand(new.shape[0], 1).sum()
-            found = torch.where(known, new.detach(), 0).sum(0) / count.clamp(min=1)
+            count = seen.expand(new.shape[0], 1).sum()
+            found = torch.where(seen, new.detach(), 0).sum(0) / count.clamp(min=1)
             moved = running * (1 - momentum) + found.to(running.dtype) * momentum
             running.copy_(torch.where(count > 0, moved, running))
 
