@@ -143,6 +143,14 @@ def in_direction() -> bool:
     return any([level.key() == functorch.TransformType.Jvp for level in stack or ()])
 
 
+@constant
+def over_members_inside() -> bool:
+    """Whether a `torch.vmap` is around the call, and around it a `torch.func.grad` or `vjp`."""
+    keys = [level.key() for level in functorch.get_interpreter_stack() or ()]
+    kinds = functorch.TransformType
+    return kinds.Grad in keys and kinds.Vmap in keys[keys.index(kinds.Grad) :]
+
+
 def known(condition: bool) -> bool:
     """Whether a condition on sizes holds; no where a graph does not know them, as those of `x @ x.transpose(1, 2)`."""
     return condition if isinstance(condition, bool) else known_symbol(condition)

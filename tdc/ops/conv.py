@@ -10,14 +10,19 @@ from the lengths (a size that the graph does not know, under compile).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
-from tdc.ops.spatial import Span, kernel_text, planes, reach, resized, spatial
+from tdc.ops.convolution.operator import convolve
+from tdc.ops.plane_rows import plane_rows, underivable
+from tdc.ops.spatial import Sizes, Span, filled, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ragged.nested import NestedTensor
 
 
 def kernel_of(op: Op, weight: Tensor, n: int) -> tuple[int, ...]:
@@ -44,10 +49,41 @@ def conv(op: Op, n: int) -> Op:
         for k, s, d, pad in zip(kernel, steps, wide, pads, strict=True):
             beyond = d * (k - 1)
             spans.append(Span(1, (beyond if padding == "same" else 2 * pad) - beyond - 1 + s, s))
-        p = planes(input, n, op, spans, kernel_text(kernel))
+        m = measured(input, n, op, spans, kernel_text(kernel))
+        if padding == "same":
+            pads = tuple([d * (k - 1) // 2 for k, d in zip(kernel, wide, strict=True)])
+        even = padding == "same" and any([d * (k - 1) % 2 for k, d in zip(kernel, wide, strict=True)])
+        if not even and on_rows(input, weight, bias, groups):
+            return convolved(m, spans, weight, bias, (steps, pads, wide), groups)
+        p = filled(m, spans)
         return resized(p, op(p.data, weight, bias, stride, padding, dilation, groups), spans)
 
     return rule
+
+
+def on_rows(x: Any, weight: Tensor, bias: Tensor | None, groups: int) -> bool:
+    """Whether the operator of packed rows serves; what torch refuses goes to torch."""
+    given = [weight] if bias is None else [weight, bias]
+    if not isinstance(x, NestedTensor) or x.device.type != "cpu" or underivable():
+        return False
+    alike = all([t.device == x.device for t in given]) and x.dtype.is_floating_point
+    dtypes = {t.dtype for t in as_autocast(x.values, *given)}
+    d, c = weight.shape[:2]
+    fits = isinstance(groups, int) and groups > 0 and x.shape[1] == c * groups and d % groups == 0
+    return alike and len(dtypes) == 1 and fits and (bias is None or tuple(bias.shape) == (d,))
+
+
+def convolved(
+    m: Sizes, spans: list[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int
+) -> NestedTensor:
+    """A packed batch by its real positions."""
+    p = plane_rows(m, spans)
+    if p.order != tuple(range(len(p.order))):
+        weight = weight.permute(0, 1, *[d + 2 for d in p.order])
+    x, weight, *rest = as_autocast(p.x, weight, *([] if bias is None else [bias]))
+    stride, padding, dilation = [p.ordered(numbers) for numbers in how]
+    term = rest[0] if rest else None
+    return p.done(convolve(x, weight, None, term, p.sizes, p.total, stride, padding, dilation, groups))
 
 
 def conv_transpose(op: Op, n: int) -> Op:

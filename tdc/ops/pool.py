@@ -27,8 +27,24 @@ from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
+from tdc.ops.convolution.max_pool import pool_rows
+from tdc.ops.plane_rows import plane_rows, underivable
 from tdc.ops.reduction import finite
-from tdc.ops.spatial import Planes, Span, beside, each, kernel_text, plane_positions, planes, reach, resized, spatial
+from tdc.ops.spatial import (
+    Planes,
+    Span,
+    beside,
+    each,
+    filled,
+    kernel_text,
+    measured,
+    plane_positions,
+    planes,
+    reach,
+    resized,
+    spatial,
+)
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, Results, require_alike
 
 
@@ -57,9 +73,15 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Results:  # fmt: skip
         spans = window(op, n, kernel_size, stride, padding, dilation, ceil_mode)
-        p = planes(input, n, op, spans, kernel_text(each(kernel_size, n, op)), -math.inf)
+        m = measured(input, n, op, spans, kernel_text(each(kernel_size, n, op)))
         wanted = indexed or return_indices
         args: list[Any] = [each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
+        halves = all([2 * p <= k for k, p in zip(args[0], args[2], strict=True)])  # torch refuses more padding
+        if halves and not wanted and not underivable() and on_cpu(m.source):
+            rows = plane_rows(m, spans)
+            given = [rows.ordered(numbers) for numbers in args]
+            return rows.done(pool_rows(rows.x, rows.sizes, rows.total, *given, bool(ceil_mode)))
+        p = filled(m, spans, -math.inf)
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
             args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
             found: Any = plane_pool(p.data.unsqueeze(2), *args, ceil_mode, wanted)
@@ -73,6 +95,11 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         return out, beside(out, plane_positions(index, p.sizes, p.data.shape[2:]))
 
     return rule
+
+
+def on_cpu(x: Any) -> bool:
+    """Whether the operator of packed rows serves a batch."""
+    return isinstance(x, NestedTensor) and x.device.type == "cpu" and not x.dtype.is_complex
 
 
 def avg_pool(op: Op, n: int) -> Op:

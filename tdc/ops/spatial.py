@@ -25,13 +25,14 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
 from tdc.core.asserts import require
-from tdc.core.dynamo import is_zero
+from tdc.core.dynamo import is_zero, smaller
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import longest
 from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
 
 
@@ -53,6 +54,12 @@ class Span:
         out = (grown + self.add) // self.by
         return out if self.rest is None else out.minimum((size + self.rest) // self.by)
 
+    def at(self, size: int) -> int:
+        """The size of a result, of that of one row."""
+        grown = size * self.times if isinstance(self.times, int) else math.floor(size * self.times)
+        out = (grown + self.add) // self.by
+        return out if self.rest is None else smaller(out, (size + self.rest) // self.by)
+
     @property
     def least(self) -> int:
         """The smallest size that leaves something."""
@@ -68,6 +75,23 @@ class Span:
     def same(self) -> bool:
         """Whether sizes stay."""
         return self.linear and self.times == 1 and self.add == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of the planes of a batch.
+
+    Attributes:
+        own: of each row, along each dim behind the channels, (B,).
+        widest: the longest of each of them.
+        ragged: which of these dims are ragged, counted from 0.
+        source: the container.
+    """
+
+    own: tuple[Tensor, ...]
+    widest: tuple[int, ...]
+    ragged: tuple[int, ...]
+    source: Ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +111,12 @@ class Planes:
     source: Ragged
 
 
-def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0.0) -> Planes:
-    """A batch of n dims with neighbours as a rectangle, once each row is known to leave something.
+def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Sizes:
+    """Sizes of a batch of n dims with neighbours, once each row is known to leave something.
 
     Args:
         spans: sizes of the result along these dims.
         what: the reach of the operation, for the error.
-        fill: what padding holds; an infinity stands for the least number of an integer dtype.
     """
     if not is_ragged(x):
         got, hint = describe(x), "weights are common to all rows; the input is the batch"
@@ -102,24 +125,41 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
         expected = f"(B, C, {', '.join(['-1'] * n)}), {n} dim{'s' * (n > 1)} behind channels"
         got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"
         raise ShapeError(message(op, expected, got, hint=hint))
-    ragged = tuple([d - 2 for d in x.ragged_dims])
-    data, lengths = rectangle(x, finite(fill, x.dtype)), ragged_sizes(x)
-    first = ragged[0]
-    sizes = [
-        lengths[:, d - first] if d in ragged else lengths.new_full((lengths.shape[0],), data.shape[d + 2])
-        for d in range(n)
-    ]
+    ragged, lengths = tuple([d - 2 for d in x.ragged_dims]), ragged_sizes(x)
+    first, fixed = ragged[0], x.shape
+    if isinstance(x, NestedTensor):
+        top = longest(x.structure)
+        widest = tuple([top[d - first] if d in ragged else fixed[d + 2] for d in range(n)])
+    else:
+        widest = tuple(x.data.shape[2:])
+    own = [lengths[:, d - first] if d in ragged else lengths.new_full((lengths.shape[0],), widest[d]) for d in range(n)]
     least = [span.least for span in spans]
     expected = f"rows of at least {' x '.join([f'{k}' for k in least])} for {what}"
     text = message(op, expected, "a smaller one", hint="leave small rows out, or let F.pad grow them first")
-    if is_zero(lengths.shape[0]):
+    if not is_zero(lengths.shape[0]) and any([have < k for k, have in zip(least, widest, strict=True)]):
+        raise ShapeError(text)
+    fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
+    require(functools.reduce(torch.logical_and, fits), text, ShapeError)
+    return Sizes(tuple(own), widest, ragged, x)
+
+
+def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0.0) -> Planes:
+    """A batch of n dims with neighbours as a rectangle.
+
+    Args:
+        fill: what padding holds; an infinity stands for the least number of an integer dtype.
+    """
+    return filled(measured(x, n, op, spans, what), spans, fill)
+
+
+def filled(m: Sizes, spans: Sequence[Span], fill: float = 0.0) -> Planes:
+    """The rectangle of a batch that is `measured`; one of no rows is as large as its operation wants it."""
+    data = rectangle(m.source, finite(fill, m.source.dtype))
+    if is_zero(m.own[0].shape[0]):
+        least = [span.least for span in spans]
         short = [max(k - have, 0) for k, have in zip(least, data.shape[2:], strict=True)]
         data = data.new_zeros((*data.shape[:2], *[a + b for a, b in zip(data.shape[2:], short, strict=True)]))
-    elif any([have < k for k, have in zip(least, data.shape[2:], strict=True)]):
-        raise ShapeError(text)
-    fits = [(size >= k).all() for size, k in zip(sizes, least, strict=True)]
-    require(functools.reduce(torch.logical_and, fits), text, ShapeError)
-    return Planes(data, tuple(sizes), ragged, x)
+    return Planes(data, m.own, m.ragged, m.source)
 
 
 def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Ragged | Tensor:

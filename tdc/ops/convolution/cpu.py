@@ -1,0 +1,238 @@
+"""Convolution and max pooling of packed examples on CPU: real positions only, whatever the sizes.
+
+    x (N, C)      positions of all planes, one example behind another, each plane row by row; channels innermost
+    sizes (B, n)  of each example's plane
+    weight (D, C / groups, *K)
+    out (M, D)    positions of the results, in the same order
+
+    gathered      one product of the weight with what all windows read, as a kernel of one position always is, and one
+                  on planes that are small beside the weight, which a convolution rearranges each time it is called
+    by example    torch's convolution of one example after another; neighbours of one size are one batch
+
+Planes are views of `x` with channels innermost, which oneDNN reads as they are.
+
+Invariants: both ways give the numbers of each example by itself, and so do the gradients; sizes are read on the host,
+where they are; the choice reads sizes, and neither times nor data.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc.core.dtypes import sum_dtype, widened
+from tdc.core.errors import StructureError, message
+from tdc.ragged.segments import coordinates, offsets_of, row_ids, structure_of_sizes
+
+MOST = 1 << 22  # numbers that are gathered at a time
+WIDE = 2  # positions of a plane for each channel of the result, up to which gathering all windows is faster
+
+
+class Windows(NamedTuple):
+    """What each position of a result reads; a number for each dim of a plane."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    ceil_mode: bool = False
+
+    def of(self, size: Sequence[int]) -> list[int]:
+        """The size of a result, of a plane's; 0 where a plane is too small."""
+        columns = zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        if self.ceil_mode:  # a last window begins in front of the padding behind
+            found = [min((n + 2 * p - d * (k - 1) - 2 + s) // s, (n + p - 1) // s) for n, k, s, p, d in columns]
+            return [max(0, last + 1) for last in found]
+        return [max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each position reads itself."""
+        return math.prod(self.kernel) == math.prod(self.stride) == 1 and not any(self.padding)
+
+    @property
+    def flat(self) -> Windows:
+        """Those of one dim as those of two, the first of which has one position."""
+        if len(self.kernel) > 1:
+            return self
+        ones = [(one, *own) for one, own in zip((1, 1, 0, 1), self[:4], strict=True)]
+        return Windows(ones[0], ones[1], ones[2], ones[3], self.groups, self.ceil_mode)
+
+
+class Run(NamedTuple):
+    """Neighbouring examples of one size: their positions, those of their results, and the planes (E, *P), (E, *Q)."""
+
+    x: slice
+    out: slice
+    planes: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, *how: Any) -> Tensor:
+    """x (N, C), weight (D, C / groups, *K), bias (D,) -> (M, D)."""
+    w = Windows(tuple(weight.shape[2:]), *how)
+    found = runs(sizes, w, x.shape[0], total)
+    if gathers(found, total, weight.shape[0], w):
+        flat = matrix(weight).t()
+        out = x.new_empty(total, weight.shape[0])
+        for at, columns in read(x, sizes, total, w):
+            torch.mm(columns, flat, out=out[at]) if bias is None else torch.addmm(bias, columns, flat, out=out[at])
+        return out
+    out = room(x, found, total, weight.shape[0])
+    x, weight, w = x.contiguous(), innermost(plain(weight)), w.flat
+    for run in found:
+        part = torch.convolution(planes(x, run.x, run.planes), weight, bias, *w[1:4], False, [0] * len(w[0]), w.groups)
+        planes(out, run.out, run.results).copy_(part)
+    return out
+
+
+def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
+    """The gradient of x, (M, D) -> (N, C)."""
+    w = Windows(tuple(weight.shape[2:]), *how)
+    channels = weight.shape[1] * w.groups
+    found = runs(sizes, w, total, grad.shape[0])
+    if gathers(found, grad.shape[0], weight.shape[0], w):
+        flat = matrix(weight)
+        if w.in_place:
+            return grad @ flat
+        index, summed = windows(sizes, grad.shape[0], total, w), widened(grad.new_zeros(total + 1, channels))
+        for at in pieces(grad.shape[0], flat.shape[1]):
+            summed.index_add_(0, index[at].flatten(), widened(grad[at] @ flat).view(-1, channels))
+        return summed.resize_(total, channels).to(grad.dtype)  # no view, of which forward mode makes demands
+    out = room(grad, found, total, channels, True)
+    grad, weight, w = grad.contiguous(), innermost(plain(weight)), w.flat
+    for run in found:
+        size = (run.planes[0], channels, *run.planes[1:])
+        part = derivative(planes(grad, run.out, run.results), innermost(grad.new_empty(size)), weight, w, 0)
+        planes(out, run.x, run.planes).copy_(part)
+    return out
+
+
+def backward_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: tuple[int, ...], *how: Any) -> Tensor:
+    """The gradient of the weight, summed over examples: (N, C), (M, D) -> (D, C / groups, *K)."""
+    w = Windows(tuple(kernel), *how)
+    shape = (grad.shape[1], x.shape[1] // w.groups, *w.kernel)
+    found = runs(sizes, w, x.shape[0], grad.shape[0])
+    if gathers(found, grad.shape[0], grad.shape[1], w):
+        parts = [grad[at].t() @ columns for at, columns in read(x, sizes, grad.shape[0], w)]
+        summed = functools.reduce(torch.Tensor.add_, [widened(part) for part in parts]).to(grad.dtype)
+        return summed.view(shape[0], *w.kernel, shape[1]).movedim(-1, 1).clone(memory_format=torch.contiguous_format)
+    grad, x, w = grad.contiguous(), x.contiguous(), w.flat
+    weight = innermost(grad.new_empty(*shape[:2], *w.kernel))
+    total = torch.zeros_like(weight, dtype=sum_dtype(grad.dtype))
+    for run in found:
+        total += derivative(planes(grad, run.out, run.results), planes(x, run.x, run.planes), weight, w, 1)
+    return total.view(shape).to(grad.dtype).clone(memory_format=torch.contiguous_format)
+
+
+def derivative(grad: Tensor, x: Tensor, weight: Tensor, w: Windows, which: int) -> Tensor:
+    """The gradient of x or of the weight, of dense planes."""
+    mask = [which == 0, which == 1, False]
+    given = (grad, x, weight, None, w.stride, w.padding, w.dilation, False, [0] * len(w.kernel), w.groups)
+    return torch.ops.aten.convolution_backward(*given, mask)[which]  # type: ignore[no-any-return]  # untyped in torch
+
+
+def max_pool(x: Tensor, sizes: Tensor, total: int, kernel: Any, *how: Any) -> tuple[Tensor, Tensor]:
+    """The largest of each window and its position: (N, C) -> (M, C), (M, C)."""
+    *steps, ceil_mode = how
+    w = Windows(tuple(kernel), *steps, ceil_mode=ceil_mode)
+    found = runs(sizes, w, x.shape[0], total)
+    out, index = room(x, found, total, x.shape[1]), x.new_zeros(total, x.shape[1], dtype=torch.int64)
+    x, w = x.contiguous(), w.flat
+    pool: Any = torch.ops.aten.max_pool2d_with_indices if len(w[0]) == 2 else torch.ops.aten.max_pool3d_with_indices
+    for run in found:
+        part, where = pool(planes(x, run.x, run.planes), *w[:4], ceil_mode)
+        count, *plane = run.planes
+        starts = torch.arange(count) * math.prod(plane) + run.x.start
+        planes(out, run.out, run.results).copy_(part)
+        torch.add(where, starts.view(-1, *[1] * (where.ndim - 1)), out=planes(index, run.out, run.results))
+    return out, index
+
+
+def runs(sizes: Tensor, w: Windows, positions: int, total: int) -> list[Run]:
+    """All examples that leave something, neighbours of one size together."""
+    found, begin, start = [], 0, 0
+    for size, same in groupby(sizes.tolist()):
+        count, result = len(list(same)), w.of(size)
+        end, stop = begin + count * math.prod(size), start + count * math.prod(result)
+        flat = [1] if len(size) == 1 else []
+        if end > begin and stop > start:
+            run = Run(slice(begin, end), slice(start, stop), (count, *flat, *size), (count, *flat, *result))
+            found.append(run)
+        begin, start = end, stop
+    if (begin, start) != (positions, total):
+        got, hint = f"{positions} and {total}", f"sizes and windows make {begin} and {start}"
+        raise StructureError(message("conv", "as many positions as its sizes have", got, hint=hint))
+    return found
+
+
+def room(like: Tensor, found: list[Run], rows: int, channels: int, back: bool = False) -> Tensor:
+    """Memory for rows that the runs fill, or, `back`, whose gradients they fill; zeros where they leave some out."""
+    filled = sum([at.stop - at.start for at in [run.x if back else run.out for run in found]])
+    return like.new_empty(rows, channels) if filled == rows else like.new_zeros(rows, channels)
+
+
+def planes(x: Tensor, at: slice, shape: tuple[int, ...]) -> Tensor:
+    """The planes (E, C, *P) of some examples, a view of x (N, C)."""
+    return x[at].view(*shape, x.shape[1]).movedim(-1, 1)
+
+
+def innermost(x: Tensor) -> Tensor:
+    """The same numbers with channels innermost."""
+    return x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
+
+
+def plain(weight: Tensor) -> Tensor:
+    """The weight of windows that are `flat`."""
+    return weight.unsqueeze(2) if weight.ndim == 3 else weight
+
+
+def matrix(weight: Tensor) -> Tensor:
+    """(D, C, *K) -> (D, K·C)."""
+    return weight.movedim(1, -1).reshape(weight.shape[0], -1)
+
+
+def gathers(found: list[Run], total: int, channels: int, w: Windows) -> bool:
+    """Whether one product of all windows is faster than a convolution for each run."""
+    small = total <= WIDE * channels * len(found) or math.prod(w.kernel) == 1
+    return w.groups == 1 and small
+
+
+def read(x: Tensor, sizes: Tensor, total: int, w: Windows) -> Iterator[tuple[slice, Tensor]]:
+    """What each window reads, 0 outside of its plane: parts of (M, K·C), of x (N, C)."""
+    if w.in_place:
+        yield slice(0, total), x
+        return
+    index = windows(sizes, total, x.shape[0], w)
+    framed, width = torch.cat([x, x.new_zeros(1, x.shape[1])]), index.shape[1] * x.shape[1]
+    for at in pieces(total, width):
+        yield at, framed.index_select(0, index[at].flatten()).view(-1, width)
+
+
+def pieces(total: int, width: int) -> list[slice]:
+    """All windows, a piece of which holds no more than MOST numbers; one piece where there is none."""
+    step = max(1, MOST // width)
+    return [slice(first, min(first + step, total)) for first in range(0, max(total, 1), step)]
+
+
+def windows(sizes: Tensor, total: int, outside: int, w: Windows) -> Tensor:
+    """The positions that each window reads, `outside` for what is none: (M, K)."""
+    results = structure_of_sizes(
+        torch.tensor([w.of(size) for size in sizes.tolist()], dtype=torch.int64).view_as(sizes)
+    )
+    rows, at = row_ids(results, total), coordinates(results, total)
+    index, inside = torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
+    for d, (k, s, p, step) in enumerate(zip(*w[:4], strict=True)):
+        first, size = [t.view(total, *[1] * (d + 1)) for t in (at[d] * s - p, sizes[rows, d])]
+        position = first + torch.arange(k) * step
+        index = index.unsqueeze(-1) * size + position
+        inside = inside.unsqueeze(-1) & (position >= 0) & (position < size)
+    start = offsets_of(sizes.prod(1))[rows].unsqueeze(1)
+    return torch.where(inside.flatten(1), index.flatten(1) + start, outside)

@@ -1,0 +1,125 @@
+"""The operator of max pooling of packed examples.
+
+    x (N, C), sizes (B, n)  ->  out (M, C), index (M, C): the positions in x of the largest
+
+A gradient is added at these positions, which is plain torch and has all further derivatives.
+
+Invariant: `MaxPool` differentiates the operator, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.dynamo import LIBRARY, below_autograd, trace_as, under_transform
+from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.ops.convolution import cpu
+
+HOW = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
+LIBRARY.define(f"max_pool_rows(Tensor x, Tensor sizes, SymInt total, {HOW}) -> (Tensor, Tensor)")
+LIBRARY.impl("max_pool_rows", cpu.max_pool, "CPU")
+rows = torch.ops.tdc.max_pool_rows.default
+
+
+class MaxPool(torch.autograd.Function):
+    """The operator with its gradient, also under `torch.func`."""
+
+    apply: Any  # torch leaves it untyped
+
+    @staticmethod
+    def forward(
+        x: Tensor, sizes: Tensor, total: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    ) -> tuple[Tensor, Tensor]:  # one by one, which Dynamo counts
+        return rows(x, sizes, total, kernel, stride, padding, dilation, ceil_mode)  # type: ignore[no-any-return]  # untyped in torch
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, index = ctx.saved_tensors
+        return put(x, index, grads[0]), *(None,) * 7
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        return over_members(Directed.apply, info, in_dims, *args)
+
+
+class Directed(MaxPool):
+    """`MaxPool` with a derivative in a direction."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        MaxPool.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output[1])
+
+    @staticmethod
+    def jvp(ctx: Any, *directions: Any) -> tuple[Tensor, None]:
+        return directions[0].gather(0, ctx.saved_tensors[0]), None
+
+
+def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of x."""
+    return torch.zeros_like(x).scatter_add(0, index, grad)
+
+
+def put_traced(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
+    """What Dynamo traces in place of `put`: further derivatives take a grad mode that is on."""
+    with torch.enable_grad():
+        return torch.zeros_like(x).scatter_add(0, index, grad)
+
+
+trace_as(put, put_traced)
+
+
+def pool_rows(*args: Any) -> Tensor:
+    """The largest of each window, with all derivatives."""
+    return Directed.apply(*args)[0]  # type: ignore[no-any-return]  # untyped in torch
+
+
+def pool_rows_traced(*args: Any) -> Tensor:
+    """What Dynamo traces in place of `pool_rows`: it takes no function with a derivative in a direction."""
+    return MaxPool.apply(*args)[0]  # type: ignore[no-any-return]  # untyped in torch
+
+
+trace_as(pool_rows, pool_rows_traced)
+
+
+def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(total, x.shape[1])
+    return out, torch.empty_like(out, dtype=torch.int64)
+
+
+def with_derivative(keys: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    """The operator by itself, which has the derivative of `MaxPool`.
+
+    Raises:
+        UnsupportedError: a graph of `torch.func.grad` in `torch.vmap`, where Dynamo leaves the derivative out
+            (2.11-2.13) and gradients would be wrong.
+    """
+    if not (torch.is_grad_enabled() and args[0].requires_grad):
+        return below_autograd(rows, keys, *args)  # type: ignore[no-any-return]  # untyped in torch
+    if under_transform():
+        got, hint = "one in torch.vmap, in a graph", "call it eagerly, or compile what is differentiated"
+        raise UnsupportedError(message("max_pool", "a derivative by itself", got, hint=hint))
+    return MaxPool.apply(*args)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def over_members(run: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *rest: Any) -> tuple[Any, Any]:
+    """Under vmap members become channels; they share sizes."""
+    if in_dims[1] is not None:
+        hint = "map over values only: in_dims with None for sizes"
+        raise StructureError(message("vmap", "one ragged structure for all members", "mapped sizes", hint=hint))
+    outs = run(x.movedim(in_dims[0], 1).flatten(1), sizes, *rest)
+    return tuple([t.unflatten(1, (info.batch_size, -1)) for t in outs]), (1, 1)
+
+
+LIBRARY.impl(rows, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
+LIBRARY.impl(rows, with_derivative, "Autograd", with_keyset=True)
+torch.library.register_vmap(rows, partial(over_members, rows))

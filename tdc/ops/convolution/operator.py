@@ -1,0 +1,196 @@
+"""The operator of convolution of packed examples: what torch's dispatcher, autograd, vmap and graphs know of it.
+
+    x (N, C), weight (D, C / groups, *K), sizes (B, n)  ->  out (M, D)
+
+It is one node of a graph that is the same for all sizes. A convolution is linear in x and in its weight, so that the
+sum of `out * grad` is linear in three tensors, and each of the three operations is its derivative by the third:
+
+    conv_rows          of x and weight        M positions, D channels
+    conv_rows_input    of weight and grad     N positions, C channels
+    conv_rows_weight   of x and grad          the weight's shape
+
+The derivative of each is again one of the others, as often as anybody asks, and so is the one in a direction.
+
+Invariant: `Convolve` differentiates the operations, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.dynamo import LIBRARY, below_autograd, trace_as, under_transform
+from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.ops.convolution import cpu
+
+HOW = "int[] stride, int[] padding, int[] dilation, int groups"
+for _name, _given, _kernel in (
+    ("conv_rows", "Tensor x, Tensor weight, Tensor? bias, Tensor sizes, SymInt total", cpu.forward),
+    ("conv_rows_input", "Tensor weight, Tensor grad, Tensor sizes, SymInt total", cpu.backward_input),
+    ("conv_rows_weight", "Tensor x, Tensor grad, Tensor sizes, SymInt[] kernel", cpu.backward_weight),
+):
+    LIBRARY.define(f"{_name}({_given}, {HOW}) -> Tensor")
+    LIBRARY.impl(_name, _kernel, "CPU")
+
+rows = torch.ops.tdc.conv_rows.default
+rows_input = torch.ops.tdc.conv_rows_input.default
+rows_weight = torch.ops.tdc.conv_rows_weight.default
+
+
+def product(
+    x: Tensor | None, weight: Tensor | None, grad: Tensor | None, bias: Tensor | None, sizes: Tensor, size: Any,
+    *how: Any,
+) -> Tensor:  # fmt: skip
+    """The operation for the one of the first three that is missing, whose `size` is its positions, or the kernel."""
+    if grad is None:
+        return rows(x, weight, bias, sizes, size, *how)
+    if x is None:
+        return rows_input(weight, grad, sizes, size, *how)
+    return rows_weight(x, grad, sizes, size, *how)
+
+
+def of_sum(operands: list[Any], missing: int, sizes: Tensor, how: tuple[Any, ...], run: Any) -> Tensor:
+    """The derivative of `sum(out * grad)` by one of x, weight and grad, all of which are given."""
+    size = list(operands[1].shape[2:]) if missing == 1 else operands[missing].shape[0]
+    return run(*[None if i == missing else t for i, t in enumerate(operands)], None, sizes, size, *how)  # type: ignore[no-any-return]  # untyped in torch
+
+
+class Convolve(torch.autograd.Function):
+    """`product` with its gradients, also under `torch.func` (`register_autograd` is not, in 2.13)."""
+
+    generate_vmap_rule = True
+    apply: Any  # torch leaves it untyped
+
+    @staticmethod
+    def forward(
+        x: Tensor | None, weight: Tensor | None, grad: Tensor | None, bias: Tensor | None, sizes: Tensor, size: Any,
+        stride: Any, padding: Any, dilation: Any, groups: int,
+    ) -> Tensor:  # fmt: skip  # one by one, which Dynamo counts
+        return product(x, weight, grad, bias, sizes, size, stride, padding, dilation, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, _, ctx.stride, ctx.padding, ctx.dilation, ctx.groups = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        *tensors, bias, sizes = ctx.saved_tensors
+        how = ctx.stride, ctx.padding, ctx.dilation, ctx.groups
+        operands = [grads[0] if t is None else t for t in tensors]
+        wanted = [t is not None and ctx.needs_input_grad[i] for i, t in enumerate((*tensors, bias))]
+        found = [of_sum(operands, i, sizes, how, derived) if wanted[i] else None for i in range(3)]
+        return *found, grads[0].sum(0) if wanted[3] else None, *(None,) * 6
+
+
+class Directed(Convolve):
+    """`Convolve` with a derivative in a direction."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        Convolve.setup_context(ctx, inputs, output)
+        ctx.size = inputs[5]
+        ctx.save_for_forward(*inputs[:5])
+
+    @staticmethod
+    def jvp(ctx: Any, *directions: Any) -> Tensor:
+        *tensors, _, sizes = ctx.saved_tensors
+        how = ctx.stride, ctx.padding, ctx.dilation, ctx.groups
+        parts = [] if directions[3] is None else [directions[3].repeat(ctx.size, 1)]
+        for i, direction in enumerate(directions[:3]):
+            if direction is not None:
+                operands = [direction if k == i else t for k, t in enumerate(tensors)]
+                parts.append(convolve(*operands, None, sizes, ctx.size, *how))
+        return functools.reduce(torch.add, parts)
+
+
+def convolve(*args: Any) -> Tensor:
+    """`product` with all its derivatives."""
+    return Directed.apply(*args)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def convolve_traced(*args: Any) -> Tensor:
+    """What Dynamo traces in place of `convolve`: it takes no function with a derivative in a direction."""
+    return Convolve.apply(*args)  # type: ignore[no-any-return]  # untyped in torch
+
+
+trace_as(convolve, convolve_traced)
+
+
+def derived(*args: Any) -> Tensor:
+    """`convolve` of a derivative."""
+    return convolve(*args)
+
+
+def derived_traced(*args: Any) -> Tensor:
+    """What Dynamo traces in place of `derived`: the operation by itself, with a grad mode that is on."""
+    with torch.enable_grad():
+        return product(*args)
+
+
+trace_as(derived, derived_traced)
+
+
+def fake_rows(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, *how: Any) -> Tensor:
+    return x.new_empty(total, weight.shape[0])
+
+
+def fake_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
+    return grad.new_empty(total, weight.shape[1] * how[3])
+
+
+def fake_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: Any, *how: Any) -> Tensor:
+    return x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel)
+
+
+def with_derivative(op: Any, keys: Any, *args: Any) -> Tensor:
+    """The operation by itself, which has the derivative of `Convolve`: in the body of a loop of a graph, say.
+
+    Raises:
+        UnsupportedError: a graph of `torch.func.grad` in another one or in `torch.vmap`, where Dynamo leaves the
+            derivative out (2.11-2.13) and gradients would be wrong.
+    """
+    if not (torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args])):
+        return below_autograd(op, keys, *args)  # type: ignore[no-any-return]  # untyped in torch
+    if under_transform():
+        got, hint = "one in another, or in torch.vmap, in a graph", "call it eagerly, or compile what is differentiated"
+        raise UnsupportedError(message("conv", "one derivative", got, hint=hint))
+    *tensors, sizes, size, stride, padding, dilation, groups = args
+    given = {rows: (0, 1, 3), rows_input: (1, 2), rows_weight: (0, 2)}[op]
+    operands: list[Any] = [None] * 4
+    for i, t in zip(given, tensors, strict=True):
+        operands[i] = t
+    return Convolve.apply(*operands, sizes, size, stride, padding, dilation, groups)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    """Under vmap members become examples where they share the weight, else groups; they share sizes."""
+    *tensors, sizes, size, stride, padding, dilation, groups = args
+    dims, members = in_dims[: len(tensors)], info.batch_size
+    if in_dims[len(tensors)] is not None:
+        hint = "map over values only: in_dims with None for sizes"
+        raise StructureError(message("vmap", "one ragged structure for all members", "mapped sizes", hint=hint))
+    first = {rows: (1, 2), rows_input: (0,), rows_weight: ()}[op]  # tensors whose channels are dim 0
+    if first and all([dims[i] is None for i in first]):
+        flat = [t if i in first else t.movedim(dims[i], 0).flatten(0, 1) for i, t in enumerate(tensors)]
+        out = op(*flat, sizes.repeat(members, 1), size * members, stride, padding, dilation, groups)
+        return out.unflatten(0, (members, -1)), 0
+    flat = []
+    for i, t in enumerate(tensors):
+        at = 0 if i in first else 1
+        if t is not None:
+            every = t.expand(members, *t.shape).movedim(0, at) if dims[i] is None else t.movedim(dims[i], at)
+            t = every.flatten(at, at + 1)
+        flat.append(t)
+    out, at = op(*flat, sizes, size, stride, padding, dilation, groups * members), 0 if op is rows_weight else 1
+    return out.unflatten(at, (members, -1)), at
+
+
+for _op, _fake in ((rows, fake_rows), (rows_input, fake_input), (rows_weight, fake_weight)):
+    LIBRARY.impl(_op, _fake, "Meta")  # `register_fake` looks for its caller in every module
+    LIBRARY.impl(_op, partial(with_derivative, _op), "Autograd", with_keyset=True)
+    torch.library.register_vmap(_op, partial(over_members, _op))
