@@ -20,7 +20,7 @@ from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
-from tdc.ops.plane_rows import plane_rows, underivable
+from tdc.ops.plane_rows import plane_rows, unserved
 from tdc.ops.spatial import Sizes, Span, filled, kernel_text, measured, planes, reach, resized, spatial
 from tdc.ragged.nested import NestedTensor
 
@@ -64,7 +64,7 @@ def conv(op: Op, n: int) -> Op:
 def on_rows(x: Any, weight: Tensor, bias: Tensor | None, groups: int) -> bool:
     """Whether the operator of packed rows serves; what torch refuses goes to torch."""
     given = [weight] if bias is None else [weight, bias]
-    if not isinstance(x, NestedTensor) or x.device.type != "cpu" or underivable():
+    if not isinstance(x, NestedTensor) or x.device.type != "cpu" or unserved():
         return False
     alike = all([t.device == x.device for t in given]) and x.dtype.is_floating_point
     dtypes = {t.dtype for t in as_autocast(x.values, *given)}

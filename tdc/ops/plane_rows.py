@@ -83,15 +83,15 @@ def result_structure(m: Sizes, spans: Sequence[Span]) -> tuple[Structure, int]:
     return out, total_of(out.offsets) if total is None else total
 
 
-def underivable() -> bool:
-    """Whether a derivative is traced into a graph that operators of rows do not have there: one in a direction, or one
-    of all members of a `torch.vmap`."""
-    return False
+def unserved() -> bool:
+    """Whether a graph is traced in which operators of rows do not serve: one to be exported, which needs no Python
+    then; or one with a derivative that they do not have there, in a direction, or of all members of a `torch.vmap`."""
+    return torch.compiler.is_exporting()
 
 
-def underivable_traced() -> bool:
-    """What Dynamo traces in place of `underivable`."""
-    return in_direction() or over_members_inside()
+def unserved_traced() -> bool:
+    """What Dynamo traces in place of `unserved`."""
+    return torch.compiler.is_exporting() or in_direction() or over_members_inside()
 
 
-trace_as(underivable, underivable_traced)
+trace_as(unserved, unserved_traced)

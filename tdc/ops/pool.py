@@ -28,7 +28,7 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
 from tdc.ops.convolution.max_pool import pool_rows
-from tdc.ops.plane_rows import plane_rows, underivable
+from tdc.ops.plane_rows import plane_rows, unserved
 from tdc.ops.reduction import finite
 from tdc.ops.spatial import (
     Planes,
@@ -77,7 +77,7 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         wanted = indexed or return_indices
         args: list[Any] = [each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
         halves = all([2 * p <= k for k, p in zip(args[0], args[2], strict=True)])  # torch refuses more padding
-        if halves and not wanted and not underivable() and on_cpu(m.source):
+        if halves and not wanted and not unserved() and on_cpu(m.source):
             rows = plane_rows(m, spans)
             given = [rows.ordered(numbers) for numbers in args]
             return rows.done(pool_rows(rows.x, rows.sizes, rows.total, *given, bool(ceil_mode)))
