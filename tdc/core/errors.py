@@ -182,7 +182,7 @@ def show_sizes(sizes: Iterable[Any]) -> str:
         >>> show_sizes(torch.Size([2, 3]))
         '[2, 3]'
     """
-    return f"[{', '.join([f'{s}' for s in sizes])}]"
+    return f"[{', '.join([f'{-1 if s == -1 else s}' for s in sizes])}]"  # nor one of the size of a ragged dim
 
 
 def describe_index(index: Any) -> str:

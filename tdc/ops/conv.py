@@ -21,7 +21,7 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
 from tdc.ops.plane_rows import plane_rows, unserved
-from tdc.ops.spatial import Sizes, Span, filled, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ops.spatial import Sizes, Span, expect_batch, filled, kernel_text, measured, planes, reach, resized, spatial
 from tdc.ragged.nested import NestedTensor
 
 
@@ -39,6 +39,7 @@ def conv(op: Op, n: int) -> Op:
         input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
         groups: int = 1,
     ) -> Any:  # fmt: skip
+        expect_batch(op, input)
         kernel = kernel_of(op, weight, n)
         if isinstance(padding, str) and padding not in ("same", "valid"):
             hint = "a number of positions on each side, or one of these two"
@@ -93,6 +94,7 @@ def conv_transpose(op: Op, n: int) -> Op:
         input: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     ) -> Any:  # fmt: skip
+        expect_batch(op, input)
         kernel = kernel_of(op, weight, n)
         given = reach(op, n, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
         columns = zip(*given, kernel, strict=True)

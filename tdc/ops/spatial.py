@@ -111,6 +111,13 @@ class Planes:
     source: Ragged
 
 
+def expect_batch(op: OpName, x: Any) -> None:
+    """A ShapeError where weights are the batch."""
+    if not is_ragged(x):
+        got, hint = describe(x), "weights are common to all rows; the input is the batch"
+        raise ShapeError(message(op, "a ragged batch as its input", got, hint=hint))
+
+
 def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Sizes:
     """Sizes of a batch of n dims with neighbours, once each row is known to leave something.
 
@@ -118,9 +125,7 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
         spans: sizes of the result along these dims.
         what: the reach of the operation, for the error.
     """
-    if not is_ragged(x):
-        got, hint = describe(x), "weights are common to all rows; the input is the batch"
-        raise ShapeError(message(op, "a ragged batch as its input", got, hint=hint))
+    expect_batch(op, x)
     if x._batch_dim != 0 or x.ndim != n + 2 or x.ragged_dims[0] < 2:
         expected = f"(B, C, {', '.join(['-1'] * n)}), {n} dim{'s' * (n > 1)} behind channels"
         got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"

@@ -49,6 +49,25 @@ def exchange_traced(
 trace_as(exchange, exchange_traced)
 
 
+def exchange_back(grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None) -> Tensor:
+    """The gradient of `exchange`: along the way back."""
+    flat = exchange(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0, index, valid)
+    return flat.flatten(0, inverse.ndim - 1)
+
+
+def exchange_back_traced(
+    grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None
+) -> Tensor:
+    """What Dynamo traces in place of `exchange_back`. The grad mode is off in a backward that it traces, and what is
+    done there has no derivative (torch 2.11-2.13)."""
+    with torch.enable_grad():
+        flat = gathered(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0)
+        return flat.flatten(0, inverse.ndim - 1)
+
+
+trace_as(exchange_back, exchange_back_traced)
+
+
 def gathered(x: Tensor, index: Tensor, valid: Tensor | None, fill: float) -> Tensor:
     """`exchange` in plain operations."""
     features = x.shape[1:]
@@ -79,10 +98,7 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        index, valid, inverse, keep = ctx.saved_tensors
-        flat = exchange(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0, index, valid)
-        return flat.flatten(0, inverse.ndim - 1), None, None, None, None, None
+        return exchange_back(grads[0], *ctx.saved_tensors), None, None, None, None, None
 
 
 class Both(Exchange):

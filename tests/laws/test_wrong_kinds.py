@@ -241,7 +241,8 @@ def public() -> dict[str, Callable[..., Any]]:
     for space in SPACES:
         for name, value in vars(sys.modules[space]).items():
             ours = getattr(value, "__module__", "").startswith("tdc") and not name.startswith("_")
-            if ours and callable(value) and not (inspect.isclass(value) and issubclass(value, Exception)):
+            named = inspect.ismodule(value) or (inspect.isclass(value) and issubclass(value, Exception))
+            if ours and callable(value) and not named:
                 found.setdefault(name if found.get(name, value) is value else f"{space[4:]}.{name}", value)
     return found
 

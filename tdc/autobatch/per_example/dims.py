@@ -276,7 +276,7 @@ def numel(x: Any) -> Tensor:
     """A number that each example has."""
     static = 1
     for size in x.shape:
-        static *= size if size >= 0 else 1
+        static *= 1 if size == -1 else size
     return x.lengths * (static // x.structure.batch_size if x.structure.batch_size else 0)
 
 
