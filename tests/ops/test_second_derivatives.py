@@ -117,3 +117,31 @@ def test_a_complex_scan_twice(ragged: tuple[int, ...], kind: str):
     x = tdc.pack(rows, ragged_dim=ragged)
     x = x.to_padded() if kind == "padded" else x
     torch.testing.assert_close(twice(x.logcumsumexp(1).unbind()), twice([r.logcumsumexp(0) for r in rows]))
+
+
+PADDED: dict[str, Any] = {
+    "to_padded": lambda x: x.to_padded().data,
+    "cumsum": lambda x: x.cumsum(1).values,
+    "avg_pool": lambda x: F.avg_pool1d(x.transpose(1, 2), 2, 1).values,
+    "interpolate": lambda x: F.interpolate(x.transpose(1, 2), scale_factor=2.0, mode="linear").values,
+    "prod": lambda x: x.prod(1),
+    "from padded": lambda x: x.to_padded().softmax(1).to_packed().values,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("to_padded", "cumsum") else pytest.param(n, marks=pytest.mark.slow) for n in PADDED]
+)
+def test_twice_in_one_graph(name: str):
+    """The gather of padding and packing has a derivative of its derivative there, too."""
+    x = tdc.pack([torch.randn(n, 2, dtype=torch.float64) for n in (5, 3)])
+
+    def loss(values: torch.Tensor) -> torch.Tensor:
+        return PADDED[name](x.with_values(values)).pow(3).sum()
+
+    def twice(values: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda v: torch.func.grad(loss)(v).sin().sum())(values)
+
+    found = torch.compile(twice, backend="aot_eager", fullgraph=True)(x.values)
+    torch.testing.assert_close(found, twice(x.values))
+    assert (found != 0).all()
