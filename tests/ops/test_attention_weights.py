@@ -120,6 +120,20 @@ def test_the_mean_is_that_without_dropout(p: float):
     assert ((runs.mean(0) - varlen_attention(q, k, v, rows, rows)).abs() < 5 * error).all()
 
 
+def test_a_second_derivative_has_the_digits_of_the_first():
+    """What kept weights are scaled by is float64, too; in values attention is linear."""
+    run, (q, k, v) = seeded(structure(), structure(), dropout=0.3), operands()
+
+    def slope(q: Tensor) -> Tensor:
+        return torch.autograd.grad(run(q, k, v).square().sum(), v, create_graph=True)[0]
+
+    first = slope(q)
+    weights = torch.randn_like(first)
+    (again,) = torch.autograd.grad(first, v, weights)
+    other = torch.autograd.grad(run(q, k, weights).mul(2 * run(q, k, v)).sum(), v)[0]  # linear in v: both are exact
+    torch.testing.assert_close(again, other, rtol=1e-12, atol=1e-12)
+
+
 def test_everything_is_dropped():
     q, k, v = operands()
     out = varlen_attention(q, k, v, structure(), structure(), dropout=1.0)

@@ -171,7 +171,8 @@ class AttendBackward(torch.autograd.Function):
         q_rows = Structure(q_offsets.long())
         k_rows = q_rows if k_offsets is None else Structure(k_offsets.long())
         pairs = torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)
-        keep = kept_rectangle(pairs, q.shape[1], seeds, ctx.dropout) if ctx.dropout else None
+        dtype = sum_dtype(q.dtype)
+        keep = kept_rectangle(pairs, q.shape[1], seeds, ctx.dropout, dtype) if ctx.dropout else None
 
         def attend(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
             dense = mask[0] if mask else None

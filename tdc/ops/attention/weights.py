@@ -77,9 +77,9 @@ def backward_rows(
     q_offsets, k_offsets, mask, mask_offsets, seeds, causal, scale, p = args
     grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     grads.append(q.new_zeros(0, q.shape[1]) if mask is None else torch.zeros_like(mask))
-    own = examples(q_offsets, k_offsets, None if mask is None else grads[3], mask_offsets)  # gradients of the mask
+    parts = [] if mask is None else [at.mask for at in examples(q_offsets, k_offsets, grads[3], mask_offsets)]
     drop = Dropout(p, seeds)
-    for at, of_mask in zip(examples(q_offsets, k_offsets, mask, mask_offsets), own, strict=True):
+    for i, at in enumerate(examples(q_offsets, k_offsets, mask, mask_offsets)):
         x, y, z = by_head(q[at.queries]), by_head(k[at.keys]), by_head(v[at.keys])
         g, o = by_head(grad[at.queries]), by_head(out[at.queries])
         weights = probabilities(scores(x, y, at, causal, scale), lse[at.queries].t())
@@ -92,8 +92,8 @@ def backward_rows(
             dropped = weights
         grads[2][at.keys] = (dropped.to(g.dtype).transpose(1, 2) @ g).transpose(0, 1)
         of_scores = of_weights.sub_(mean).mul_(weights)
-        if of_mask.mask is not None:
-            add_to(of_mask.mask[0], of_scores)
+        if (of_mask := parts[i] if parts else None) is not None:
+            add_to(of_mask[0], of_scores)
         of_scores = of_scores.to(x.dtype)
         grads[0][at.queries] = (of_scores @ y).mul_(scale).transpose(0, 1)
         grads[1][at.keys] = (of_scores.transpose(1, 2) @ x).mul_(scale).transpose(0, 1)
@@ -127,13 +127,12 @@ def add_to(total: Tensor, part: Tensor) -> None:
     total += part
 
 
-def kept_rectangle(sizes: Tensor, heads: int, seeds: Tensor | None, p: float) -> Tensor:
-    """What `Dropout` multiplies the weights of examples (B, 2) by, in one rectangle (B, H, L, M)."""
+def kept_rectangle(sizes: Tensor, heads: int, seeds: Tensor | None, p: float, dtype: torch.dtype) -> Tensor:
+    """What `Dropout` multiplies the weights of examples (B, 2) by, in one rectangle (B, H, L, M) of a dtype."""
     drop, queries_and_keys = Dropout(p, seeds), sizes.tolist()
     shape = [max([pair[i] for pair in queries_and_keys], default=0) for i in (0, 1)]
-    found = torch.zeros(len(queries_and_keys), heads, *shape, device="cpu")
+    found = torch.zeros(len(queries_and_keys), heads, *shape, dtype=dtype, device="cpu")
     for one, (queries, keys) in zip(found, queries_and_keys, strict=True):
         if queries and keys:
-            part = one[:, :queries, :keys]
-            part.copy_(drop.scaled(torch.ones(heads, queries, keys, device="cpu")))
+            drop.scaled(one[:, :queries, :keys].fill_(1))
     return found
