@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
+from importlib import import_module
 from traceback import extract_stack
 from types import ModuleType
 from typing import Any, NoReturn
@@ -300,6 +301,10 @@ class Named(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         called = self.__name__.removeprefix("tdc.")
         raise DtypeError(message(called, f"a function, {self.__name__} is a module", "a call", hint=CALLED[called]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Modules are pickled by name: cloudpickle does so only for those of no class of their own."""
+        return import_module, (self.__name__,)
 
 
 CALLED = {

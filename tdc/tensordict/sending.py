@@ -3,7 +3,9 @@
 torch sends the memory of a tensor as a file descriptor, some 0.3 ms for each. Here the tensors of a TensorDict are
 taken out of its pickle, and go as a few numbers each beside the storages that they lie in:
 
-    (pickle of the rest, storages, [(storage, dtype, offset, shape, strides, requires_grad), ...])
+    (pickle of the rest, storages, [(storage, dtype, offset, shape, strides, requires_grad, count), ...])
+
+A count is of tensors of one form that lie one behind another.
 
 Those in shared memory are sent as that memory, so that both processes see what either writes; after
 `td.share_memory()` that is one storage. All others are copied into one new shared storage.
@@ -110,7 +112,27 @@ def reduce(td: Any) -> tuple[Any, ...]:
         storages.append(shared_handle(own[0]))
         if (child := get_spawning_popen()) is not None:  # which inherits descriptors that are open when it starts
             STARTING.setdefault(child, []).append(own[0])
-    return rebuild, (file.getvalue(), storages, metas)
+    return rebuild, (file.getvalue(), storages, in_runs(metas))
+
+
+def in_runs(metas: list[Any]) -> list[Any]:
+    """Tensors of one form that lie one behind another as one entry, the last number of which counts them."""
+    found: list[Any] = []
+    before, end = None, -1
+    for meta in metas:
+        if not isinstance(meta, tuple):
+            found.append(meta)
+            end = -1
+            continue
+        number, dtype, at, shape, stride, graph = meta
+        form = number, dtype, shape, stride, graph
+        if at == end and form == before:
+            found[-1][-1] += 1
+        else:
+            found.append([*meta, 1])
+            before = form
+        end = at + shape[0] * stride[0] if shape and shape[0] and number >= 0 else -1
+    return found
 
 
 def shared_handle(x: Tensor) -> Handle | None:
@@ -121,20 +143,20 @@ def shared_handle(x: Tensor) -> Handle | None:
         return None
 
 
-def rebuild(rest: bytes, storages: list[Any], metas: list[Meta | Tensor]) -> Any:
+def rebuild(rest: bytes, storages: list[Any], runs: list[Any]) -> Any:
     """The TensorDict that was sent."""
     empty = Empty()
     tensors: list[Tensor] = []
-    for meta in metas:
-        if not isinstance(meta, tuple):
-            tensors.append(meta)
+    for run in runs:
+        if isinstance(run, Tensor):
+            tensors.append(run)
             continue
-        number, dtype, offset, shape, stride, graph = meta
+        number, dtype, at, shape, stride, graph, count = run
         if number < 0:
-            x = untyped.empty_strided(shape, stride, dtype=dtype, device="cpu")
+            made: Sequence[Tensor] = (untyped.empty_strided(shape, stride, dtype=dtype, device="cpu"),)
         else:
-            x = empty[dtype].data.set_(storages[number], offset, shape, stride)
-        tensors.append(x.requires_grad_() if graph else x)
+            made = empty.run(storages[number], dtype, at, shape, stride, count)
+        tensors += [x.requires_grad_() for x in made] if graph else made
     return Whole(rest, tensors).load()
 
 

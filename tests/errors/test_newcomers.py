@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import pickle
 import re
 import warnings
 from collections.abc import Callable
@@ -203,3 +205,6 @@ def test_a_module_stays_a_module():
     assert double(torch.zeros(2)).sum() == 0
     with pytest.raises(ImportError, match=r"hint: tdc\.TensorDict"):
         exec("from tdc import Tensordict")
+    for module in (lib.compile, lib.io, lib.data):  # cloudpickle sends what functions of a worker use
+        assert copy.deepcopy(module) is module
+        assert pickle.loads(pickle.dumps(module)) is module

@@ -251,6 +251,36 @@ def test_one_descriptor_is_sent():
         assert len(reduce(mixture)[1][1]) == 1
 
 
+def test_leaves_of_one_form_are_one_entry():
+    """Such as lie one behind another; what arrives is no view of another leaf."""
+    td = TensorDict({f"k{i}": torch.full((4, 16), float(i)) for i in range(50)}, [4])
+    for sent in (td, td.share_memory()):
+        assert [entry[-1] for entry in reduce(sent)[1][2]] == [50]
+        back = pickle.loads(ForkingPickler.dumps(sent))
+        assert (back == td).all()
+        back["k7"].add_(1)
+        assert [back[f"k{i}"]._version for i in (6, 7, 8)] == [0, 1, 0]
+        assert back["k8"].sum() == 8 * 64
+        assert not back["k7"]._is_view()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_leaves_of_many_forms(shared: bool):
+    """Empty ones, such with room behind them, other dtypes, expanded ones, parameters between tensors."""
+    x: dict[str, torch.Tensor] = {f"empty{i}": torch.ones(4, 0) for i in range(2)}
+    x |= {f"rows{i}": torch.rand(4, 16) for i in range(3)} | {f"odd{i}": torch.rand(4, 3) for i in range(3)}
+    x |= {f"param{i}": torch.rand(4, 16).requires_grad_() for i in range(2)} | {"half": torch.rand(4, 32).half()}
+    x |= {f"wide{i}": torch.rand(1).expand(4) for i in range(2)} | {f"flag{i}": torch.rand(4) > 0.5 for i in range(2)}
+    x |= {f"t{i}": torch.rand(16, 4).t() for i in range(2)} | {"nothing": torch.ones(4, 0, 2)}
+    td = TensorDict(x, [4])
+    back = pickle.loads(ForkingPickler.dumps(td.detach().share_memory() if shared else td))
+    for key, value in td.items():
+        assert torch.equal(back[key], value)
+        assert back[key].shape == value.shape
+        assert back[key].dtype == value.dtype
+        assert back[key].requires_grad is (value.requires_grad and not shared)
+
+
 def test_expanded_conjugate_and_subclassed_leaves(trip: Any):
     wide, z = torch.ones(1).expand(3, 10**6), torch.randn(3, dtype=torch.complex64)
     td = TensorDict({"weight": torch.ones(3), "wide": wide, "z": z.conj(), "p": nn.Parameter(torch.ones(3))}, [3])
