@@ -234,6 +234,6 @@ def map_of(file: int, size: int, x: Stored, shared: bool) -> Tensor:
             out = torch.from_file(f"{DESCRIPTORS}/{file}", shared=shared, size=count, dtype=dtype, device="cpu")
         except RuntimeError as error:  # most often the limit of maps, vm.max_map_count
             raise OSError(errno.ENOMEM, f"cannot map a file into memory: {error}") from None
-        return out.view(x.shape)
+        return out if len(x.shape) == 1 else out.view(x.shape)
     buffer = mmap.mmap(file, size, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)  # keeps a descriptor
     return torch.frombuffer(buffer, dtype=dtype).view(x.shape)
