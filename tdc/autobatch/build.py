@@ -12,7 +12,7 @@ from typing import Any
 from tdc.autobatch.comprehensions import as_loop, is_loop, with_lists
 from tdc.autobatch.hoist import Hoist
 from tdc.autobatch.refused import check, refusal
-from tdc.autobatch.source import HELPERS, Source
+from tdc.autobatch.source import HELPERS, Source, located
 from tdc.autobatch.syntax import InBlock, Site, call_helper, load, risky, store, subscript_target
 from tdc.autobatch.tree import ITEM, TEMPORARY, Append, Assert, Block, Call, Exit, For, If, Node, Value, Walk, While
 from tdc.core.errors import UnsupportedError
@@ -97,8 +97,8 @@ class Builder:
             out.append(While(pre, test, body, orelse, stmt.lineno))
         elif isinstance(stmt, ast.For):
             walk = self.walk(stmt.iter, out)
-            given = ast.copy_location(ast.Assign([stmt.target], load(ITEM)), stmt.target)
-            assign = in_block(ast.fix_missing_locations(given))
+            given = located(ast.Assign([stmt.target], load(ITEM)), stmt.target)
+            assign = in_block(given)
             hoist = Hoist(stmt, self.site, self.product, self.temporary)
             body = self.nodes(hoist.body(stmt.body))
             for ahead in hoist.ahead:
@@ -107,7 +107,7 @@ class Builder:
         elif isinstance(stmt, (ast.Break, ast.Continue)):
             out.append(Exit(type(stmt).__name__.lower(), stmt.lineno))
         elif isinstance(stmt, ast.Return):
-            value = self.value(stmt.value or ast.copy_location(ast.Constant(None), stmt), out)
+            value = self.value(stmt.value or located(ast.Constant(None), stmt), out)
             out.append(Exit("return", stmt.lineno, value))
         elif isinstance(stmt, ast.Assert):
             text = ast.unparse(stmt.msg) if stmt.msg else ast.unparse(stmt.test)
@@ -137,12 +137,12 @@ class Builder:
         if isinstance(stmt, ast.AugAssign):
             target: Any = stmt.target
             read: Any = ast.parse(ast.unparse(target), mode="eval").body
-            value = ast.copy_location(ast.BinOp(read, stmt.op, stmt.value), stmt)
-            ast.fix_missing_locations(ast.copy_location(read, stmt))
-            self.assignment(ast.copy_location(ast.Assign([target], value), stmt), out)
+            value = located(ast.BinOp(read, stmt.op, stmt.value), stmt)
+            located(read, stmt)
+            self.assignment(located(ast.Assign([target], value), stmt), out)
         elif isinstance(stmt, ast.AnnAssign):
             if stmt.value is not None:
-                self.assignment(ast.copy_location(ast.Assign([stmt.target], stmt.value), stmt), out)
+                self.assignment(located(ast.Assign([stmt.target], stmt.value), stmt), out)
         elif isinstance(stmt, ast.Assign):
             self.assign(stmt, out)
         elif not isinstance(stmt, ast.Pass):
@@ -161,10 +161,10 @@ class Builder:
             name, value = subscript_target(stmt.targets[0], stmt.value)
             if name not in self.names:
                 raise self.refuse(stmt, f"an element of {name!r}, which is not local,", "give it a local name first")
-            self.plain(ast.copy_location(ast.Assign([store(name)], value), stmt), out)
+            self.plain(located(ast.Assign([store(name)], value), stmt), out)
             return
         whole = self.temporary()
-        self.plain(ast.copy_location(ast.Assign([store(whole)], stmt.value), stmt), out)
+        self.plain(located(ast.Assign([store(whole)], stmt.value), stmt), out)
         for target in stmt.targets:
             self.unpack(target, load(whole), stmt, out)
 
@@ -175,16 +175,16 @@ class Builder:
             stars = [isinstance(t, ast.Starred) for t in target.elts]
             parts = zip(names, stars, strict=True)
             new: Any = [ast.Starred(store(n), ast.Store()) if s else store(n) for n, s in parts]
-            self.plain(ast.copy_location(ast.Assign([ast.Tuple(new, ast.Store())], value), stmt), out)
+            self.plain(located(ast.Assign([ast.Tuple(new, ast.Store())], value), stmt), out)
             for part, name in zip(target.elts, names, strict=True):
                 self.unpack(part.value if isinstance(part, ast.Starred) else part, load(name), stmt, out)
         else:
-            self.assign(ast.copy_location(ast.Assign([target], value), stmt), out)
+            self.assign(located(ast.Assign([target], value), stmt), out)
 
     def plain(self, stmt: ast.stmt, out: list[Node]) -> None:
         """A statement for the block at the end of `out`, or for a new one."""
         pre: list[Node] = []
-        stmt = ast.fix_missing_locations(Lift(self, pre).visit(stmt))
+        stmt = Lift(self, pre).visit(stmt)
         for node in pre:
             self.add(node, out)
         self.add(in_block(stmt), out)
@@ -199,7 +199,7 @@ class Builder:
     def match(self, stmt: ast.Match, out: list[Node]) -> None:
         """`match` on a Python value, as a chain of ifs; patterns are constants, dotted names, `_` and `|`."""
         subject = self.temporary()
-        self.assignment(ast.copy_location(ast.Assign([store(subject)], stmt.subject), stmt), out)
+        self.assignment(located(ast.Assign([store(subject)], stmt.subject), stmt), out)
         chain: list[ast.stmt] = []
         for case in reversed(stmt.cases):
             test = self.pattern(case.pattern, subject)
@@ -208,7 +208,7 @@ class Builder:
             if test is None:
                 chain = case.body
             else:
-                chain = [ast.fix_missing_locations(ast.copy_location(ast.If(test, case.body, chain), case.body[0]))]
+                chain = [located(ast.If(test, case.body, chain), case.body[0])]
         out += self.nodes(chain)
 
     def pattern(self, pattern: ast.pattern, subject: str) -> ast.expr | None:
@@ -230,7 +230,7 @@ class Builder:
         """An expression; what must be lifted out goes to `out` first."""
         pre: list[Node] = []
         line = expr.lineno
-        found = ast.fix_missing_locations(Lift(self, pre).visit(expr))
+        found = Lift(self, pre).visit(expr)
         text = shown(found)
         for node in pre:
             self.add(node, out)
@@ -301,12 +301,12 @@ class Lift(ast.NodeTransformer):
         name = self.builder.temporary()
         for stmt in as_loop(node, name, self.builder.temporary):
             self.builder.statement(stmt, self.pre)
-        return ast.copy_location(load(name), node)
+        return located(load(name), node)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
         value = self.visit(node.value)
         self.put(node.target.id, value, self.pre, node)
-        return load(node.target.id)
+        return located(load(node.target.id), node)
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(with_lists(node))
@@ -317,11 +317,10 @@ class Lift(ast.NodeTransformer):
         name = self.builder.temporary()
         keys: list[ast.expr | None] = [ast.Constant(k.arg) for k in node.keywords]
         args, named = ast.Tuple(node.args, ast.Load()), ast.Dict(keys, [k.value for k in node.keywords])
-        given = ast.Tuple([node.func, args, named], ast.Load())
-        given = ast.fix_missing_locations(ast.copy_location(given, node))
+        given = located(ast.Tuple([node.func, args, named], ast.Load()), node)
         text = shown(node)
         self.pre.append(Call(name, Value(InBlock().visit(given), node.lineno, text), node.lineno))
-        return ast.copy_location(load(name), node)
+        return located(load(name), node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         if not any(risky(v, self.builder.site) for v in node.comparators[1:]):
@@ -332,14 +331,14 @@ class Lift(ast.NodeTransformer):
             name = self.builder.temporary()
             parts.append(ast.Compare(left, [op], [ast.NamedExpr(store(name), right)]))
             left = load(name)
-        return self.visit_BoolOp(ast.fix_missing_locations(ast.copy_location(ast.BoolOp(ast.And(), parts), node)))
+        return self.visit_BoolOp(located(ast.BoolOp(ast.And(), parts), node))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         if not any(risky(v, self.builder.site) for v in node.values[1:]):
             return self.generic_visit(node)
         name = self.builder.temporary()
         self.arm(name, node.values, isinstance(node.op, ast.And), self.pre, node)
-        return ast.copy_location(load(name), node)
+        return located(load(name), node)
 
     def arm(self, name: str, values: list[ast.expr], both: bool, out: list[Node], at: ast.expr) -> None:
         """`name = values[0]`, and where that does not decide, the same of the rest."""
@@ -350,7 +349,7 @@ class Lift(ast.NodeTransformer):
             rest: list[Node] = []
             self.arm(name, values[1:], both, rest, at)
             test: ast.expr = load(name) if both else call_helper("not_", [load(name)])
-            test = ast.fix_missing_locations(ast.copy_location(test, at))
+            test = located(test, at)
             out.append(If(Value(test, at.lineno, shown(test)), rest, [], at.lineno))
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
@@ -363,9 +362,9 @@ class Lift(ast.NodeTransformer):
             self.put(name, Lift(self.builder, arm).visit(part), arm, node)
             arms.append(arm)
         self.pre.append(If(test, arms[0], arms[1], node.lineno))
-        return ast.copy_location(load(name), node)
+        return located(load(name), node)
 
     def put(self, name: str, value: ast.expr, out: list[Node], at: ast.expr) -> None:
         """`name = value` as a block."""
-        stmt = ast.fix_missing_locations(ast.copy_location(ast.Assign([store(name)], value), at))
+        stmt = located(ast.Assign([store(name)], value), at)
         self.builder.add(in_block(stmt), out)

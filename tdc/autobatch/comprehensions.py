@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tdc.autobatch.flow import is_uniform
-from tdc.autobatch.syntax import load, store
+from tdc.autobatch.source import located
+from tdc.autobatch.syntax import dotted, load, store
 
 WALKS = ("range", "zip", "enumerate", "reversed", "unbind")
 TAKEN = ("sum", "any", "all", "tuple", "list", "torch.stack", "torch.cat")  # what takes a generator as it takes a list
@@ -26,9 +27,9 @@ SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 def with_lists(call: ast.Call) -> ast.Call:
     """A call that takes a generator, with a list comprehension instead."""
-    if ast.unparse(call.func) in TAKEN and call.args and isinstance(call.args[0], ast.GeneratorExp):
+    if dotted(call.func) in TAKEN and call.args and isinstance(call.args[0], ast.GeneratorExp):
         first = call.args[0]
-        call.args[0] = ast.copy_location(ast.ListComp(first.elt, first.generators), first)
+        call.args[0] = located(ast.ListComp(first.elt, first.generators), first)
     return call
 
 
@@ -77,7 +78,7 @@ def as_loop(node: ast.ListComp, out: str, fresh: Callable[[], str]) -> list[ast.
     for stmt in found:
         for part in ast.walk(stmt):
             if isinstance(part, (ast.expr, ast.stmt)) and not hasattr(part, "lineno"):
-                ast.copy_location(part, node)
+                located(part, node)
     return found
 
 
@@ -88,4 +89,4 @@ class Renamed(ast.NodeTransformer):
         self.names = names
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.copy_location(ast.Name(self.names.get(node.id, node.id), node.ctx), node)
+        return located(ast.Name(self.names.get(node.id, node.id), node.ctx), node)

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tdc.autobatch.syntax import TOTAL, Site, called, load, located, store
+from tdc.autobatch.source import located
+from tdc.autobatch.syntax import TOTAL, Site, called, load, store
 
 PRODUCTS = frozenset(("matmul", "mm", "linear"))
 CALLS = TOTAL - {"dropout"}
@@ -84,8 +85,7 @@ class Hoist(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.expr) and self.has_product(node) and self.is_pure(node):
             name = self.temporary()
-            given = ast.copy_location(ast.Assign([store(name)], node), node)
-            self.ahead.append(ast.fix_missing_locations(given))
+            self.ahead.append(located(ast.Assign([store(name)], node), node))
             return located(load(name), node)
         return node if isinstance(node, ARMS) else super().generic_visit(node)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import linecache
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tdc.autobatch import ahead, flow, in_block, lists, loops, lowered, rounds, values
@@ -17,7 +19,7 @@ from tdc.autobatch.build import Builder
 from tdc.autobatch.driver import Pieces, write
 from tdc.autobatch.refused import refuse_kept
 from tdc.autobatch.source import NUMBERS, Source, definition, every_argument, functions, local_names
-from tdc.autobatch.syntax import load
+from tdc.autobatch.syntax import dotted, load
 from tdc.autobatch.tree import Append, Block, Node, Value, show
 
 Answers = frozenset[str]
@@ -30,24 +32,26 @@ class Program:
 
     Attributes:
         source: of the function.
-        nodes: its tree.
+        tree: its nodes.
     """
 
     source: Source
-    nodes: list[Node]
+    tree: list[Node]
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The tree with code for each piece, made when it is first run: many a function is only decorated."""
+        compile_pieces(self.source, self.tree)
+        return self.tree
 
     def __str__(self) -> str:
-        return "\n".join(show(self.nodes))
+        return "\n".join(show(self.tree))
 
 
 def candidates(source: Source) -> tuple[str, ...]:
     """The functions that are called, by name or as attributes of a name, such as `self.cell`."""
-    calls = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
-    return tuple(dict.fromkeys(ast.unparse(f) for f in calls if is_dotted(f)))
-
-
-def is_dotted(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and is_dotted(node.value))
+    calls = [node.func for node in source.code if isinstance(node, ast.Call)]
+    return tuple(dict.fromkeys(name for f in calls if (name := dotted(f))))
 
 
 def resolved(name: str, values: Mapping[str, Any]) -> Any:
@@ -78,16 +82,16 @@ def build(source: Source, called: Answers) -> Program:
     names = local_names(source)
 
     def site(call: ast.Call) -> bool:
-        return is_dotted(call.func) and ast.unparse(call.func) in called
+        return dotted(call.func) in called
 
     def product(call: ast.Call) -> bool:
-        return is_dotted(call.func) and ast.unparse(call.func) + LAYER in called
+        return dotted(call.func) + LAYER in called
 
     nodes = Builder(source, names, site, product).nodes(copied(source).body)
     flow.fill(nodes, names)
     given = frozenset(arg.arg for arg in every_argument(source.tree.args))
     tainted = flow.tainted_names(source, nodes, names)
-    kinds = {type(n) for n in ast.walk(source.tree)}
+    kinds = {type(n) for n in source.code}
     if kinds & {ast.ListComp, ast.GeneratorExp}:
         nodes = Builder(source, names, site, product, tainted).nodes(copied(source).body)
         flow.fill(nodes, names)
@@ -95,16 +99,13 @@ def build(source: Source, called: Answers) -> Program:
     flow.Assigned(source, tainted).check(nodes, given, {"return": [], "break": [], "continue": []})
     if kinds & {ast.Lambda, ast.GeneratorExp}:
         refuse_kept(source, [b for n in flow.every(nodes) for b in flow.blocks_of(n)], tainted)
-    compile_pieces(source, nodes)
     return Program(source, nodes)
 
 
 def copied(source: Source) -> ast.FunctionDef:
     """The syntax tree of a function, to be rewritten."""
-    tree: Any = ast.parse(ast.unparse(source.tree)).body[0]
-    for new, old in zip(ast.walk(tree), ast.walk(source.tree), strict=True):
-        ast.copy_location(new, old)
-    return tree  # type: ignore[no-any-return]  # a function
+    tree: ast.FunctionDef = pickle.loads(pickle.dumps(source.tree))  # a third of the time of a deepcopy
+    return tree
 
 
 def compile_pieces(source: Source, nodes: list[Node]) -> None:

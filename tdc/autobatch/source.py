@@ -10,9 +10,10 @@ import inspect
 import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from types import CellType, CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 
@@ -34,6 +35,11 @@ class Source:
     fn: Any  # FunctionType
     tree: ast.FunctionDef
     filename: str
+
+    @cached_property
+    def code(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return [*ast.walk(self.tree)]
 
     def where(self, line: int) -> str:
         return f"{self.filename}:{line}"
@@ -93,10 +99,10 @@ def definition_in(text: str, first: int, fn: FunctionType) -> ast.FunctionDef | 
     begin = next((line for line in text.splitlines() if line.strip()), "")
     inside = begin[:1].isspace()  # a block of something; `dedent` would take its comments and texts for code
     try:
-        module = ast.parse(f"if True:\n{text}" if inside else text)
+        above = "\n" * (first - 1 - inside)
+        module = ast.parse(f"{above}if True:\n{text}" if inside else above + text)
     except SyntaxError:
         raise unreadable(fn, "is no Python") from None
-    ast.increment_lineno(module, first - 1 - inside)
     place = [part for part in fn.__qualname__.split(".") if part != "<locals>"]
     best: tuple[tuple[int, bool, int], ast.FunctionDef | ast.AsyncFunctionDef] | None = None
     for path, node in definitions_in(module, ()):
@@ -117,7 +123,7 @@ def definitions_in(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[tuple
             if not isinstance(child, ast.ClassDef):
                 yield inner, child
             yield from definitions_in(child, inner)
-        else:
+        elif not isinstance(child, ast.expr):
             yield from definitions_in(child, path)
 
 
@@ -151,7 +157,7 @@ def explicit(tree: ast.FunctionDef, fn: FunctionType) -> None:
                 if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
                     setattr(node, field, f"_{owner}{name}")
         if within and isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
-            node.args = node.args or [ast.copy_location(ast.Name(name, ast.Load()), node) for name in within]
+            node.args = node.args or [located(ast.Name(name, ast.Load()), node) for name in within]
 
 
 def class_of(qualname: str) -> str:
@@ -168,6 +174,23 @@ def local_names(source: Source) -> frozenset[str]:
     return frozenset((*code.co_varnames, *code.co_cellvars))
 
 
+New = TypeVar("New", bound=ast.AST)
+
+
+def located(new: New, old: ast.AST) -> New:
+    """New code in the place of old code; parts of it that have a place keep it, with all that is in them."""
+    place: Any = {name: getattr(old, name) for name in new._attributes}
+    todo: list[ast.AST] = [new]
+    vars(new).update(place)
+    for node in todo:
+        for part in ast.iter_child_nodes(node):
+            if not hasattr(part, "lineno"):
+                todo.append(part)
+                if part._attributes:
+                    vars(part).update(place)
+    return new
+
+
 def definition(name: str, reads: Sequence[str], body: list[ast.stmt], line: int) -> ast.FunctionDef:
     """A function of the names that it reads."""
     args = ast.arguments([], [ast.arg(r) for r in reads], None, [], [], None, [])
@@ -175,7 +198,7 @@ def definition(name: str, reads: Sequence[str], body: list[ast.stmt], line: int)
     made: Any = ast.FunctionDef(name, args, body, [], None, **where)
     if "type_params" in ast.FunctionDef._fields:
         made.type_params = []
-    return made
+    return located(made, made)
 
 
 def functions(source: Source, definitions: list[ast.FunctionDef], helpers: Any) -> dict[str, FunctionType]:
@@ -184,8 +207,7 @@ def functions(source: Source, definitions: list[ast.FunctionDef], helpers: Any) 
     cells: dict[str, Any] = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
     cells[HELPERS] = CellType(helpers)
     outer = definition("__tdc_outer", list(cells), [*definitions, ast.Pass()], source.tree.lineno)
-    module = ast.fix_missing_locations(ast.Module([outer], []))
-    code: Any = compile(module, source.filename, "exec").co_consts[0]
+    code: Any = compile(ast.Module([outer], []), source.filename, "exec").co_consts[0]
     assert isinstance(code, CodeType)
     inner: list[CodeType] = [c for c in code.co_consts if isinstance(c, CodeType)]
     made: dict[str, FunctionType] = {}
@@ -205,7 +227,7 @@ def binder(source: Source) -> FunctionType:
     first, middle, last = [[ast.arg(a.arg) for a in part] for part in (args.posonlyargs, args.args, args.kwonlyargs)]
     more, named = [part and ast.arg(part.arg) for part in (args.vararg, args.kwarg)]
     made.args = ast.arguments(first, middle, more, last, [None] * len(last), named, [])
-    code: Any = compile(ast.fix_missing_locations(ast.Module([made], [])), source.filename, "exec").co_consts[0]
+    code: Any = compile(ast.Module([located(made, made)], []), source.filename, "exec").co_consts[0]
     bound = FunctionType(code, source.fn.__globals__, source.fn.__name__, source.fn.__defaults__)
     bound.__kwdefaults__ = source.fn.__kwdefaults__
     return bound

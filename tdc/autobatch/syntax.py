@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from tdc.autobatch.source import HELPERS
+from tdc.autobatch.source import HELPERS, located
 from tdc.autobatch.tree import TEMPORARY
 
 SAFE = (  # calls that a test may run for examples that it does not concern
@@ -54,6 +54,14 @@ def later(expr: ast.expr) -> ast.Lambda:
 def called(call: ast.Call) -> str:
     """The last name of what is called."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def dotted(node: ast.AST) -> str:
+    """A name, or an attribute of one such as `self.cell`, as text; empty for other code."""
+    if isinstance(node, ast.Attribute):
+        owner = dotted(node.value)
+        return owner and f"{owner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 Site = Callable[[ast.Call], bool]
@@ -139,7 +147,7 @@ class InBlock(ast.NodeTransformer):
                 ast.Attribute(load(HELPERS), "builtin", ast.Load()), [node.func, *node.args], node.keywords
             )
             return located(given, node)
-        helper = CALLS.get(ast.unparse(node.func)) if isinstance(node.func, (ast.Name, ast.Attribute)) else None
+        helper = CALLS.get(dotted(node.func))
         if helper is None:
             return node
         return located(ast.Call(ast.Attribute(load(HELPERS), helper, ast.Load()), node.args, node.keywords), node)
@@ -161,10 +169,6 @@ class InBlock(ast.NodeTransformer):
         if not isinstance(node.ctx, ast.Load) or is_fixed(node.slice):
             return node
         return located(call_helper("get", [node.value, index_of(node.slice)]), node)
-
-
-def located(new: ast.expr, old: ast.expr) -> ast.expr:
-    return ast.fix_missing_locations(ast.copy_location(new, old))
 
 
 class Names(ast.NodeVisitor):
