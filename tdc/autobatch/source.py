@@ -175,18 +175,20 @@ def local_names(source: Source) -> frozenset[str]:
 
 
 New = TypeVar("New", bound=ast.AST)
+PLACE = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+PLACED = (ast.stmt, ast.expr, ast.arg, ast.keyword, ast.ExceptHandler, ast.alias, ast.pattern)
 
 
 def located(new: New, old: ast.AST) -> New:
     """New code in the place of old code; parts of it that have a place keep it, with all that is in them."""
-    place: Any = {name: getattr(old, name) for name in new._attributes}
+    place = {name: getattr(old, name) for name in PLACE}
     todo: list[ast.AST] = [new]
     vars(new).update(place)
     for node in todo:
         for part in ast.iter_child_nodes(node):
             if not hasattr(part, "lineno"):
                 todo.append(part)
-                if part._attributes:
+                if isinstance(part, PLACED):
                     vars(part).update(place)
     return new
 

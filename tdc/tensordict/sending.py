@@ -85,7 +85,7 @@ def reduce(td: Any) -> tuple[Any, ...]:
     rest = Rest(file)
     rest.dump(td)
     storages: list[Any] = []
-    metas: list[Any] = []
+    metas: list[Any] = []  # a `Meta` each, or the tensor itself
     copied: dict[int, Tensor] = {}
     numbers: dict[int, int] = {}  # of the storages that are sent, by their identity; -1 of those to be copied
     for x in rest.tensors:
@@ -115,12 +115,12 @@ def reduce(td: Any) -> tuple[Any, ...]:
     return rebuild, (file.getvalue(), storages, in_runs(metas))
 
 
-def in_runs(metas: list[Any]) -> list[Any]:
+def in_runs(metas: list[Meta | Tensor]) -> list[Any]:
     """Tensors of one form that lie one behind another as one entry, the last number of which counts them."""
     found: list[Any] = []
     before, end = None, -1
     for meta in metas:
-        if not isinstance(meta, tuple):
+        if isinstance(meta, Tensor):
             found.append(meta)
             end = -1
             continue
