@@ -213,6 +213,7 @@ zeros(schema, batch_size=None, *, device=None)""",
         self.assertExpectedInline(
             listing("tdc.nn"),
             """\
+class KVCache(key, value, length, *, batch_size=(), device=None)
 class TensorDictParams(td, *, buffers=())
 lora_init(params, rank=8, *, alpha=None, select='*weight', seed=0)
 lora_merge(params, adapters)

@@ -29,6 +29,7 @@ ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may im
     "core": (),
     **dict.fromkeys(("ragged", "tensordict"), ("core",)),
     **dict.fromkeys(MIDDLE, FOUNDATIONS),
+    "nn": (*FOUNDATIONS, "ops"),
     "compile": BELOW_COMPILE,
     "autobatch": (*BELOW_COMPILE, "compile"),
     **dict.fromkeys(EDGES, (*BELOW_COMPILE, "compile", "autobatch")),

@@ -39,3 +39,13 @@ def test_preprocessing(engine: str):
     if engine == "dask":
         pytest.importorskip("distributed")
     assert "4000 rows, 131806 words, the same as in this process: True" in ran("preprocess", engine)
+
+
+@pytest.mark.slow
+def test_decoding():
+    printed = ran("decode")
+    for text in (
+        "as each prompt alone: True", "the same: True", "repeated True", "one is greedy True", "as greedy: True"
+    ):  # fmt: skip
+        assert text in printed, printed
+    assert "False" not in printed

@@ -86,6 +86,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "BucketSampler": ([3, 1, 2], 2, {"window": 2, "shuffle": True, "seed": 0, "drop_last": False, "rank": 0}),
     "Dataset": (td(), ["x"]),
     "TokenBudgetSampler": ([3, 1, 2], 4, {"shuffle": True, "seed": 0, "drop_last": False, "rank": 0, "world_size": 1}),
+    "KVCache": (X[:, None, None], X[:, None, None], torch.ones(len(X), dtype=torch.int64)),
     "TensorDictParams": (PARAMS,),
     "as_tensordict": (Record(X), [3]),
     "assert_batched_equal": (square, [X], {"in_dims": 0, "lowers": "while", "backends": ()}),

@@ -1,0 +1,214 @@
+"""A cache of keys and values for decoding: memory with room for more positions, of which each row has its own number.
+
+    cache = KVCache.allocate(32, 640, heads=8, head_dim=64)     once for each layer
+    cache = cache.append_(k, v)                                 of a prompt, or of one new token of each row
+    y = cache.attend(q)                                         each query sees what stands before it, and itself
+
+    key (B, C, G, D), value (B, C, G, E)      B rows, room for C positions, G heads
+    length (B,)                               how many positions each row has
+
+A cache is a tensorclass: `cache[index]`, `tdc.copy_`, `torch.compile` and stores take it as any. `append_` writes into
+its memory, behind the positions of each row, and returns a cache with the new lengths. So an older cache, with its
+shorter rows, stays right until somebody appends to it: that is how a guess is taken back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tdc.core.arguments import expect, expect_at_least
+from tdc.core.asserts import require
+from tdc.core.errors import DtypeError, ShapeError, describe, message, show_sizes
+from tdc.ops.attention.cached import cached_rows
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import lengths_of, local_positions, row_ids
+from tdc.ragged.storage import require_alike
+from tdc.tensordict.tensorclass import TensorClass
+
+HINT = "a NestedTensor of tdc.pack(rows), or a tensor with as many positions of each row"
+
+
+class KVCache(TensorClass):
+    """Keys and values of the positions that each row has so far.
+
+    Shapes:
+        key `(B, C, G, D)`, value `(B, C, G, E)`, length `(B,)`: int64, at most C. What is taken and given is ragged,
+        `(B, -1, heads, size)`, or has as many new positions in each row, `(B, n, heads, size)`.
+
+    Raises:
+        ShapeError: more positions than there is room for; other heads or sizes.
+
+    Compile:
+        fullgraph: one graph for prompts of all lengths, one for single tokens. `append_` changes the memory of the
+        graph's input in place.
+
+    Example:
+        >>> from tdc.ragged.pack import pack
+        >>> cache = KVCache.allocate(2, 8, heads=1, head_dim=4)
+        >>> prompt = pack([torch.ones(3, 1, 4), torch.ones(5, 1, 4)])
+        >>> cache = cache.append_(prompt, prompt)
+        >>> cache.attend(prompt).lengths.flatten(), cache.append_(torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 4)).length
+        (tensor([3, 5]), tensor([4, 6]))
+    """
+
+    key: Tensor
+    value: Tensor
+    length: Tensor
+
+    @classmethod
+    def allocate(
+        cls, batch_size: int, capacity: int, *, heads: int, head_dim: int, value_dim: int | None = None,
+        dtype: torch.dtype | None = None, device: Any = None,
+    ) -> Self:  # fmt: skip
+        """An empty cache.
+
+        Args:
+            batch_size: how many rows.
+            capacity: how many positions a row has room for.
+            heads: of keys; queries may have a multiple of it.
+            head_dim: size of a head of keys, and of values unless `value_dim` says another.
+            dtype: torch's default dtype if None.
+            device: torch's default device if None.
+        """
+        op, sizes = "KVCache.allocate", [head_dim, head_dim if value_dim is None else value_dim]
+        for name, n in {"batch_size": batch_size, "capacity": capacity, "heads": heads, "head_dim": min(sizes)}.items():
+            expect_at_least(op, 1, name, n)
+        made = [torch.zeros(batch_size, heads, capacity, size, dtype=dtype, device=device) for size in sizes]
+        length = torch.zeros(batch_size, dtype=torch.int64, device=made[0].device)
+        key, value = (x.transpose(1, 2) if x.is_cpu else x.transpose(1, 2).contiguous() for x in made)
+        return cls(key, value, length, batch_size=[batch_size])
+
+    @property
+    def capacity(self) -> int:
+        """How many positions a row has room for."""
+        return self.key.shape[1]
+
+    def append_(self, key: Any, value: Any) -> Self:
+        """Write new positions behind those of each row.
+
+        Args:
+            key, value: ragged or `(B, n, G, size)`; a ragged row may be empty, which leaves its row as it is.
+
+        Returns:
+            The cache of the same memory with the new lengths.
+
+        Raises:
+            ShapeError: no room, or another number of rows, heads or features.
+        """
+        op = "KVCache.append_"
+        k, rows, at, count = self._placed(op, key)
+        v = self._beside(op, key, value)
+        if k.shape[1:] != self.key.shape[2:] or v.shape[1:] != self.value.shape[2:] or k.shape[0] != v.shape[0]:
+            got = f"{show_sizes(k.shape[1:])} and {show_sizes(v.shape[1:])}, of {k.shape[0]} and {v.shape[0]} positions"
+            expected = f"keys and values of {show_sizes(self.key.shape[2:])} and {show_sizes(self.value.shape[2:])}"
+            raise ShapeError(message(op, expected, got, hint="(B, n, heads, size) or ragged (B, -1, heads, size)"))
+        length = self.length + count
+        text = message(op, f"at most {self.capacity} positions in a row", "more", hint="allocate with more capacity")
+        require((length <= self.capacity).all(), text, ShapeError)
+        self.key.index_put_((rows, at), k.to(self.key.dtype))
+        self.value.index_put_((rows, at), v.to(self.value.dtype))
+        return self.replace(length=length)
+
+    def attend(
+        self, query: Any, *, is_causal: bool = True, window: int | None = None, scale: float | None = None
+    ) -> Any:
+        """Attention of queries to the positions of their rows.
+
+        Args:
+            query: ragged or `(B, n, H, D)`, H a multiple of G: the last positions of each row, which were appended.
+            is_causal: each query sees its own position and those before it; else all of its row.
+            window: sees only so many of them, itself included.
+            scale: of scores, `1 / sqrt(D)` by default.
+
+        Returns:
+            As `query`, with the size of values. A query without keys gives 0.
+
+        Raises:
+            ShapeError: more queries in a row than positions; heads that are no multiple of the cache's.
+        """
+        op = "KVCache.attend"
+        expect(op, is_causal, bool, of=" for is_causal")
+        if window is not None:
+            expect_at_least(op, 1, "window", window)
+        q, offsets = self._queries(op, query)
+        heads, size = self.key.shape[2:]
+        if q.shape[-1] != size or q.shape[1] % heads:
+            expected = f"queries of {size} features in a multiple of {heads} heads"
+            raise ShapeError(message(op, expected, f"{show_sizes(q.shape[1:])}", hint="(B, -1, heads, size)"))
+        options = is_causal, window or 0, 1 / math.sqrt(size) if scale is None else scale
+        (out,) = cached_rows(q.to(self.key.dtype), self.key, self.value, offsets, self.length, *options)
+        out = out.to(q.dtype)
+        return query.with_values(out) if isinstance(query, NestedTensor) else out.unflatten(0, query.shape[:2])
+
+    def positions(self, new: Any) -> Any:
+        """The positions that new elements of each row will have, before they are appended: for embeddings of positions.
+
+        Returns:
+            int64: a NestedTensor `(B, -1)` of a ragged batch, `(B, n)` of a tensor.
+        """
+        op = "KVCache.positions"
+        if isinstance(new, NestedTensor):
+            s = self._structure(op, new)
+            total = new.values.shape[0]
+            return new.with_values(local_positions(s, total) + self.length[row_ids(s, total)])
+        self._dense(op, new)
+        return self.length[:, None] + torch.arange(new.shape[1], device=self.length.device)
+
+    def truncate_to(self, length: Tensor) -> Self:
+        """The cache of the same memory with shorter rows: after a wrong guess, or 0 for a row that begins anew.
+
+        Args:
+            length: `(B,)`, integers; a row keeps what it has where it has less.
+        """
+        op = "KVCache.truncate_to"
+        expect(op, length, Tensor, of=" for length")
+        if length.shape != self.length.shape or length.dtype.is_floating_point:
+            expected = f"one whole number for each of {self.length.shape[0]} rows"
+            raise ShapeError(message(op, expected, describe(length), hint="cache.length.masked_fill(done, 0)"))
+        return self.replace(length=torch.minimum(self.length, length.clamp(min=0)))
+
+    def _placed(self, op: str, new: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+        """New positions (N, heads, size), the row of each and its position there, and how many each row gets."""
+        if isinstance(new, NestedTensor):
+            s = self._structure(op, new)
+            total = new.values.shape[0]
+            rows = row_ids(s, total)
+            return new.values, rows, local_positions(s, total) + self.length[rows], lengths_of(s)
+        self._dense(op, new)
+        rows = torch.arange(new.shape[0], device=new.device)[:, None].expand(new.shape[:2])
+        return new.flatten(0, 1), rows.flatten(), self.positions(new).flatten(), new.shape[1]
+
+    def _beside(self, op: str, key: Any, value: Any) -> Tensor:
+        """Values (N, heads, size) of the positions of keys."""
+        if isinstance(key, NestedTensor) and isinstance(value, NestedTensor):
+            self._structure(op, value)
+            require_alike(op, key, value)
+            return value.values
+        self._dense(op, value)
+        return value.flatten(0, 1)
+
+    def _queries(self, op: str, query: Any) -> tuple[Tensor, Tensor]:
+        """Queries (N, heads, size), and offsets of their rows."""
+        if isinstance(query, NestedTensor):
+            return query.values, self._structure(op, query).offsets
+        self._dense(op, query)
+        count, n = query.shape[:2]
+        return query.flatten(0, 1), torch.arange(count + 1, device=query.device) * n
+
+    def _structure(self, op: str, x: NestedTensor) -> Any:
+        """The structure of a ragged batch of this cache's rows."""
+        if x._batch_dim or x.ragged_dims != (1,) or x.structure.batch_size != self.length.shape[0]:
+            expected = f"{self.length.shape[0]} ragged rows, (B, -1, heads, size)"
+            raise ShapeError(message(op, expected, describe(x), hint=HINT))
+        return x.structure
+
+    def _dense(self, op: str, x: Any) -> None:
+        if not isinstance(x, Tensor):
+            raise DtypeError(message(op, "a NestedTensor or a tensor", describe(x), hint=HINT))
+        if x.ndim < 2 or x.shape[0] != self.length.shape[0]:
+            expected = f"the positions of {self.length.shape[0]} rows, (B, n, ...)"
+            raise ShapeError(message(op, expected, describe(x), hint=HINT))

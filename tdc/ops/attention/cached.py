@@ -1,0 +1,135 @@
+"""Attention of new tokens to a cache: queries are the last positions of their rows, keys lie in memory with room.
+
+    q (N, H, D) packed, k (B, C, G, D), v (B, C, G, E), how many positions of each row are there (B,)  ->  (N, H, E)
+
+One node of a graph for all lengths. A row reads the positions that it has, in whatever order its memory is: on CPU a
+fused SDPA for each example, on CUDA in half precision torch's flash kernel.
+
+Invariants: exact for every length, zero included; what lies behind the positions of a row is never read.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.dtypes import HALF
+from tdc.core.dynamo import LIBRARY, flash_forward, refuse_derivative
+from tdc.core.errors import ShapeError, StructureError, message
+from tdc.ops.attention.flash import ALIGNED, contiguous, largest_head, loadable
+
+OP = "KVCache.attend"
+LIBRARY.define(
+    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor lengths, bool causal, int window, "
+    "float scale) -> Tensor[]"
+)
+cached_rows = torch.ops.tdc.cached_attention.default
+
+
+def forward_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, lengths: Tensor, causal: bool, window: int, scale: float
+) -> list[Tensor]:
+    """Row by row: of each the queries and the keys that it has."""
+    offsets, counts = q_offsets.tolist(), lengths.tolist()
+    short = [b for b, ((i, j), n) in enumerate(zip(pairwise(offsets), counts, strict=True)) if n < j - i]
+    if causal and short:
+        got = f"{offsets[short[0] + 1] - offsets[short[0]]} queries and {counts[short[0]]} positions in row {short[0]}"
+        hint = "cache = cache.append_(k, v) first"
+        raise ShapeError(message(OP, "queries that are positions of the cache", got, hint=hint))
+    if len(counts) == q.shape[0] and offsets == [*range(len(offsets))]:
+        return [single(q, k, v, counts, window, scale)]
+    out = q.new_zeros((*q.shape[:2], v.shape[3]))
+    for b, ((i, j), n) in enumerate(zip(pairwise(offsets), counts, strict=True)):
+        if i < j and n:
+            begin = max(0, n - (j - i) - window + 1) if window else 0
+            keys, values = (x[b, begin:n].transpose(0, 1) for x in (k, v))
+            out[i:j] = attend(q[i:j], keys, values, causal, window, scale)
+    return [out]
+
+
+def single(q: Tensor, k: Tensor, v: Tensor, counts: list[int], window: int, scale: float) -> Tensor:
+    """One query of each row (B, H, D). Heads that share keys are queries of one head, and little is done for each row:
+    it has few keys."""
+    parts = [x.split(1) for x in (q.unflatten(1, (k.shape[2], -1)), k.transpose(1, 2), v.transpose(1, 2))]
+    found: list[Tensor] = []
+    for x, y, z, n in zip(*parts, counts, strict=True):
+        begin = max(0, n - window) if window else 0
+        if begin or n < k.shape[1]:
+            y, z = y.narrow(2, begin, n - begin), z.narrow(2, begin, n - begin)
+        found.append(
+            F.scaled_dot_product_attention(x, y, z, scale=scale) if n else z.new_zeros(*x.shape[:3], z.shape[3])
+        )
+    return torch.cat(found).flatten(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> Tensor:
+    """q (n, H, D), the last n of the positions of k (G, M, D) and v (G, M, E), to (n, H, E)."""
+    n, heads, groups, m = q.shape[0], q.shape[1], k.shape[0], k.shape[1]
+    own = q.unflatten(1, (groups, -1))
+    if n == 1 or not causal:  # nothing is forbidden, so heads that share keys are queries of one head
+        found = F.scaled_dot_product_attention(
+            own.permute(1, 2, 0, 3).flatten(1, 2)[None], k[None], v[None], scale=scale
+        )
+        return found[0].unflatten(1, (-1, n)).permute(2, 0, 1, 3).flatten(1, 2)
+    k, v = (x.repeat_interleave(heads // groups, 0) if groups < heads else x for x in (k, v))
+    mask = None
+    if window or n < m:
+        back = torch.arange(m - n, m, device=q.device)[:, None] - torch.arange(m, device=q.device)
+        mask = (back >= 0) & (back < window) if window else back >= 0
+    parts = (x[None] for x in (q.transpose(0, 1), k, v))
+    return F.scaled_dot_product_attention(*parts, attn_mask=mask, is_causal=mask is None, scale=scale)[0].transpose(
+        0, 1
+    )
+
+
+def flash_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, lengths: Tensor, causal: bool, window: int, scale: float
+) -> list[Tensor]:
+    """The flash kernel for packed rows, of which each uses only its first keys; else row by row, which syncs."""
+    size = q.shape[2]
+    fits = size == v.shape[3] <= largest_head(q.device) and size % ALIGNED == 0 and q.dtype in HALF
+    if not fits or not q.shape[0] or not (k.is_contiguous() and v.is_contiguous()):
+        return forward_rows(q, k, v, q_offsets, lengths, causal, window, scale)
+    count, room = k.shape[:2]
+    starts = torch.arange(0, (count + 1) * room, room, dtype=torch.int32, device=q.device)
+    options = {"scale": scale, "seqused_k": lengths.int(), "window_size_left": window - 1 if window else None}
+    if window and causal:
+        options["window_size_right"] = 0
+    rows = q_offsets.int(), starts, q.shape[0], room
+    out, *_ = flash_forward(loadable(q), k.flatten(0, 1), v.flatten(0, 1), *rows, 0.0, causal, False, **options)
+    return [contiguous(out)]
+
+
+def fake_rows(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    return [q.new_empty((*q.shape[:2], v.shape[3]))]
+
+
+NO_DERIVATIVE = message(
+    OP, "no derivative", "one that is asked for", hint="torch.no_grad(); train with F.scaled_dot_product_attention"
+)
+
+
+def over_members(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    """Under vmap members become heads, those of the cache as well; they share offsets and lengths."""
+    if any([d is not None for d in in_dims[3:5]]):
+        hint = "map over keys and values only: in_dims with None for lengths"
+        raise StructureError(message("vmap", "one length of each row for all members", "mapped lengths", hint=hint))
+
+    def folded(x: Tensor, dim: int | None, heads: int) -> Tensor:
+        members = x.unsqueeze(heads) if dim is None else x.movedim(dim, heads)
+        sizes = [info.batch_size if i == heads else -1 for i in range(members.ndim)]
+        return members.expand(sizes).flatten(heads, heads + 1)
+
+    tensors = [folded(x, d, at) for x, d, at in zip(args[:3], in_dims[:3], (1, 2, 2), strict=True)]
+    return [cached_rows(*tensors, *args[3:])[0].unflatten(1, (info.batch_size, -1))], [1]
+
+
+LIBRARY.impl("cached_attention", forward_rows, "CPU")
+LIBRARY.impl("cached_attention", flash_rows, "CUDA")
+LIBRARY.impl(cached_rows, fake_rows, "Meta")
+refuse_derivative(cached_rows, NO_DERIVATIVE)
+torch.library.register_vmap(cached_rows, over_members)
