@@ -29,8 +29,11 @@ from torch import Tensor
 from torch.testing._internal.opinfo.core import ReductionOpInfo
 from torch.testing._internal.opinfo.definitions.nested import njt_op_db
 from torch.utils import _pytree as pytree
+from torch_samples import forget_callers
 
 import tdc
+
+forget_callers()
 
 Components = list[Any]
 REDUCTIONS = ("count_nonzero", "max.reduction_with_dim", "min.reduction_with_dim")

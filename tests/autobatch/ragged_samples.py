@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -49,8 +48,6 @@ from opinfo.sweep import RANDOM, UNMAPPED, draws, first_line, leaves_of, named
 import tdc
 from tdc.core.rules import DISPATCH
 from tdc.ragged.nested import build_nested
-
-common_utils.extract_test_fn = lambda: None  # looks through the frames of all callers at each sample
 
 BAD = ("raw", "differs")
 COUNT = 3

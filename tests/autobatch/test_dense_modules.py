@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.testing._internal import common_utils
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
+from torch_samples import forget_callers
 
 import tdc
 
-common_utils.extract_test_fn = lambda: None  # looks through the frames of all callers at each sample
+forget_callers()
 
 COUNT = 3
 OF_A_MASK = "expected (tests that tdc.batch sees|operations that vmap has)"  # whether it is causal, or left aligned

@@ -32,8 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from opinfo import compare
 from opinfo.mapping import NotMapped, join
+from torch_samples import forget_callers
 
 import tdc
+
+forget_callers()
 
 KINDS = ("nested", "masked")
 COUNT = 3

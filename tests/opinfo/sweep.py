@@ -35,7 +35,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -44,12 +43,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from opinfo import compare
 from opinfo.calls import MODES, SPELLINGS, call, spelled
 from opinfo.mapping import Form, Mapped, NotMapped, forms, map_leaves, map_sample
+from torch_samples import forget_callers
 
 import tdc
 from tdc.core.rules import DISPATCH, KINDS
 from tdc.ragged.storage import data_of
 
-common_utils.extract_test_fn = lambda: None  # looks through the frames of all callers at each sample
+forget_callers()
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool,
