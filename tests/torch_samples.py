@@ -12,4 +12,4 @@ def forget_callers() -> None:
     It reads the source of every frame at each sample; under pytest that was nine tenths of the time.
     """
     for module in (common_utils, core):
-        module.extract_test_fn = lambda: None
+        module.extract_test_fn = lambda: None  # pyright: ignore[reportAttributeAccessIssue]  # a name of torch's
