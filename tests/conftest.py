@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
+from traceback import FrameSummary, StackSummary, walk_stack
 
 import pytest
 import torch
+from torch._dynamo import exc, guards
 
 torch.set_num_threads(1)
 torch.backends.cudnn.allow_tf32 = False  # before a test imports torch.testing, which locks it: the digits of a CPU
+
+
+def callers() -> StackSummary:
+    """Lines without columns, for which torch reads the positions of all the code of each of pytest's fifty frames."""
+    frames = list(walk_stack(sys._getframe(1)))[::-1]
+    return StackSummary(FrameSummary(f.f_code.co_filename, n, f.f_code.co_name, lookup_line=False) for f, n in frames)
+
+
+# What torch 2.13 does in each compile to report on it is much of the time of small graphs: it empties the cache of the
+# processor to time the guards, and asks who called.
+guards.profile_guard_manager = lambda *args: 0.0  # pyright: ignore[reportPrivateImportUsage]  # replaced where it is read
+exc._extract_stack_with_positions = callers
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of tests are no garbage, for which torch searches the memory about once a compile."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -17,5 +39,4 @@ def _start_over() -> Iterator[None]:
     """The same random numbers in every test, and no graph left of the one before."""
     torch.manual_seed(0)
     yield
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
+    torch._dynamo.reset()
