@@ -3,6 +3,8 @@
 The default run has all samples of all rows in eager and grad. One or two rows of each family stand for it in the other
 modes, and the first sample for such a row where a graph is made, which takes a second each. The slow run has the other
 samples of these rows, and the first of all others; what samples those have more where a graph is made is marked sweep.
+So are two of the three kinds of an operation in `SHARED`: a function for each kind serves the whole family, and the
+kinds take turns. So do those of representatives where a graph is exported, the others of which are slow.
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ from tdc.testing.conformance import CHECKS
 LIVE = [rule for rule in RULES if not rule.reason]
 REFUSED = [rule for rule in RULES if rule.reason]
 GRAPHS = ("compile", "export")  # the modes that make graphs
+SHARED = ("pointwise", "linalg", "pool", "loss")  # families whose rows are one function with another operation in it
+TURNS: dict[str, list[str]] = {}  # the kinds of each operation, in another order for each
+for rule in LIVE:
+    TURNS.setdefault(title(rule), []).append(rule.kind)
+TURNS = {name: kinds[n % len(kinds) :] + kinds[: n % len(kinds)] for n, (name, kinds) in enumerate(TURNS.items())}
+HEAVY = ("interpolate",)  # makes the largest graphs: `tests/ops/test_resample.py` has one of all sizes
 
 
 def cell(rule: Rule, mode: str, which: slice = slice(None), more: str = "", *, marks: Any = ()) -> Any:
@@ -33,12 +41,28 @@ def cell(rule: Rule, mode: str, which: slice = slice(None), more: str = "", *, m
     return pytest.param(rule, mode, which, id=f"{title(rule)}-{rule.kind}-{mode}{more}", marks=marks)
 
 
+def is_its_turn(rule: Rule, mode: str) -> bool:
+    """Whether this is the kind of an operation that makes the graph; that of an export is another than of a compile."""
+    kinds = TURNS[title(rule)]
+    return kinds[GRAPHS.index(mode) % len(kinds)] == rule.kind
+
+
+def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
+    """When the first sample of a row is run in a mode, and when the rest."""
+    slow, sweep = pytest.mark.slow, pytest.mark.sweep
+    if mode in ("eager", "grad"):
+        return (), slow
+    if not is_representative(rule):
+        return sweep if mode in GRAPHS and rule.family in SHARED and not is_its_turn(rule, mode) else slow, sweep
+    late = (mode in GRAPHS and rule.name in HEAVY) or (mode == "export" and not is_its_turn(rule, mode))
+    return slow if late else (), slow
+
+
 def matrix() -> Iterator[Any]:
     """Row × container × mode."""
-    slow, sweep = pytest.mark.slow, pytest.mark.sweep
     for rule in LIVE:
         for mode in MODES:
-            first, rest = ((), slow) if mode in ("eager", "grad") or is_representative(rule) else (slow, sweep)
+            first, rest = marks_of(rule, mode)
             if mode not in GRAPHS or mode not in rule.modes or len(chosen(rule, mode)) < 2:
                 yield cell(rule, mode, marks=first)
             else:
