@@ -164,8 +164,9 @@ def test_one_graph_for_all_sizes(name: str):
 
 
 @pytest.mark.parametrize(
-    ("fn", "draw"), [pytest.param(nested, rows, marks=pytest.mark.slow), (leaves_early, ragged)], ids=["nested", "for"]
+    ("fn", "draw"), [pytest.param(nested, rows, id="nested"), pytest.param(leaves_early, ragged, id="for")]
 )
+@pytest.mark.slow
 def test_loops_that_are_left_in_the_middle(fn: Any, draw: Callable[..., Any]):
     check(fn, draw, batched(fn), BATCHES[0])
     check(fn, draw, torch.compile(batched(fn), backend="aot_eager", fullgraph=True), BATCHES[0])

@@ -117,7 +117,7 @@ def test_eagerly(fn: Callable[..., Any]):
     assert_batched_equal(fn, CASES[fn], backends=())
 
 
-QUICK = (args_that_share_memory, masked, of_rows)
+QUICK = (args_that_share_memory, masked)
 
 
 @pytest.mark.parametrize("fn", [pytest.param(f, marks=[pytest.mark.slow] * (f not in QUICK)) for f in CASES])

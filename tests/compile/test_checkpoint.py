@@ -154,7 +154,8 @@ def test_less_memory_in_a_step(ragged: bool) -> None:
     assert peaks[1] < 0.5 * peaks[0]
 
 
-@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_layers_of_ragged_batches(dropout: float) -> None:
     """Derivatives of our own functions are parts of the one backward pass in which things are computed again."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)

@@ -217,7 +217,9 @@ class TestCompiled:
 
         same(lambda xs: tdc.scan(step, torch.zeros(3, 4), xs, reverse=True), xs, wrt=list(cell.parameters()))
 
-    @pytest.mark.parametrize("rows", [False, True], ids=["dense", "ragged"])
+    @pytest.mark.parametrize(
+        "rows", [pytest.param(False, id="dense"), pytest.param(True, id="ragged", marks=pytest.mark.slow)]
+    )
     def test_scan_over_layers(self, rows: bool):
         """A module takes its parameters in the body: one layer in the graph, however many there are."""
         layers = [nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True) for _ in range(3)]

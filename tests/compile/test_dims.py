@@ -36,11 +36,15 @@ KINDS = {
 }
 
 
-QUICK = ("sum", "transpose", "vmap")
+QUICK = [("nested", "sum"), ("masked", "sum"), ("tensordict", "sum"), ("masked", "transpose"), ("nested", "vmap")]
+CASES = [
+    pytest.param(kind, name, marks=[] if (kind, name) in QUICK else [pytest.mark.slow])
+    for kind in KINDS
+    for name in OPS
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPS])
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_dim_that_varies(kind: str, name: str):
     (x, dims), fn = KINDS[kind], OPS[name]
     compiled = torch.compile(lambda x, d: fn(x, d), fullgraph=True, backend="eager")

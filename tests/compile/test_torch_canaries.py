@@ -63,6 +63,7 @@ def test_kernels_are_counted_and_read():
     assert r.bytes_moved == 2 * 7 * 4
 
 
+@pytest.mark.slow
 def test_aoti_takes_our_options(tmp_path):
     """Weights stay out of a package where they are to, and AOTInductor says which it uses."""
     exported = export(torch.nn.Linear(3, 2), torch.ones(4, 3))

@@ -17,6 +17,7 @@ from tdc.compile import TrainStep, loss_scale, train_step
 from tdc.optim import adamw, ema, sgd
 
 BACKENDS = pytest.mark.parametrize("backend", [None, "aot_eager"])
+GRAPH_LATER = pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 
 
 def make_net(drop: float = 0.0) -> nn.Sequential:
@@ -292,7 +293,7 @@ def loss_at(net: nn.Module, params: TensorDict, batch: Any) -> Tensor:
     return F.cross_entropy(tdc.functional_call(net, params, (batch["x"],)), batch["label"])
 
 
-@BACKENDS
+@GRAPH_LATER
 def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
     """Or part of the optimiser, under the name "average"."""
 
@@ -322,7 +323,7 @@ def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
         assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
-@BACKENDS
+@GRAPH_LATER
 def test_evaluation_changes_nothing(backend: str | None):
     net = make_net(drop=0.5)
     step = make_step(net, loss, sgd(0.1), backend)

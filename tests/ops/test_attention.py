@@ -46,7 +46,8 @@ def test_mask_of_multihead_attention(kind: str, mask: Tensor, options: Any):
     assert_same(mha(**options), kind, [rows(SMALL), rows((5, 2, 3, 4), seed=1)], run, one)
 
 
-@pytest.mark.parametrize("kind", ["nested", pytest.param("masked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_mask_of_multihead_attention_compiled(kind: str):
     (run, one), module, counter = masked(BAND), mha(add_bias_kv=True), Counter()
     call = compiled(run, counter)
@@ -136,8 +137,12 @@ def with_alibi_row(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_function_of_scores():
+    assert_same(nn.Linear(SIZE, SIZE), "nested", [rows()], with_alibi, with_alibi_row)
+
+
+@pytest.mark.slow
+def test_function_of_scores_compiled():
     module, counter = nn.Linear(SIZE, SIZE), Counter()
-    assert_same(module, "nested", [rows()], with_alibi, with_alibi_row)
     call = compiled(with_alibi, counter)
     for lengths in (LENGTHS, *OTHERS):
         assert_same(module, "nested", [rows(lengths)], call, with_alibi_row)
@@ -203,7 +208,8 @@ def test_transformer(training: bool, kind: str):
     assert_same(module, kind, [rows(SMALL), others(SMALL)], transform)
 
 
-@pytest.mark.parametrize("name", ["decoder", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decoder", "transformer"])
 def test_decoder_compiled(name: str):
     counter = Counter()
     if name == "decoder":

@@ -351,7 +351,7 @@ def test_second_derivative_in_a_graph():
         torch.compile(twice(partial(filtered, x)), backend="aot_eager", fullgraph=True)(weight)
 
 
-@pytest.mark.parametrize("loss", [filtered, pooled])
+@pytest.mark.parametrize("loss", [pytest.param(filtered, marks=pytest.mark.slow), pooled])
 def test_derivative_of_members_in_a_graph(loss: Callable[..., Tensor]):
     x = packed(images(2))
     shape = (2, 3, 4, 2, 2) if loss is filtered else (2, *x.values.shape)

@@ -18,6 +18,14 @@ from tdc.core.dynamo import LEFT_OUT
 from tdc.ops.torch_masked import RULES
 
 NAMES = [op.__name__ for op in RULES]
+LATER = {(1, True): [pytest.mark.slow], (2, True): [pytest.mark.slow], (2, False): [pytest.mark.sweep]}
+# Each function in one kind along the ragged dim, the kinds in turns; then in the other kind, and along the other dim.
+ROWS = [
+    pytest.param(name, dim, bool(n % 2) is not other, marks=LATER.get((dim, other), ()), id=f"{name}-{dim}-{other}")
+    for n, name in enumerate(NAMES)
+    for dim in (1, 2)
+    for other in (False, True)
+]
 
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,9 +36,7 @@ def dense(x: Any) -> torch.Tensor:
     return x.values if isinstance(x, tdc.NestedTensor) else x
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("dim", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "dim", "padded"), ROWS)
 def test_masked_functions_of_ragged_rows(name: str, dim: int, padded: bool):
     warnings.filterwarnings("ignore", ".*degrees of freedom")
     torch.manual_seed(0)

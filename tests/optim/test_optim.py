@@ -179,7 +179,7 @@ def test_bfloat16_parameters_have_float32_state(name: str):
     assert differ <= 0.05 * STEPS * 16  # numbers that stood on the edge between two bfloat16s
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [n if n in ONE_EACH else pytest.param(n, marks=pytest.mark.slow) for n in PAIRS])
 def test_one_graph_for_all_steps(name: str):
     make, cls, settings = PAIRS[name]
     rate = cosine(settings["lr"], steps=40, warmup=5, floor=1e-3)

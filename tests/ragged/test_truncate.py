@@ -111,6 +111,7 @@ INDICES = {
 BATCHES = (((3, 4), (2, 2)), ((5, 4), (2, 6), (3, 3)), ((2, 3), (7, 2), (3, 3), (4, 4)))
 
 
+@pytest.mark.slow
 def test_one_graph_for_all_sizes():
     def run(x: Any) -> Any:
         return [index(x) for index in INDICES.values()]

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tdc import Static, TensorDict
 
-settings.register_profile("model", deadline=None, max_examples=500, database=None, derandomize=True)
+settings.register_profile("model", deadline=None, max_examples=250, database=None, derandomize=True)
 
 Tree = dict[str, Any]
 Path = tuple[str, ...]
