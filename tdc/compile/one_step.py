@@ -29,7 +29,7 @@ from tdc.compile.loss import Functional, OfModule, read_result
 from tdc.compile.loss_scale import chosen, next_scale, unscaled
 from tdc.compile.micro_batches import Gradients, leaves_of, mean_over_parts
 from tdc.compile.seeds import advanced
-from tdc.compile.train_metrics import global_norm, metrics_of
+from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
 from tdc.compile.train_state import next_state
 from tdc.core.errors import DtypeError, StructureError, describe, message, refuse_wrong
 from tdc.ragged.storage import data_of, is_ragged
@@ -83,7 +83,10 @@ class Step:
         new["step"] = state["step"] + 1
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
-        metrics = metrics_of(self.metrics, found, norm, batch, new)
+        rate = None
+        if "lr" in self.metrics:
+            rate = rate_of(self.optimizer, state["optimizer"], new["optimizer"])
+        metrics = metrics_of(self.metrics, found, norm, batch, rate, new)
         return next_state(new, state), metrics
 
     @property

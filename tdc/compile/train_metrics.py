@@ -43,11 +43,16 @@ def global_norm(grads: TensorDict) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, dtype) for n in norms]))
 
 
-def rate_of(state: TensorDict) -> Any:
-    """The learning rate that a state of the optimiser holds; of several, as for groups of parameters, all by path."""
-    found = {show(p): x.clone() for p, x in state._leaves.items() if parts(p)[-1] == "lr" and isinstance(x, Tensor)}
+def rate_of(optimizer: Any, before: TensorDict, after: TensorDict) -> Any:
+    """The learning rate of a step: what the optimiser tells of the state before it, or what the state after it holds as
+    "lr"; of several, as for groups of parameters, all by path."""
+    tell = getattr(optimizer, "rates", None)
+    found: dict[str, Tensor] = {} if tell is None else tell(before)
     if not found:
-        hint = "one that keeps 'lr' in its state, as tdc.optim.inject(adamw, lr=1e-3) does"
+        held = {show(p): x for p, x in after._leaves.items() if parts(p)[-1] == "lr" and isinstance(x, Tensor)}
+        found = {path: x.clone() for path, x in held.items()}
+    if not found:
+        hint = "one of tdc.optim, or one that keeps 'lr' in its state"
         raise StructureError(message(OP, "an optimizer that tells its rate, for metrics 'lr'", "none", hint=hint))
     return next(iter(found.values())) if len(found) == 1 else found
 
@@ -70,7 +75,7 @@ def rows_of(batch: Any) -> Tensor:
 
 
 def metrics_of(
-    names: tuple[str, ...], found: Gradients, norm: Tensor | None, batch: Any, after: dict[str, Any]
+    names: tuple[str, ...], found: Gradients, norm: Tensor | None, batch: Any, rate: Any, after: dict[str, Any]
 ) -> TensorDict:
     """The metrics of a step: the loss, what came with it, then the others in the order of their names."""
     given = dict(found.metrics.items())
@@ -79,7 +84,7 @@ def metrics_of(
         if name == "grad_norm":
             made[name] = norm
         elif name == "lr":
-            made[name] = rate_of(after["optimizer"])
+            made[name] = rate
         elif name == "tokens":
             made[name] = tokens_of(batch, found.count)
         elif name == "rows":

@@ -6,6 +6,7 @@ squares (m, n)  ~  row (m, 1) * column (1, n) / mean of row
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,7 +77,8 @@ def adafactor(
     )  # fmt: skip
     whole = optimizer(op, lr, ("square",), many, scalars, features=refuse_complex)
 
-    return by_paths(op, {"factored": factored, "whole": whole}, by_rank)
+    both = by_paths(op, {"factored": factored, "whole": whole}, by_rank)
+    return replace(both, rates=lambda state: whole.rates(state["whole"]))
 
 
 def averages(moments: list[Column], squares: Column, weight: Scalar, tiny: float) -> tuple[list[Column], Column]:

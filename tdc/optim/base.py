@@ -39,7 +39,7 @@ DOUBLE = {torch.float64, torch.complex128}
 def optimizer(
     op: str, lr: Rate, names: tuple[str, ...], many: Many, scalars: Scalars, *,
     start: Mapping[str, Start] | None = None, kept: Mapping[str, float] | None = None,
-    features: Callable[[str, Any, int], None] | None = None, own_shapes: bool = False,
+    features: Callable[[str, Any, int], None] | None = None, own_shapes: bool = False, warmup: int = 0,
 ) -> Optimizer:  # fmt: skip
     """An optimiser with moments of these names.
 
@@ -52,6 +52,7 @@ def optimizer(
         features: for what is not elementwise: `many` takes the number of batch dims before all else, and this function
             refuses parameters that it is not for, `(op, leaves, batch dims)`.
         own_shapes: whether moments have other shapes than the parameters.
+        warmup: over how many steps the rate rises in a line.
     """
     numbers: dict[str, float] = dict(kept or {})
 
@@ -61,9 +62,18 @@ def optimizer(
             features(op, params._leaves, params.ndim)
         return begin(params, names, start or {}, numbers)
 
+    def rate_at(step: Tensor, n: Tensor) -> Any:
+        rate = lr(step) if callable(lr) else lr
+        return rate * (n / warmup).clamp(max=1.0) if warmup else rate
+
+    def rates(state: TensorDict) -> dict[str, Tensor]:
+        step = state["step"]
+        n = (step + 1).to(torch.float32)
+        return {"": torch.ones_like(n) * rate_at(step, n)}
+
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         def found(n: Tensor) -> tuple[Scalar, ...]:
-            rate = lr(state["step"]) if callable(lr) else lr
+            rate = rate_at(state["step"], n)
             check_rate(op, rate, params)
             return scalars(rate, n, *[state[name] for name in numbers])
 
@@ -78,7 +88,7 @@ def optimizer(
 
         return updated(op, run, grads, state, params, names, tuple(numbers), found, own_shapes)
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, rates=rates)
 
 
 def begin(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, overload
 
 from tdc.core.errors import DtypeError, describe, message, refuse_wrong
-from tdc.optim.transform import Optimizer, Transform, check_keys, check_td, of_kind
+from tdc.optim.transform import Optimizer, Transform, check_keys, check_td, of_parts
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -64,4 +64,4 @@ def chain(*parts: Transform) -> Transform:
             updates, states[k] = part.update(updates, state[k], params)
         return updates, TensorDict(states, params.batch_size)
 
-    return of_kind(parts[0].takes, parts[-1].gives, init, update)
+    return of_parts(dict(zip(keys, parts, strict=True)), init, update)

@@ -51,31 +51,33 @@ def inject(make: Callable[..., T], **settings: Any) -> T:
     expect_function(op, make)
     numbers = {k: x for k, x in settings.items() if isinstance(x, (float, Tensor)) or callable(x)}
     fixed = {k: x for k, x in settings.items() if k not in numbers}
-    schedules: dict[str, Any] = {k: x for k, x in numbers.items() if callable(x)}
+    scheduled = any([callable(x) for x in numbers.values()])
     if not numbers:
         hint = "inject(adamw, lr=1e-3, weight_decay=0.1)"
         raise DtypeError(message(op, "floats, tensors or schedules by name", "none", hint=hint))
     kind: Any = make(**settings)
     check_transform(op, kind)
-    keys = ("inner", "hyper", *["step"] * bool(schedules))
+    keys = ("inner", "hyper", *["step"] * scheduled)
 
     def init(params: TensorDict) -> TensorDict:
         check_td("optim.init", params)
         step, hyper = first_numbers(op, numbers, params)
         entries: dict[str, Any] = {"inner": make(**fixed, **hyper).init(params), "hyper": hyper}
-        return TensorDict({**entries, "step": step} if schedules else entries, params.batch_size)
+        return TensorDict({**entries, "step": step} if scheduled else entries, params.batch_size)
 
     def update(updates: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         check_td(op, updates, params)
         check_keys(op, state, keys)
-        hyper: dict[str, Any] = {name: state["hyper", name] for name in numbers}
-        hyper |= {name: schedule(state["step"]).to(state["hyper", name].dtype) for name, schedule in schedules.items()}
+        hyper = numbers_at(state, numbers)
         new, inner = make(**fixed, **hyper).update(updates, state["inner"], params)
         entries: dict[str, Any] = {"inner": inner, "hyper": hyper}
-        after = {**entries, "step": state["step"] + 1} if schedules else entries
+        after = {**entries, "step": state["step"] + 1} if scheduled else entries
         return new, TensorDict(after, params.batch_size)
 
-    return replace(kind, init=init, update=update)
+    def rates(state: TensorDict) -> dict[str, Tensor]:
+        return make(**fixed, **numbers_at(state, numbers)).rates(state["inner"])  # type: ignore[no-any-return]  # of a Transform
+
+    return replace(kind, init=init, update=update, rates=rates)
 
 
 def first_numbers(op: str, numbers: dict[str, Any], params: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,3 +90,10 @@ def first_numbers(op: str, numbers: dict[str, Any], params: TensorDict) -> tuple
     for x in given.values():
         check_rate(op, x, params)
     return step, {k: torch.as_tensor(x, dtype=dtype, device=device).expand(size).clone() for k, x in given.items()}
+
+
+def numbers_at(state: TensorDict, numbers: dict[str, Any]) -> dict[str, Tensor]:
+    """The numbers of the next step: those in a state, and those of its schedules."""
+    found = {name: state["hyper", name] for name in numbers}
+    schedules: dict[str, Any] = {name: x for name, x in numbers.items() if callable(x)}
+    return found | {name: x(state["step"]).to(found[name].dtype) for name, x in schedules.items()}

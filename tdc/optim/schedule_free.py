@@ -66,10 +66,10 @@ def schedule_free_sgd(lr: Rate = 1.0, momentum: float = 0.9, weight_decay: float
         return c.lerp(fast, means, momentum), fast, means
 
     def scalars(rate: Any, n: Tensor, weight: Tensor) -> tuple[Scalar, ...]:
-        rate, weight, part = weighed(rate, n, weight, warmup)
+        rate, weight, part = weighed(rate, n, weight)
         return weight, rate, part
 
-    return optimizer(op, lr, ("fast", "average"), many, scalars, start=START, kept={"weight": 0.0})
+    return optimizer(op, lr, ("fast", "average"), many, scalars, start=START, kept={"weight": 0.0}, warmup=warmup)
 
 
 def schedule_free_adamw(
@@ -116,14 +116,16 @@ def schedule_free_adamw(
         return c.lerp(fast, means, beta1), fast, means, squares
 
     def scalars(rate: Any, n: Tensor, weight: Tensor) -> tuple[Scalar, ...]:
-        rate, weight, part = weighed(rate, n, weight, warmup)
+        rate, weight, part = weighed(rate, n, weight)
         return weight, rate, part, debias(beta2, n).sqrt()
 
-    return optimizer(op, lr, ("fast", "average", "square"), many, scalars, start=START, kept={"weight": 0.0})
+    return optimizer(
+        op, lr, ("fast", "average", "square"), many, scalars, start=START, kept={"weight": 0.0}, warmup=warmup
+    )
 
 
-def weighed(rate: Any, n: Tensor, weight: Tensor, warmup: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The rate after a warm-up, the sum of squared rates, and this step's part in it; 0 where no rate was above 0."""
-    rate = rate * (n / warmup).clamp(max=1.0) if warmup else torch.ones_like(n) * rate
+def weighed(rate: Any, n: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rate, the sum of squared rates, and this step's part in it; 0 where no rate was above 0."""
+    rate = torch.ones_like(n) * rate
     after = weight + rate * rate
     return rate, after, torch.where(after > 0, rate * rate / torch.where(after > 0, after, 1.0), 0.0)

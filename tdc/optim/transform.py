@@ -17,7 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,7 +32,13 @@ from tdc.tensordict.tensordict import TensorDict
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 Rate: TypeAlias = "float | Tensor | Schedule"
 Update: TypeAlias = Callable[[TensorDict, TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
+Rates: TypeAlias = Callable[[TensorDict], dict[str, Tensor]]
 GRADIENTS, PARAMETERS = "gradients", "parameters"
+
+
+def no_rates(state: TensorDict) -> dict[str, Tensor]:
+    """The learning rates of what has none."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class Transform:
 
     Args:
         takes, gives: what the updates are before and after, "gradients" or "parameters".
+        rates: of a state the learning rates that the next update takes, by the keys of parts with dots; "" is its own.
 
     Raises:
         StructureError, DtypeError, ShapeError: in `update`, updates or a state of other parameters.
@@ -59,6 +66,7 @@ class Transform:
     update: Update
     takes: str = GRADIENTS
     gives: str = GRADIENTS
+    rates: Rates = no_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +77,29 @@ class Optimizer(Transform):
     update: Update
     takes: str = GRADIENTS
     gives: str = PARAMETERS
+    rates: Rates = no_rates
 
 
-def of_kind(takes: str, gives: str, init: Callable[[TensorDict], TensorDict], update: Update) -> Transform:
-    """A transform that takes and gives these; an `Optimizer` where that makes parameters of gradients."""
-    kind = Optimizer if (takes, gives) == (GRADIENTS, PARAMETERS) else Transform
-    return kind(init, update, takes, gives)
+def of_parts(parts: Mapping[str, Transform], init: Callable[[TensorDict], TensorDict], update: Update) -> Transform:
+    """A transform of parts one after another, whose states have these names in its own; an `Optimizer` where that
+    makes parameters of gradients."""
+    own = list(parts.values())
+    first, last = own[0], own[-1]
+    kind = Optimizer if (first.takes, last.gives) == (GRADIENTS, PARAMETERS) else Transform
+    return kind(init, update, first.takes, last.gives, rates_of(parts))
+
+
+def rates_of(parts: Mapping[str, Transform]) -> Rates:
+    """The rates of parts by their names; those of one alone without its name."""
+
+    def rates(state: TensorDict) -> dict[str, Tensor]:
+        found = {name: part.rates(state[name]) for name, part in parts.items()}
+        telling = {name: own for name, own in found.items() if own}
+        if len(telling) == 1:
+            return next(iter(telling.values()))
+        return {f"{name}.{path}".rstrip("."): x for name, own in telling.items() for path, x in own.items()}
+
+    return rates
 
 
 def stateless(update: Callable[[TensorDict, TensorDict], TensorDict]) -> Transform:

@@ -25,6 +25,7 @@ from tdc.optim.transform import (
     check_td,
     check_transform,
     differing,
+    rates_of,
     trainable,
 )
 from tdc.tensordict.paths import gathered
@@ -89,7 +90,7 @@ def multi_steps(optimizer: Transform, k: int) -> Optimizer:
         }  # fmt: skip
         return either(due, new, params), TensorDict(after, params.batch_size)
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, rates=rates_of({"inner": optimizer}))
 
 
 def skip_nonfinite(optimizer: Transform) -> Optimizer:
@@ -131,7 +132,7 @@ def skip_nonfinite(optimizer: Transform) -> Optimizer:
         after = {"inner": either(fine, inner, state["inner"]), "skipped": skipped}
         return either(fine, new, params), TensorDict(after, params.batch_size)
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, rates=rates_of({"inner": optimizer}))
 
 
 def master_weights(optimizer: Transform) -> Optimizer:
@@ -181,7 +182,7 @@ def master_weights(optimizer: Transform) -> Optimizer:
         out = build_td({**new._leaves, **rounded}, params._nodes, params._size, params._device)
         return out, TensorDict(after, params.batch_size)
 
-    return Optimizer(init, update)
+    return Optimizer(init, update, rates=rates_of({"inner": optimizer}))
 
 
 def check_copies(op: str, name: str, state: TensorDict, params: TensorDict) -> None:
