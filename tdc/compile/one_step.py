@@ -58,6 +58,7 @@ class Step:
     dtype: torch.dtype | None
     metrics: tuple[str, ...]
     skip_nonfinite: bool
+    error_if_nonfinite: bool
     average: Any
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
@@ -73,20 +74,18 @@ class Step:
             new["params"], new["average"] = self.average.update(new["params"], state["average"], params)
         if buffers is not None:
             new["buffers"] = found.buffers
-        norm = global_norm(found.grads) if self.skips or "grad_norm" in self.metrics else None
-        if norm is not None and self.skips:
-            finite = norm.isfinite()
+        known = self.known_metrics(found, state["optimizer"], new["optimizer"])
+        if self.skips or self.error_if_nonfinite:
+            finite = known["grad_norm"].isfinite() if self.skips else known["finite"]
             new = {name: chosen(finite, x, state[name]) for name, x in new.items()}
-            new["skipped"] = state["skipped"] + ~finite
+            if self.skips:
+                new["skipped"] = state["skipped"] + ~finite
             if self.scales:
                 new["scaler"] = next_scale(state["scaler"], finite, loss_scale.SCALING)
         new["step"] = state["step"] + 1
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
-        rate = None
-        if "lr" in self.metrics:
-            rate = rate_of(self.optimizer, state["optimizer"], new["optimizer"])
-        metrics = metrics_of(self.metrics, found, norm, batch, rate, new)
+        metrics = metrics_of(self.metrics, found, batch, new, **known)
         return next_state(new, state), metrics
 
     @property
@@ -98,6 +97,17 @@ class Step:
     def skips(self) -> bool:
         """Whether a step without finite gradients is left out."""
         return self.skip_nonfinite or self.scales
+
+    def known_metrics(self, found: Gradients, before: TensorDict, after: TensorDict) -> dict[str, Any]:
+        """The metrics that a step computes of gradients and of the states of the optimiser, where it needs them."""
+        known: dict[str, Any] = {}
+        if "lr" in self.metrics:
+            known["lr"] = rate_of(self.optimizer, before, after)
+        if self.skips or "grad_norm" in self.metrics or "finite" in self.metrics:
+            known["grad_norm"] = norm = global_norm(found.grads)
+            loss = found.metrics["loss"].isfinite()
+            known["finite"] = loss if self.scales else loss & norm.isfinite()  # a scale that is too large is no error
+        return known
 
     def gradients(self, params: TensorDict, buffers: Any, batch: Any, scale: Tensor | None) -> Gradients:
         """Gradients of the loss, and what comes with them, of a batch in one or several parts."""

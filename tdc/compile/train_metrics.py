@@ -4,6 +4,7 @@
 "lr"           that this step takes                   "rows"         examples of the batch
 "tokens"       what the loss counts, `(sum, count)`; of another the positions of the batch's first ragged leaf
 "skipped"      steps left out so far                  "scale"        of the loss, where it is float16
+"finite"       whether loss and gradients are
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from tdc.compile.micro_batches import Gradients, first_size, leaves_of
 from tdc.core.dtypes import widened
-from tdc.core.errors import StructureError, describe, message
+from tdc.core.errors import NonfiniteError, StructureError, describe, message
 from tdc.core.keys import parts, show
 from tdc.ragged.storage import data_of, is_ragged
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step"
-NAMES = ("loss", "grad_norm", "lr", "tokens", "rows", "skipped", "scale")
+NAMES = ("loss", "grad_norm", "lr", "tokens", "rows", "skipped", "scale", "finite")
 
 
 def check_names(names: Any, known: Sequence[str] = NAMES) -> tuple[str, ...]:
@@ -74,17 +75,14 @@ def rows_of(batch: Any) -> Tensor:
     return torch.ones((), dtype=torch.int64, device=data_of(first).device) * first_size(batch)
 
 
-def metrics_of(
-    names: tuple[str, ...], found: Gradients, norm: Tensor | None, batch: Any, rate: Any, after: dict[str, Any]
-) -> TensorDict:
-    """The metrics of a step: the loss, what came with it, then the others in the order of their names."""
+def metrics_of(names: tuple[str, ...], found: Gradients, batch: Any, after: dict[str, Any], **known: Any) -> TensorDict:
+    """The metrics of a step: the loss, what came with it, then the others in the order of their names, some of them
+    `known`."""
     given = dict(found.metrics.items())
     made: dict[str, Any] = {}
     for name in names:
-        if name == "grad_norm":
-            made[name] = norm
-        elif name == "lr":
-            made[name] = rate
+        if name in known:
+            made[name] = known[name]
         elif name == "tokens":
             made[name] = tokens_of(batch, found.count)
         elif name == "rows":
@@ -100,3 +98,18 @@ def metrics_of(
     if "loss" not in names:
         del given["loss"]
     return TensorDict({**given, **made})
+
+
+def refuse_nonfinite(metrics: TensorDict, state: TensorDict) -> None:
+    """Raise where a step was not finite, of an ensemble that of any member: the one thing here that waits for the
+    device."""
+    finite = metrics["finite"]
+    if finite.all():
+        return
+    flags, steps, single = finite.reshape(-1).tolist(), state["step"].reshape(-1).tolist(), not finite.ndim
+    losses, got = metrics.get("loss", None), "one that is not"
+    if losses is not None:
+        got = "gradients that are not" if losses.isfinite().all() else "a loss that is not"
+    at = [f"step {n}" if single else f"step {n} of member {i}" for i, n in enumerate(steps) if not flags[i]]
+    hint = "skip_nonfinite=True leaves it out; compile=False in torch.autograd.detect_anomaly() names the operation"
+    raise NonfiniteError(message(OP, "a finite loss with finite gradients", got, at, hint))

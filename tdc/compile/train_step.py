@@ -43,7 +43,7 @@ from tdc.compile.loss import loss_of
 from tdc.compile.loss_scale import SCALING, first_scale
 from tdc.compile.one_step import DTYPES, Step, device_of
 from tdc.compile.seeds import mixed, seeded
-from tdc.compile.train_metrics import check_names
+from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import apart, check_update, in_order, storages, unshared
 from tdc.compile.vectorize import vmap
 from tdc.core.arguments import expect_function
@@ -66,6 +66,7 @@ def train_step(
     dtype: torch.dtype | None = None,
     metrics: tuple[str, ...] = ("loss",),
     skip_nonfinite: bool = False,
+    error_if_nonfinite: bool = False,
     average: Any = None,
     donate: bool = False,
     compile: bool = True,
@@ -74,7 +75,7 @@ def train_step(
     options: dict[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> TrainStep:
-    """A function `(state, batch) -> (state, metrics)` that takes one step of training.
+    """A function `(state, batch) -> (state, metrics)` that takes one step of training; its `init` makes a state.
 
     Args:
         net, loss, optimizer: a module and `loss(net, batch)`; or `train_step(loss_fn, optimizer)` of
@@ -86,12 +87,10 @@ def train_step(
         dtype: `torch.bfloat16` for a loss under autocast; `torch.float16` scales it, too, as `torch.amp.GradScaler`.
         metrics: which numbers to return beside those of the loss; see `train_metrics`.
         skip_nonfinite: leave out steps whose gradients are not all finite, and count them.
+        error_if_nonfinite: raise in such a step, or where the loss is not finite; each step waits for the device.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
         donate: write the new state into the memory of the old one, which is returned; `state.clone()` keeps a copy.
         compile, backend, mode, options, dynamic: whether to compile, and as of `torch.compile`.
-
-    Returns:
-        A `TrainStep`; its `init` makes the first state.
 
     Raises:
         DtypeError, StructureError, ShapeError: arguments of other kinds.
@@ -111,10 +110,10 @@ def train_step(
     found = loss_of(net, fn, buffers)
     check_optimizer(optimizer, average)
     check_settings(accumulate, dtype)
-    names = names_for(metrics, skip_nonfinite, dtype)
-    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, average)
-    how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic}
-    return TrainStep(run, run, donate, how if compile else None)
+    names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
+    how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
+    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average)
+    return TrainStep(run, run, donate, how)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +189,7 @@ class TrainStep:
             StructureError: a state of another step; a batch on another device.
             DtypeError: no batch; a loss that returns something else than it should.
             ShapeError: a loss of more than one number; a batch of fewer rows than parts.
+            NonfiniteError: with `error_if_nonfinite`, a loss or gradients that are infinite or NaN.
         """
         self._step.check(state, batch)
         if not self._started:
@@ -197,7 +197,10 @@ class TrainStep:
         keys = state._leaves.get("rng")
         with torch.no_grad(), nullcontext() if keys is None else seeded(keys, state._leaves["step"].device):
             out = self._run(state, batch)
-        return (state, out) if self._donate else out
+        new, metrics = (state, out) if self._donate else out
+        if self._step.error_if_nonfinite:
+            refuse_nonfinite(metrics, new)
+        return new, metrics
 
     @property
     def _started(self) -> bool:
@@ -361,10 +364,15 @@ def check_optimizer(optimizer: Any, average: Any) -> None:
             raise DtypeError(message(OP, f"an {name} with init and update", got, hint=hint))
 
 
-def names_for(metrics: Any, skip_nonfinite: bool, dtype: torch.dtype | None) -> tuple[str, ...]:
+def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None) -> tuple[str, ...]:
     """The names of metrics; refuses those that a step of these settings does not have."""
+    if skips and raises:
+        hint = "skip_nonfinite=True leaves such steps out, error_if_nonfinite=True raises"
+        raise StructureError(message(OP, "one of skip_nonfinite and error_if_nonfinite", "both", hint=hint))
     names, scales = check_names(metrics), dtype is torch.float16
-    if ("skipped" in names and not (skip_nonfinite or scales)) or ("scale" in names and not scales):
+    if raises and "finite" not in names:
+        names = (*names, "finite")
+    if ("skipped" in names and not (skips or scales)) or ("scale" in names and not scales):
         hint = "skip_nonfinite=True for 'skipped', dtype=torch.float16 for 'scale'"
         raise StructureError(message(OP, "metrics that this step has", ", ".join(names), hint=hint))
     return names

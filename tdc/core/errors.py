@@ -63,6 +63,10 @@ class ChunkError(TdcError, RuntimeError):
     """A function that runs in parts has failed in one, or the process it ran in. Cure: that of the error behind it."""
 
 
+class NonfiniteError(TdcError, FloatingPointError):
+    """Numbers that are infinite or NaN, where somebody asked to be told. Cure: what the hint says."""
+
+
 class ImmutableError(TdcError, TypeError):
     """An attempt to change a container in place. Cure: the functional spelling in the hint, which returns a new one."""
 

@@ -22,8 +22,8 @@ def first(params: TensorDict, batch: torch.Tensor) -> torch.Tensor:
 W, X = TensorDict({"w": torch.ones(2)}), torch.ones(3, 2)
 
 
-def taken(loss_fn: Any, batch: Any = X, **options: Any) -> Any:
-    step = train_step(loss_fn, sgd(0.1), compile=False, **options)
+def taken(loss_fn: Any, batch: Any = X, optimizer: Any = None, **options: Any) -> Any:
+    step = train_step(loss_fn, optimizer or sgd(0.1), compile=False, **options)
     return step(step.init(W), batch)
 
 
@@ -105,10 +105,10 @@ hint: batch.to('cpu'), or init the step with net.to(device)""",
 
     def test_settings(self):
         self.says(
-            lambda: taken(first, metrics=("loss", "norm")),
+            lambda: taken(first, metrics=("norm",)),
             """\
 StructureError
-tdc.compile.train_step: expected metrics among loss, grad_norm, lr, tokens, rows, skipped, scale, got 'loss', 'norm'
+tdc.compile.train_step: expected metrics among loss, grad_norm, lr, tokens, rows, skipped, scale, finite, got 'norm'
 hint: others come from the loss: return loss, {'name': metric}""",
         )
         self.says(
@@ -122,15 +122,30 @@ hint: skip_nonfinite=True for 'skipped', dtype=torch.float16 for 'scale'""",
             lambda: taken(first, metrics=7),
             """\
 StructureError
-tdc.compile.train_step: expected metrics among loss, grad_norm, lr, tokens, rows, skipped, scale, got int
+tdc.compile.train_step: expected metrics among loss, grad_norm, lr, tokens, rows, skipped, scale, finite, got int
 hint: others come from the loss: return loss, {'name': metric}""",
         )
         self.says(
-            lambda: taken(first, metrics=("lr",)),
+            lambda: taken(first, metrics="lr", optimizer=Optimizer(lambda p: TensorDict({}), lambda g, s, p: (p, s))),
             """\
 StructureError
 tdc.compile.train_step: expected an optimizer that tells its rate, for metrics 'lr', got none
-hint: one that keeps 'lr' in its state, as tdc.optim.inject(adamw, lr=1e-3) does""",
+hint: one of tdc.optim, or one that keeps 'lr' in its state""",
+        )
+        self.says(
+            lambda: taken(first, skip_nonfinite=True, error_if_nonfinite=True),
+            """\
+StructureError
+tdc.compile.train_step: expected one of skip_nonfinite and error_if_nonfinite, got both
+hint: skip_nonfinite=True leaves such steps out, error_if_nonfinite=True raises""",
+        )
+        self.says(
+            lambda: taken(first, X * torch.inf, error_if_nonfinite=True),
+            """\
+NonfiniteError
+tdc.compile.train_step: expected a finite loss with finite gradients, got a loss that is not
+at step 1
+hint: skip_nonfinite=True leaves it out; compile=False in torch.autograd.detect_anomaly() names the operation""",
         )
         self.says(
             lambda: taken(first, metrics=("tokens",)),
