@@ -4,8 +4,8 @@
     net = tdc.compile.checkpoint_blocks(net, nn.TransformerEncoderLayer)    every such block of a module
 
 `torch.utils.checkpoint` does it. What is added: random numbers are drawn once in the graph of a training step, where
-torch refuses to draw them again; a policy says which operations keep their results; under a transform of `torch.func`,
-which refuses it, the function is called as it is.
+torch refuses to draw them again; a policy says which operations keep their results; what goes in can wait in the memory
+of the host; under a transform of `torch.func`, which refuses it, the function is called as it is.
 
 Invariant: values and gradients are those of the function without it.
 """
@@ -13,16 +13,20 @@ Invariant: values and gradients are those of the function without it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
 
+from tdc.compile._torch.offload import is_to_host, through_host
+from tdc.compile.held import held, restored
 from tdc.compile.upstream import traced
 from tdc.core import pytree
 from tdc.core.dynamo import under_transform
@@ -33,7 +37,7 @@ Policy: TypeAlias = "Collection[Any] | Callable[..., CheckpointPolicy | bool]"
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..., Any]:
+def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None, offload: bool = False) -> Callable[..., Any]:
     """A function with the same results and gradients that keeps what goes into it, and computes the rest again.
 
     Args:
@@ -42,6 +46,8 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None) -> Calla
         policy: operations whose results are kept, such as `[torch.ops.aten.mm, torch.ops.aten.addmm]`, or a function
             `(ctx, op, *args, **kwargs)` that says so for one operation by a bool or a
             `torch.utils.checkpoint.CheckpointPolicy`.
+        offload: let the floating-point tensors that go in wait in the memory of the host, pinned for an accelerator;
+            what a policy keeps stays on the device. On the CPU that is a copy.
 
     Returns:
         A function to call in its place.
@@ -72,11 +78,13 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None) -> Calla
         if under_transform():
             return fn(*args, **kwargs)
         if not traced():
-            return recompute(fn, *args, use_reentrant=False, **eagerly, **kwargs)
+            with save_on_cpu(pin_memory=True) if offload else nullcontext():
+                return recompute(fn, *args, use_reentrant=False, **as_now(eagerly), **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))  # Dynamo takes no containers here
 
         def inner(*leaves: Any) -> Any:
-            args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+            given = [through_host(x) for x in leaves] if offload else list(leaves)
+            args, kwargs = pytree.tree_unflatten(given, spec)
             return fn(*args, **kwargs)
 
         return recompute(inner, *leaves, use_reentrant=False, **in_graphs)
@@ -85,14 +93,15 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None) -> Calla
 
 
 def checkpoint_blocks(
-    module: Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], *, policy: Policy | None = None
-) -> Module:
+    module: Module, kind: type[nn.Module] | tuple[type[nn.Module], ...], *, policy: Policy | None = None,
+    offload: bool = False,
+) -> Module:  # fmt: skip
     """A module of the same parameters and buffers in which each block of a kind is under `checkpoint`.
 
     Args:
         module: is left as it is. Names of parameters stay.
         kind: a class of modules, or several. In a block that is one nothing else is looked for.
-        policy: as of `checkpoint`.
+        policy, offload: as of `checkpoint`.
 
     Raises:
         DtypeError: no module.
@@ -117,38 +126,60 @@ def checkpoint_blocks(
         got, hint = ", ".join(wrong) or "none", "kind=nn.TransformerEncoderLayer"
         raise DtypeError(message(op, "classes of modules", got, hint=hint))
     known: dict[nn.Module, nn.Module] = {}
-    found = with_blocks(module, kind, policy, known)
+    found = with_blocks(module, kind, partial(checkpoint, policy=policy, offload=offload), known)
     if not any([isinstance(m, kind) for m in known]):
         names, there = " or ".join([k.__name__ for k in kinds]), ", ".join(sorted({type(m).__name__ for m in known}))
         raise StructureError(message(op, f"a module with a {names}", f"one of {there}", hint="name one of these"))
     return found  # type: ignore[return-value]  # of the class of the module, or a subclass of it
 
 
-def with_blocks(module: nn.Module, kind: Any, policy: Policy | None, known: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A copy of the tree of modules, with each module that is there twice once; tensors are shared."""
+def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of the tree of modules, with each module that is there twice once; blocks are wrapped, tensors shared."""
     if module not in known:
         known[module] = own = copy.copy(module)
         own._parameters, own._buffers, own._modules = dict(module._parameters), dict(module._buffers), {}
         within = kind
         if isinstance(module, kind):
-            run, within = checkpoint(type(module).forward, policy=policy), ()
+            run, within = wrap(type(module).forward), ()
             own.__class__ = type(type(module).__name__, (type(module),), {"forward": run, "__module__": __name__})
         for name, child in module._modules.items():
-            own._modules[name] = None if child is None else with_blocks(child, within, policy, known)
+            own._modules[name] = None if child is None else with_blocks(child, within, wrap, known)
     return known[module]
 
 
 # -- what is kept
 
 
-def keeps_random(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """In a graph: keep what is drawn at random, compute all else again."""
-    return CheckpointPolicy.MUST_SAVE if is_random(op) else CheckpointPolicy.MUST_RECOMPUTE
+def as_now(eagerly: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of torch's checkpoint with which modules, when they run again, have the tensors that they have now: a
+    training step, and `functional_call`, give them back before gradients are taken."""
+    moment = held()
+    if moment is None:
+        return eagerly
+    make: Any = eagerly.get("context_fn", lambda: (nullcontext(), nullcontext()))
+
+    def both() -> tuple[Any, Any]:
+        first, again = make()
+        return first, nested(restored(moment), again)
+
+    return {**eagerly, "context_fn": both}
 
 
-def is_random(op: Any) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+@contextmanager
+def nested(outer: Any, inner: Any) -> Iterator[None]:
+    """Two contexts, one in the other."""
+    with outer, inner:
+        yield
+
+
+def keeps_few(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """In a graph: keep what has to be kept, compute all else again."""
+    return CheckpointPolicy.MUST_SAVE if is_kept(op) else CheckpointPolicy.MUST_RECOMPUTE
+
+
+def is_kept(op: Any) -> bool:
+    """Whether a graph keeps what an operation gives: random numbers, and copies on the host."""
+    return torch.Tag.nondeterministic_seeded in op.tags or is_to_host(op)
 
 
 def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -169,10 +200,10 @@ def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
         return CheckpointPolicy.MUST_SAVE if found else CheckpointPolicy.PREFER_RECOMPUTE
 
     def in_graphs(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if is_random(op) else decide(ctx, op, *args, **kwargs)
+        return CheckpointPolicy.MUST_SAVE if is_kept(op) else decide(ctx, op, *args, **kwargs)
 
     return {"context_fn": partial(create, decide)}, {"context_fn": partial(create, in_graphs)}
 
 
-IN_GRAPHS: dict[str, Any] = {"context_fn": partial(create, keeps_random)}
-IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 1"  # lets torch keep such graphs in its cache on disk
+IN_GRAPHS: dict[str, Any] = {"context_fn": partial(create, keeps_few)}
+IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 2"  # lets torch keep such graphs in its cache on disk

@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from tdc.compile._torch.tracing import allow_writes, at_trace_time, refuse_writes
+from tdc.compile.held import holding
+from tdc.compile.upstream import traced
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
@@ -142,7 +145,8 @@ def call_with(
         for s, values in zip(stores, given, strict=True):
             s.tensors.update(values)
         at_trace_time(refuse_writes)
-        return fn(), from_buffers(stores) if return_buffers else None
+        with nullcontext() if traced() else holding(module):
+            return fn(), from_buffers(stores) if return_buffers else None
     finally:
         at_trace_time(allow_writes)
         for s, own in zip(stores, before, strict=True):

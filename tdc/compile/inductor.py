@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from tdc.compile._torch.dynamo import named_backend
-from tdc.compile._torch.inductor import apart_in_caches, compile_graph, settings_of
-from tdc.core.errors import UnsupportedError, message
+from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, settings_of
+from tdc.compile._torch.offload import drop_detours
+from tdc.core.errors import ShapeError, UnsupportedError, message
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -31,10 +32,12 @@ def backend(
 
     Args:
         graph, inputs: what Dynamo hands to a backend.
-        mode, options: as of `torch.compile`, which hands them on.
+        mode, options: as of `torch.compile`, which hands them on. `options={"activation_memory_budget": 0.5}` keeps
+            about half of the activations for a backward pass outside of the graph, and computes the others again.
 
     Raises:
         UnsupportedError: no such mode.
+        ShapeError: a budget that is no number from 0 to 1.
 
     Compile:
         Pass it to `torch.compile(fn, backend=tdc.compile.backend)`.
@@ -47,8 +50,14 @@ def backend(
     """
     settings = checked_settings(mode, options, "compile.backend")
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
-    with apart_in_caches("tdc-2"):
-        return compile_graph(graph, inputs, keep_alpha, settings)
+    with apart_in_caches("tdc-3"), memory_budget(settings.pop(BUDGET, None)):
+        return compile_graph(graph, inputs, prepare, settings)
+
+
+def prepare(graph: torch.fx.Graph) -> None:
+    """Change a graph before it is lowered."""
+    keep_alpha(graph)
+    drop_detours(graph)
 
 
 def keep_alpha(graph: torch.fx.Graph) -> None:
@@ -66,7 +75,12 @@ def checked_settings(mode: str | None, options: dict[str, Any] | None, op: str) 
     """Inductor's settings for a known mode and options of `torch.compile`."""
     if mode is not None and mode not in MODES:
         raise UnsupportedError(message(op, f"a mode of {', '.join(MODES)}", repr(mode), hint="mode='max-autotune'"))
-    return settings_of(mode, options)
+    settings = settings_of(mode, options)
+    budget = settings.get(BUDGET, 1.0)
+    if not isinstance(budget, (int, float)) or not 0 <= budget <= 1:
+        hint = f"options={{'{BUDGET}': 0.5}} keeps half of what would be kept"
+        raise ShapeError(message(op, f"{BUDGET} from 0 to 1", repr(budget), hint=hint))
+    return settings
 
 
 def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: str) -> Callable[..., Any]:
@@ -83,4 +97,12 @@ def backend_of(name: Any, mode: str | None, options: dict[str, Any] | None, op: 
     if name != "inductor":
         got = f"mode={mode!r}, options={options!r} for backend {name!r}"
         raise UnsupportedError(message(op, "modes and options of Inductor only", got, hint="leave backend out"))
-    return partial(found, config_patches=settings)
+    return partial(with_budget, found, settings.pop(BUDGET, None), settings)
+
+
+def with_budget(
+    found: Callable[..., Any], budget: float | None, settings: dict[str, Any], graph: Any, inputs: Any
+) -> Any:
+    """Compile a graph with torch's own Inductor."""
+    with memory_budget(budget):
+        return found(graph, inputs, config_patches=settings)

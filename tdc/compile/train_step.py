@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tdc.compile._torch.inductor import BUDGET
 from tdc.compile.cold_start import load_cache, save_cache
 from tdc.compile.counts import Counts, counted
 from tdc.compile.evaluation import Evaluation
@@ -47,7 +48,7 @@ from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import apart, check_update, in_order, storages, unshared
 from tdc.compile.vectorize import vmap
 from tdc.core.arguments import expect_function
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.interop.pytrees import from_state_dict
 from tdc.ops.copy import copy_
@@ -93,7 +94,7 @@ def train_step(
         compile, backend, mode, options, dynamic: whether to compile, and as of `torch.compile`.
 
     Raises:
-        DtypeError, StructureError, ShapeError: arguments of other kinds.
+        DtypeError, StructureError, ShapeError, UnsupportedError: arguments of other kinds.
 
     Compile:
         One graph. `step.update` goes through `vmap` and `grad`.
@@ -109,7 +110,7 @@ def train_step(
     net, fn, optimizer = (None, net, loss) if optimizer is None else (net, loss, optimizer)
     found = loss_of(net, fn, buffers)
     check_optimizer(optimizer, average)
-    check_settings(accumulate, dtype)
+    check_settings(accumulate, dtype, options)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
     run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average)
@@ -378,8 +379,11 @@ def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None
     return names
 
 
-def check_settings(accumulate: Any, dtype: Any) -> None:
-    """Refuse other numbers of parts, and other dtypes."""
+def check_settings(accumulate: Any, dtype: Any, options: Any) -> None:
+    """Refuse other numbers of parts, other dtypes, and an option that would do nothing in a graph of both passes."""
+    if BUDGET in (options or {}):
+        hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"
+        raise UnsupportedError(message(OP, "options that act on one graph of both passes", BUDGET, hint=hint))
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ShapeError(message(OP, "accumulate of at least 1", f"{accumulate!r}", hint="1 takes the batch as it is"))
     if dtype not in DTYPES:

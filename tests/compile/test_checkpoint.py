@@ -63,18 +63,21 @@ def both(loss: Any, wrap: Any) -> Any:
     return run
 
 
-@pytest.mark.parametrize("policy", [None, [torch.ops.aten.mm]], ids=["all", "products"])
+HOW: dict[str, dict[str, Any]] = {"all": {}, "products": {"policy": [torch.ops.aten.mm]}, "offload": {"offload": True}}
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-def test_gradients(loss: Any, policy: Any) -> None:
+def test_gradients(loss: Any, how: str) -> None:
     """As without, eagerly, in the graph of a step, and under a transform of torch.func."""
 
     def wrap(fn: Any) -> Any:
-        return checkpoint(fn, policy=policy)
+        return checkpoint(fn, **HOW[how])
 
     with torch.no_grad():
         want = both(loss, lambda fn: fn)(PARAMS)
         runs = [both(loss, wrap)]
-        if policy is None:  # policies are made outside of graphs
+        if how != "products":  # policies are made outside of graphs
             runs.append(torch.compile(with_own_graphs(both(loss, wrap)), backend="aot_eager", fullgraph=True))
         for run in runs:
             (value, _), grads = run(PARAMS)
@@ -167,6 +170,45 @@ def test_layers_of_ragged_batches(dropout: float) -> None:
         assert (step.counts.graphs, step.counts.breaks) == (1, 0)
     if not dropout:
         assert_close(results[1], results[0])
+
+
+class Normed(nn.Sequential):
+    """A block with statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5))
+
+
+def of_net(net: Any, wrap: Any) -> Any:
+    """A step of a net, of which one layer is checkpointed in a closure."""
+    return train_step(net, lambda net, x: wrap(lambda x: net[1](x))(net[0](x)).square().mean(), sgd(0.5), compile=False)
+
+
+def of_params(net: nn.Module, wrap: Any) -> Any:
+    """A step of a function of parameters and buffers that calls the net."""
+
+    def loss(params: TensorDict, buffers: TensorDict, x: Tensor) -> Any:
+        out, buffers = functional_call(net.train(), params.update(buffers), (x,), return_buffers=True)
+        return out.square().mean(), buffers
+
+    return train_step(loss, sgd(0.5), buffers=True, compile=False)
+
+
+@pytest.mark.parametrize("make", [of_net, of_params])
+@pytest.mark.parametrize("how", HOW)
+def test_what_is_computed_again_has_the_parameters_of_the_state(make: Any, how: str) -> None:
+    """Not those of the net, which a step leaves alone, nor its mode; and statistics count each batch once."""
+    net, results = nn.Sequential(Normed(), Normed()).double().eval(), []
+    options: dict[str, Any] = {"policy": [torch.ops.aten.addmm]} if how == "products" else HOW[how]
+    for of, wrap in ((net, lambda fn: fn), (checkpoint_blocks(net, Normed, **options), checkpoint)):
+        step = make(of, wrap)
+        state = step.init(net, seed=0)
+        for i in range(3):
+            state, _ = step(state, torch.randn(6, 8, dtype=torch.float64, generator=G.manual_seed(i)))
+        results.append(state.to_dict())
+    assert_close(results[1], results[0])
+    assert results[0]["buffers"]["0"]["1"]["num_batches_tracked"] == 3
+    assert not dict(net.named_buffers())["0.1.num_batches_tracked"]
 
 
 def test_members() -> None:

@@ -6,6 +6,7 @@ The probes are asked as `python -m tdc doctor` asks them; here they must hold. W
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def test_probes_can_fail(monkeypatch):
     monkeypatch.setattr(probes, "at_trace_time", lambda fn: None)
     monkeypatch.setattr(probes, "trace_outside", lambda fn, x: fn(x))
     monkeypatch.setattr(probes, "graph_breaks", lambda: 0)
+    monkeypatch.setattr(probes, "memory_budget", lambda budget: nullcontext())
     monkeypatch.setattr(probes, "innermost_transform", lambda: None)
     monkeypatch.setattr(probes, "current_compile", lambda: probes.NO_COMPILE)
     found = {name for name, holds in PROBES if not holds()}
@@ -48,6 +50,7 @@ def test_probes_can_fail(monkeypatch):
         "graph breaks counted",
         "transforms seen",
         "ids of compiles",
+        "budget of activations",
     }
 
 

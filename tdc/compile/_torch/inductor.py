@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pkgutil import resolve_name as load
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 
 from tdc.compile._torch.caches import keep_functions
 from tdc.compile._torch.symbolic import any_size
+
+BUDGET = "activation_memory_budget"
 
 
 def compile_graph(
@@ -55,8 +57,23 @@ def apart_in_caches(tag: str) -> AbstractContextManager[None]:
 
 
 def settings_of(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    """Inductor's settings for a mode and options of `torch.compile`."""
-    return torch._TorchCompileInductorWrapper(mode, options, None).config if mode or options else {}
+    """Inductor's settings for a mode and options of `torch.compile`; `BUDGET` among them, which is AOTAutograd's."""
+    own = {k: x for k, x in (options or {}).items() if k != BUDGET}
+    found: dict[str, Any] = torch._TorchCompileInductorWrapper(mode, own, None).config if mode or own else {}
+    return {**found, BUDGET: options[BUDGET]} if options and BUDGET in options else found
+
+
+@contextmanager
+def memory_budget(budget: float | None) -> Iterator[None]:
+    """A context: graphs that are compiled in it keep this share of activations, as torch chooses; None says nothing.
+
+    It is torch's partitioner that chooses, so it has no say where forward and backward pass are one graph.
+    """
+    if budget is None:
+        yield
+    else:
+        with load("torch._functorch.config").patch({BUDGET: budget}), apart_in_caches(f"budget {budget}"):
+            yield
 
 
 def kernels_generated() -> int:

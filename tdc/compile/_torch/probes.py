@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tdc.compile._torch.autograd import is_recordable, recording
 from tdc.compile._torch.dynamo import NO_COMPILE, current_compile, graph_breaks, mark_bounds, mark_static, named_backend
-from tdc.compile._torch.inductor import apart_in_caches, asks_no_example, settings_of
+from tdc.compile._torch.inductor import BUDGET, apart_in_caches, asks_no_example, memory_budget, settings_of
 from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.symbolic import any_size, fixed, line_of
 from tdc.compile._torch.trace import listening
@@ -139,6 +139,14 @@ def sets_inductor() -> bool:
     return apart and config.cache_key_tag == before and bool(settings_of("max-autotune", None))
 
 
+def budgets_activations() -> bool:
+    """The share of activations that a graph keeps can be set for a while."""
+    config = load("torch._functorch.config")
+    with memory_budget(0.5):
+        half = getattr(config, BUDGET)
+    return half == 0.5 and getattr(config, BUDGET) == 1.0
+
+
 def counts_kernels() -> bool:
     """Inductor has counters of its kernels and of the bytes they touch."""
     metrics = load("torch._inductor.metrics")
@@ -185,6 +193,7 @@ PROBES: tuple[tuple[str, Callable[[], bool]], ...] = (
     ("trace of guards and recompiles", hears_trace),
     ("sizes 0 and 1 exported as any", frees_sizes),
     ("Inductor's settings and caches", sets_inductor),
+    ("budget of activations", budgets_activations),
     ("Inductor's counters", counts_kernels),
 )
 FEATURES: tuple[tuple[str, Callable[[], bool]], ...] = (
