@@ -1,13 +1,20 @@
 # Every target sets itself up from Python >= 3.11, a C++ compiler and make.
 #   PYTHON   the interpreter that makes .venv        ARGS   more options for the command of the target
 #   CXX      the C++ compiler that Inductor uses     JOBS   pytest workers
+#   TORCH    the version that test-torch runs on     TORCH_INDEX   where pip finds it, beside its own index
 
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+TORCH ?= 2.11.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+# A venv of its own for another torch, with all other pins as they are.
+other := .venv-torch-$(TORCH)
+other-pip := $(other)/bin/python -m pip --disable-pip-version-check install --quiet -c $(other)/constraints.txt
 
 # Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
 extras-demo := viz
@@ -36,7 +43,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow sweep mutants soak bench lint types clean compiler
+.PHONY: help demo test test-all test-slow test-torch sweep mutants soak bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,6 +61,9 @@ test-all: compiler .venv/.ready-dev ## every test, with the slow matrix and all 
 
 test-slow: compiler .venv/.ready-dev ## what test leaves out, and the architecture test
 	$(pytest) -m "(slow or architecture) and not sweep" $(ARGS)
+
+test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
+	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)
 
 sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
 	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)
@@ -90,6 +100,16 @@ compiler:
 	$(call require,$(python-problem))
 	@echo "making .venv"
 	@"$(PYTHON)" -m venv --clear .venv || { rm -rf .venv; exit 1; }
+
+$(other)/.ready: pyproject.toml constraints.txt
+	$(call require,$(python-problem))
+	@echo "making $(other) (torch $(TORCH) is large: this takes minutes)"
+	@"$(PYTHON)" -m venv --clear $(other) || { rm -rf $(other); exit 1; }
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(other)/constraints.txt
+	@$(other-pip) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@$(other-pip) hatchling editables
+	@$(other-pip) --no-build-isolation -e ".[$(extras-dev)]"
+	@touch $@
 
 .venv/.ready-%: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the pinned packages for $* (the first time takes minutes: torch is large)"
