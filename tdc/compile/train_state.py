@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tdc.compile.upstream import traced
-from tdc.core.dynamo import constant, storage_id
+from tdc.core.dynamo import constant, has_address, mark_address, storage_id
 from tdc.core.errors import StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
@@ -45,6 +45,25 @@ def unshared(td: TensorDict, other: TensorDict) -> TensorDict:
         return found
 
     return td.apply(own)
+
+
+def mark_addresses(state: TensorDict) -> None:
+    """Mark the tensors of a state that each step writes into, unless they are marked: what CUDA graphs ask for."""
+    tensors = [x for x in state._leaves.values() if isinstance(x, Tensor) and x.device.type != "cpu"]
+    if tensors and not has_address(tensors[-1]):
+        for x in tensors:
+            mark_address(x)
+
+
+def without_keys(state: TensorDict) -> TensorDict:
+    """A state without "rng", which lies on the host: one tensor of the CPU, and a step is no CUDA graph."""
+    leaves = {p: x for p, x in state._leaves.items() if p != "rng"}
+    return build_td(leaves, state._nodes, state._size, state._device)
+
+
+def with_keys(new: TensorDict, keys: Tensor, old: TensorDict) -> TensorDict:
+    """A new state with "rng" where the old one has it."""
+    return in_order({**new._leaves, "rng": keys}, old)
 
 
 def next_state(new: dict[str, Any], old: TensorDict) -> TensorDict:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,9 +42,18 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
 from tdc.compile.loss_scale import SCALING, first_scale
 from tdc.compile.one_step import DTYPES, Step, device_of
-from tdc.compile.seeds import mixed, seeded
+from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
-from tdc.compile.train_state import apart, check_update, in_order, storages, unshared
+from tdc.compile.train_state import (
+    apart,
+    check_update,
+    in_order,
+    mark_addresses,
+    storages,
+    unshared,
+    with_keys,
+    without_keys,
+)
 from tdc.compile.vectorize import vmap
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
@@ -195,10 +203,20 @@ class TrainStep:
         self._step.check(state, batch)
         if not self._started:
             self._step.check_device(state, batch)
+        if self._donate and self._how is not None:
+            mark_addresses(state)
         keys = state._leaves.get("rng")
-        with torch.no_grad(), nullcontext() if keys is None else seeded(keys, state._leaves["step"].device):
-            out = self._run(state, batch)
+        with torch.no_grad():
+            if keys is None:
+                out = self._run(state, batch)
+            else:
+                with seeded(keys, state._leaves["step"].device):
+                    out = self._run(without_keys(state), batch)
         new, metrics = (state, out) if self._donate else out
+        if keys is not None and self._donate:
+            keys.copy_(advanced(keys))
+        elif keys is not None:
+            new = with_keys(new, advanced(keys), state)
         if self._step.error_if_nonfinite:
             refuse_nonfinite(metrics, new)
         return new, metrics

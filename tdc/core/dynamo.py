@@ -81,6 +81,16 @@ def mark_only_result(x: Tensor, dim: int) -> Tensor:
     return x
 
 
+def mark_address(x: Tensor) -> None:
+    """Tell torch.compile that a tensor stays where it is, so that a CUDA graph may write into it."""
+    internals._dynamo.mark_static_address(x, guard=False)
+
+
+def has_address(x: Tensor) -> bool:
+    """Whether a tensor has that mark."""
+    return hasattr(x, "_dynamo_static_input_type")
+
+
 def mark_traced(x: Tensor, *dims: int) -> Tensor:
     """What Dynamo traces in place of `mark_dynamic`: it cannot mark one of several results of an operation (`chunk`,
     `unbind`), but it can mark a view of it."""

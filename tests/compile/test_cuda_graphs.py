@@ -1,0 +1,96 @@
+"""What CUDA graphs ask of a step, read off its graph on a device that is not the host.
+
+Tensors of "meta" stand for it, since autograd takes no CUDA tensors without a GPU, not even those without data.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+
+from tdc import TensorDict
+from tdc.compile import train_step
+from tdc.optim import adamw, chain, clip_by_global_norm, cosine, ema
+
+guards: Any = import_module("torch._guards")
+METRICS = ("loss", "grad_norm", "lr", "rows", "skipped", "finite")
+
+
+class Drawn:
+    """In place of the generators of a device that has none."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: Any) -> None:
+        pass
+
+
+def plain(net: nn.Module, batch: Any) -> Tensor:
+    return (net(batch["x"]) - batch["y"]).square().mean()
+
+
+def of_the_host(net: nn.Module, batch: Any) -> Tensor:
+    return plain(net, batch) * torch.ones(())
+
+
+def graph_of(monkeypatch: pytest.MonkeyPatch, loss: Any = plain, **options: Any) -> tuple[Any, set[int], int]:
+    """The graph of a step as it is lowered, the inputs whose addresses stay, and the number of leaves of the state."""
+    found: list[Any] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append((module, set(guards.TracingContext.get().fw_metadata.static_input_indices)))
+        return module
+
+    monkeypatch.setattr(import_module("tdc.compile.train_step"), "seeded", Drawn)
+    net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 3))
+    optimizer = chain(clip_by_global_norm(1.0), adamw(cosine(0.1, 10, 2)))
+    asked: Any = {"metrics": METRICS, "skip_nonfinite": True, "average": ema(0.9), "donate": True, **options}
+    step = train_step(net.to("meta"), loss, optimizer, backend=aot_autograd(fw_compiler=keep), **asked)
+    batch = TensorDict({"x": torch.empty(6, 8), "y": torch.empty(6, 3)}, [6]).to("meta")
+    state = step.init(seed=0)
+    assert state["rng"].device.type == "cpu"
+    for _ in range(2):
+        step(state, batch)
+    assert step.counts.compiles == 1
+    ((module, static),) = found
+    return module, static, len(state._leaves) - 1
+
+
+def on_the_host(module: Any) -> list[str]:
+    """The tensors of the CPU in a graph."""
+    nodes = [n for n in module.graph.nodes if isinstance(n.meta.get("val"), Tensor)]
+    return [n.name for n in nodes if n.meta["val"].device.type == "cpu"]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["whole", "parts"])
+def test_nothing_is_on_the_host(monkeypatch: pytest.MonkeyPatch, options: Any):
+    """No tensor of the CPU, among them the seed, no number read, and random numbers of the device."""
+    module, _, _ = graph_of(monkeypatch, **options)
+    assert len(module.graph.nodes) > 100
+    assert on_the_host(module) == []
+    targets = [str(n.target) for n in module.graph.nodes]
+    assert [t for t in targets if "_local_scalar_dense" in t or "item" in t.split(".") or "nonzero" in t] == []
+    assert [t for t in targets if "dropout" in t or "rand" in t or "bernoulli" in t] != []
+
+
+def test_the_state_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
+    """Each leaf is an input whose address is marked; those of the batch are not."""
+    module, static, leaves = graph_of(monkeypatch)
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    assert len(static) == leaves == len(inputs) - 2
+    written = [n for n in module.graph.nodes if n.target is torch.ops.aten.copy_.default]
+    assert {n.args[0].name for n in written} <= {inputs[i].name for i in static}
+
+
+def test_what_is_on_the_host_is_found(monkeypatch: pytest.MonkeyPatch):
+    module, _, _ = graph_of(monkeypatch, of_the_host)
+    assert len(on_the_host(module)) == 1
