@@ -33,7 +33,8 @@ export CXX
 
 # Each worker has a core to itself: more threads, or Inductor's own compile processes, would only fight over it.
 test-env := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
-pytest := $(test-env) $(PY) -m pytest -n $(JOBS)
+# Whose tests are done takes over some of another worker: the last ones are long.
+pytest := $(test-env) $(PY) -m pytest -n $(JOBS) --dist worksteal
 
 require = $(if $(strip $(1)),$(error tdc: $(strip $(1))))
 # torch 2.13 does not quote its include paths, and torch is installed below this folder.
