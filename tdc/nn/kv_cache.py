@@ -29,6 +29,7 @@ from tdc.ragged.segments import lengths_of, local_positions, row_ids
 from tdc.ragged.storage import require_alike
 from tdc.tensordict.tensorclass import TensorClass
 
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 HINT = "a NestedTensor of tdc.pack(rows), or a tensor with as many positions of each row"
 
 
@@ -98,14 +99,21 @@ class KVCache(TensorClass):
 
         Raises:
             ShapeError: no room, or another number of rows, heads or features.
+            StructureError: values of other lengths than keys.
+            DtypeError: one of both ragged; other things than real numbers.
         """
         op = "KVCache.append_"
-        k, rows, at, count = self._placed(op, key)
-        v = self._beside(op, key, value)
+        k, v = self._flat(op, key), self._flat(op, value)
         if k.shape[1:] != self.key.shape[2:] or v.shape[1:] != self.value.shape[2:] or k.shape[0] != v.shape[0]:
             got = f"{show_sizes(k.shape[1:])} and {show_sizes(v.shape[1:])}, of {k.shape[0]} and {v.shape[0]} positions"
             expected = f"keys and values of {show_sizes(self.key.shape[2:])} and {show_sizes(self.value.shape[2:])}"
             raise ShapeError(message(op, expected, got, hint="(B, n, heads, size) or ragged (B, -1, heads, size)"))
+        if isinstance(key, NestedTensor) is not isinstance(value, NestedTensor):
+            got = f"{describe(key)} and {describe(value)}"
+            raise DtypeError(message(op, "keys and values that are both ragged, or neither", got, hint=HINT))
+        if isinstance(key, NestedTensor):
+            require_alike(op, key, value)
+        rows, at, count = self._placed(key)
         length = self.length + count
         text = message(op, f"at most {self.capacity} positions in a row", "more", hint="allocate with more capacity")
         require((length <= self.capacity).all(), text, ShapeError)
@@ -121,7 +129,7 @@ class KVCache(TensorClass):
         Args:
             query: ragged or `(B, n, H, D)`, H a multiple of G: the last positions of each row, which were appended.
             is_causal: each query sees its own position and those before it; else all of its row.
-            window: sees only so many of them, itself included.
+            window: where causal, it sees only so many of them, itself included.
             scale: of scores, `1 / sqrt(D)` by default.
 
         Returns:
@@ -134,15 +142,20 @@ class KVCache(TensorClass):
         expect(op, is_causal, bool, of=" for is_causal")
         if window is not None:
             expect_at_least(op, 1, "window", window)
-        q, offsets = self._queries(op, query)
+            if not is_causal:
+                raise ShapeError(message(op, "a window of causal attention", "is_causal=False", hint="window=None"))
+        q = self._flat(op, query)
         heads, size = self.key.shape[2:]
         if q.shape[-1] != size or q.shape[1] % heads:
             expected = f"queries of {size} features in a multiple of {heads} heads"
             raise ShapeError(message(op, expected, f"{show_sizes(q.shape[1:])}", hint="(B, -1, heads, size)"))
+        ragged = isinstance(query, NestedTensor)
+        count = self.length.shape[0] + 1
+        offsets = query.structure.offsets if ragged else torch.arange(count, device=q.device) * query.shape[1]
         options = is_causal, window or 0, 1 / math.sqrt(size) if scale is None else scale
         (out,) = cached_rows(q.to(self.key.dtype), self.key, self.value, offsets, self.length, *options)
         out = out.to(q.dtype)
-        return query.with_values(out) if isinstance(query, NestedTensor) else out.unflatten(0, query.shape[:2])
+        return query.with_values(out) if ragged else out.unflatten(0, query.shape[:2])
 
     def positions(self, new: Any) -> Any:
         """The positions that new elements of each row will have, before they are appended: for embeddings of positions.
@@ -150,13 +163,9 @@ class KVCache(TensorClass):
         Returns:
             int64: a NestedTensor `(B, -1)` of a ragged batch, `(B, n)` of a tensor.
         """
-        op = "KVCache.positions"
-        if isinstance(new, NestedTensor):
-            s = self._structure(op, new)
-            total = new.values.shape[0]
-            return new.with_values(local_positions(s, total) + self.length[row_ids(s, total)])
-        self._dense(op, new)
-        return self.length[:, None] + torch.arange(new.shape[1], device=self.length.device)
+        self._check("KVCache.positions", new)
+        _, at, _ = self._placed(new)
+        return new.with_values(at) if isinstance(new, NestedTensor) else at.unflatten(0, new.shape[:2])
 
     def truncate_to(self, length: Tensor) -> Self:
         """The cache of the same memory with shorter rows: after a wrong guess, or 0 for a row that begins anew.
@@ -166,49 +175,38 @@ class KVCache(TensorClass):
         """
         op = "KVCache.truncate_to"
         expect(op, length, Tensor, of=" for length")
-        if length.shape != self.length.shape or length.dtype.is_floating_point:
+        if length.shape != self.length.shape or length.dtype not in WHOLE:
             expected = f"one whole number for each of {self.length.shape[0]} rows"
             raise ShapeError(message(op, expected, describe(length), hint="cache.length.masked_fill(done, 0)"))
         return self.replace(length=torch.minimum(self.length, length.clamp(min=0)))
 
-    def _placed(self, op: str, new: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
-        """New positions (N, heads, size), the row of each and its position there, and how many each row gets."""
+    def _placed(self, new: Any) -> tuple[Tensor, Tensor, Any]:
+        """The row of each new position (N,), its position there (N,), and how many each row gets."""
         if isinstance(new, NestedTensor):
-            s = self._structure(op, new)
-            total = new.values.shape[0]
+            s, total = new.structure, new.values.shape[0]
             rows = row_ids(s, total)
-            return new.values, rows, local_positions(s, total) + self.length[rows], lengths_of(s)
-        self._dense(op, new)
-        rows = torch.arange(new.shape[0], device=new.device)[:, None].expand(new.shape[:2])
-        return new.flatten(0, 1), rows.flatten(), self.positions(new).flatten(), new.shape[1]
+            return rows, local_positions(s, total) + self.length[rows], lengths_of(s)
+        at = self.length[:, None] + torch.arange(new.shape[1], device=self.length.device)
+        rows = torch.arange(new.shape[0], device=self.length.device)[:, None].expand(new.shape[:2])
+        return rows.flatten(), at.flatten(), new.shape[1]
 
-    def _beside(self, op: str, key: Any, value: Any) -> Tensor:
-        """Values (N, heads, size) of the positions of keys."""
-        if isinstance(key, NestedTensor) and isinstance(value, NestedTensor):
-            self._structure(op, value)
-            require_alike(op, key, value)
-            return value.values
-        self._dense(op, value)
-        return value.flatten(0, 1)
+    def _flat(self, op: str, x: Any) -> Tensor:
+        """What new positions of this cache's rows have, (N, heads, size)."""
+        self._check(op, x)
+        flat: Tensor = x.values if isinstance(x, NestedTensor) else x.flatten(0, 1)
+        if flat.ndim != 3:
+            raise ShapeError(message(op, "numbers of each head, (B, n, heads, size)", describe(x), hint=HINT))
+        if not flat.is_floating_point():
+            raise DtypeError(message(op, "real numbers", describe(x), hint="x.float()"))
+        return flat
 
-    def _queries(self, op: str, query: Any) -> tuple[Tensor, Tensor]:
-        """Queries (N, heads, size), and offsets of their rows."""
-        if isinstance(query, NestedTensor):
-            return query.values, self._structure(op, query).offsets
-        self._dense(op, query)
-        count, n = query.shape[:2]
-        return query.flatten(0, 1), torch.arange(count + 1, device=query.device) * n
-
-    def _structure(self, op: str, x: NestedTensor) -> Any:
-        """The structure of a ragged batch of this cache's rows."""
-        if x._batch_dim or x.ragged_dims != (1,) or x.structure.batch_size != self.length.shape[0]:
-            expected = f"{self.length.shape[0]} ragged rows, (B, -1, heads, size)"
-            raise ShapeError(message(op, expected, describe(x), hint=HINT))
-        return x.structure
-
-    def _dense(self, op: str, x: Any) -> None:
-        if not isinstance(x, Tensor):
+    def _check(self, op: str, x: Any) -> None:
+        """Refuse what is no batch of positions of this cache's rows."""
+        count = self.length.shape[0]
+        if isinstance(x, NestedTensor):
+            if x._batch_dim or x.ragged_dims != (1,) or x.structure.batch_size != count:
+                raise ShapeError(message(op, f"{count} ragged rows, (B, -1, heads, size)", describe(x), hint=HINT))
+        elif not isinstance(x, Tensor):
             raise DtypeError(message(op, "a NestedTensor or a tensor", describe(x), hint=HINT))
-        if x.ndim < 2 or x.shape[0] != self.length.shape[0]:
-            expected = f"the positions of {self.length.shape[0]} rows, (B, n, ...)"
-            raise ShapeError(message(op, expected, describe(x), hint=HINT))
+        elif x.ndim < 2 or x.shape[0] != count:
+            raise ShapeError(message(op, f"the positions of {count} rows, (B, n, ...)", describe(x), hint=HINT))

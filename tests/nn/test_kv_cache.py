@@ -147,6 +147,21 @@ def test_members_of_an_ensemble_have_their_own_cache():
     torch.testing.assert_close(shared, torch.stack([one(x, k[0]) for x in q]))
 
 
+def test_no_rows_and_no_positions():
+    cache = filled()
+    assert cache[:0].attend(torch.ones(0, 1, G, D)).shape == (0, 1, G, D)
+    nothing = tdc.pack(draw([0] * B, G, D))
+    assert cache.append_(nothing, nothing).attend(nothing).values.shape == (0, G, D)
+    assert cache.attend(torch.ones(B, 0, G, D)).shape == (B, 0, G, D)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_features_that_do_not_lie_one_behind_the_other(n: int):
+    q, k, v = (torch.randn(B, D, heads, n).permute(0, 3, 2, 1) for heads in (2 * G, G, G))
+    found = KVCache.allocate(B, 4, heads=G, head_dim=D).append_(k, v).attend(q)
+    torch.testing.assert_close(found, torch.stack(alone(list(q), list(k), list(v))))
+
+
 def test_queries_of_another_dtype_are_answered_in_theirs():
     k = torch.randn(B, 3, G, D)
     cache = KVCache.allocate(B, 4, heads=G, head_dim=D, dtype=torch.bfloat16).append_(k, k)
@@ -180,6 +195,12 @@ WRONG: dict[str, tuple[Any, type[tdc.TdcError], str]] = {
     "one of them ragged": (
         lambda c: c.append_(tdc.pack(draw([1] * B, G, D)), torch.ones(B, 2, G, D)), tdc.ShapeError, "heads, size"
     ),
+    "ragged keys, dense values of the same total": (
+        lambda c: c.append_(tdc.pack(draw((2, 0, 1, 1), G, D)), torch.ones(B, 1, G, D)), tdc.DtypeError, "both ragged"
+    ),
+    "complex ones": (
+        lambda c: c.append_(*[torch.ones(B, 1, G, D, dtype=torch.complex64)] * 2), tdc.DtypeError, "real numbers"
+    ),
     "other rows": (lambda c: c.append_(torch.ones(3, 1, G, D), torch.ones(3, 1, G, D)), tdc.ShapeError, "4 rows"),
     "other ragged rows": (lambda c: c.attend(tdc.pack(draw((1, 1), G, D))), tdc.ShapeError, "4 ragged rows"),
     "a padded batch": (lambda c: c.attend(tdc.pack(draw([1] * B, G, D)).to_padded()), tdc.DtypeError, "tdc.pack"),
@@ -190,8 +211,15 @@ WRONG: dict[str, tuple[Any, type[tdc.TdcError], str]] = {
     ),
     "heads that share none": (lambda c: c.attend(torch.ones(B, 1, 3, D)), tdc.ShapeError, "multiple of 2 heads"),
     "features": (lambda c: c.attend(torch.ones(B, 1, G, 5)), tdc.ShapeError, "4 features"),
+    "a window of all": (
+        lambda c: c.attend(torch.ones(B, 1, G, D), window=2, is_causal=False), tdc.ShapeError, "window=None"
+    ),
     "window": (lambda c: c.attend(torch.ones(B, 1, G, D), window=0), tdc.ShapeError, "window=1"),
     "lengths": (lambda c: c.truncate_to(torch.ones(B)), tdc.ShapeError, "whole number"),
+    "who is done, for lengths": (lambda c: c.truncate_to(torch.ones(B) > 0), tdc.ShapeError, "whole number"),
+    "no heads": (lambda c: c.attend(torch.ones(B, 1)), tdc.ShapeError, "of each head"),
+    "ragged without heads": (lambda c: c.attend(tdc.pack([torch.ones(1)] * B)), tdc.ShapeError, "of each head"),
+    "whole numbers": (lambda c: c.attend(torch.ones(B, 1, G, D).long()), tdc.DtypeError, "real numbers"),
     "one length": (lambda c: c.truncate_to(2), tdc.DtypeError, "length"),
     "capacity": (lambda c: KVCache.allocate(B, 0, heads=G, head_dim=D), tdc.ShapeError, "capacity"),
     "a float": (lambda c: KVCache.allocate(B, 4.5, heads=G, head_dim=D), tdc.DtypeError, "an int"),

@@ -40,7 +40,7 @@ def forward_rows(
         got = f"{offsets[short[0] + 1] - offsets[short[0]]} queries and {counts[short[0]]} positions in row {short[0]}"
         hint = "cache = cache.append_(k, v) first"
         raise ShapeError(message(OP, "queries that are positions of the cache", got, hint=hint))
-    if len(counts) == q.shape[0] and offsets == [*range(len(offsets))]:
+    if counts and offsets == [*range(len(offsets))]:
         return [single(q, k, v, counts, window, scale)]
     out = q.new_zeros((*q.shape[:2], v.shape[3]))
     for b, ((i, j), n) in enumerate(zip(pairwise(offsets), counts, strict=True)):
