@@ -113,7 +113,7 @@ class KVCache(TensorClass):
             raise DtypeError(message(op, "keys and values that are both ragged, or neither", got, hint=HINT))
         if isinstance(key, NestedTensor):
             require_alike(op, key, value)
-        rows, at, count = self._placed(key)
+        rows, at, count = self._targets(key)
         length = self.length + count
         text = message(op, f"at most {self.capacity} positions in a row", "more", hint="allocate with more capacity")
         require((length <= self.capacity).all(), text, ShapeError)
@@ -164,7 +164,7 @@ class KVCache(TensorClass):
             int64: a NestedTensor `(B, -1)` of a ragged batch, `(B, n)` of a tensor.
         """
         self._check("KVCache.positions", new)
-        _, at, _ = self._placed(new)
+        _, at, _ = self._targets(new)
         return new.with_values(at) if isinstance(new, NestedTensor) else at.unflatten(0, new.shape[:2])
 
     def truncate_to(self, length: Tensor) -> Self:
@@ -180,7 +180,7 @@ class KVCache(TensorClass):
             raise ShapeError(message(op, expected, describe(length), hint="cache.length.masked_fill(done, 0)"))
         return self.replace(length=torch.minimum(self.length, length.clamp(min=0)))
 
-    def _placed(self, new: Any) -> tuple[Tensor, Tensor, Any]:
+    def _targets(self, new: Any) -> tuple[Tensor, Tensor, Any]:
         """The row of each new position (N,), its position there (N,), and how many each row gets."""
         if isinstance(new, NestedTensor):
             s, total = new.structure, new.values.shape[0]

@@ -21,6 +21,7 @@ from tdc.core.dtypes import HALF
 from tdc.core.dynamo import LIBRARY, flash_forward, refuse_derivative
 from tdc.core.errors import ShapeError, StructureError, message
 from tdc.ops.attention.flash import ALIGNED, contiguous, largest_head, loadable
+from tdc.ops.attention.operator import folded
 
 OP = "KVCache.attend"
 LIBRARY.define(
@@ -118,14 +119,9 @@ def over_members(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, 
     if any([d is not None for d in in_dims[3:5]]):
         hint = "map over keys and values only: in_dims with None for lengths"
         raise StructureError(message("vmap", "one length of each row for all members", "mapped lengths", hint=hint))
-
-    def folded(x: Tensor, dim: int | None, heads: int) -> Tensor:
-        members = x.unsqueeze(heads) if dim is None else x.movedim(dim, heads)
-        sizes = [info.batch_size if i == heads else -1 for i in range(members.ndim)]
-        return members.expand(sizes).flatten(heads, heads + 1)
-
-    tensors = [folded(x, d, at) for x, d, at in zip(args[:3], in_dims[:3], (1, 2, 2), strict=True)]
-    return [cached_rows(*tensors, *args[3:])[0].unflatten(1, (info.batch_size, -1))], [1]
+    members: int = info.batch_size
+    tensors = [folded(x, d, members, heads) for x, d, heads in zip(args[:3], in_dims[:3], (1, 2, 2), strict=True)]
+    return [cached_rows(*tensors, *args[3:])[0].unflatten(1, (members, -1))], [1]
 
 
 LIBRARY.impl("cached_attention", forward_rows, "CPU")

@@ -95,13 +95,19 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     if any([d is not None and not a.is_floating_point() for a, d in tensors]):
         hint = "map over values only: in_dims with None for offsets"
         raise StructureError(message("vmap", "one ragged structure for all members", "mapped offsets", hint=hint))
-    folded = [
-        a if not isinstance(a, Tensor) or not a.is_floating_point()
-        else (a.unsqueeze(1).expand(a.shape[0], members, *a.shape[1:]) if d is None else a.movedim(d, 1)).flatten(1, 2)
+    outs = op(*[
+        a if not isinstance(a, Tensor) or not a.is_floating_point() else folded(a, d, members)
         for a, d in zip(args, in_dims, strict=True)
-    ]  # fmt: skip
-    outs = op(*folded)
+    ])  # fmt: skip
     return tuple([o.unflatten(1, (members, -1)) for o in outs]), (1,) * len(outs)
+
+
+def folded(x: Tensor, dim: int | None, members: int, heads: int = 1) -> Tensor:
+    """A tensor whose members, or copies where it has none, are heads; `heads` is the dim of these."""
+    apart = (
+        x.unsqueeze(heads).expand(*x.shape[:heads], members, *x.shape[heads:]) if dim is None else x.movedim(dim, heads)
+    )
+    return apart.flatten(heads, heads + 1)
 
 
 class Attend(torch.autograd.Function):
