@@ -20,7 +20,8 @@ from tdc.core.dynamo import recorded_operations
 from tdc.optim import sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*context_fn is passed")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")  # pinned memory is that of CUDA
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
 
 
 def blocks(count: int = 3) -> nn.Sequential:

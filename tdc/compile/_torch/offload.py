@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
+from tdc.core.dynamo import LIBRARY
+
 LIBRARY.define("to_host(Tensor x) -> Tensor")
 LIBRARY.define("from_host(Tensor x, Device device) -> Tensor")
 
@@ -36,12 +37,17 @@ torch.library.register_fake("tdc::from_host", lambda x, device: torch.empty_like
 ops: Any = torch.ops.tdc
 
 
+def by_host(x: Tensor) -> Any:
+    """A tensor by way of the host, with no derivative."""
+    return ops.from_host(ops.to_host(x), x.device)
+
+
 class ThroughHost(torch.autograd.Function):
     """A tensor by way of the host; its gradient takes no such way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return ops.from_host(ops.to_host(x), x.device)  # type: ignore[no-any-return]  # untyped in torch
+    def forward(ctx: Any, x: Tensor) -> Any:
+        return by_host(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -53,7 +59,7 @@ def through_host(x: Any) -> Any:
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return x
     through: Any = ThroughHost
-    return through.apply(x) if x.requires_grad else ops.from_host(ops.to_host(x), x.device)
+    return through.apply(x) if x.requires_grad else by_host(x)
 
 
 def is_to_host(op: Any) -> bool:
