@@ -48,10 +48,13 @@ def unshared(td: TensorDict, other: TensorDict) -> TensorDict:
 
 
 def mark_addresses(state: TensorDict) -> None:
-    """Mark the tensors of a state that each step writes into, unless they are marked: what CUDA graphs ask for."""
-    tensors = [x for x in state._leaves.values() if isinstance(x, Tensor) and x.device.type != "cpu"]
-    if tensors and not has_address(tensors[-1]):
-        for x in tensors:
+    """Mark the tensors of a state that each step writes into, unless they are marked: what CUDA graphs ask for. Of each
+    step only one question is asked."""
+    step: Any = state._leaves["step"]
+    if step.device.type == "cpu" or has_address(step):
+        return
+    for x in state._leaves.values():
+        if isinstance(x, Tensor) and x.device.type != "cpu":
             mark_address(x)
 
 
