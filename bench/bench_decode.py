@@ -52,16 +52,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens and their positions to features of all positions; what is read of others `attend` says."""
+    """Features of tokens and their positions. `attend(layer, q, k, v)` reads the other positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LONGEST + NEW, WIDTH)
+        self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LONGEST + NEW, WIDTH)
         self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS)
 
-    def forward(self, tokens: Any, places: Any, attend: Attend) -> Any:
-        x = self.tokens(tokens) + self.places(places)
+    def forward(self, tokens: Any, positions: Any, attend: Attend) -> Any:
+        x = self.tokens(tokens) + self.positions(positions)
         for i, layer in enumerate(self.layers):
             x = layer(x, lambda q, k, v, i=i: attend(i, q, k, v))
         return x

@@ -2,9 +2,9 @@
 
     python examples/decode.py
 
-    greedy        rows that end make place for the next prompts: eight at a time, forty in all
+    greedy        a row that ends takes the next prompt: eight at a time, forty in all
     sampling      of each row's own distribution
-    beam          the best of four ways to go on, whose caches change places
+    beam          the best of four continuations, whose caches exchange rows
     speculative   a small network guesses four tokens, the large one reads all of them at once and keeps what is right
 
 Each is compared with the loop over prompts that recomputes everything, and greedy decoding with the loop over a padded

@@ -32,16 +32,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to the scores of those that follow; what is read of other positions `attend(layer, q, k, v)` says."""
+    """Scores of the token behind each token. `attend(layer, q, k, v)` reads the other positions."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LONGEST, WIDTH)
+        self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.layers = nn.ModuleList([Layer() for _ in range(layers)])
         self.head = nn.Linear(WIDTH, TOKENS)
 
-    def forward(self, tokens: Any, places: Any, attend: Callable[..., Any]) -> Any:
-        x = self.tokens(tokens) + self.places(places)
+    def forward(self, tokens: Any, positions: Any, attend: Callable[..., Any]) -> Any:
+        x = self.tokens(tokens) + self.positions(positions)
         for i, layer in enumerate(self.layers):
             x = layer(x, lambda q, k, v, i=i: attend(i, q, k, v))
         return self.head(x)

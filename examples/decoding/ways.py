@@ -10,7 +10,7 @@ import tdc
 
 
 def greedy(net: Decoder, prompts: list[Tensor], most: int, rows: int = 8) -> list[list[int]]:
-    """The likeliest tokens behind each prompt, `most` of them or until END; who is done makes place for the next."""
+    """The likeliest tokens behind each prompt, `most` of them or until END; a row that is done takes the next one."""
     found: list[list[int]] = [[] for _ in prompts]
     waiting, there = list(range(len(prompts))), [-1] * rows  # which prompt is in which row
     caches, nothing = allocate(net, rows), torch.zeros(0, dtype=torch.int64)
