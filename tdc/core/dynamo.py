@@ -19,13 +19,12 @@ import traceback
 from collections.abc import Callable
 from pkgutil import resolve_name
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.errors import UnsupportedError
 from tdc.core.typing import Op
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -52,6 +51,18 @@ def trace_as(fn: Callable[..., Any], by: Callable[..., Any]) -> None:
     """Let Dynamo trace another function where the program calls `fn`, as `torch.compiler.substitute_in_graph` does for
     functions of C: in a graph the one runs, eagerly the other."""
     fn._torchdynamo_inline = by  # type: ignore[attr-defined]  # the attribute Dynamo looks for
+
+
+def trace_with_grad(fn: Callable[..., Any], by: Callable[..., Any] | None = None) -> None:
+    """`trace_as` for a function called in a backward: another function, or itself, with a grad mode that is on. Dynamo
+    traces a backward with the grad mode off, and what is done there has no derivative (2.11-2.13)."""
+    run = by or with_own_graphs(fn)
+
+    def traced_with_grad(*args: Any) -> Any:
+        with torch.enable_grad():
+            return run(*args)
+
+    trace_as(fn, traced_with_grad)
 
 
 def mark_dynamic(x: Tensor, *dims: int) -> Tensor:
@@ -355,53 +366,10 @@ def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     return op.redispatch(keys & internals._C._after_autograd_keyset, *args)
 
 
-def refuse_derivative(op: Any, text: str) -> None:
-    """Let autograd go through an operation up to the derivative of its results, which raises an error of this text:
-    as it is traced under `torch.func`, as it runs where a graph may only prepare for it."""
-
-    def kernel(keys: Any, *args: Any) -> Any:
-        outs = below_autograd(op, keys, *args)
-        given: list[Any] = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a])]  # pyright: ignore[reportUnknownVariableType]  # lists of anything
-        flat: list[Tensor] = [t for t in given if isinstance(t, Tensor)]
-        learns = [t for t in flat if t.requires_grad] if torch.is_grad_enabled() else []
-        if not learns:
-            return outs
-        if under_transform():
-            return type(outs)(internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns[0])[:-1])
-        return type(outs)(refusal.apply(text, len(outs), *outs, *learns))
-
-    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
-
-
-class Refusal(torch.autograd.Function):
-    """Results that have no derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, text: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.text, ctx.count = text, count
-        ctx.save_for_backward(*tensors[count:])
-        return tuple([t.view_as(t) for t in tensors[:count]])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = torch.ops.tdc.refused(ctx.text, grads, ctx.saved_tensors)
-        return None, None, *(None,) * ctx.count, *found
-
-
-def raise_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> NoReturn:
-    """Raise an UnsupportedError of this text."""
-    raise UnsupportedError(text)
-
-
-def empty_refused(text: str, grads: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(t) for t in inputs]
-
-
-refusal: Any = Refusal  # the stubs leave `apply` open
-LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
-LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
-LIBRARY.impl("refused", raise_refused, "CompositeExplicitAutograd")
-LIBRARY.impl("refused", empty_refused, "Meta")  # for graphs
+def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
+    """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
+    found: tuple[Tensor, ...] = internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns)
+    return found[:-1]
 
 
 def storage_id(x: Tensor) -> int:

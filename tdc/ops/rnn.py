@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vjp
 
-from tdc.core.dynamo import eager, readable, refuse_derivative, trace_as, under_transform
+from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
+from tdc.core.operators import refuse_derivative
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import rnn_steps
@@ -239,13 +240,7 @@ def gradients(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensor
     return RecurBackward.apply(starts, lengths, options, *tensors)
 
 
-def gradients_traced(*args: Any) -> tuple[Tensor, ...]:
-    """What Dynamo traces in place of `gradients`: their derivative is refused, which takes a grad mode that is on."""
-    with torch.enable_grad():
-        return run_backward(*args)
-
-
-trace_as(gradients, gradients_traced)
+trace_with_grad(gradients, run_backward)  # whose derivative is refused
 refuse_derivative(rnn_backward_op, no_second("rnn"))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import in_direction, is_zero, known, larger, trace_as
+from tdc.core.dynamo import in_direction, is_zero, known, larger, trace_as, trace_with_grad
 from tdc.core.errors import ShapeError, message
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
@@ -55,17 +55,13 @@ def exchange_back(grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Te
     return flat.flatten(0, inverse.ndim - 1)
 
 
-def exchange_back_traced(
-    grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None
-) -> Tensor:
-    """What Dynamo traces in place of `exchange_back`. The grad mode is off in a backward that it traces, and what is
-    done there has no derivative (torch 2.11-2.13)."""
-    with torch.enable_grad():
-        flat = gathered(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0)
-        return flat.flatten(0, inverse.ndim - 1)
+def gathered_back(grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None) -> Tensor:
+    """`exchange_back` in plain operations."""
+    flat = gathered(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0)
+    return flat.flatten(0, inverse.ndim - 1)
 
 
-trace_as(exchange_back, exchange_back_traced)
+trace_with_grad(exchange_back, gathered_back)
 
 
 def gathered(x: Tensor, index: Tensor, valid: Tensor | None, fill: float) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import LIBRARY
+from tdc.core.operators import LIBRARY
 
 LIBRARY.define("to_host(Tensor x) -> Tensor")
 LIBRARY.define("from_host(Tensor x, Device device) -> Tensor")

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import LIBRARY, below_autograd, refuse_derivative, trace_as, under_transform
-from tdc.core.errors import StructureError, UnsupportedError, message, no_second
+from tdc.core.dynamo import trace_with_grad
+from tdc.core.errors import StructureError, message, no_second
+from tdc.core.operators import LIBRARY, derive, refuse_derivative
 from tdc.ops.attention import cpu, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
 from tdc.ops.attention.weights import kept_rectangle
@@ -204,13 +205,7 @@ def gradients(*args: Any) -> tuple[Tensor, ...]:
     return AttendBackward.apply(*args)
 
 
-def gradients_traced(*args: Any) -> tuple[Tensor, ...]:
-    """What Dynamo traces in place of `gradients`: their derivative is refused, which takes a grad mode that is on."""
-    with torch.enable_grad():
-        return backward_rows(*args)
-
-
-trace_as(gradients, gradients_traced)
+trace_with_grad(gradients, backward_rows)  # whose derivative is refused
 
 
 def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
@@ -218,25 +213,15 @@ def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
     return score
 
 
-def with_derivative(op: Any, keys: Any, *args: Any) -> tuple[Tensor, ...]:
-    """The operator by itself, which has the derivative of `Attend`: in the body of a loop of a graph, say.
-
-    Raises:
-        UnsupportedError: a graph of `torch.func.grad` over `torch.vmap`, where Dynamo leaves the derivative out
-            (2.11-2.13) and gradients would be wrong.
-    """
-    if not (torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args])):
-        return below_autograd(op, keys, *args)
-    if under_transform():
-        got, hint = "torch.func.grad over torch.vmap in a graph", "compile what is differentiated, or call it eagerly"
-        raise UnsupportedError(message("varlen_attention", "attention with a derivative", got, hint=hint))
+def attended(op: Any, *args: Any) -> tuple[Tensor, ...]:
+    """`Attend` of the arguments of one of the operators."""
     given = dict.fromkeys(NAMES) | {a.name: x for a, x in zip(op._schema.arguments, args, strict=True)}
     return Attend.apply(*given.values())  # type: ignore[no-any-return]  # untyped in torch
 
 
 for _op in (varlen_rows, masked_rows, weights_rows, flash_rows):
     LIBRARY.impl(_op, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
-    LIBRARY.impl(_op, partial(with_derivative, _op), "Autograd", with_keyset=True)
+    derive(_op, partial(attended, _op), "varlen_attention")
     torch.library.register_vmap(_op, partial(over_members, _op))
 for _op in (varlen_rows_backward, weights_rows_backward, flash_rows_backward):
     LIBRARY.impl(_op, fake_weights_gradients if _op is weights_rows_backward else fake_gradients, "Meta")

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import LIBRARY, below_autograd, trace_as, under_transform
-from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.core.dynamo import trace_as, trace_with_grad
+from tdc.core.errors import StructureError, message
+from tdc.core.operators import LIBRARY, derive
 from tdc.ops.convolution import cpu
 
 HOW = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
@@ -69,13 +70,7 @@ def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
     return torch.zeros_like(x).scatter_add(0, index, grad)
 
 
-def put_traced(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
-    """What Dynamo traces in place of `put`: further derivatives take a grad mode that is on."""
-    with torch.enable_grad():
-        return torch.zeros_like(x).scatter_add(0, index, grad)
-
-
-trace_as(put, put_traced)
+trace_with_grad(put)
 
 
 def pool_rows(*args: Any) -> Tensor:
@@ -96,21 +91,6 @@ def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, 
     return out, torch.empty_like(out, dtype=torch.int64)
 
 
-def with_derivative(keys: Any, *args: Any) -> tuple[Tensor, Tensor]:
-    """The operator by itself, which has the derivative of `MaxPool`.
-
-    Raises:
-        UnsupportedError: a graph of `torch.func.grad` in `torch.vmap`, where Dynamo leaves the derivative out
-            (2.11-2.13) and gradients would be wrong.
-    """
-    if not (torch.is_grad_enabled() and args[0].requires_grad):
-        return below_autograd(rows, keys, *args)  # type: ignore[no-any-return]  # untyped in torch
-    if under_transform():
-        got, hint = "one in torch.vmap, in a graph", "call it eagerly, or compile what is differentiated"
-        raise UnsupportedError(message("max_pool", "a derivative by itself", got, hint=hint))
-    return MaxPool.apply(*args)  # type: ignore[no-any-return]  # untyped in torch
-
-
 def over_members(run: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *rest: Any) -> tuple[Any, Any]:
     """Under vmap members become channels; they share sizes."""
     if in_dims[1] is not None:
@@ -121,5 +101,5 @@ def over_members(run: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *r
 
 
 LIBRARY.impl(rows, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
-LIBRARY.impl(rows, with_derivative, "Autograd", with_keyset=True)
+derive(rows, MaxPool.apply, "max_pool")
 torch.library.register_vmap(rows, partial(over_members, rows))

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import LIBRARY, below_autograd, trace_as, under_transform
-from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.core.dynamo import trace_as, trace_with_grad
+from tdc.core.errors import StructureError, message
+from tdc.core.operators import LIBRARY, derive
 from tdc.ops.convolution import cpu
 
 HOW = "int[] stride, int[] padding, int[] dilation, int groups"
@@ -126,13 +127,7 @@ def derived(*args: Any) -> Tensor:
     return convolve(*args)
 
 
-def derived_traced(*args: Any) -> Tensor:
-    """What Dynamo traces in place of `derived`: the operation by itself, with a grad mode that is on."""
-    with torch.enable_grad():
-        return product(*args)
-
-
-trace_as(derived, derived_traced)
+trace_with_grad(derived, product)
 
 
 def fake_rows(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, *how: Any) -> Tensor:
@@ -147,18 +142,8 @@ def fake_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: Any, *how: Any) 
     return x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel)
 
 
-def with_derivative(op: Any, keys: Any, *args: Any) -> Tensor:
-    """The operation by itself, which has the derivative of `Convolve`: in the body of a loop of a graph, say.
-
-    Raises:
-        UnsupportedError: a graph of `torch.func.grad` in another one or in `torch.vmap`, where Dynamo leaves the
-            derivative out (2.11-2.13) and gradients would be wrong.
-    """
-    if not (torch.is_grad_enabled() and any([isinstance(a, Tensor) and a.requires_grad for a in args])):
-        return below_autograd(op, keys, *args)  # type: ignore[no-any-return]  # untyped in torch
-    if under_transform():
-        got, hint = "one in another, or in torch.vmap, in a graph", "call it eagerly, or compile what is differentiated"
-        raise UnsupportedError(message("conv", "one derivative", got, hint=hint))
+def convolved(op: Any, *args: Any) -> Tensor:
+    """`Convolve` of the arguments of one of the operations."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
     given = {rows: (0, 1, 3), rows_input: (1, 2), rows_weight: (0, 2)}[op]
     operands: list[Any] = [None] * 4
@@ -192,5 +177,5 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
 
 for _op, _fake in ((rows, fake_rows), (rows_input, fake_input), (rows_weight, fake_weight)):
     LIBRARY.impl(_op, _fake, "Meta")  # `register_fake` looks for its caller in every module
-    LIBRARY.impl(_op, partial(with_derivative, _op), "Autograd", with_keyset=True)
+    derive(_op, partial(convolved, _op), "conv")
     torch.library.register_vmap(_op, partial(over_members, _op))
