@@ -165,13 +165,15 @@ class BucketSampler(lengths, batch_size, *, window=100, shuffle=True, seed=0, dr
     world_size=1)
 class Dataset(source, keys=None)
 class Loader(td, sampler, prefetch, pin_memory, device)
-class TokenBudgetSampler(lengths, max_tokens, *, shuffle=True, seed=0, drop_last=False, rank=0, world_size=1)
+class TokenBudgetSampler(lengths, max_tokens, *, shuffle=True, consecutive=False, seed=0, drop_last=False,
+    rank=0, world_size=1)
 collate(samples, *, ragged_keys=(), pad_keys=(), value=0)
 from_arrow(table, *, columns=None, copy=False)
 from_parquet(path, *, columns=None)
 group_by(td, key)
-loader(source, batch_size=None, *, max_tokens=None, key=None, batch_sampler=None, shuffle=False, seed=0,
-    drop_last=False, prefetch=0, pin_memory=False, device=None, rank=0, world_size=1)
+loader(source, batch_size=None, *, max_tokens=None, key=None, batch_sampler=None, shuffle=False,
+    consecutive=False, seed=0, drop_last=False, prefetch=0, pin_memory=False, device=None, rank=0,
+    world_size=1)
 map_iter(fn, td, dim=0, *, chunksize=None, num_chunks=None, executor=None, shuffle=False, seed=None,
     prefetch=8)
 pad_sequence(tds, dim=0, value=0, side='right', *, keys=None, mask_key=None)
@@ -179,7 +181,8 @@ ragged_stack(tds, dim=0, *, keys=None, strict=True)
 to_arrow(td)
 to_dataset(td)
 to_parquet(td, path, *, overwrite=False)
-unpad_sequence(td, *, batch_dims=None)""",
+unpad_sequence(td, *, batch_dims=None)
+windows(td, tokens, key)""",
         )
 
     def test_interop(self):

@@ -17,3 +17,4 @@ from tdc.data.parquet import from_parquet as from_parquet
 from tdc.data.parquet import to_dataset as to_dataset
 from tdc.data.parquet import to_parquet as to_parquet
 from tdc.data.token_budget import TokenBudgetSampler as TokenBudgetSampler
+from tdc.data.windows import windows as windows

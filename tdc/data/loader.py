@@ -45,8 +45,8 @@ OP = "data.loader"
 def loader(
     source: TensorDict | Dataset | PathLike, batch_size: int | None = None, *,
     max_tokens: int | None = None, key: NestedKey | None = None, batch_sampler: EpochSampler | None = None,
-    shuffle: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0, pin_memory: bool = False,
-    device: Any = None, rank: int = 0, world_size: int = 1,
+    shuffle: bool = False, consecutive: bool = False, seed: int = 0, drop_last: bool = False, prefetch: int = 0,
+    pin_memory: bool = False, device: Any = None, rank: int = 0, world_size: int = 1,
 ) -> Loader:  # fmt: skip
     """Batches of examples, again and again: each pass over the result is one epoch.
 
@@ -57,6 +57,7 @@ def loader(
         key: with max_tokens, the ragged leaf whose lengths count, or a leaf that holds lengths.
         batch_sampler: in place of both, a `TokenBudgetSampler` or `BucketSampler` for as many examples.
         shuffle: another order in each epoch, that of `torch.utils.data.DistributedSampler` with the same seed.
+        consecutive: with max_tokens, batches of consecutive examples also with shuffle, which then shuffles batches.
         seed: with the epoch, decides the order.
         drop_last: leave out the last batch if it is not full and, with several ranks, what not all ranks have.
         prefetch: how many batches a background thread makes ahead; 0 for no thread.
@@ -92,7 +93,7 @@ def loader(
     """
     td = examples_of(OP, source)
     settings = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "rank": rank, "world_size": world_size}
-    sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, settings)
+    sampler = sampler_of(td, batch_size, max_tokens, key, batch_sampler, consecutive, settings)
     ahead = whole_number(OP, 0, "prefetch", prefetch)
     expect(OP, pin_memory, bool, of=" for pin_memory")
     if pin_memory:
@@ -186,18 +187,23 @@ def to_device(
 
 
 def sampler_of(
-    td: TensorDict, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, settings: dict[str, Any]
-) -> EpochSampler:
+    td: TensorDict, batch_size: Any, max_tokens: Any, key: Any, batch_sampler: Any, consecutive: Any,
+    settings: dict[str, Any],
+) -> EpochSampler:  # fmt: skip
     """The sampler that one of three arguments asks for."""
     given = {"batch_size": batch_size, "max_tokens": max_tokens, "batch_sampler": batch_sampler}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         expected, got = f"one of {', '.join(given)}", " and ".join(names) or "none"
         raise DtypeError(message(OP, expected, got, hint="batch_size=256, or max_tokens=8192 and key="))
+    if consecutive and max_tokens is None:
+        raise DtypeError(
+            message(OP, "consecutive beside max_tokens", names[0], hint="shuffle=False for batches in order")
+        )
     if batch_size is not None:
         return Batches(len(td), batch_size, **settings)
     if max_tokens is not None:
-        return TokenBudgetSampler(lengths_at(td, key), max_tokens, **settings)
+        return TokenBudgetSampler(lengths_at(td, key), max_tokens, consecutive=consecutive, **settings)
     check_sampler(batch_sampler, len(td), settings)
     return batch_sampler
 

@@ -5,7 +5,7 @@ batches, the longest goes first, and each to the emptiest batch. What is left of
 its examples for one that is longer by as much, from the examples that did not fit and the next 128. These wait for the
 next window, where they go first. Windows become smaller towards the end, so that something is left to swap with.
 
-Without shuffle the order stays, and a batch is as full as the next example lets it be.
+Without shuffle, and where batches are of consecutive examples, a batch is as full as the next example lets it be.
 
 Invariants: no batch exceeds the budget; every example is in exactly one batch; only the last batch is less full because
 nothing was left.
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect
 from tdc.core.errors import ShapeError, message
 from tdc.data.epochs import EpochSampler, Plan, plan_of, whole_number
 from tdc.data.example_lengths import example_lengths
@@ -44,6 +45,8 @@ class TokenBudgetSampler(EpochSampler):
         lengths: a ragged leaf, or the lengths of examples (B,).
         max_tokens: the budget, tokens of a batch.
         shuffle: another order in each epoch. Without it batches are of consecutive examples, and less full.
+        consecutive: batches of consecutive examples with shuffle, too, which then shuffles whole batches, such as
+            those of `windows`.
         seed: with the epoch, decides the order.
         drop_last: leave out the last batch if it is not full and, with several ranks, batches that not all ranks have.
         rank, world_size: this process and the number of processes: a batch goes to one rank. Where the number of
@@ -68,32 +71,35 @@ class TokenBudgetSampler(EpochSampler):
     _op = "data.TokenBudgetSampler"
 
     def __init__(
-        self, lengths: Any, max_tokens: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False,
-        rank: int = 0, world_size: int = 1,
+        self, lengths: Any, max_tokens: int, *, shuffle: bool = True, consecutive: bool = False, seed: int = 0,
+        drop_last: bool = False, rank: int = 0, world_size: int = 1,
     ) -> None:  # fmt: skip
+        expect(self._op, consecutive, bool, of=" for consecutive")
         found = example_lengths(self._op, lengths)
         self._max_tokens = whole_number(self._op, 1, "max_tokens", max_tokens)
         refuse_longer(self._op, found, self._max_tokens)
         super().__init__(len(found), shuffle, seed, drop_last, rank, world_size)
-        self._lengths = found
+        self._lengths, self._consecutive = found, consecutive
 
     def _batches(self, order: Tensor, generator: torch.Generator) -> Plan:
         lengths: list[int] = self._lengths.tolist()
         if not lengths:
             return plan_of([])
-        if self._shuffle:
+        if self._shuffle and not self._consecutive:
             batches = packed(order.tolist(), lengths, self._max_tokens)
-            places = torch.randperm(len(batches) - 1, generator=generator, device="cpu").tolist()
-            batches = [*[batches[i] for i in places], batches[-1]]
         else:
             batches = consecutive(lengths, self._max_tokens)
+        if self._shuffle:
+            places = torch.randperm(len(batches) - 1, generator=generator, device="cpu").tolist()
+            batches = [*[batches[i] for i in places], batches[-1]]
         least = max(1, min(lengths))  # an example without tokens always fits
         if self._drop_last and tokens(batches[-1], lengths) + least <= self._max_tokens:
             batches.pop()
         return plan_of([torch.tensor(batch, device="cpu") for batch in batches])
 
     def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "max_tokens": self._max_tokens, "tokens": int(self._lengths.sum())}
+        more = {"max_tokens": self._max_tokens, "tokens": int(self._lengths.sum())}
+        return {**super()._settings(), **more, "consecutive": self._consecutive}
 
 
 def refuse_longer(op: str, lengths: Tensor, budget: int) -> None:

@@ -155,6 +155,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "vjp": (square, X),
     "vmap": (torch.neg,),
     "while_loop": (lambda x: x.sum() < 3, lambda x: (x + 1,), (torch.zeros(1),)),
+    "windows": (TensorDict({"ids": rows()}, [2]), 2, "ids"),
     "zeros": (td(), [3]),
     "buckets": (1, 8),
     "checkpoint": (torch.neg,),
