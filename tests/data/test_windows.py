@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import tdc
 from tdc.data import TokenBudgetSampler, loader, windows
+
+WORD: Any = "yes"
 
 
 def documents(*lengths: int) -> tdc.TensorDict:
@@ -85,10 +89,10 @@ def test_a_model_sees_no_other_document() -> None:
         (lambda td: windows(td.unsqueeze(0), 4, "x"), tdc.ShapeError, "one batch dim"),
         (lambda td: windows(td.set("x", td["x"].unsqueeze(1)), 4, "x"), tdc.ShapeError, "documents"),
         (lambda td: loader(td, 2, consecutive=True), tdc.DtypeError, "consecutive"),
-        (lambda td: loader(td, max_tokens=4, key="x", consecutive=1), tdc.DtypeError, "consecutive"),
+        (lambda td: loader(td, max_tokens=4, key="x", consecutive=WORD), tdc.DtypeError, "consecutive"),
     ],
 )  # fmt: skip
-def test_wrong_arguments(call, error, text) -> None:
+def test_wrong_arguments(call: Any, error: Any, text: str) -> None:
     td = tdc.TensorDict({"x": tdc.pack([torch.arange(3), torch.arange(2)]), "id": torch.arange(2)}, [2])
     with pytest.raises(error, match=text):
         call(td)
