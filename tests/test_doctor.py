@@ -156,6 +156,7 @@ def test_compile_with_a_wrong_result_is_a_finding(monkeypatch: pytest.MonkeyPatc
     assert finding.text.startswith("AssertionError")
 
 
+@pytest.mark.slow
 def test_compile_without_a_compiler_fails_in_spite_of_caches():
     """In a process of its own, since Inductor looks for the compiler once."""
     code = "from tdc.doctor import find_compile; f = find_compile('cpu'); print(f.ok, f.text)"

@@ -68,6 +68,7 @@ def test_import_is_silent_and_light():
     assert third_party <= {"tdc", "optree", "torch"}
 
 
+@pytest.mark.slow
 def test_loaded_sees_what_is_heavy():
     assert "torch._dynamo" in loaded("import torch, torch._dynamo") - loaded("import torch")
 

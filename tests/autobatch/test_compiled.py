@@ -221,6 +221,7 @@ def logarithms(rows: Tensor) -> Tensor:
     return s
 
 
+@pytest.mark.slow
 def test_who_has_left_computes_nothing():
     """No NaN in a gradient, no division by zero."""
     zero = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]], dtype=torch.float64)
@@ -232,6 +233,7 @@ def test_who_has_left_computes_nothing():
         check(fn, draw, torch.compile(fn.map, backend="aot_eager", fullgraph=True), ())
 
 
+@pytest.mark.slow
 def test_rounds_that_nobody_is_in():
     """Of some examples of a batch a graph knows how long they are at most."""
     x = ragged(5, 2, 1)[0]
@@ -302,6 +304,7 @@ def beside_nothing(x: Tensor, n: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.slow
 def test_a_range_beside_rows_in_a_loop():
     """Found by programs: a range of 0 and a tensor that all share were refused in `zip` inside a loop, and items beyond
     the last were read."""

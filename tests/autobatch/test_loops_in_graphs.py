@@ -170,7 +170,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "halved rows": (halved_rows, ROWS),
     "whole examples on ways": (whole_examples_on_ways, [ROWS[0], ROWS[1], ROWS[3].abs() + 1, ROWS[4]]),
 }
-QUICK = ("breaks beside else", "behind a break")
+QUICK = ("behind a break",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])

@@ -434,6 +434,7 @@ def test_what_is_traced_outside_does_not_run():
     assert [int(compiled(torch.tensor(n))) for n in (4, 0)] == [3, 0]
 
 
+@pytest.mark.slow
 def test_scan_without_results_and_gradients():
     """Inductor fails where a loop has no results and nothing is differentiated."""
 

@@ -46,6 +46,7 @@ def test_static_shapes_compile_each_size():
     assert f.counts.compiles == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_modes_reach_inductor(mode: str):
     """On CPU without CUDA graphs; the numbers and the one graph for all lengths stay."""

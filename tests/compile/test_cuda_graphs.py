@@ -71,7 +71,9 @@ def on_the_host(module: Any) -> list[str]:
     return [n.name for n in nodes if n.meta["val"].device.type == "cpu"]
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["whole", "parts"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"accumulate": 2}, marks=pytest.mark.slow)], ids=["whole", "parts"]
+)
 def test_nothing_is_on_the_host(monkeypatch: pytest.MonkeyPatch, options: Any):
     """No tensor of the CPU, among them the seed, no number read, and random numbers of the device."""
     module, _, _ = graph_of(monkeypatch, **options)
@@ -91,6 +93,7 @@ def test_the_state_stays_where_it_is(monkeypatch: pytest.MonkeyPatch):
     assert {n.args[0].name for n in written} <= {inputs[i].name for i in static}
 
 
+@pytest.mark.slow
 def test_what_is_on_the_host_is_found(monkeypatch: pytest.MonkeyPatch):
     module, _, _ = graph_of(monkeypatch, of_the_host)
     assert len(on_the_host(module)) == 1

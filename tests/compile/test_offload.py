@@ -53,6 +53,7 @@ def test_the_numbers_of_a_step(backend: str | None, device: str):
     assert_close(states[2], states[1], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_forward_pass_does_not_wait_for_the_host(kept: bool, monkeypatch: pytest.MonkeyPatch):
     """Each block goes to the host in the forward pass and comes back in the backward pass; where nothing is computed
@@ -100,6 +101,7 @@ def test_devices_of_the_operations():
     assert host.stride() == back.stride() == x.stride()
 
 
+@pytest.mark.slow
 def test_a_stock_encoder_of_ragged_batches():
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     net, results = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), []

@@ -104,7 +104,13 @@ def ragged() -> TensorDict:
 @pytest.mark.parametrize("count", ["tensor", "int"])
 @pytest.mark.parametrize(
     ("parts", "backend"),
-    [(1, None), (3, None), (8, None), (1, "eager"), (3, "eager"), pytest.param(8, "eager", marks=pytest.mark.slow)],
+    [
+        (1, None),
+        (3, None),
+        (8, None),
+        (3, "eager"),
+        *[pytest.param(n, "eager", marks=pytest.mark.slow) for n in (1, 8)],
+    ],
 )
 def test_a_loss_with_a_count_weighs_tokens(parts: int, count: str, backend: str | None):
     """Micro-batches were weighed by their rows, so a mean over tokens was another one. One of them has none here."""

@@ -93,6 +93,7 @@ def test_a_loss_calls_the_net_as_it_likes(backend: str | None):
     assert_close(flat(state["buffers"]), dict(net.named_buffers()), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_modes(backend: str | None):
     """A net in evaluation mode is trained, as those that are loaded often are; what is frozen in a net that trains is
@@ -273,6 +274,7 @@ def test_scales_of_float16_are_those_of_gradscaler(backend: str | None, monkeypa
 # -- averages, evaluation
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_an_average_of_the_parameters(backend: str | None):
     net, average = nn.Linear(8, 3), ema(0.9)
@@ -362,6 +364,7 @@ def test_evaluation_of_a_function_of_parameters():
 # -- parts of a batch
 
 
+@pytest.mark.slow
 def test_parts_of_one_size_are_one_loop_of_the_graph():
     """The graph is as large for 16 parts as for 4; buffers go from part to part, and each has its own dropout."""
     net, batch, sizes = make_net(), tdc.compile.dynamic(make_batch(48)), []
@@ -396,6 +399,7 @@ def test_parts_draw_their_own_numbers(backend: Any):
 # -- how it is compiled
 
 
+@pytest.mark.slow
 def test_settings_of_torch_compile():
     net = nn.Linear(8, 3)
     step = make_step(net, loss, sgd(0.1), "eager", dynamic=False)

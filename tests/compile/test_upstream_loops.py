@@ -157,6 +157,7 @@ class TestWhileLoop:
 
 
 class TestScanAndCond:
+    @pytest.mark.slow
     def test_torch_has_no_gradient_beside_an_integer_carry(self):
         def fn(scan: Fn, w: Tensor) -> Tensor:
             return scan(lambda c, x: ((c[0] + 1, c[1] * x.cos()), c[1] + 0), (count(), w.sum()), w)[0][1]
@@ -167,6 +168,7 @@ class TestScanAndCond:
         with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from scan
             gradients(fn, RAW.scan, *args, backend="aot_eager")
 
+    @pytest.mark.slow
     def test_torch_has_no_gradient_beside_an_integer_result(self):
         def fn(cond: Fn, x: Tensor) -> Tensor:
             n, y = cond(x.sum() > 0, lambda x: (count() + 1, x.sin()), lambda x: (count() - 1, x.cos()), (x,))
@@ -177,6 +179,7 @@ class TestScanAndCond:
         with pytest.raises(Exception, match="outs_to_grad"):  # if this fails torch mended it: `Code` may go from cond
             gradients(fn, torch.cond, *args, backend="aot_eager")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("step", STEPS)
     def test_slices_that_the_gradient_does_not_reach(self, step: Fn):
         def fn(scan: Fn, w: Tensor) -> Any:

@@ -144,7 +144,7 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("how", EXITS)
+@pytest.mark.parametrize("how", [pytest.param(n, marks=[pytest.mark.slow] * (n != "the end")) for n in EXITS])
 def test_the_interpreter_exits(how: str):
     code = (
         "import torch, tdc\n"

@@ -164,6 +164,7 @@ def test_one_step_is_enough_for_every_picture(tmp_path):
     assert {each.name for each in path.parent.iterdir()} >= PICTURES
 
 
+@pytest.mark.slow
 def test_a_report_is_written_over_an_earlier_one(tmp_path):
     write_report(tmp_path, replace(facts(), test_accuracy=0.111))
     text = write_report(tmp_path, facts()).read_text(encoding="utf-8")

@@ -66,6 +66,7 @@ def test_what_fails_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+@pytest.mark.slow
 def test_a_file_too_large(path: Path):
     """The limit of the process stands in for a full disk: the system itself refuses."""
     code = f"""

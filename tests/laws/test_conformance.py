@@ -1,10 +1,10 @@
 """Every row of the rule table, in every mode, against the loop over examples.
 
 The default run has all samples of all rows in eager and grad. One or two rows of each family stand for it in the other
-modes, and the first sample for such a row where a graph is made, which takes a second each. The slow run has the other
-samples of these rows, and the first of all others; what samples those have more where a graph is made is marked sweep.
-So are two of the three kinds of an operation in `SHARED`: a function for each kind serves the whole family, and the
-kinds take turns. So do those of representatives where a graph is exported, the others of which are slow.
+modes, and where a graph is made, which takes a second each, the first sample of such a row for one kind of container,
+in turn. The slow run has the other samples and kinds of these rows, and the first sample of all others; what samples
+those have more where a graph is made is marked sweep. So are two of the three kinds of an operation in `SHARED`: a
+function for each kind serves the whole family, and the kinds take turns.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
         return (), slow
     if not is_representative(rule):
         return sweep if mode in GRAPHS and rule.family in SHARED and not is_its_turn(rule, mode) else slow, sweep
-    late = (mode in GRAPHS and rule.name in HEAVY) or (mode == "export" and not is_its_turn(rule, mode))
+    late = mode in GRAPHS and (rule.name in HEAVY or not is_its_turn(rule, mode))
     return slow if late else (), slow
 
 

@@ -284,6 +284,7 @@ def test_nodes_of_a_graph():
     assert not [name for name in names if "aten.convolution" in name or "aten.index" in name]
 
 
+@pytest.mark.slow
 def test_exported():
     """Of torch's own operations, which need no Python."""
     net = network().eval()
@@ -380,6 +381,7 @@ def test_windows_are_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch):
     torch.testing.assert_close([parts, *torch.autograd.grad(parts.square().sum(), given)], want)
 
 
+@pytest.mark.slow
 def test_batch_norm_of_positions_that_a_graph_does_not_know():
     """Behind a stride the number of positions is data; statistics of the batch, running ones, gradients."""
     found: list[Any] = []

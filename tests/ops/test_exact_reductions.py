@@ -153,7 +153,7 @@ class TestDerivatives:
         numbers = itertools.product([0.0, 2.0, math.inf, math.nan], repeat=3)
         alike(lambda x, dim: torch.prod(x, dim), [torch.tensor(r).double() for r in numbers], kind, order=1)
 
-    @pytest.mark.parametrize("dims", [1, pytest.param(2, marks=pytest.mark.slow), (0, 1, 2)])
+    @pytest.mark.parametrize("dims", [1, *[pytest.param(d, marks=pytest.mark.slow) for d in (2, (0, 1, 2))]])
     def test_products_in_a_graph_of_lengths_that_are_data(self, kind: str, dims: Any):
         """Backward, too; the product of everything, torch's own of packed values, among them."""
 

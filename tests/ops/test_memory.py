@@ -336,6 +336,7 @@ class Rows(Dataset[TensorDict]):
         return TensorDict({"x": torch.full((3,), i), "y": torch.tensor(i)})
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader():
     loader = DataLoader(Rows(), 2, collate_fn=tdc.data.collate, num_workers=1, multiprocessing_context="spawn")
     batches = list(loader)

@@ -114,7 +114,7 @@ def test_module(name: str, kind: str):
     assert_same(MODULES[name](), kind, [rows()], plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["nested", slow("masked")])
 @pytest.mark.parametrize("name", ["mlp", "encoder_layer", slow("encoder_layer_norm_first"), slow("encoder_eval")])
 def test_module_compiled(name: str, kind: str):
     module, counter = MODULES[name](), Counter()
@@ -141,6 +141,7 @@ def test_multihead_attention(form: str, kind: str):
     assert_attends(form, kind, compile=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["self", *map(slow, FORMS[1:])])
 @pytest.mark.parametrize("kind", KINDS)
 def test_multihead_attention_compiled(form: str, kind: str):
@@ -196,6 +197,7 @@ def test_causal_encoder_layer(kind: str):
     assert_same(layer(), kind, [rows((3, 2, 5, 1))], run, ref)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "another"])
 def test_a_stack_reads_a_mask_of_which_a_graph_does_not_know_whether_it_is_causal(causal: bool):
     """torch compares the mask with a causal one, by value; a dense batch of it compiles with `is_causal=` only."""

@@ -176,6 +176,7 @@ def everything(q: Any, p: Any) -> tuple[Any, ...]:
     return pair_map(q, p), p[:, 1:, :2], p[:, 0] * q, p[:, :, [0, -1]]
 
 
+@pytest.mark.slow
 def test_one_graph_for_all_lengths():
     counter = Counter("aot_eager")
     compiled = torch.compile(everything, backend=counter, fullgraph=True)

@@ -47,6 +47,7 @@ def test_blocks_of_images():
         torch.testing.assert_close(list(out.unbind()), [unfold(row) for row in parts])
 
 
+@pytest.mark.slow
 def test_an_autoencoder_is_one_graph_for_all_sizes():
     net = nn.Sequential(nn.Conv1d(4, 3, 2, stride=2), nn.Upsample(scale_factor=2, mode="linear"), nn.Conv1d(3, 1, 1))
     step = tdc.compile.counted(net, backend="aot_eager")

@@ -60,6 +60,7 @@ def test_dense_rows_join_ragged_ones():
     same(torch.cat([frame, z], 3), [torch.cat([f, r], 2) for f, r in zip(frame, images, strict=True)])
 
 
+@pytest.mark.slow
 def test_a_token_in_front_is_one_graph():
     def run(x: Any, token: Tensor) -> Any:
         joined: Any = torch.cat([token.expand(len(x), 1, 4), x], 1)

@@ -11,7 +11,7 @@ from programs import run, steps
 import tdc
 
 
-@pytest.mark.parametrize(("start", "compiled"), [(0, 25), pytest.param(1, 12, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(("start", "compiled"), [(0, 50), pytest.param(1, 12, marks=pytest.mark.sweep)])
 def test_random_programs(start: int, compiled: int):
     """Most of the time is that of the programs which are compiled."""
     found = run.check_programs(100, start, compiled)
@@ -43,6 +43,7 @@ def test_a_graph_packs_a_batch_without_positions():
         assert torch.equal(grad, x.mask.float())
 
 
+@pytest.mark.slow
 def test_a_graph_scans_what_it_does_not_know_the_size_of():
     """Found by programs: scans and their derivatives ask how many elements there are."""
     rows = [torch.randn(n, 2, dtype=torch.float64) for n in (2, 0, 3)]
@@ -63,6 +64,7 @@ def test_a_graph_scans_what_it_does_not_know_the_size_of():
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 def test_a_graph_scans_some_of_the_examples():
     """Found by a program: neither the number of positions nor how many of the other dim there are is known."""
 

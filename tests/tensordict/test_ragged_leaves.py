@@ -78,6 +78,7 @@ def test_the_only_example_is_a_tensor():
         assert torch.equal(td[:, 1:2].squeeze(1)["t"], torch.stack([rows[0][1], rows[1][1]]))
 
 
+@pytest.mark.slow
 def test_one_graph_for_the_examples_that_are_named():
     def run(td: TensorDict, i: Tensor, j: Tensor) -> Any:
         return td[i, j]["t"].sum(1), td["t"].to_padded().data.sum()

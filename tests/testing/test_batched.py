@@ -286,6 +286,7 @@ def keyed_sum(xs: Tensor) -> Any:
     return s
 
 
+@pytest.mark.slow
 def test_a_fault_of_one_lowering_is_found(monkeypatch: pytest.MonkeyPatch):
     patched(monkeypatch, lambda out, args, f: out + (f._options.lower == "unroll"))
     with pytest.raises(AssertionError, match=r"value: .*\(graph of eager, lower='unroll': in order, ") as caught:
@@ -302,6 +303,7 @@ def test_a_fault_of_one_backend_is_found():
     assert "graph of eager" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_second_compilation_is_found(monkeypatch: pytest.MonkeyPatch):
     def unrolled(out: Any, args: Any, f: Any) -> Any:
         for _ in range(len(out)):
