@@ -5,13 +5,12 @@
     padded         what a trainer does in plain torch: `pad_sequence`, a padding mask, the compiled module, backward,
                    fused AdamW, zero_grad; lengths are marked dynamic, so that it compiles once
     regions        the compiled module with its layers as `torch.compiler.nested_compile_region`, compiled once for all
-    step regions   `train_step` of the same; `torch.func.grad` refuses regions (torch 2.13): a note says that it fails
+    step regions   `train_step` of the same; where torch refuses them, a note says how
+    danling        the module on DanLing's NestedTensor, eagerly, since its attention does not compile, and fused AdamW
 
 Encoders of 6 and of 24 layers, ten batches of different lengths and sizes. Measured: CPU time to the end of the first
 step, compilers included; step time and peak memory when warm; compiles over the ten batches; guards that each call
 runs. Limits: 24 layers start in 1.5 times what 6 take, and in 0.5 times what the compiled module of 24 takes.
-
-DanLing is left out: it is not installed here.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Report, Spread, arguments, count_guards, interleaved, own, ratio
+from bench._timing import Report, Spread, arguments, count_guards, interleaved, own, peer, ratio
 from bench.cold_start import cpu
 from tdc import TensorDict
 from tdc.compile import backend, dynamic, peak_bytes, train_step
@@ -93,22 +93,28 @@ class Ours:
 class Module:
     """A compiled function of the module, backward, and an optimiser that changes parameters in place."""
 
-    def __init__(self, net: nn.Module, padded: bool) -> None:
-        self.net, self.padded = copy.deepcopy(net), padded
+    def __init__(self, net: nn.Module, padded: bool = False, danling: ModuleType | None = None) -> None:
+        self.net, self.padded, self.danling = copy.deepcopy(net), padded, danling
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=LR, fused=True)
         module: Any = self.net
         if padded:
             self.fn = own(lambda x, pad, y: F.cross_entropy(module.padded(x, pad), y))
         else:
             self.fn = own(lambda batch: loss(module, batch))
-        self.forward = torch.compile(self.fn, backend=backend, fullgraph=True)
+        self.forward = self.fn if danling else torch.compile(self.fn, backend=backend, fullgraph=True)
 
     def __call__(self, batch: TensorDict) -> Tensor:
-        value = self.forward(*rectangle(batch)) if self.padded else self.forward(batch)
+        value = self.loss(batch)
         value.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return value.detach()
+
+    def loss(self, batch: TensorDict) -> Tensor:
+        if self.danling:
+            rows = self.danling.NestedTensor(*batch["tokens"].unbind())
+            return F.cross_entropy(self.net(rows), batch["label"])
+        return self.forward(*rectangle(batch)) if self.padded else self.forward(batch)
 
     def compiled(self) -> Any:
         """The function that Dynamo has guards for."""
@@ -169,13 +175,15 @@ def exact(figure: float) -> Spread:
     return Spread(figure, figure, figure)
 
 
-def measure(report: Report, layers: int) -> dict[str, float]:
+def measure(report: Report, layers: int, danling: ModuleType | None) -> dict[str, float]:
     """All candidates on one encoder; CPU seconds to the end of the first step of each."""
     given, net = batches(report.device), Encoder(layers).to(report.device)
     makers: dict[str, Callable[[], Any]] = {
-        "train_step": lambda: Ours(net), "module": lambda: Module(net, False), "padded": lambda: Module(net, True),
-        "regions": lambda: Module(shared(net), False), "step regions": lambda: Ours(shared(net)),
+        "train_step": lambda: Ours(net), "module": lambda: Module(net), "padded": lambda: Module(net, padded=True),
+        "regions": lambda: Module(shared(net)), "step regions": lambda: Ours(shared(net)),
     }  # fmt: skip
+    if danling:
+        makers["danling"] = lambda: Module(net, danling=danling)
     runs: dict[str, Any] = {}
     firsts: dict[str, float] = {}
     losses: dict[str, float] = {}
@@ -216,7 +224,10 @@ def main() -> None:
     report = Report("bench_train", question, args.device, args.quick)
     torch.manual_seed(0)
     sizes = (1, 3) if report.quick else (6, 24)
-    few, many = [measure(report, layers) for layers in sizes]
+    danling = peer("danling", report)
+    if danling:
+        report.version(danling)
+    few, many = [measure(report, layers, danling) for layers in sizes]
     for label in ("train_step", "module", "regions", "step regions"):
         if label in few and label in many:
             figure = exact(many[label] / few[label])
