@@ -32,6 +32,7 @@ from tdc.ragged.padding import exchange, valid_mask
 from tdc.ragged.segments import offsets_of, positions_in, sizes_of, structure_of_sizes
 from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure
+from tdc.ragged.views import moved, moves_by_views, permuted
 
 
 class Lines(NamedTuple):
@@ -100,7 +101,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     kept, count = [r for r in range(s.ragged_ndim) if r not in along], len(along)
     order, turn = [*kept, *along], kept[-1] > along[0]
     if turn:
-        values = in_order(values.movedim(e, 0), s, order).movedim(0, e)
+        values = in_order(x, order)
     number = torch.stack([sizes[r] for r in kept], 1)
     rows = torch.repeat_interleave(number.prod(1))
     each = torch.stack([sizes[r] for r in along], 1)[rows]
@@ -126,18 +127,21 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
             t = Structure(offsets_of(new.prod(1)), new, s.extent, e, s.batch_dim, s.ragged_ndim).marked()
         if not turn:
             return build_nested(t, out.values)
-        turned = Structure(t.offsets, sizes_of(t)[:, order], None, 0, 0, s.ragged_ndim)
-        return build_nested(t, in_order(out.values.movedim(e, 0), turned, inverse(order)).movedim(0, e))
+        turned = Structure(t.offsets, sizes_of(t)[:, order], None, e, 0, s.ragged_ndim)
+        return build_nested(t, in_order(build_nested(turned, out.values), inverse(order)))
 
     return Lines(build_nested(inner, values), dim_of, back, again)
 
 
-def in_order(values: Tensor, s: Structure, order: list[int]) -> Tensor:
-    """Packed positions (N, *D) with the ragged dims of each example in another order."""
-    total = values.shape[0]
-    turned = Structure(s.offsets, sizes_of(s)[:, order], None, 0, 0, s.ragged_ndim)
+def in_order(x: NestedTensor, order: list[int]) -> Tensor:
+    """The values of a batch with the ragged dims of each example in another order."""
+    s, values, e = x.structure, x.values, x.structure.packed_dim
+    turned = Structure(s.offsets, sizes_of(s)[:, order], None, e, 0, s.ragged_ndim)
+    if moves_by_views(x):
+        return moved(values, s, turned, permuted(e, order))
+    total = values.shape[e]
     index, back = positions_in(s, turned, total, inverse(order)), positions_in(turned, s, total, order)
-    return exchange(values, index, None, 0.0, back, None)
+    return exchange(values.movedim(e, 0), index, None, 0.0, back, None).movedim(0, e)
 
 
 def inverse(order: list[int]) -> list[int]:

@@ -33,6 +33,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import mirrored, rolled, sizes_of
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, with_static, without_dims
 from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.views import flipped, moved, moves_by_views, shifted
 
 
 def ints(op: OpName, sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -96,7 +97,7 @@ def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
     turned, values = s.moved(axes.index(s.packed_dim), at), x.values
     if tuple(ragged) != s.ragged_dims:
         numbers = [s.ragged_dims.index(d) for d in ragged]
-        values = in_order(values.movedim(s.packed_dim, 0), s, numbers).movedim(0, s.packed_dim)
+        values = in_order(x, numbers)
         extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in numbers]), x.device)
         turned = Structure(s.offsets, sizes_of(s)[:, numbers], extent, turned.packed_dim, at, s.ragged_ndim).marked()
     return build_nested(turned, values.permute(axes))
@@ -306,7 +307,11 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
     static = [axis_of("flip", x, d) for d in given if d != x._batch_dim and d not in ragged]
     x = with_data(x, data_of(x).flip(static)) if static else x
     packs = isinstance(x, NestedTensor)
-    if packs and by_lines("flip", x, ragged):
+    if packs and ragged and moves_by_views(x):
+        s = x.structure
+        axes = [s.packed_dim + s.ragged_dims.index(d) for d in ragged]
+        x = x.with_values(moved(x.values, s, s, flipped(axes)))
+    elif packs and by_lines("flip", x, ragged):
         x = along_lines("flip", lambda lines, dim: flip_ragged(lines, dim), x, ragged)
     elif packs and ragged:
         s, values = x.structure, x.values
@@ -330,6 +335,9 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
             x = x[(FULL,) * d + (rows,) if d else rows]
         elif d not in x.ragged_dims:
             x = with_data(x, data_of(x).roll(shift, axis_of("roll", x, d)))
+        elif packs and moves_by_views(x):
+            s = x.structure
+            x = x.with_values(moved(x.values, s, s, shifted(shift, s.packed_dim + s.ragged_dims.index(d))))
         elif packs and by_lines("roll", x, d):
             x = along_lines("roll", lambda v, dim, shift=shift: roll_ragged(v, shift, dim), x, d)
         elif packs:

@@ -5,7 +5,7 @@
                               x[:, :, :, [0, -1]]    -> (B, C, -1, 2)
 
 All entries act at once. For each position of the result the packed position it comes from is computed, so that a single
-gather makes the crop.
+gather makes the crop; slices of large examples are copied one by one (`views`).
 
     M positions along the dims that stay ragged, over all rows
 
@@ -14,6 +14,7 @@ Invariant: M is data, so that eager calls read it on the host and a graph has an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from torch import Tensor
 from tdc.core.errors import ShapeError, message
 from tdc.ragged.index_forms import Span, kept, longest_span, positions_of, spans
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides, structure_of_sizes, total_of
+from tdc.ragged.segments import coordinates, on_host, row_ids, sizes_of, strides, structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
+from tdc.ragged.views import moved, moves_by_views, spans_taken
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
@@ -44,6 +46,8 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
     if [r for r in fixed if along and along[0] < r < along[-1] and kept(parts[r])]:
         got, hint = "positions between them", "x.to_padded() first"
         raise ShapeError(message("index", "ragged dims side by side", got, hint=hint))
+    if not fixed and moves_by_views(x):
+        return crop_views(x, parts)
     t, rows, source = rows_of_spans(s, {r: parts[r] for r in along}, x.device)
     front = sum([kept(parts[r]) for r in fixed if along and r < along[0]])
     shape: list[Any] = [source.shape[0]]
@@ -60,17 +64,38 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
     return build_nested(t.moved(e + front, s.batch_dim + more), values.movedim(e, e + front))
 
 
+def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
+    """A slice of each ragged dim, one example after another."""
+    s = x.structure
+    first, lengths, steps = spans_of(s, dict(enumerate(parts)))
+    t = structure_of_spans(s, dict(enumerate(parts)), lengths)
+    begins, counts = [on_host(torch.stack(found, 1)) for found in (first, lengths)]
+    move = spans_taken(s.packed_dim, begins, counts, list(steps))
+    return build_nested(t, moved(x.values, s, t, move))
+
+
+def spans_of(s: Structure, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
+    """Of slices of some ragged dims: where they begin and how many positions they have, (B,) each, and their steps."""
+    sizes = sizes_of(s).unbind(1)
+    return tuple(zip(*[spans(part, sizes[r]) for r, part in parts.items()], strict=True))  # type: ignore[return-value]  # three
+
+
+def structure_of_spans(s: Structure, parts: dict[int, Any], lengths: Sequence[Tensor]) -> Structure:
+    """The structure of slices of some ragged dims."""
+    top = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
+    known = None if s.extent is None or any([n is None for n in top]) else tuple(top)
+    return structure_of_sizes(torch.stack(list(lengths), 1), known, s.packed_dim, s.batch_dim)
+
+
 def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
     """Slices of some ragged dims: the structure of the result, and for each of its positions the row and the packed
     position it comes from. Without a slice there is one position for each row, where the row begins.
     """
     if not parts:
         return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
-    along, sizes, steps = list(parts), sizes_of(s).unbind(1), strides(s)
-    first, lengths, step = zip(*[spans(part, sizes[r]) for r, part in parts.items()], strict=True)
-    top = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
-    known = None if s.extent is None or any([n is None for n in top]) else tuple(top)
-    t = structure_of_sizes(torch.stack(lengths, 1), known, s.packed_dim, s.batch_dim)
+    along, steps = list(parts), strides(s)
+    first, lengths, step = spans_of(s, parts)
+    t = structure_of_spans(s, parts, lengths)
     total = total_of(t.offsets)
     rows, source = row_ids(t, total), s.offsets[row_ids(t, total)]
     for i, position in enumerate(coordinates(t, total)):

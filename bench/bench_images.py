@@ -1,0 +1,79 @@
+"""What do crops, mirror images, transposes and sorts of images of different sizes cost against a loop over images?
+
+32 images (3, h, w) with sides between 64 and 256. `tdc` is the operation on a NestedTensor (B, 3, -1, -1), eager, whose
+result is a batch again; `loop` is the same on one image after another, whose results are a list of contiguous tensors.
+`packed` is the loop with its results packed, for what goes on with a batch. Sums are forward and backward of a crop.
+The limit is on tdc over the loop. Operations on small images are in `bench.bench_nested`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tdc
+from bench._timing import Report, arguments, interleaved, ratio
+
+B, LEAST, MOST = 32, 64, 256
+LIMIT = 1.5
+Run = Callable[[Any], Any]
+OPERATIONS: dict[str, tuple[Run, Run]] = {  # of a batch, and of one image
+    "a border cut off": (lambda x: x[:, :, 4:-4, 4:-4], lambda r: r[:, 4:-4, 4:-4]),
+    "a corner": (lambda x: x[:, :, :64, -64:], lambda r: r[:, :64, -64:]),
+    "every other position": (lambda x: x[:, :, ::2, ::2], lambda r: r[:, ::2, ::2]),
+    "mirrored": (lambda x: x.flip(3), lambda r: r.flip(2)),
+    "mirrored both ways": (lambda x: x.flip(2, 3), lambda r: r.flip(1, 2)),
+    "transposed": (lambda x: x.transpose(2, 3), lambda r: r.transpose(1, 2)),
+    "shifted": (lambda x: x.roll(5, 3), lambda r: r.roll(5, 2)),
+    "lines sorted": (lambda x: x.sort(3).values, lambda r: r.sort(2).values),
+    "columns sorted": (lambda x: x.sort(2).values, lambda r: r.sort(1).values),
+}
+
+
+def measure(report: Report, name: str, images: list[Tensor]) -> None:
+    """One operation."""
+    batch, (ours, theirs) = tdc.pack(images, ragged_dim=(2, 3)), OPERATIONS[name]
+    for a, b in zip(ours(batch).unbind(), images, strict=True):
+        assert torch.equal(a, theirs(b)), name
+    calls: dict[str, Callable[[], Any]] = {
+        "tdc": lambda: ours(batch),
+        "loop": lambda: [theirs(x).contiguous() for x in images],
+        "packed": lambda: tdc.pack([theirs(x) for x in images], ragged_dim=(2, 3)),
+    }
+    times = interleaved(calls, rounds=5 if report.quick else 21, burst=0.05, device=report.device)
+    report.row(name, times, "loop")
+    report.limit(f"{name}: tdc to loop", ratio(times["tdc"], times["loop"]), LIMIT)
+
+
+def gradients(report: Report, images: list[Tensor]) -> None:
+    """A crop, its sum of squares, and the gradient of the images."""
+    batch = tdc.pack(images, ragged_dim=(2, 3)).requires_grad_()
+    leaves = [x.clone().requires_grad_() for x in images]
+    run, alone = OPERATIONS["a border cut off"]
+    calls: dict[str, Callable[[], Any]] = {
+        "tdc": lambda: torch.autograd.grad(run(batch).values.square().sum(), batch.values),
+        "loop": lambda: [torch.autograd.grad(alone(x).square().sum(), x) for x in leaves],
+    }
+    times = interleaved(calls, rounds=5 if report.quick else 21, burst=0.05, device=report.device)
+    report.row("gradient of a border cut off", times, "loop")
+    report.limit("gradient of a border cut off: tdc to loop", ratio(times["tdc"], times["loop"]), LIMIT)
+
+
+def main() -> None:
+    args = arguments("bench_images")
+    question = "What do crops, mirror images, transposes and sorts of images cost against a loop over images?"
+    report = Report("bench_images", question, args.device, args.quick)
+    generator = torch.Generator().manual_seed(0)
+    sides = torch.randint(LEAST, MOST + 1, (B, 2), generator=generator).tolist()
+    images = [torch.randn(3, h, w, generator=generator).to(args.device) for h, w in sides]
+    for name in OPERATIONS:
+        measure(report, name, images)
+    gradients(report, images)
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

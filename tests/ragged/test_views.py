@@ -1,0 +1,96 @@
+"""Elements of images moved by views: the same as by a gather, for every move, with all derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwd
+from torch import Tensor
+
+import tdc
+from tdc.ragged import views
+
+SIZES = [(3, 4), (0, 2), (5, 1), (2, 0), (4, 4)]
+MOVES: dict[str, Callable[[Any], Any]] = {
+    "crop": lambda x: x[:, :, 1:-1, -3:],
+    "lines": lambda x: x[:, :, 1:],
+    "steps": lambda x: x[:, :, ::2, 1::3],
+    "turned": lambda x: x[:, :, ::-1, -2::-1],
+    "turned by steps": lambda x: x[:, :, ::-2, :3],
+    "ends of rows": lambda x: tdc.truncate(x, torch.tensor([1, 2, 3, 4, 2])),
+    "mirrored": lambda x: x.flip(3),
+    "mirrored twice": lambda x: x.flip(2, 3),
+    "turned round": lambda x: x.transpose(2, 3),
+    "rolled": lambda x: x.roll((1, -2), (3, 2)),
+    "columns sorted": lambda x: x.sort(2).values,
+    "lines sorted": lambda x: x.sort(-1, descending=True, stable=True).values,
+    "order of lines": lambda x: x * x.argsort(3),
+    "columns summed": lambda x: x.sum(2),
+}
+
+
+def images(dtype: torch.dtype = torch.float64) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(2, h, w, generator=generator, dtype=dtype) for h, w in SIZES]
+    return tdc.pack(rows, ragged_dim=(2, 3))
+
+
+def both(monkeypatch: pytest.MonkeyPatch, fn: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a call gives by a gather and by views, which it then takes."""
+    gathered = fn()
+    calls: list[int] = []
+    run = views.views
+    monkeypatch.setattr(views, "LEAST", 1)
+    monkeypatch.setattr(views, "views", lambda *args: calls.append(1) or run(*args))
+    found = fn()
+    assert calls
+    return gathered, found
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str):
+    def run() -> list[Tensor]:
+        x = images().requires_grad_()
+        y = MOVES[name](x)
+        tdc.validate(y)
+        (grad,) = torch.autograd.grad((y.values**3).sum(), x.values, create_graph=True)
+        (second,) = torch.autograd.grad(grad.square().sum(), x.values)
+        return [y.values, y.sizes if hasattr(y, "sizes") else y.lengths, grad, second]
+
+    for a, b in zip(*both(monkeypatch, run), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["crop", "mirrored", "turned round"])
+def test_in_a_direction(monkeypatch: pytest.MonkeyPatch, name: str):
+    def run() -> Any:
+        x = images()
+        with fwd.dual_level():
+            y = MOVES[name](x.with_values(fwd.make_dual(x.values, x.values.cos())))
+            return fwd.unpack_dual(y.values).tangent
+
+    torch.testing.assert_close(*both(monkeypatch, run))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.complex64, torch.bfloat16])
+def test_dtypes_and_channels_behind(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
+    rows = [torch.arange(h * w * 3).view(h, w, 3).to(dtype) for h, w in SIZES]
+    x = tdc.pack(rows, ragged_dim=(1, 2))
+    a, b = both(monkeypatch, lambda: x[:, 1:, ::-1].flip(1).transpose(1, 2))
+    assert torch.equal(a.values, b.values)
+    assert a.tolist() == b.tolist()
+
+
+def test_graphs_and_transforms_gather(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(views, "LEAST", 1)
+    monkeypatch.setattr(views, "views", None)
+    x = images()
+    with pytest.raises(TypeError):
+        x.flip(3)
+    torch.compile(lambda x: x.flip(3), backend="eager", fullgraph=True)(x)
+    tdc.vmap(lambda v: x.with_values(v).flip(3).values)(x.values[None])
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        assert not views.moves_by_views(x)
