@@ -7,7 +7,7 @@ from typing import Any
 
 from tdc.autobatch import blocks
 from tdc.autobatch.tree import ITEM
-from tdc.autobatch.values import UNDEFINED, Lane, flatten, is_lane
+from tdc.autobatch.values import UNDEFINED, Lane, flatten, is_lane, lane_of
 from tdc.autobatch.walks import RaggedRows, Rows, Steps, Together
 
 
@@ -22,7 +22,7 @@ def made(
     rows = steps.every()
     if rows.shape[0] == 0:
         return steps, False
-    given = [Lane(rows) if name == ITEM else x for name, x in zip(names, args, strict=True)]
+    given = [lane_of(rows) if name == ITEM else x for name, x in zip(names, args, strict=True)]
     found, spec = flatten(tuple(blocks.run(fn, given, rows.shape[0])))
     if not found or not all([is_lane(x) for x in found]):
         return steps, False

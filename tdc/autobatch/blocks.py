@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tdc.autobatch.ragged_example import RaggedExample
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBERS, Lane, flatten, is_lane, is_tree, unflatten
+from tdc.autobatch.values import NUMBERS, Lane, flatten, is_lane, is_tree, lane_of, unflatten
 from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.levels import current_level
 from tdc.compile._torch.tracing import is_batched
@@ -49,7 +49,7 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
     found, mapped = map_lanes(inner, tensors, count) if traced() else map_eagerly(inner, tensors, count)
     leaves: list[Any] = []
     for x, m in zip(found, mapped, strict=True):
-        leaves.append(Lane(x) if m else Lane(x.data) if isinstance(x, RaggedExample) else x)
+        leaves.append(lane_of(x) if m else lane_of(x.data) if isinstance(x, RaggedExample) else x)
     return unflatten(leaves, trees[0]) if trees else leaves
 
 

@@ -17,7 +17,7 @@ from tdc.autobatch.loops import OPTIONS, Options
 from tdc.autobatch.program import LAYER, Answers, Program, build, candidates, driver, driver_text, free, resolved
 from tdc.autobatch.source import NUMBERS, OP, binder, every_argument, local_names, read
 from tdc.autobatch.tree import Call
-from tdc.autobatch.values import Lane, as_result, flatten, map_leaves, unflatten
+from tdc.autobatch.values import Lane, as_result, flatten, lane_of, map_leaves, unflatten
 from tdc.compile._torch.lanes import has_hooks, load_decompositions
 from tdc.compile.upstream import traced
 from tdc.core.arguments import normal_dim
@@ -313,8 +313,8 @@ def lane(leaf: Any, dim: int) -> Any:
         raise ShapeError(message(OP, "a tensor with a dim for the examples", describe(leaf), hint=hint))
     dim = normal_dim(dim, leaf.ndim, OP)
     if not is_ragged(leaf):
-        return Lane(leaf.movedim(dim, 0))
-    return Lane(examples_in_front(leaf, dim))
+        return lane_of(leaf.movedim(dim, 0))
+    return lane_of(examples_in_front(leaf, dim))
 
 
 def examples_in_front(x: Any, dim: int) -> Any:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tdc.autobatch.flow import every, passes
+from tdc.autobatch.reads import loops_in, needed, read_in, reads_of, simple, some, variables, written
 from tdc.autobatch.syntax import may_fail
 from tdc.autobatch.tree import (
     INDENT,
@@ -50,24 +51,6 @@ Pieces = dict[str, Callable[..., Any]]
 VALUES, ROUNDS = "__walk", "__rounds"  # begin the names of what an inner walk keeps for those who wait in its loop
 
 
-def variables(names: Iterable[str]) -> str:
-    """A tuple of variables, as a value or as a target."""
-    return "(" + "".join([f"v_{name}, " for name in names]).rstrip() + ")"
-
-
-def written(nodes: list[Node]) -> set[str]:
-    """The names that nodes give values."""
-    out: set[str] = set()
-    for node in every(nodes):
-        if isinstance(node, Block):
-            out |= {*node.writes}
-        elif isinstance(node, For):
-            out |= {*node.assign.writes}
-        elif isinstance(node, (Call, Append)):
-            out.add(node.target if isinstance(node, Call) else node.name)
-    return out
-
-
 class Writer:
     """Writes a driver, line by line."""
 
@@ -79,6 +62,7 @@ class Writer:
         self.number_of: dict[int, int] = {}  # of each loop
         self.around: list[While | For] = []  # the loops around, the innermost last
         self.names: dict[str, tuple[list[str], NameSet]] = {"return": ([], NOTHING)}  # what those who leave take along
+        self.region: NameSet | None = None  # names that are read while some of the examples are elsewhere; None for all
 
     def line(self, text: str) -> None:
         self.lines.append(INDENT * self.depth + text)
@@ -160,31 +144,48 @@ class Writer:
         self.line(f"{target}{self.run(node, node.body, mask)}")
 
     def branch(self, node: If, mask: str) -> str:
-        """Both ways, each for those who take it."""
+        """Both ways, each for those who take it. Where nobody leaves on the way, those who get behind are who came."""
         k = self.number()
         saved = sorted(node.live_then | node.live_else | written(node.then))
         self.line(f"t{k} = decide({self.value(node.test, mask)}, n, {node.test.line})")
         self.line(f"a{k}, b{k} = split({mask}, t{k})")
         self.line(f"e{k}, s{k} = [], {variables(saved)}")
-        live = sorted(node.live)
+        live, stay = sorted(node.live), self.stay([*node.then, *node.orelse])
         for way, nodes, names in (("a", node.then, node.live_then), ("b", node.orelse, node.live_else)):
             self.line(f"if {way}{k} is not False:")
             self.depth += 1
             if way == "b" and saved:
                 self.line(f"{variables(saved)} = s{k}")
+            region = self.region
+            if stay and region is None and mask == "m":
+                self.region = read_in(nodes)
+                self.line("if not whole:")
+                self.line(f"{INDENT}{self.entering(f'{way}{k}', mask, names - self.region)}")
             self.enter(f"{way}{k}", mask, names)
             self.sequence(nodes, f"{way}{k}", f"e{k}", live)
+            self.region = region
             self.depth -= 1
+        if stay:
+            self.line(f"{variables(live) if live else '_'} = joined({tuple(live)!r}, {mask}, t{k}, e{k})")
+            return mask
         if leaves_early([*node.then, *node.orelse], "return", "break", "continue"):
             self.line(f"if e{k}:")
             self.depth += 1
         return self.meet(k, live)
 
+    def stay(self, nodes: list[Node]) -> bool:
+        """Whether all who come to some nodes get behind them, in the same round."""
+        waits = self.around and any(isinstance(n, (While, For)) for n in every(nodes))
+        return not waits and not leaves_early(nodes, "return", "break", "continue")
+
     def enter(self, way: str, mask: str, names: Iterable[str]) -> None:
-        """Give those who do not come here the values of one who does."""
+        """Give those who do not come here the values of one who does, of the names that somebody reads before all are
+        together again."""
+        self.line(self.entering(way, mask, names if self.region is None else self.region.intersection(names)))
+
+    def entering(self, way: str, mask: str, names: Iterable[str]) -> str:
         kept = sorted(names)
-        if kept:
-            self.line(f"{variables(kept)} = enter({way}, {mask}, {variables(kept)})")
+        return f"{variables(kept)} = enter({way}, {mask}, {variables(kept)})" if kept else "pass"
 
     def meet(self, k: int, live: list[str]) -> str:
         target = variables(live) if live else "_"
@@ -216,11 +217,14 @@ class Writer:
                 )
         if outer:
             self.resume(node, k, mask, (k, *inner))
-        names, self.around = dict(self.names), [*outer, node]
+        names, region, read = dict(self.names), self.region, read_in([node])
+        self.around = [*outer, node]
+        if not outer:
+            self.region = read
         self.round(node, k, carry, fixed)
-        self.names, self.around = names, outer
+        self.names, self.around, self.region = names, outer, region
         self.line(f"loop{k} = Loop({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r})")
-        self.run_loop(node, k, mask, f"{variables(carry)}, {variables(fixed)}", variables(carry) if carry else "_")
+        self.run_loop(node, k, mask, f"{variables(carry)}, {some(fixed, read)}", variables(carry) if carry else "_")
         self.line(f"if r{k} is not False:")
         self.line(f"{INDENT}return_.append((r{k}, (x{k},)))")
         if outer:
@@ -318,11 +322,14 @@ class Writer:
                 self.enter(f"k{k}", "None", live)
             self.line(f"e{k}.append((k{k}, {variables(live)}))")
             self.depth -= 1
+        elif not gone:
+            self.enter(mask, "None", live)
+            return mask
         else:
             self.line(f"o{k} = either(l{k}, k{k})")
             self.line(f"if o{k} is not False:")
             self.depth += 1
-            self.enter(f"o{k}", "None", live if gone else [name for name in carry if name in node.live])
+            self.enter(f"o{k}", "None", live)
             self.line(f"e{k}.append((o{k}, {variables(live)}))")
             self.depth -= 1
         self.line(f"if e{k}:")
@@ -337,7 +344,8 @@ class Writer:
         self.line("break_, continue_, return_, inside_ = [], [], [], []")
         for names, source in ((carry, "carry"), (fixed, "fixed")):
             if names:
-                self.line(f"{variables(names)} = enter(m, None, {source})")
+                self.line(f"{variables(names)} = {source}")
+                self.enter("m", "None", names)
         if self.reads_again(node, fixed):
             self.line(f"again = {variables(fixed)}")
         for name in sorted(written([node]) - {*carry, *fixed}):
@@ -386,38 +394,6 @@ class Writer:
         self.depth -= 1
 
 
-def some(names: Iterable[str], wanted: NameSet) -> str:
-    """A tuple of variables, without value where nobody wants it."""
-    return "(" + "".join([f"v_{name}, " if name in wanted else "UNDEFINED, " for name in names]).rstrip() + ")"
-
-
-def loops_in(node: While | For) -> list[While | For]:
-    """The loops in the body of a loop."""
-    inside = [*node.body, *(node.pre if isinstance(node, While) else [])]
-    return [n for n in every(inside) if isinstance(n, (While, For))]
-
-
-def needed(node: While | For) -> NameSet:
-    """The names that somebody reads who is in a loop, or behind it."""
-    found = frozenset().union(*[n.live_head | n.live | n.live_else | reads_of(n) for n in (node, *loops_in(node))])
-    return found - {ITEM}
-
-
-def reads_of(node: While | For) -> NameSet:
-    """The names that a test reads, and so must be there at the end of a round."""
-    return frozenset(node.test.reads) if isinstance(node, While) else frozenset()
-
-
-def simple(node: For) -> bool:
-    """Whether all who have an item run the body to its end, with no loops inside but walks without loops of their own:
-    then `scan` can run it, unless examples wait in a walk."""
-    inner = loops_in(node)
-    exits = [n for n in every(node.body) if isinstance(n, Exit)]
-    return all(n.kind == "continue" for n in exits) and all(
-        isinstance(n, For) and not loops_in(n) and not n.orelse for n in inner
-    )
-
-
 def write(nodes: list[Node], arguments: list[str], names: Iterable[str]) -> tuple[str, Pieces]:
     """The source of the driver of a function, `driver(m, n, values, options, call)`, and what it calls."""
     writer = Writer()
@@ -426,7 +402,7 @@ def write(nodes: list[Node], arguments: list[str], names: Iterable[str]) -> tupl
         writer.line(f"v_{name} = UNDEFINED")
     for name in arguments:
         writer.line(f"v_{name} = values[{name!r}]")
-    writer.line("sure = m is None")
+    writer.line("whole = sure = m is None")
     begin = len(writer.lines)
     writer.sequence(nodes, "m", "end_", [])
     kept = [f"{name}{k}" for k in writer.number_of.values() for name in (VALUES, ROUNDS)]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import Lane, as_lane, cast, common_dtype, flatten, map_leaves, one_shape, unflatten
+from tdc.autobatch.values import Lane, as_lane, cast, common_dtype, flatten, lane_of, map_leaves, one_shape, unflatten
 from tdc.core.asserts import require
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.pytree import register, tree_leaves
@@ -98,20 +98,20 @@ def template(lists: Sequence[Any]) -> Any:
     """An item of lists of which one is not empty, of all examples."""
     for x in lists:
         if type(x) is Grown:
-            return map_leaves(lambda leaf: Lane(leaf.data[:, 0], leaf.number), x.items)
+            return map_leaves(lambda leaf: lane_of(leaf.data[:, 0], leaf.number), x.items)
     return next(x[-1] for x in lists if x)
 
 
 def as_grown(name: str, x: Any, n: Any, like: Any, room: Any, fixed: bool) -> Grown:
     """A list as `Grown` with some room; its items look like another."""
     if type(x) is Grown:
-        items = map_leaves(lambda leaf: Lane(padded(leaf.data, room - leaf.data.shape[1]), leaf.number), x.items)
+        items = map_leaves(lambda leaf: lane_of(padded(leaf.data, room - leaf.data.shape[1]), leaf.number), x.items)
         return Grown(items, x.count, fixed)
     leaves, spec = flatten(like)
     columns = [[as_lane(flatten(item)[0][j], n) for item in x] for j in range(len(leaves))]
     made = [column_of(name, c, as_lane(leaf, n), n, room) for c, leaf in zip(columns, leaves, strict=True)]
     count = torch.full((n,), len(x), device=made[0].data.device)
-    return Grown(unflatten(made, spec), Lane(count, True), fixed)
+    return Grown(unflatten(made, spec), lane_of(count, True), fixed)
 
 
 def column_of(name: str, parts: list[Lane], like: Lane, n: Any, room: Any) -> Lane:
@@ -120,9 +120,9 @@ def column_of(name: str, parts: list[Lane], like: Lane, n: Any, room: Any) -> La
     data = [x.data for x in parts]
     dtype = common_dtype([*data, like.data])
     if not data:
-        return Lane(torch.zeros((n, room, *like.data.shape[1:]), dtype=dtype, device=like.data.device), like.number)
+        return lane_of(torch.zeros((n, room, *like.data.shape[1:]), dtype=dtype, device=like.data.device), like.number)
     found = torch.stack(cast(data, dtype), 1)
-    return Lane(padded(found, room - len(data)), like.number and all([x.number for x in parts]))
+    return lane_of(padded(found, room - len(data)), like.number and all([x.number for x in parts]))
 
 
 def padded(x: Tensor, more: Any) -> Tensor:
@@ -139,17 +139,19 @@ def appended(name: str, x: Any, value: Any, n: Any) -> Any:
     new = [
         written(name, leaf, as_lane(v, n), whole.count.data) for leaf, v in zip(leaves, flatten(value)[0], strict=True)
     ]
-    return Grown(unflatten(new, spec), Lane(whole.count.data + 1, True), x.fixed)
+    return Grown(unflatten(new, spec), lane_of(whole.count.data + 1, True), x.fixed)
 
 
 def written(name: str, items: Lane, value: Lane, count: Tensor) -> Lane:
     """Items with one more behind those that each example has."""
     rest = items.data.shape[2:]
-    one_shape(name, [value, Lane(items.data[:, 0])])
+    one_shape(name, [value, lane_of(items.data[:, 0])])
     dtype = common_dtype([items.data, value.data])
     here = torch.arange(items.data.shape[1], device=count.device) == count[:, None]
     here = here.reshape(*here.shape, *[1] * len(rest))
-    return Lane(torch.where(here, value.data[:, None].to(dtype), items.data.to(dtype)), items.number and value.number)
+    return lane_of(
+        torch.where(here, value.data[:, None].to(dtype), items.data.to(dtype)), items.number and value.number
+    )
 
 
 def in_loop(name: str, before: Any, after: Any, n: Any, most: Any) -> Any:

@@ -20,7 +20,7 @@ from tdc.autobatch.lists import behind_loop
 from tdc.autobatch.lowered import Mask, Packing, chosen, either, enter, split, union, where
 from tdc.autobatch.rounds import Round, State, apart, as_mask, fitted, followed, kept, stable
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import RESULT, UNDEFINED, Lane
+from tdc.autobatch.values import RESULT, UNDEFINED, Lane, lane_of
 from tdc.autobatch.walks import Form, Range, Steps, at_least_one, walk
 from tdc.compile.carries import split as split_tree
 from tdc.compile.control_flow import repeat_in_graph
@@ -258,7 +258,7 @@ def begun(
     steps = rolled(walk(form, [*values]), inner, options)
     if steps.items is not None:
         return steps, None, None
-    return steps, [values[i] for i in changing], Lane(torch.zeros(n, dtype=torch.long, device=m.device))
+    return steps, [values[i] for i in changing], lane_of(torch.zeros(n, dtype=torch.long, device=m.device))
 
 
 def begun_again(
@@ -318,7 +318,7 @@ def along_inner(
     after = rounds.data if now[0] is False else rounds.data + now[0]
     end = followed(loop.names, state, (*split(now[0], steps.has(after)), *now[2:]), False)
     inside.leave(loop.number, end[0], steps.longest())
-    return Lane(after), end[1:]
+    return lane_of(after), end[1:]
 
 
 def unrolled_along(loop: Loop, steps: Steps, state: State, fixed: Any, sure: bool, most: int | None) -> Out:

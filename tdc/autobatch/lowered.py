@@ -22,6 +22,7 @@ from tdc.autobatch.values import (
     as_lane,
     flatten,
     is_lane,
+    lane_of,
     like,
     map_leaves,
     no_condition,
@@ -108,7 +109,7 @@ class Packing:
         """The values with other tensors."""
         rest = iter(tensors)
         leaves = [
-            Lane(next(rest), x.number) if is_lane(x) else next(rest) if isinstance(x, Tensor) else x
+            lane_of(next(rest), x.number) if is_lane(x) else next(rest) if isinstance(x, Tensor) else x
             for x in self.leaves
         ]
         return unflatten(leaves, self.spec)
@@ -125,6 +126,8 @@ def decide(found: Any, n: int, line: int) -> Any:
     data = as_lane(found, n).data
     if not isinstance(data, Tensor) or any([size != 1 for size in data.shape[1:]]):
         raise no_condition(data, line)
+    if data.ndim == 1 and data.dtype == torch.bool:
+        return data
     return data.reshape(n).bool()
 
 
@@ -178,13 +181,13 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
 
     def fill(x: Any) -> Any:
         if type(x) is Lane and isinstance(x.data, NestedTensor):
-            return Lane(rows_of_those(way, x.data))
+            return lane_of(rows_of_those(way, x.data))
         if not is_lane(x):
             return x
         ndim = x.data.ndim
         if ndim not in shapes:
             shapes[ndim] = like(way, x.data)
-        return Lane(torch.where(shapes[ndim], x.data, x.data.index_select(0, first)), x.number)
+        return lane_of(torch.where(shapes[ndim], x.data, x.data.index_select(0, first)), x.number)
 
     if type(values) is tuple:
         return tuple([fill(x) if type(x) is Lane else map_leaves(fill, x) for x in values])
@@ -214,6 +217,15 @@ def meet(names: Sequence[str], ends: Sequence[End]) -> End:
         values = tuple([where(name, mine, a, b) for name, a, b in zip(names, values, theirs, strict=True)])
         m = either(m, other)
     return m, values
+
+
+def joined(names: Sequence[str], m: Mask, test: Any, ends: Sequence[End]) -> tuple[Any, ...]:
+    """The values behind a test of those who came to it, all of whom are here."""
+    if len(ends) == 1:
+        return ends[0][1]
+    (a, yes), (b, no) = ends
+    mine = test if m is None else chosen(a, b)
+    return tuple([where(name, mine, x, y) for name, x, y in zip(names, yes, no, strict=True)])
 
 
 def chosen(a: Tensor, b: Tensor) -> Tensor:

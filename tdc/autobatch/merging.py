@@ -26,10 +26,11 @@ from tdc.autobatch.values import (
     differing,
     flatten,
     is_tree,
+    lane_of,
     like,
     one_shape,
     unflatten,
-)  # fmt: skip
+)
 from tdc.core.errors import StructureError, message
 from tdc.ragged.storage import is_ragged
 
@@ -51,7 +52,7 @@ def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
     """
 
     if both_plain(a, b):
-        return a if a is b else Lane(torch.where(like(mine, a.data), a.data, b.data), a.number)
+        return a if a is b else lane_of(torch.where(like(mine, a.data), a.data, b.data), a.number)
 
     def pick(parts: Sequence[Any], dtype: Any) -> Any:
         return torch.where(like(mine, parts[0]), *cast(parts, dtype))
@@ -89,7 +90,7 @@ def combine(name: str, values: Sequence[Any], counts: Sequence[Any], pick: Pick,
             return first
         data = [x.data if type(x) is Lane else x for x in leaves]
         if all([type(x) is Lane and is_ragged(x.data) for x in leaves]):
-            return Lane(pick(data, None))
+            return lane_of(pick(data, None))
         if not all([isinstance(x, (Tensor, *NUMBERS)) for x in data]):
             got = differing(leaves)
             raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=TENSORS))
@@ -121,4 +122,4 @@ def alike(name: str, parts: Sequence[Lane], pick: Pick) -> Lane:
     tensors = [x.data for x in parts if not x.number]
     dtype = common_dtype(tensors or [x.data for x in parts])
     one_shape(name, parts)
-    return Lane(pick([x.data for x in parts], dtype), not tensors)
+    return lane_of(pick([x.data for x in parts], dtype), not tensors)

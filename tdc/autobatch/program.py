@@ -158,7 +158,7 @@ def names_of(node: Node) -> list[str]:
 CALLED = (
     ahead.made, lists.appended, loops.Loop, loops.ahead, loops.along, loops.along_inner, loops.begun, loops.begun_again,
     loops.repeat, loops.resume, loops.waiting_in, lowered.block, lowered.check, lowered.count, lowered.decide,
-    lowered.either, lowered.enter, lowered.finished, lowered.guarded, lowered.meet, lowered.read, lowered.split,
-    lowered.union, rounds.finish,
+    lowered.either, lowered.enter, lowered.finished, lowered.guarded, lowered.joined, lowered.meet, lowered.read,
+    lowered.split, lowered.union, rounds.finish,
 )  # fmt: skip
 RUNTIME: dict[str, Any] = {"UNDEFINED": values.UNDEFINED, **{fn.__name__: fn for fn in CALLED}}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch.per_example import index, table
-from tdc.autobatch.values import Lane
+from tdc.autobatch.values import Lane, lane_of
 from tdc.compile._torch.levels import current_level, mapped, outside, physical
 from tdc.compile._torch.tracing import is_batched
 from tdc.core.arguments import normal_dim
@@ -182,7 +182,7 @@ def whole(x: Any, level: int) -> Any:
     if isinstance(x, RaggedExample):
         return x.data
     if isinstance(x, Tensor):
-        return Lane(physical(x, level)) if is_batched(x) else x
+        return lane_of(physical(x, level)) if is_batched(x) else x
     if isinstance(x, (tuple, list)) and any([isinstance(a, (RaggedExample, Tensor)) for a in x]):
         return [whole(a, level) for a in x]
     return x

@@ -16,7 +16,7 @@ from tdc.autobatch.lists import in_loop
 from tdc.autobatch.lowered import End, Mask, either, meet, where
 from tdc.autobatch.merging import both_plain, combine
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBERS, RESULT, UNDEFINED, Lane, as_lane, flatten, is_lane, map_leaves
+from tdc.autobatch.values import NUMBERS, RESULT, UNDEFINED, Lane, as_lane, flatten, is_lane, lane_of, map_leaves
 from tdc.compile._torch.tracing import before_operator, trace_outside
 from tdc.compile.upstream import copied
 from tdc.core.errors import StructureError, message
@@ -117,21 +117,21 @@ def promoted(x: Any, n: int) -> Any:
         if not isinstance(x, (Lane, Tensor, *NUMBERS)):
             return x
         found = as_lane(x, n)
-        return Lane(found.data) if found.number and not found.data.is_floating_point() else found
+        return lane_of(found.data) if found.number and not found.data.is_floating_point() else found
 
     return map_leaves(leaf, x)
 
 
 def zeros(x: Any, n: int) -> Any:
     """What stands for no value in a loop: nobody reads it."""
-    return map_leaves(lambda y: Lane(torch.zeros_like(y.data), y.number) if is_lane(y) else y, promoted(x, n))
+    return map_leaves(lambda y: lane_of(torch.zeros_like(y.data), y.number) if is_lane(y) else y, promoted(x, n))
 
 
 def apart(values: Any) -> Any:
     """Values in memory of their own: an operator takes no two tensors that share it."""
 
     def leaf(x: Any) -> Any:
-        return Lane(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x
+        return lane_of(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x
 
     return map_leaves(leaf, values)
 

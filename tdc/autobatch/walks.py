@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tdc.autobatch.lists import Grown, room_of
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import Lane, flatten, map_leaves, select, unflatten
+from tdc.autobatch.values import Lane, flatten, lane_of, map_leaves, select, unflatten
 from tdc.compile.upstream import traced
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.nested import NestedTensor
@@ -92,7 +92,7 @@ class Items(Steps):
         table = self.table().to(k.device)
         where = k.reshape(-1).clamp(max=table.shape[0] - 1)
         found = table.index_select(0, where).reshape((*k.shape, *table.shape[1:]))
-        return Lane(found) if k.ndim else found
+        return lane_of(found) if k.ndim else found
 
     def table(self) -> Any:
         """Numbers, or the rows of a tensor, where they are walked along beside those of the examples; of no items one
@@ -124,11 +124,11 @@ class Rows(Steps):
     def item(self, k: Any) -> Any:
         if isinstance(k, int):
             self.rows = self.data.unbind(1) if self.rows is None else self.rows
-            return Lane(self.rows[k])
+            return lane_of(self.rows[k])
         if k.ndim == 0:
-            return Lane(self.data.index_select(1, k.reshape(1)).squeeze(1))
+            return lane_of(self.data.index_select(1, k.reshape(1)).squeeze(1))
         here = torch.arange(self.data.shape[0], device=self.device)
-        return Lane(self.data[here, k.clamp(max=self.data.shape[1] - 1)])
+        return lane_of(self.data[here, k.clamp(max=self.data.shape[1] - 1)])
 
     def every(self) -> Tensor:
         return self.data.flatten(0, 1)
@@ -137,7 +137,7 @@ class Rows(Steps):
         return Rows(rows.unflatten(0, self.data.shape[:2]))
 
     def table(self) -> Any:
-        return Lane(self.data.movedim(1, 0).clone(memory_format=torch.contiguous_format))
+        return lane_of(self.data.movedim(1, 0).clone(memory_format=torch.contiguous_format))
 
 
 class RaggedRows(Steps):
@@ -158,7 +158,7 @@ class RaggedRows(Steps):
         return self.most
 
     def item(self, k: Any) -> Any:
-        return Lane(self.rows(self.positions(k)))
+        return lane_of(self.rows(self.positions(k)))
 
     def every(self) -> Tensor:
         return self.x.values if self.values is None else self.values
@@ -184,7 +184,7 @@ class RaggedRows(Steps):
     def table(self) -> Any:
         rounds = torch.arange(at_least_one(self.longest()), device=self.device)
         where = self.positions(rounds[:, None])
-        return Lane(self.rows(where.flatten()).unflatten(0, where.shape))
+        return lane_of(self.rows(where.flatten()).unflatten(0, where.shape))
 
     def item_of(self, k: int, at: Tensor | None) -> Any:
         """Rows in the order of the rounds, split once: nothing is padded, nothing computed for those who have none."""
@@ -196,8 +196,8 @@ class RaggedRows(Steps):
             self.split = who, rows.split(there.sum(1).tolist())
         who, rows = self.split[0][k], self.split[1][k]
         if at is None or (len(at) == len(who) and torch.equal(at, who)):
-            return Lane(rows)
-        return Lane(rows.index_select(0, torch.searchsorted(who, at)))
+            return lane_of(rows)
+        return lane_of(rows.index_select(0, torch.searchsorted(who, at)))
 
 
 def with_row(values: Tensor) -> Tensor:
@@ -224,13 +224,13 @@ class ListItems(Steps):
         step = self.lengths - 1 - k if self.backwards else k + torch.zeros_like(self.lengths)
         here = torch.arange(self.lengths.shape[0], device=self.device)
         step = step.clamp(0, room_of(self.x) - 1)
-        return map_leaves(lambda x: Lane(x.data[here, step], x.number), self.x.items)
+        return map_leaves(lambda x: lane_of(x.data[here, step], x.number), self.x.items)
 
     def table(self) -> Any:
         step = torch.arange(at_least_one(self.longest()), device=self.device)[:, None]
         step = (self.lengths - 1 - step).clamp(min=0) if self.backwards else step + torch.zeros_like(self.lengths)
         here = torch.arange(self.lengths.shape[0], device=self.device)
-        return map_leaves(lambda x: Lane(x.data[here, step], x.number), self.x.items)
+        return map_leaves(lambda x: lane_of(x.data[here, step], x.number), self.x.items)
 
 
 class Range(Steps):
@@ -258,7 +258,7 @@ class Range(Steps):
         if fixed and isinstance(k, int):
             return start + k * step
         found = self.begin + k * self.by
-        return Lane(found) if found.ndim else found
+        return lane_of(found) if found.ndim else found
 
 
 def as_whole(x: Any) -> Any:
@@ -300,7 +300,7 @@ class Zip(Steps):
 
 def first(x: Any, n: Any) -> Any:
     """The first rounds of a leaf of a table."""
-    return Lane(x.data[:n]) if type(x) is Lane else x[:n]
+    return lane_of(x.data[:n]) if type(x) is Lane else x[:n]
 
 
 class Enumerate(Steps):
@@ -319,10 +319,10 @@ class Enumerate(Steps):
 
     def number(self, k: Any) -> Any:
         found = k + (self.start.data if type(self.start) is Lane else self.start)
-        return Lane(found) if isinstance(found, Tensor) and found.ndim else found
+        return lane_of(found) if isinstance(found, Tensor) and found.ndim else found
 
     def numbers(self, rounds: Tensor) -> Any:
-        return Lane(rounds[:, None] + self.start.data) if type(self.start) is Lane else rounds + self.start
+        return lane_of(rounds[:, None] + self.start.data) if type(self.start) is Lane else rounds + self.start
 
     def item_of(self, k: int, at: Tensor | None) -> Any:
         return (self.number(k), self.inner.item_of(k, at))

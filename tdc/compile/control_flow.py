@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.tracing import before_operator, is_batched, loop_operator, refuse_in_scan, trace_outside
+from tdc.compile._torch.tracing import before_operator, is_batched, refuse_in_scan, trace_outside, while_operator
 from tdc.compile.carries import agree, moving, replaced, split, tensors_of
 from tdc.compile.upstream import (
     Code,
@@ -174,7 +174,7 @@ def repeat_in_graph(
         return tuple([copied(out[position]) for position in positions])
 
     start = tuple([anchored(tensors[position], ref) for position in positions])
-    end = loop_operator("while_loop")(lambda *flat: condition(whole(flat)), step, start)
+    end = while_operator(lambda *flat: condition(whole(flat)), step, start)
     return whole(end if ref is None else ends_if_ran(first, end, [tensors[i] for i in positions]))
 
 

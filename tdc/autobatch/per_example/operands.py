@@ -36,7 +36,7 @@ from tdc.autobatch.per_example.table import (
     refuse,
     with_batch,
 )
-from tdc.autobatch.values import Lane
+from tdc.autobatch.values import Lane, lane_of
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import RULES, name_of
 from tdc.core.typing import Op
@@ -75,7 +75,7 @@ def as_number(x: Any, tensors: Sequence[Any]) -> Any:
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.data.dtype if type(t) is Lane else t.dtype)
     wanted = dtype_beside(dtype, x.data.dtype)
-    return Lane(x.data.to(wanted)) if wanted != x.data.dtype else x
+    return lane_of(x.data.to(wanted)) if wanted != x.data.dtype else x
 
 
 def nary(op: Op) -> Op:
@@ -104,7 +104,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     if type(value) is Lane or isinstance(value, NestedTensor):
         dtype = x.data.dtype if type(x) is Lane else x.dtype
         own: Any = value
-        new = Lane(own.data.to(dtype)) if type(value) is Lane else own.to(dtype)
+        new = lane_of(own.data.to(dtype)) if type(value) is Lane else own.to(dtype)
         a, m, v = together(torch.masked_fill, [x, mask, new])
         return torch.where(m, v, a)
     a, m = together(torch.masked_fill, [x, mask])
@@ -116,7 +116,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     found = x
     for name, bound in (("min", min), ("max", max)):
         if bound is not None:
-            own = Lane(found) if found is not x and isinstance(found, Tensor) else found
+            own = lane_of(found) if found is not x and isinstance(found, Tensor) else found
             y, b = together(torch.clamp, [own, bound])
             found = torch.clamp(y, **{name: b})
     return found
@@ -124,7 +124,7 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 def fill(x: Any, value: Any) -> Any:
     if type(value) is Lane:
-        a, v = together(torch.fill, [x, Lane(value.data.to(x.dtype))])
+        a, v = together(torch.fill, [x, lane_of(value.data.to(x.dtype))])
         return torch.where(torch.zeros_like(a, dtype=torch.bool), a, v)
     return torch.fill(ragged(x, torch.fill), value)
 

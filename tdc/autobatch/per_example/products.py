@@ -27,7 +27,7 @@ from tdc.autobatch.per_example.table import (
     refuse,
     with_batch,
 )
-from tdc.autobatch.values import Lane
+from tdc.autobatch.values import Lane, lane_of
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import name_of
@@ -85,7 +85,7 @@ def as_matrix(x: Any, vector: bool, at: int) -> Any:
     if not vector:
         return x
     if type(x) is Lane:
-        return Lane(x.data.unsqueeze(1 + at))
+        return lane_of(x.data.unsqueeze(1 + at))
     return x.unsqueeze(at + isinstance(x, NestedTensor))
 
 
@@ -111,12 +111,12 @@ def outer(input: Any, vec2: Any) -> Any:
 
 
 def vdot(input: Any, other: Any) -> Any:
-    return of_ranks("vdot", 1, 1)(Lane(input.data.conj()) if type(input) is Lane else input.conj(), other)
+    return of_ranks("vdot", 1, 1)(lane_of(input.data.conj()) if type(input) is Lane else input.conj(), other)
 
 
 def example(x: Any) -> Any:
     """A result of a row as an operand of another."""
-    return Lane(x) if isinstance(x, Tensor) else x
+    return lane_of(x) if isinstance(x, Tensor) else x
 
 
 def plus(op: Any, product: Op) -> Op:
@@ -156,7 +156,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     if isinstance(x, NestedTensor) and all([w is None or isinstance(w, Tensor) for w in (weight, bias)]):
         return run_linear(x, weight, bias)
     if type(weight) is Lane:
-        turned: Any = Lane(weight.data.transpose(-2, -1)) if rank(weight) > 1 else weight
+        turned: Any = lane_of(weight.data.transpose(-2, -1)) if rank(weight) > 1 else weight
     else:
         turned = weight.transpose(-2, -1) if rank(weight) > 1 else weight
     found = matmul(input, turned)
@@ -219,7 +219,7 @@ def attention(
         raise ShapeError(message(op, "operands of (T, E) or (H, T, E)", f"{got} dims", hint="x.transpose(0, 1)"))
     whole = [x.unsqueeze(1) if isinstance(x, NestedTensor) else x for x in parts] if n == 2 else parts
     if n == 2:
-        whole = [Lane(x.data.unsqueeze(1)) if type(x) is Lane else x for x in whole]
+        whole = [lane_of(x.data.unsqueeze(1)) if type(x) is Lane else x for x in whole]
         whole = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in whole]
     like = next(x for x in whole if isinstance(x, NestedTensor))
     q, k, v = [rows_of(x, like, 2, op) for x in whole]

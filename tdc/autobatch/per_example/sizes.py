@@ -27,7 +27,7 @@ from tdc.autobatch.per_example.table import (
     refuse,
     with_batch,
 )
-from tdc.autobatch.values import Lane
+from tdc.autobatch.values import Lane, lane_of
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, describe, message
@@ -243,7 +243,7 @@ def unsqueezed(x: Any) -> Any:
     """An example with a dim of size 1 in front."""
     if isinstance(x, NestedTensor):
         return x.unsqueeze(1)
-    return Lane(x.data.unsqueeze(1)) if type(x) is Lane else x.unsqueeze(0)
+    return lane_of(x.data.unsqueeze(1)) if type(x) is Lane else x.unsqueeze(0)
 
 
 # -- made

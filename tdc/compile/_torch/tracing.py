@@ -23,6 +23,10 @@ from tdc.core.errors import UnsupportedError, message
 
 X = TypeVar("X")
 internals: Any = torch  # parts of torch without types
+WHILE_LOOP, SCAN = (
+    load("torch._higher_order_ops.while_loop:while_loop_op"),
+    load("torch._higher_order_ops.scan:scan_op"),
+)
 OUTSIDE = "traced outside of an operator"  # marks nodes
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
@@ -48,6 +52,14 @@ def translator(context: Any) -> Any:
 def loop_operator(name: str) -> Callable[..., Any]:
     """torch's "while_loop", "scan", "associative_scan" or "map", on tuples of tensors; `torch.cond` alone is public."""
     return getattr(internals._higher_order_ops, name)
+
+
+def while_operator(condition: Callable[..., Any], step: Callable[..., Any], start: tuple[Any, ...]) -> Any:
+    """torch's "while_loop" of tensors. To Dynamo it is given as the operator, without the pytrees around it: these took
+    longer to trace than many a body (torch 2.13)."""
+    if torch.compiler.is_dynamo_compiling():
+        return WHILE_LOOP(condition, step, start, ())
+    return loop_operator("while_loop")(condition, step, start)
 
 
 @constant
