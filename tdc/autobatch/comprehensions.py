@@ -21,7 +21,8 @@ from tdc.autobatch.source import located
 from tdc.autobatch.syntax import dotted, load, store
 
 WALKS = ("range", "zip", "enumerate", "reversed", "unbind")
-TAKEN = ("sum", "any", "all", "tuple", "list", "torch.stack", "torch.cat")  # what takes a generator as it takes a list
+# what takes a generator as it takes a list
+TAKEN = ("sum", "any", "all", "max", "min", "tuple", "list", "torch.stack", "torch.cat")
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 

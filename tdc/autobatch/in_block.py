@@ -17,6 +17,7 @@ from tdc.autobatch.joins import stack as stack
 from tdc.autobatch.per_example.index import FULL, Span
 from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
+from tdc.autobatch.values import NUMBERS, differing
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 
@@ -25,6 +26,11 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "in_": lambda a, b: a in b,
     "not_in": lambda a, b: a not in b,
 }
+
+
+def divided(fn: Any, *args: Any) -> Any:
+    """Python's `divmod`, which tensors lack, or a function of the user by that name."""
+    return (args[0] // args[1], args[0] % args[1]) if fn is builtins.divmod else fn(*args)
 
 
 def truth(x: Any) -> Any:
@@ -57,9 +63,24 @@ def or_(first: Any, *rest: Callable[[], Any]) -> Any:
 
 
 def joined(old: Any, new: Any, taken: Tensor) -> Any:
-    """`new` where it is taken."""
-    both = all([isinstance(x, RaggedExample) for x in (old, new)])
-    return picked_way(taken, new, old) if both else torch.where(taken, new, old)
+    """`new` where it is taken; of tuples, lists and dicts part for part.
+
+    Raises:
+        UnsupportedError: they differ, and are no tensors or numbers.
+    """
+    kind = type(old)
+    if kind is type(new) and kind in (tuple, list) and len(old) == len(new):
+        return kind([joined(a, b, taken) for a, b in zip(old, new, strict=True)])
+    if kind is dict and type(new) is dict and old.keys() == new.keys():
+        return {key: joined(x, new[key], taken) for key, x in old.items()}
+    if isinstance(old, RaggedExample) and isinstance(new, RaggedExample):
+        return picked_way(taken, new, old)
+    if all([isinstance(x, (Tensor, *NUMBERS)) for x in (old, new)]):
+        return torch.where(taken, new, old)
+    if kind is type(new) and kind in (str, type(None)) and old == new:
+        return old
+    hint = "a number for each, such as 0 and 1; torch.nan or -1 for None"
+    refuse(differing([old, new]), hint, "tensors or numbers where a test that differs between examples chooses")
 
 
 def not_(x: Any) -> Any:
@@ -71,7 +92,7 @@ def if_else(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
     if not isinstance(test, Tensor):
         return yes() if test else no()
     a, b = yes(), no()
-    return a if a is b else joined(b, a, truth(test))
+    return a if isinstance(a, Tensor) and a is b else joined(b, a, truth(test))
 
 
 def chain(first: Any, *pairs: Any) -> Any:

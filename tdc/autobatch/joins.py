@@ -14,6 +14,7 @@ from tdc.autobatch.ragged_example import RaggedExample
 from tdc.compile._torch.levels import current_level, mapped, outside, physical
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
+from tdc.core.dynamo import constant
 from tdc.ragged.masked import MaskedBatch
 
 
@@ -60,11 +61,38 @@ def every(x: Any) -> Any:
 
 def furthest(fn: Any, values: Any) -> Any:
     """`max` or `min` of several values: the first of those that no other exceeds."""
+    if isinstance(values, Grown):
+        return furthest_item(fn, values)
     found, *rest = values
     for other in rest:
         further = other > found if fn is builtins.max else other < found
         found = torch.where(further.reshape(()), other, found) if isinstance(further, Tensor) else fn(found, other)
     return found
+
+
+def furthest_item(fn: Any, x: Grown) -> Any:
+    """`max` or `min` of a list that grew. That an example has an item is checked eagerly, not in a graph.
+
+    Raises:
+        ValueError: an example has none.
+    """
+    items = items_of(x)
+    count = x.count if traced() else physical(x.count, current_level())
+    if not traced() and bool((count == 0).any()):
+        raise ValueError(f"{fn.__name__}() of a list that is empty for an example")
+    rest = torch.full_like(items, limit(str(items.dtype), fn is builtins.max))
+    whole = torch.where(there(x, items), items, rest)
+    at = whole.argmax(0) if fn is builtins.max else whole.argmin(0)
+    return items[at.reshape(1)].squeeze(0)
+
+
+@constant
+def limit(dtype: str, lowest: bool) -> Any:
+    """The number that no other of a dtype is beyond."""
+    kind: Any = getattr(torch, dtype.removeprefix("torch."))
+    if kind.is_floating_point:
+        return -torch.inf if lowest else torch.inf
+    return torch.iinfo(kind).min if lowest else torch.iinfo(kind).max
 
 
 def items_of(x: Grown) -> Tensor:
@@ -91,7 +119,7 @@ def builtin(fn: Any, *args: Any, **options: Any) -> Any:
         return some(*args) if fn is builtins.any else every(*args)
     if (fn is builtins.max or fn is builtins.min) and not options:
         values: Any = args if len(args) != 1 else args[0]
-        if isinstance(values, (tuple, list)) and values:
+        if isinstance(values, Grown) or (isinstance(values, (tuple, list)) and values):
             return furthest(fn, values)
     return fn(*args, **options)
 

@@ -147,6 +147,8 @@ class InBlock(ast.NodeTransformer):
                 ast.Attribute(load(HELPERS), "builtin", ast.Load()), [node.func, *node.args], node.keywords
             )
             return located(given, node)
+        if isinstance(node.func, ast.Name) and node.func.id == "divmod" and not node.keywords:
+            return located(call_helper("divided", [node.func, *node.args]), node)
         helper = CALLS.get(dotted(node.func))
         if helper is None:
             return node

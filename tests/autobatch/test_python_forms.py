@@ -147,3 +147,57 @@ def test_a_function_that_is_decorated_later(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(globals(), "scaled", fn)
         torch.compiler.reset()
         assert torch.compile(calls.map, backend="eager", fullgraph=True)(x).tolist() == want
+
+
+def either_of_two(a: Tensor, b: Tensor) -> Any:
+    low, high = (a, b) if a < b else (b, a)
+    kept = {"k": a} if a > 0 else {"k": b}
+    return low, high, kept["k"]
+
+
+def furthest(ys: Tensor) -> Any:
+    return max(y * 2 for y in ys), min([y for y in ys]), max([y for y in ys if y > -9])
+
+
+def whole(a: Tensor, b: Tensor) -> Any:
+    q, r = divmod(a, b)
+    return q * 10 + r
+
+
+def test_either_of_two_pairs():
+    """Found by hand: torch said that `where` takes no tuples."""
+    examples = [(torch.randn(()), torch.randn(())) for _ in range(4)]
+    assert_batched_equal(tdc.batch(either_of_two), examples, backends=("eager",), lowers=("auto",))
+
+
+def test_max_and_min_along_rows():
+    """Found by hand: `max` walked along the rows itself."""
+    f = tdc.batch(furthest)
+    assert_batched_equal(f, [(torch.randn(n),) for n in (2, 4, 1)], backends=())
+    with pytest.raises(ValueError, match="empty"):
+        f(tdc.pack([torch.randn(0), torch.randn(2)]))
+
+
+@pytest.mark.slow
+def test_max_and_min_along_rows_in_one_graph():
+    examples = [(torch.randn(n),) for n in (2, 4, 3)]
+    assert_batched_equal(tdc.batch(furthest), examples, backends=("eager",), lowers=("auto",))
+
+
+def test_divmod_of_each_example():
+    """Found by hand: tensors have no divmod."""
+    f, a, b = tdc.batch(whole), torch.tensor([7, -9, 5]), torch.tensor([2, 4, -3])
+    want = [10 * (x // y) + x % y for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert f.map(a, b).tolist() == want
+
+
+def test_a_choice_of_what_is_no_tensor_is_refused():
+    """Found by hand: torch said that `where` takes no str."""
+    f = tdc.batch(named_sign)
+    with pytest.raises(tdc.UnsupportedError, match="'neg' and 'pos'"):
+        f.map(torch.tensor([1.0, -1.0]))
+
+
+def named_sign(a: Tensor) -> Any:
+    mode = "pos" if a > 0 else "neg"
+    return a if mode == "pos" else -a
