@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tdc.autobatch.flow import every, passes
-from tdc.autobatch.reads import loops_in, needed, read_in, reads_of, simple, some, variables, written
+from tdc.autobatch.reads import even_lists, loops_in, needed, read_in, reads_of, simple, some, variables, written
 from tdc.autobatch.syntax import may_fail
 from tdc.autobatch.tree import (
     INDENT,
@@ -223,7 +223,8 @@ class Writer:
             self.region = read
         self.round(node, k, carry, fixed)
         self.names, self.around, self.region = names, outer, region
-        self.line(f"loop{k} = Loop({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r})")
+        even = f", {found!r}" if (found := even_lists(node)) else ""
+        self.line(f"loop{k} = Loop({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r}{even})")
         self.run_loop(node, k, mask, f"{variables(carry)}, {some(fixed, read)}", variables(carry) if carry else "_")
         self.line(f"if r{k} is not False:")
         self.line(f"{INDENT}return_.append((r{k}, (x{k},)))")

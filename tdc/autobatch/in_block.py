@@ -62,7 +62,7 @@ def or_(first: Any, *rest: Callable[[], Any]) -> Any:
     return first
 
 
-def joined(old: Any, new: Any, taken: Tensor) -> Any:
+def joined(old: Any, new: Any, taken: Any) -> Any:
     """`new` where it is taken; of tuples, lists and dicts part for part.
 
     Raises:
@@ -75,7 +75,7 @@ def joined(old: Any, new: Any, taken: Tensor) -> Any:
         return {key: joined(x, new[key], taken) for key, x in old.items()}
     if isinstance(old, RaggedExample) and isinstance(new, RaggedExample):
         return picked_way(taken, new, old)
-    if all([isinstance(x, (Tensor, *NUMBERS)) for x in (old, new)]):
+    if isinstance(old, (Tensor, *NUMBERS)) and isinstance(new, (Tensor, *NUMBERS)):
         return torch.where(taken, new, old)
     if kind is type(new) and kind in (str, type(None)) and old == new:
         return old

@@ -15,11 +15,14 @@ from tdc.compile._torch.levels import current_level, mapped, outside, physical
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant
+from tdc.core.pytree import tree_leaves
 from tdc.ragged.masked import MaskedBatch
 
 
 def length(x: Any) -> Any:
     """`len(x)`; what differs between examples is a 0-d tensor."""
+    if isinstance(x, Grown) and x.even:
+        return tree_leaves(x.items)[0].shape[0]
     return x.count if isinstance(x, Grown) else x.size(0) if isinstance(x, RaggedExample) else builtins.len(x)
 
 
@@ -128,6 +131,8 @@ def stack(tensors: Any, dim: int = 0) -> Any:
     """`torch.stack`, of a list that grew to a ragged example."""
     if not isinstance(tensors, Grown):
         return torch.stack(tensors, dim)
+    if tensors.even:
+        return torch.movedim(items_of(tensors), 0, dim)
     rows: Any = rows_of(tensors)
     return rows if dim == 0 else torch.movedim(rows, 0, dim)
 
@@ -135,7 +140,7 @@ def stack(tensors: Any, dim: int = 0) -> Any:
 def cat(tensors: Any, dim: int = 0) -> Any:
     """`torch.cat`. In a graph it runs for all examples at once: torch's own rule fixes their number (torch 2.13)."""
     if isinstance(tensors, Grown):
-        rows: Any = rows_of(tensors)
+        rows: Any = items_of(tensors) if tensors.even else rows_of(tensors)
         return torch.flatten(rows, 0, 1)
     parts = [*tensors]
     if not traced() or not all([isinstance(x, Tensor) for x in parts]) or not any([is_batched(x) for x in parts]):

@@ -28,12 +28,14 @@ class Grown:
         items: a value with (B, room, ...) for what is (B, ...) in an item; in a block (room, ...).
         count: how many items each example has; in a block a 0-d tensor.
         fixed: whether no room may be added, as in a loop of a graph.
+        even: whether each example has as many items as there is room for.
     """
 
-    def __init__(self, items: Any, count: Any, fixed: bool) -> None:
+    def __init__(self, items: Any, count: Any, fixed: bool, even: bool = False) -> None:
         self.items = items
         self.count = count
         self.fixed = fixed
+        self.even = even
 
     def __getitem__(self, i: Any) -> Any:
         """The item at a position, of one example."""
@@ -53,7 +55,7 @@ class Grown:
 
 
 def flatten_grown(x: Grown) -> tuple[list[Any], Any]:
-    return [x.items, x.count], (x.fixed,)
+    return [x.items, x.count], (x.fixed, x.even)
 
 
 def unflatten_grown(children: Any, context: Any) -> Grown:
@@ -86,7 +88,8 @@ def alike_lists(name: str, values: Sequence[Any], counts: Sequence[Any]) -> Sequ
         room = torch.sym_max(room, room_of(x))
     first = template(lists)
     fixed = any([type(x) is Grown and x.fixed for x in lists])
-    return [as_grown(name, x, n, first, room, fixed) for x, n in zip(values, counts, strict=True)]
+    even = all([type(x) is Grown and x.even for x in lists]) and all([room_of(x) == room for x in lists])
+    return [as_grown(name, x, n, first, room, fixed, even) for x, n in zip(values, counts, strict=True)]
 
 
 def room_of(x: Any) -> Any:
@@ -102,11 +105,11 @@ def template(lists: Sequence[Any]) -> Any:
     return next(x[-1] for x in lists if x)
 
 
-def as_grown(name: str, x: Any, n: Any, like: Any, room: Any, fixed: bool) -> Grown:
+def as_grown(name: str, x: Any, n: Any, like: Any, room: Any, fixed: bool, even: bool = False) -> Grown:
     """A list as `Grown` with some room; its items look like another."""
     if type(x) is Grown:
         items = map_leaves(lambda leaf: lane_of(padded(leaf.data, room - leaf.data.shape[1]), leaf.number), x.items)
-        return Grown(items, x.count, fixed)
+        return Grown(items, x.count, fixed, even)
     leaves, spec = flatten(like)
     columns = [[as_lane(flatten(item)[0][j], n) for item in x] for j in range(len(leaves))]
     made = [column_of(name, c, as_lane(leaf, n), n, room) for c, leaf in zip(columns, leaves, strict=True)]
@@ -139,7 +142,7 @@ def appended(name: str, x: Any, value: Any, n: Any) -> Any:
     new = [
         written(name, leaf, as_lane(v, n), whole.count.data) for leaf, v in zip(leaves, flatten(value)[0], strict=True)
     ]
-    return Grown(unflatten(new, spec), lane_of(whole.count.data + 1, True), x.fixed)
+    return Grown(unflatten(new, spec), lane_of(whole.count.data + 1, True), x.fixed, x.even and not x.fixed)
 
 
 def written(name: str, items: Lane, value: Lane, count: Tensor) -> Lane:
@@ -174,10 +177,13 @@ def is_fixed(x: Any) -> bool:
     return type(x) is Grown and x.fixed
 
 
-def behind_loop(before: Any, after: Any) -> Any:
-    """A list behind the loop of a graph that it grew in: room may be added again."""
+def behind_loop(before: Any, after: Any, even: bool = False) -> Any:
+    """A list behind the loop of a graph that it grew in: room may be added again; `even` where each round appended as
+    many items for all, so that the list is full."""
     if not is_fixed(after) or is_fixed(before):
         return after
+    if even and (isinstance(before, list) or before.even):
+        return Grown(after.items, after.count, False, True)
     expected, got = "no more items than a loop of at most max_iters rounds appends", "more"
     require((after.count.data <= room_of(after)).all(), message(OP, expected, got, hint="raise max_iters"))
     return Grown(after.items, after.count, False)

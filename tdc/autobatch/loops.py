@@ -81,6 +81,7 @@ class Loop:
         names: of the carry, the values that rounds change.
         fixed: names of values that they read.
         inner: the numbers of the loops inside.
+        even: names of lists to which each round appends as many items for all.
     """
 
     number: int
@@ -88,6 +89,7 @@ class Loop:
     names: tuple[str, ...]
     fixed: tuple[str, ...]
     inner: tuple[int, ...]
+    even: tuple[str, ...] = ()
 
 
 def resume(
@@ -227,7 +229,7 @@ def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None =
 
     end = repeat_in_graph(going, body, flat(*first(numbers, values)), flat(*after))[end_of_masks:]
     found = packing.values(end[3:])
-    carry = tuple([behind_loop(old, new) for old, new in zip(state[5], found[1:], strict=True)])
+    carry = behind(loop, state[5], found[1:], None if numbers else steps)
     return end[0], end[1], end[2] if found[0] is not UNDEFINED else False, found[0], carry
 
 
@@ -368,4 +370,11 @@ def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[A
     start, form = split_tree("scan", "the carry", packing.tensors(values))
     traced = packing.tensors(fitted(loop.names, after, values, n)), None
     end, _ = scan_in_graph(combine, traced, Slices("scan", xs, 0), start, form)
-    return tuple([behind_loop(old, new) for old, new in zip(carry, packing.values(end), strict=True)])
+    return behind(loop, carry, packing.values(end), steps)
+
+
+def behind(loop: Loop, before: Sequence[Any], after: Sequence[Any], steps: Steps | None) -> tuple[Any, ...]:
+    """The values behind a loop along steps: lists are even if all examples had as many of these."""
+    alike = steps is not None and not isinstance(steps.lengths, Tensor)
+    parts = zip(loop.names, before, after, strict=True)
+    return tuple([behind_loop(old, new, alike and name in loop.even) for name, old, new in parts])

@@ -65,3 +65,15 @@ def simple(node: For) -> bool:
     return all(n.kind == "continue" for n in exits) and all(
         isinstance(n, For) and not loops_in(n) and not n.orelse for n in inner
     )
+
+
+def even_lists(node: While | For) -> tuple[str, ...]:
+    """The names of lists to which each round of a `for` appends as many items for all."""
+    inside = list(every(node.body))
+    if isinstance(node, While) or any(isinstance(n, Exit) for n in inside):
+        return ()
+    always = [n.name for n in node.body if isinstance(n, Append)]
+    blocks = {name for n in inside for block in blocks_of(n) for name in block.writes} | {*node.assign.writes}
+    called = {n.target for n in inside if isinstance(n, Call)}
+    some = {n.name for n in inside if isinstance(n, Append) and n not in node.body}
+    return tuple([name for name in dict.fromkeys(always) if name not in blocks | called | some])

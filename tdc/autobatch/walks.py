@@ -389,6 +389,9 @@ def along_value(x: Any, backwards: bool) -> Steps:
         if any([type(leaf) is Lane for leaf in leaves]):
             return Together([along_value(leaf, backwards) for leaf in leaves], spec)
     if type(x) is Grown:
+        leaves, spec = flatten(x.items)
+        if x.even and not any([leaf.number for leaf in leaves]):
+            return Together([along_value(leaf, backwards) for leaf in leaves], spec)
         return ListItems(x, backwards)
     if type(x) is not Lane:
         if isinstance(x, Tensor) and x.ndim and traced():

@@ -195,3 +195,39 @@ def test_a_list_without_bound():
     fn = tdc.batch(max_iters=2, lower="while")(halves)
     with pytest.raises(RuntimeError, match="max_iters"):
         torch.compile(fn.map, backend="eager", fullgraph=True)(torch.tensor([0.5, 77.0]))
+
+
+def along_dense_rows(xs: Tensor, y: Tensor) -> Any:
+    out = []
+    for x in xs:
+        y = torch.tanh(y + x)
+        out.append(y)
+        if y.sum() > 0:
+            y = y * 0.5
+    total = y * 0
+    for z in reversed(out):
+        total = total * 0.5 + z
+    twice = [z * 2 for z in out]
+    return torch.stack(out) * xs, total + out[-1], torch.cat(out), torch.stack(twice) * len(out)
+
+
+def stacked_states(xs: Tensor, y: Tensor) -> Tensor:
+    out = []
+    for x in xs:
+        y = torch.tanh(y + x)
+        out.append(y)
+    return torch.stack(out) * xs
+
+
+def test_a_list_that_grows_in_each_round_is_as_long_as_the_rows():
+    xs, y = torch.randn(2, 4, 3), torch.randn(2, 3)
+    f = tdc.batch(stacked_states)
+    found = torch.compile(f.map, backend="eager", fullgraph=True)(xs, y)
+    torch.testing.assert_close(found, torch.stack([f(a, b) for a, b in zip(xs, y, strict=True)]))
+
+
+@pytest.mark.slow
+def test_a_list_that_grows_once_in_each_round_along_dense_rows():
+    """Found by a program: it was ragged, and refused beside a dense tensor."""
+    examples = [(torch.randn(4, 3), torch.randn(3)) for _ in range(3)]
+    assert_batched_equal(tdc.batch(along_dense_rows), examples, backends=("eager",), lowers=("auto",))

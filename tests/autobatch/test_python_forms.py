@@ -155,11 +155,11 @@ def either_of_two(a: Tensor, b: Tensor) -> Any:
     return low, high, kept["k"]
 
 
-def furthest(ys: Tensor) -> Any:
+def furthest_row(ys: Tensor) -> Any:
     return max(y * 2 for y in ys), min([y for y in ys]), max([y for y in ys if y > -9])
 
 
-def whole(a: Tensor, b: Tensor) -> Any:
+def whole(a: Any, b: Any) -> Any:
     q, r = divmod(a, b)
     return q * 10 + r
 
@@ -172,7 +172,7 @@ def test_either_of_two_pairs():
 
 def test_max_and_min_along_rows():
     """Found by hand: `max` walked along the rows itself."""
-    f = tdc.batch(furthest)
+    f = tdc.batch(furthest_row)
     assert_batched_equal(f, [(torch.randn(n),) for n in (2, 4, 1)], backends=())
     with pytest.raises(ValueError, match="empty"):
         f(tdc.pack([torch.randn(0), torch.randn(2)]))
@@ -181,7 +181,7 @@ def test_max_and_min_along_rows():
 @pytest.mark.slow
 def test_max_and_min_along_rows_in_one_graph():
     examples = [(torch.randn(n),) for n in (2, 4, 3)]
-    assert_batched_equal(tdc.batch(furthest), examples, backends=("eager",), lowers=("auto",))
+    assert_batched_equal(tdc.batch(furthest_row), examples, backends=("eager",), lowers=("auto",))
 
 
 def test_divmod_of_each_example():
