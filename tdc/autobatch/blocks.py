@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -43,6 +44,8 @@ def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
             if is_tree(x):
                 leaves, spec = flatten(out)
                 trees.append(spec)
+                for leaf in leaves if traced() else ():
+                    refuse_fields(leaf)
                 return leaves
         return out
 
@@ -74,10 +77,28 @@ def map_eagerly(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], cou
         raise
     for x, is_mapped in zip(found, mapped, strict=True):
         if not is_mapped and not isinstance(x, (Tensor, RaggedExample, *PLAIN)) and holds_example(x):
-            got = f"a {type(x).__name__} that has such a tensor inside, and is needed behind a test or in a loop"
-            hint = "make it again where it is used, or keep its tensors in a tuple, dict or TensorDict"
-            raise UnsupportedError(message(OP, "tensors of an example in trees", got, hint=hint))
+            raise of_object(type(x).__name__)
     return found, mapped
+
+
+def refuse_fields(x: Any) -> None:
+    """Refuse a dataclass that has tensors of one example inside: a graph is traced through no search for these.
+
+    Raises:
+        UnsupportedError: it has.
+    """
+    if is_tree(x) and is_dataclass(x):
+        for name in x.__dataclass_fields__:
+            value = getattr(x, name)
+            if isinstance(value, RaggedExample) or (isinstance(value, Tensor) and is_batched(value)):
+                raise of_object(type(x).__name__)
+
+
+def of_object(name: str) -> UnsupportedError:
+    """The error for an object of some class that leaves its block with tensors of one example."""
+    got = f"a {name} that has such a tensor inside, and is needed behind a test or in a loop"
+    hint = "make it again where it is used, or keep its tensors in a tuple, dict or TensorDict"
+    return UnsupportedError(message(OP, "tensors of an example in trees", got, hint=hint))
 
 
 PLAIN = (*NUMBERS, str, bytes, type(None), type, ModuleType, torch.nn.Module, torch.dtype, torch.device)

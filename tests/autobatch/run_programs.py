@@ -50,12 +50,22 @@ MODES: dict[str, tuple[Compiler | None, dict[str, Any]]] = {
 
 
 def run(
-    count: int, start: int, mode: str, limit: int = 10, calls: bool = True, statements: int = STATEMENTS
-) -> tuple[Counter[str], list[str]]:
-    """Check programs of successive seeds. Returns what they contain, and what failed."""
+    count: int, start: int, mode: str, limit: int = 10, calls: bool = True, statements: int = STATEMENTS,
+    log: Path | None = None,
+) -> tuple[Counter[str], list[str]]:  # fmt: skip
+    """Check programs of successive seeds. Returns what they contain, and what failed.
+
+    Args:
+        log: a file of those that passed before, which are not run again, and to which the others are added.
+    """
     seen: Counter[str] = Counter()
     failed: list[str] = []
+    passed = log.read_text().splitlines() if log is not None and log.exists() else []
     for seed in range(start, start + count):
+        key = f"{mode} {seed} {statements} {calls}"
+        if key in passed:
+            seen.update({"programs": 1, "passed before": 1})
+            continue
         p = program(seed, calls, statements)
         if mode != "eager" and p.style == "lanes":
             p = Program(**{**vars(p), "style": "map"})
@@ -70,6 +80,9 @@ def run(
                 found = check(p, compiler, **{**options, "max_iters": MOST})
                 seen["needed max_iters"] += 1
             seen["gradients that are not zero"] += found
+            if log is not None:
+                with log.open("a") as out:
+                    print(key, file=out)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             failed.append(f"seed {seed}: {type(error).__name__} {last.filename}:{last.lineno} {str(error)[:600]}")
@@ -92,12 +105,14 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10, help="stop after so many failures")
     parser.add_argument("--no-calls", action="store_true", help="programs that call no other function")
     parser.add_argument("--statements", type=int, default=STATEMENTS, help="of a program, about; fewer compile faster")
+    parser.add_argument("--log", type=Path, help="of programs that passed: run again, it goes on behind them")
     given = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seen, failed = run(given.count, given.seed, given.mode, given.limit, not given.no_calls, given.statements)
+        calls = not given.no_calls
+        seen, failed = run(given.count, given.seed, given.mode, given.limit, calls, given.statements, given.log)
     for text, n in seen.most_common():
         print(f"{n:6} {text}")
     passed = seen["programs"] - len(failed)

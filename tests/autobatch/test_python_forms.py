@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def targets_are_not_seen_outside(xs: Any) -> Tensor:
     return torch.stack(ys).sum(0) + x
 
 
-def generators(xs: Any) -> Tensor:
+def generators(xs: Any) -> Any:
     if any(x.sum() > 1 for x in xs) and not all(x[0] > -1 for x in xs):
         return sum(x.sum() for x in xs) + 0
     return xs.mean()
@@ -201,3 +202,25 @@ def test_a_choice_of_what_is_no_tensor_is_refused():
 def named_sign(a: Tensor) -> Any:
     mode = "pos" if a > 0 else "neg"
     return a if mode == "pos" else -a
+
+
+@dataclass
+class State:
+    h: Tensor
+    n: int
+
+
+def keeps_an_object(x: Tensor) -> Tensor:
+    state = State(x, 0)
+    if x > 0:
+        state = State(state.h + 1, state.n + 1)
+    return state.h * state.n
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_an_object_that_holds_an_example_is_refused(backend: str | None):
+    """Found by hand: in a graph it was an error of torch."""
+    run: Any = tdc.batch(keeps_an_object).map
+    run = run if backend is None else torch.compile(run, backend=backend, fullgraph=True)
+    with pytest.raises(Exception, match="a State that has such a tensor inside"):
+        run(torch.tensor([1.0, -1.0]))
