@@ -14,7 +14,10 @@ the function, who goes there. A piece of it, for `if x > 0: y = log(x)` with `y`
         (v_x, v_y,) = s1
         (v_y,) = enter(b1, (v_y,))
         e1.append((b1, (v_y,)))
-    m1, (v_y,) = meet(('y',), e1)
+    (v_y,) = joined(('y',), m, t1, e1)
+
+Where somebody leaves on the way, `meet` also says who is left. Only names that are read before all are together again
+are filled by `enter`; examples that are not there for good (`whole` is false) get all of them behind the branch.
 
 A loop is a function of one round, which `loops` runs unrolled, or hands to `while_loop` or `scan`. In a round of a loop
 in a graph, an inner loop is one round, too: `resume` lets those join who wait in it since the round before.
@@ -151,22 +154,24 @@ class Writer:
         self.line(f"a{k}, b{k} = split({mask}, t{k})")
         self.line(f"e{k}, s{k} = [], {variables(saved)}")
         live, stay = sorted(node.live), self.stay([*node.then, *node.orelse])
+        alone = stay and self.region is None and mask == "m"
         for way, nodes, names in (("a", node.then, node.live_then), ("b", node.orelse, node.live_else)):
             self.line(f"if {way}{k} is not False:")
             self.depth += 1
             if way == "b" and saved:
                 self.line(f"{variables(saved)} = s{k}")
             region = self.region
-            if stay and region is None and mask == "m":
+            if alone:
                 self.region = read_in(nodes)
-                self.line("if not whole:")
-                self.line(f"{INDENT}{self.entering(f'{way}{k}', mask, names - self.region)}")
             self.enter(f"{way}{k}", mask, names)
             self.sequence(nodes, f"{way}{k}", f"e{k}", live)
             self.region = region
             self.depth -= 1
         if stay:
             self.line(f"{variables(live) if live else '_'} = joined({tuple(live)!r}, {mask}, t{k}, e{k})")
+            if alone and live:
+                self.line("if not whole:")
+                self.line(f"{INDENT}{variables(live)} = enter(m, None, {variables(live)})")
             return mask
         if leaves_early([*node.then, *node.orelse], "return", "break", "continue"):
             self.line(f"if e{k}:")
@@ -181,11 +186,9 @@ class Writer:
     def enter(self, way: str, mask: str, names: Iterable[str]) -> None:
         """Give those who do not come here the values of one who does, of the names that somebody reads before all are
         together again."""
-        self.line(self.entering(way, mask, names if self.region is None else self.region.intersection(names)))
-
-    def entering(self, way: str, mask: str, names: Iterable[str]) -> str:
-        kept = sorted(names)
-        return f"{variables(kept)} = enter({way}, {mask}, {variables(kept)})" if kept else "pass"
+        kept = sorted(names if self.region is None else self.region.intersection(names))
+        if kept:
+            self.line(f"{variables(kept)} = enter({way}, {mask}, {variables(kept)})")
 
     def meet(self, k: int, live: list[str]) -> str:
         target = variables(live) if live else "_"

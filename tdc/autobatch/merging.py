@@ -92,8 +92,8 @@ def combine(name: str, values: Sequence[Any], counts: Sequence[Any], pick: Pick,
         if all([type(x) is Lane and is_ragged(x.data) for x in leaves]):
             return lane_of(pick(data, None))
         if not all([isinstance(x, (Tensor, *NUMBERS)) for x in data]):
-            got = differing(leaves)
-            raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=TENSORS))
+            got, hint = differing(leaves), NONE if any([x is None for x in leaves]) else TENSORS
+            raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=hint))
         return alike(name, [as_lane(x, n) for x, n in zip(leaves, counts, strict=True)], pick)
 
     if not any([is_tree(x) for x in values]):
@@ -107,6 +107,7 @@ def combine(name: str, values: Sequence[Any], counts: Sequence[Any], pick: Pick,
 
 
 FORMS = "give it the same keys and lengths on each way through the function"
+NONE = "begin with a tensor instead of None, and a flag: best, found = torch.zeros(()), False"
 TENSORS = "what differs between examples must be a tensor or a number"
 
 
