@@ -16,10 +16,15 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 other := .venv-torch-$(TORCH)
 other-pip := $(other)/bin/python -m pip --disable-pip-version-check install --quiet -c $(other)/constraints.txt
 
+# And one with the packages of others that batches are handed to.
+clients := .venv-clients
+clients-pip := $(clients)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
 # Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
 extras-demo := viz
 extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
+extras-clients := dev,hf
 
 # Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
 ifneq ($(filter environment command% file override,$(origin CXX)),)
@@ -44,12 +49,12 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-torch sweep mutants soak bench lint types clean compiler
+.PHONY: help demo test test-all test-slow test-torch test-clients sweep mutants soak bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@echo "make <target> [ARGS=...] [PYTHON=python3] [CXX=g++] [JOBS=2]"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-10s %s\n' $$name "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  %-12s %s\n' $$name "$$text"; done
 
 demo: compiler .venv/.ready-demo ## train a small model end to end and write demo_report/ (python -m tdc demo)
 	$(PY) -m tdc demo $(ARGS)
@@ -65,6 +70,9 @@ test-slow: compiler .venv/.ready-dev ## what test leaves out, and the architectu
 
 test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
 	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)
+
+test-clients: compiler $(clients)/.ready ## the tests with transformers and others, in .venv-clients
+	$(test-env) $(clients)/bin/python -m pytest -n $(JOBS) tests/clients tests/docs -m "clients and not sweep" $(ARGS)
 
 sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
 	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)
@@ -89,7 +97,7 @@ types: .venv/.ready-dev ## pyright
 
 clean: ## remove caches and outputs; .venv stays (delete it for a new set-up)
 	rm -rf build dist demo_report .pytest_cache .ruff_cache .hypothesis *.egg-info *.pt2
-	find . -name __pycache__ -not -path "./.venv/*" -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path "./.venv*/*" -prune -exec rm -rf {} +
 
 compiler:
 	$(call require,$(if $(compiler),,$(no-compiler)))
@@ -110,6 +118,14 @@ $(other)/.ready: pyproject.toml constraints.txt
 	@$(other-pip) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(other-pip) hatchling editables
 	@$(other-pip) --no-build-isolation -e ".[$(extras-dev)]"
+	@touch $@
+
+$(clients)/.ready: pyproject.toml constraints.txt
+	$(call require,$(python-problem))
+	@echo "making $(clients) (torch is large: this takes minutes)"
+	@"$(PYTHON)" -m venv --clear $(clients) || { rm -rf $(clients); exit 1; }
+	@$(clients-pip) hatchling editables
+	@$(clients-pip) --no-build-isolation -e ".[$(extras-clients)]"
 	@touch $@
 
 .venv/.ready-%: pyproject.toml constraints.txt | .venv/bin/python

@@ -2,6 +2,7 @@
 
 from . import compile as compile
 from . import data as data
+from . import hf as hf
 from . import interop as interop
 from . import io as io
 from . import migration as migration

@@ -38,6 +38,7 @@ from .core import probes as core_probes
 
 EXTRAS = {
     "dask": ("distributed",),
+    "hf": ("transformers", "accelerate"),
     "io": ("safetensors",),
     "viz": ("matplotlib", "rich"),
     "bench": ("tensordict", "danling", "matplotlib"),

@@ -37,7 +37,8 @@ def one(name: str, x: Any) -> str:
     return f"{name}{signature(x)}" if callable(x) and get_origin(x) is None else name
 
 
-SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.io", "tdc.nn", "tdc.ops", "tdc.optim", "tdc.testing")
+ROOMS = ("compile", "data", "hf", "interop", "io", "nn", "ops", "optim", "testing")
+SPACES = ("tdc", *[f"tdc.{room}" for room in ROOMS])
 INTERNAL = {"migration"}  # imported for its effect alone
 
 
@@ -95,6 +96,7 @@ from_torch(x)
 functional_call(module, params, args=(), kwargs=None, *, tie_weights=True, strict=False, return_buffers=False)
 grad(fn, argnums=0, has_aux=False)
 hessian(fn, argnums=0)
+hf/
 interop/
 io/
 jacfwd(fn, argnums=0, has_aux=False, *, randomness='error')
@@ -183,6 +185,12 @@ to_dataset(td)
 to_parquet(td, path, *, overwrite=False)
 unpad_sequence(td, *, batch_dims=None)
 windows(td, tokens, key)""",
+        )
+
+    def test_hf(self):
+        self.assertExpectedInline(
+            listing("tdc.hf"),
+            """attend(model, *, check=True)""",
         )
 
     def test_interop(self):
@@ -309,7 +317,7 @@ forbid(*, padding=True, loops=True)""",
 
 
 def test_there_are_few_names():
-    assert len(facade("tdc")) <= 69
+    assert len(facade("tdc")) <= 70
 
 
 def test_every_object_has_one_path():

@@ -23,9 +23,11 @@ NEVER = {  # in no file at all
 }
 MARK = re.compile(r"_(torch)?dynamo_\w+")
 PRIVATE_MODULE = re.compile(r"torch(\.\w+)*\.__?\w+(?<!__)([.:]\w+)*")
-DOCUMENTED = {  # private names that documentation gives: of named tuples, and where nn.Module keeps what it has
+DOCUMENTED = {  # private names that documentation gives: of named tuples, where nn.Module keeps what it has, and by
+    # which transformers' guide to adding models has them look up their attention
     *("_replace", "_asdict", "_fields", "_make", "_field_defaults"),
     *("_parameters", "_buffers", "_modules"),
+    "_attn_implementation",
 }
 
 

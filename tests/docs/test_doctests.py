@@ -15,13 +15,16 @@ MODULES = [m.name for m in pkgutil.walk_packages(tdc.__path__, "tdc.") if not m.
 SLOW = {"tdc.doctor", "tdc.demo.data"}  # one compiles with Inductor, one reads every docstring of the library
 
 
-OPTIONAL = {"tdc.data.arrow": "pyarrow", "tdc.data.parquet": "pyarrow"}  # examples that need another package
+OPTIONAL = {  # examples that need another package
+    "tdc.data.arrow": "pyarrow", "tdc.data.parquet": "pyarrow", "tdc.hf.model": "transformers",
+}  # fmt: skip
 
 
 def marked(name: str) -> Any:
     without = name in OPTIONAL and importlib.util.find_spec(OPTIONAL[name]) is None
     marks = [pytest.mark.skip(reason=f"{OPTIONAL[name]} is not installed")] if without else []
-    return pytest.param(name, marks=[*marks, *([pytest.mark.slow] if name in SLOW else [])])
+    marks += [pytest.mark.slow] if name in SLOW else []
+    return pytest.param(name, marks=[*marks, *([pytest.mark.clients] if name.startswith("tdc.hf") else [])])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Dynamo's weak keys, torch 2.13

@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 LONGEST = 150
-OPTIONAL = {"arrow": "pyarrow"}  # pages whose blocks need another package
+OPTIONAL = {"arrow": "pyarrow", "huggingface": "transformers"}  # pages whose blocks need another package
+CLIENTS = ("huggingface",)  # and that `make test-clients` runs
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
 BLOCK = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
@@ -86,6 +87,7 @@ def blocks() -> Iterator[Any]:
         skip = [pytest.mark.skip(reason=f"{package} is not installed")] if without else []
         for n, block in enumerate(found.blocks):
             marks = [pytest.mark.slow] if block["slow"] else []
+            marks += [pytest.mark.clients] if path.stem in CLIENTS else []
             yield pytest.param(path, n, id=f"{path.stem}-{n + 1}", marks=[*marks, *skip])
 
 

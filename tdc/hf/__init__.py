@@ -1,0 +1,3 @@
+"""Models of Hugging Face on ragged batches; transformers is imported by the functions, not by `import tdc`."""
+
+from tdc.hf.model import attend as attend

@@ -1,0 +1,127 @@
+"""Our packed attention as an attention implementation of transformers, beside the function that makes its masks.
+
+    query (1, H, N, D), key and value (1, G, M, D)  ->  (1, N, H, D)
+
+transformers looks both up by name for each layer. Where the mask is `Packed`, each row attends to itself; any other
+call of the model, a padded batch or `generate`, goes on to transformers' own `sdpa`.
+
+Invariant: whether a layer is causal, and its window, come from the layer itself, and `check` compares them with the
+mask function of transformers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.hf.packed import Asked, Packed
+from tdc.ops.attention.masks import causal_mask
+from tdc.ops.attention.padded import shared_heads
+from tdc.ops.attention.scaled_dot_product import varlen_attention
+from tdc.ragged.segments import longest
+
+NAME = "tdc"
+OP = "hf.attend"
+PADDED = "tdc.interop.to_hf(batch) for a padded call"
+UNKNOWN = {"position_bias": "a bias of positions", "s_aux": "attention sinks"}  # arguments that change the weights
+
+
+def register() -> None:
+    """Make the implementation known to transformers by its name."""
+    transformers = library()
+    plain = import_module("transformers.integrations.sdpa_attention"), import_module("transformers.masking_utils")
+    transformers.AttentionInterface.register(NAME, partial(attention, plain[0].sdpa_attention_forward))
+    transformers.AttentionMaskInterface.register(NAME, partial(mask, plain[1].sdpa_mask))
+
+
+def library() -> Any:
+    """transformers, which `import tdc` does without.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    try:
+        return import_module("transformers")
+    except ModuleNotFoundError as error:
+        got, hint = f"no module {error.name!r}", "pip install 'torch-tdc[hf]'"
+        raise UnsupportedError(message("hf", "transformers 5 or newer", got, hint=hint)) from error
+
+
+def attention(
+    plain: Any, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention as transformers asks for it: rows to themselves, or `plain` where the batch is padded."""
+    if not isinstance(attention_mask, Packed):
+        if options.get("softcap") is None:
+            return plain(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]  # untyped
+        return capped(module, query, key, value, attention_mask, **options)
+    causal = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    window: int | None = options.get("sliding_window")
+    refuse_unknown(options)
+    if attention_mask.asked is not None:
+        attention_mask.asked.append(Asked(module, causal, window, attention_mask.rule))
+    rows, keys = attention_mask.queries, attention_mask.keys
+    q, k, v = [t[0].transpose(0, 1) for t in (query, key, value)]
+    if (q.shape[0], k.shape[0]) != attention_mask.totals:
+        got = f"{q.shape[0]} queries and {k.shape[0]} keys for {attention_mask.totals} positions of the batch"
+        raise ShapeError(message(OP, "attention of all positions", got, hint="use_cache=False, or a padded batch"))
+    how: dict[str, Any] = {"causal": causal, "scale": options.get("scaling"), "dropout": options.get("dropout", 0.0)}
+    if options.get("softcap") is not None or (window is not None and q.is_cuda):
+        how["score_mod"] = partial(changed_score, options.get("softcap"), window)
+    elif window is not None:
+        how["mask"] = window_mask(window, longest(rows)[0], longest(keys)[0], q.device)
+    return varlen_attention(q, k, v, rows, keys, **how)[None], None
+
+
+def capped(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, softcap: float,
+    scaling: float | None = None, dropout: float = 0.0, **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention to padded keys with a soft cap, for which there is no `sdpa`: (B, H, L, D) -> (B, L, H, D)."""
+    key, value = [shared_heads(t, query.shape[1]) for t in (key, value)]
+    if mask is None and getattr(module, "is_causal", True) and query.shape[2] > 1:
+        mask = causal_mask((query.shape[2], key.shape[2]), query.device)
+    scores = query @ key.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    scores = changed_score(softcap, None, scores.float(), *[scores.new_empty(0)] * 4)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = F.dropout(scores.softmax(-1), dropout).to(value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+def mask(plain: Any, *args: Any, mask_function: Any, attention_mask: Any = None, **options: Any) -> Any:
+    """The mask of a layer as transformers asks for it: the rows with the rule, or `plain` where there are none."""
+    if isinstance(attention_mask, Packed):
+        return attention_mask.with_rule(mask_function)
+    return plain(*args, mask_function=mask_function, attention_mask=attention_mask, **options)
+
+
+def refuse_unknown(options: dict[str, Any]) -> None:
+    """An UnsupportedError where a layer asks for more than rows can do, rather than weights without it."""
+    for name, what in UNKNOWN.items():
+        if options.get(name) is not None:
+            raise UnsupportedError(message(OP, "attention by scores of queries and keys", what, hint=PADDED))
+    if options.get("output_attentions"):
+        raise UnsupportedError(message(OP, "attention without its weights", "output_attentions=True", hint="leave it"))
+
+
+def window_mask(window: int, queries: int, keys: int, device: torch.device) -> Tensor:
+    """(L, M), True where positions are less than a window apart; at least one wide, which no row may be."""
+    apart = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
+    return apart.abs() < window
+
+
+def changed_score(
+    cap: float | None, window: int | None, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor
+) -> Tensor:
+    """A score bent by a soft cap, and -inf outside the window."""
+    if cap is not None:
+        score = torch.tanh(score / cap) * cap
+    return score if window is None else torch.where((i - j).abs() < window, score, -float("inf"))

@@ -1,0 +1,164 @@
+"""Ragged arguments of a model as the one packed sequence that it is called with.
+
+    input_ids, position_ids, token_type_ids, labels  NestedTensor (B, -1)      ->  (1, N)
+    inputs_embeds                                    NestedTensor (B, -1, D)   ->  (1, N, D)
+
+Positions begin anew with each row. Labels of a causal model are shifted by the model; the first of each row is the
+label of no position, so it becomes -100, and the loss is that of the rows.
+
+Invariants: one structure for all; nothing that a model would read over the ends of rows is let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tdc.core.asserts import require
+from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.hf.packed import Packed
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.padding import pad_rows, valid_mask
+from tdc.ragged.segments import lengths_of, local_positions, longest, sizes_of
+from tdc.ragged.structure import Structure, require_same
+from tdc.tensordict.tensordict import TensorDict
+
+OP = "hf.attend"
+ASKED = "tdc_asked"  # the argument by which `check` asks for a list of the calls of attention
+BELOW = "tdc_packed"  # the argument by which a head hands packed inputs on to the model below it
+IGNORED = -100  # the label that transformers' losses leave out
+OF_TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
+REFUSED = {  # arguments that have no meaning for packed rows, and what to do instead
+    "attention_mask": "leave it out: the rows have lengths",
+    "cache": "to_hf(batch, side='left') for generation",
+    "past_key_values": "to_hf(batch, side='left') for generation",
+    "use_cache": "use_cache=False, and to_hf(batch, side='left') for generation",
+    "output_attentions": "leave it out: there are no weights of all pairs",
+    "logits_to_keep": "take the logits that you want from the output",
+    "start_positions": "the loss from the logits: over a padded row it would count padding",
+    "end_positions": "the loss from the logits: over a padded row it would count padding",
+    "encoder_hidden_states": "a model of encoder and decoder, with input_ids and decoder_input_ids",
+}
+
+
+class Head(NamedTuple):
+    """What is to be known of a model.
+
+    Args:
+        names: the arguments of its forward, in order.
+        of_rows: its head gives one result for each row, so that it needs rows.
+        causal: its loss shifts labels.
+        first: the first position; RoBERTa begins behind its padding index.
+        pad: the token that padding consists of.
+        below: the arguments of the model below the head, in order.
+        last: its head takes the last token of each row, which it finds by input_ids.
+    """
+
+    names: tuple[str, ...]
+    of_rows: bool
+    causal: bool
+    first: int
+    pad: int
+    below: tuple[str, ...]
+    last: bool
+
+
+def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a call on ragged batches, packed; None where nothing is ragged."""
+    given = named(args, kwargs, head.names)
+    ragged = {name: x for name, x in given.items() if isinstance(x, NestedTensor)}
+    masked = {name: describe(x) for name, x in given.items() if isinstance(x, MaskedBatch)}
+    if masked:
+        hint = "x.to_packed(), or to_hf(x.to_packed()) for a padded call"
+        raise StructureError(message(OP, "NestedTensors or tensors", "MaskedBatches", masked, hint))
+    if not ragged:
+        return None
+    tokens, rows = check_arguments(given, ragged, head)
+    total = tokens.values.shape[0]
+    positions = local_positions(rows, total)[None]
+    out = {name: x.values[None] if isinstance(x, NestedTensor) else x for name, x in given.items()}
+    asked: Any = out.pop(ASKED, None)
+    if head.causal and "labels" in ragged:
+        out["labels"] = out["labels"].masked_fill(positions == 0, IGNORED)
+    if "position_ids" in head.below:
+        out.setdefault("position_ids", positions + head.first)
+    if "use_cache" in head.names:
+        out["use_cache"] = False
+    packed = Packed(rows, rows, (total, total), None, asked)
+    return padded_arguments(head, packed, given, out) if head.of_rows else out | {"attention_mask": packed}
+
+
+def named(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """All arguments by name; a TensorDict as the first stands for its entries. None is no argument."""
+    if args and isinstance(args[0], (TensorDict, Mapping)):
+        args, kwargs = args[1:], {**dict(args[0].items()), **kwargs}
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: x for name, x in given.items() if x is not None}
+
+
+def check_arguments(
+    given: dict[str, Any], ragged: dict[str, NestedTensor], head: Head
+) -> tuple[NestedTensor, Structure]:
+    """The tokens and the structure of all ragged arguments, or an error that says which does not fit."""
+    tokens = ragged.get("input_ids", ragged.get("inputs_embeds"))
+    if tokens is None:
+        got = f"ragged {', '.join(ragged)}"
+        raise KeyPathError(message(OP, "input_ids or inputs_embeds as a NestedTensor", got, hint="model(input_ids=x)"))
+    if head.last and "inputs_embeds" in ragged:
+        hint = "input_ids, by which transformers finds the last token of a row"
+        raise UnsupportedError(message(OP, "input_ids for this head", "inputs_embeds", hint=hint))
+    for name, hint in REFUSED.items():
+        x = given.get(name)
+        if x is not None and not (isinstance(x, (bool, int)) and not x):
+            raise UnsupportedError(message(OP, f"a ragged batch without {name}", describe(x), hint=hint))
+    if given.get("return_dict") is False:
+        hint = "output.to_tuple()"
+        raise UnsupportedError(message(OP, "a ragged batch without return_dict=False", "it", hint=hint))
+    for name, x in ragged.items():
+        ndim = 3 if name == "inputs_embeds" else 2
+        if x.ndim != ndim or x.ragged_dims != (1,):
+            hint = "one row of tokens for each example; td.exclude(name) for what the model does not take"
+            expected = f"{name} (B, -1{', D' if ndim == 3 else ''})"
+            raise ShapeError(message(OP, expected, describe(x), {name: describe(x)}, hint))
+        if name == "labels" and head.of_rows:
+            hint = "labels (B,), one for each row"
+            raise StructureError(message(OP, "labels of rows", "labels of tokens", {name: describe(x)}, hint))
+        require_same(tokens.structure, x.structure, OP, f"{name} of the structure of the tokens: x.with_values(...)")
+    needed = OF_TOKENS if head.of_rows else (*OF_TOKENS, "labels", "shift_labels")
+    dense = {n: describe(given[n]) for n in needed if isinstance(given.get(n), Tensor)}
+    if dense:
+        hint = "tokens.with_values(...), or from_hf(encoding, keys=['labels'])"
+        raise StructureError(message(OP, "NestedTensors of the structure of the tokens", "tensors", dense, hint))
+    ids = ragged.get("input_ids")
+    if ids is not None and (ids.dtype.is_floating_point or ids.dtype.is_complex):
+        hint = "inputs_embeds=x for vectors"
+        raise DtypeError(message(OP, "input_ids of whole numbers", describe(ids), hint=hint))
+    return tokens, tokens.structure
+
+
+def padded_arguments(head: Head, packed: Packed, given: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:
+    """What a head of rows is called with: padded tokens and their mask, and the packed inputs of the model below."""
+    rows = packed.keys
+    text = message(OP, "rows with tokens", "an empty row", hint="leave empty rows out: they have no result")
+    require((lengths_of(rows) > 0).all(), text, ShapeError)
+    shape = longest(rows)
+    inputs = {name: x for name, x in out.items() if name in OF_TOKENS and name in head.below}
+    kept = {name: x for name, x in out.items() if name not in OF_TOKENS}
+    for name in ("input_ids", "inputs_embeds"):
+        if name in given:
+            kept[name] = pad_rows(given[name].values, rows, shape, head.pad if name == "input_ids" else 0)
+    kept["attention_mask"] = valid_mask(sizes_of(rows), shape).long()
+    return kept | {BELOW: packed.with_inputs(inputs)}
+
+
+def packed_below(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of the model below a head; None where its batch is not packed."""
+    given = named(args, kwargs, names)
+    packed = given.pop(BELOW, None)
+    if packed is None:
+        return given if isinstance(given.get("attention_mask"), Packed) else None
+    rest = {name: x for name, x in given.items() if name not in OF_TOKENS}
+    return {**rest, **packed.inputs, "attention_mask": packed}

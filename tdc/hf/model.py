@@ -1,0 +1,199 @@
+"""Models of transformers that take ragged batches, unmodified.
+
+    model = tdc.hf.attend(BertForMaskedLM(config))
+    output = model(input_ids=x, labels=y)          # NestedTensors (B, -1)
+
+`attend` sets our attention implementation, and wraps the forward of the model: arguments are packed before (`inputs`),
+outputs nested behind (`outputs`). The rows go to attention as the attention mask (`packed`). A call without ragged
+arguments is left as it is.
+
+Heads that give one result for each row (`...ForSequenceClassification`) take positions of rows, such as the first; they
+are called with padded hidden states, and the model below them is packed: its forward is wrapped, too, and takes and
+gives what is between.
+
+A forward is wrapped and not hooked, since `torch.compile(model)` begins its graph behind the hooks (torch 2.13).
+
+Invariants: the model keeps its class, weights and names; before it is returned, its outputs for a few short rows are
+compared with those of each row alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from tdc.core.errors import DtypeError, UnsupportedError, describe, message
+from tdc.hf.attention import NAME, OP, PADDED, library, register
+from tdc.hf.check import alone, check_packed
+from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below
+from tdc.hf.outputs import nest_output, settle_output
+
+OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
+OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+def attend(model: Any, *, check: bool = True) -> Any:
+    """Let a model of transformers take ragged batches, padding-free, in training and evaluation.
+
+    Shapes:
+        input_ids, token_type_ids, position_ids and labels of tokens are NestedTensors `(B, -1)`, inputs_embeds
+        `(B, -1, D)`, all of one structure; or one TensorDict of them, as `from_hf` gives. Hidden states and logits come
+        back as NestedTensors, results of rows as tensors `(B, ...)`, the loss as that of the batch.
+
+    Args:
+        model: a model that asks transformers for its attention function: most do. It is changed in place.
+        check: run the model on three short rows and compare with each row alone. Without it nothing tells whether the
+            model looks beyond rows elsewhere than in attention.
+
+    Returns:
+        The same model. Padded batches and `generate` work as before, by `sdpa`; `model.set_attn_implementation` undoes
+        it.
+
+    Raises:
+        DtypeError: no model of transformers.
+        UnsupportedError: a model that has its own attention, a head that is not known, or outputs that differ from
+            those of each row alone.
+
+    Compile:
+        One graph for all lengths. Attend first, then compile: the check is no part of the graph.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=20)
+        >>> model = attend(BertModel(BertConfig(**sizes)).eval())
+        >>> from tdc.ragged.pack import from_list
+        >>> model(input_ids=from_list([[5, 6], [7, 8, 9]])).last_hidden_state.shape
+        torch.Size([2, -1, 8])
+    """
+    expect_model(model)
+    if hasattr(model.forward, "tdc_head"):  # it is done already, and another attention may have been set since
+        model.set_attn_implementation(NAME)
+        return model
+    head = head_of(model)
+    before = model.config._attn_implementation
+    expected = alone(model) if check else None
+    register()
+    if "labels" in head.names:
+        model.loss_function = model.loss_function  # else each call looks for it, and some warn, which no graph does
+    undo = [wrap(m) for m in {id(m): m for m in (model.base_model, model)}.values()]
+    try:
+        model.set_attn_implementation(NAME)
+        require_taken(model)
+        if expected is not None:
+            check_packed(model, expected)
+    except BaseException:
+        for restore in undo:
+            restore()
+        model.set_attn_implementation(before)
+        raise
+    return model
+
+
+def wrap(model: Any) -> Callable[[], None]:
+    """Wrap the forward of a model, if it is not wrapped already; a function that puts back what was there."""
+    if hasattr(model.forward, "tdc_head"):
+        return lambda: None
+    own = vars(model).get("forward")
+    model.forward = MethodType(ragged_forward(head_of(model), unbound(model.forward)), model)
+
+    def restore() -> None:
+        vars(model).pop("forward")
+        if own is not None:
+            model.forward = own
+
+    return restore
+
+
+def unbound(forward: Any) -> Any:
+    """A forward as a function of the model, which copies of the model can share; what others put there as it is."""
+    if isinstance(forward, MethodType):
+        return forward.__func__
+    return wraps(forward)(lambda model, *args, **kwargs: forward(*args, **kwargs))
+
+
+def ragged_forward(head: Head, inner: Any) -> Any:
+    """The forward of a model, which takes and gives ragged batches, and as the model below a head packed ones."""
+
+    @wraps(inner)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ragged = packed_arguments(head, args, kwargs)
+        given = packed_below(head.names, args, kwargs) if ragged is None else ragged
+        if given is None:
+            return inner(self, *args, **kwargs)
+        require_set(self)
+        output = inner(self, **given)
+        if self.base_model is self:
+            output = settle_output(output, given["attention_mask"], getattr(self, "pooler", None))
+        return output if ragged is None else nest_output(output, given[BELOW if head.of_rows else "attention_mask"])
+
+    forward.tdc_head = head  # type: ignore[attr-defined]  # by which it is known again
+    return forward
+
+
+def expect_model(model: Any) -> None:
+    """A DtypeError for what is no model of transformers, or one that is wrapped."""
+    known = library().PreTrainedModel
+    if not isinstance(model, known):
+        inside = isinstance(model, nn.Module) and any([isinstance(m, known) for m in model.modules()])
+        hint = "tdc.hf.attend(model) first, then compile or wrap it" if inside else "AutoModel.from_config(config)"
+        got = f"a {type(model).__name__}" if isinstance(model, nn.Module) else describe(model)
+        raise DtypeError(message(OP, "a model of transformers", got, hint=hint))
+
+
+def require_set(model: Any) -> None:
+    """An UnsupportedError where another attention was set behind our back."""
+    found = model.config._attn_implementation
+    if found != NAME:
+        hint = "tdc.hf.attend(model) once more"
+        raise UnsupportedError(message(OP, f"attention by {NAME!r} for a ragged batch", repr(found), hint=hint))
+
+
+def head_of(model: Any) -> Head:
+    """What is to be known of a model, or an UnsupportedError for a head that is not known."""
+    name, below = type(model).__name__, model.base_model
+    if model.config.is_encoder_decoder:
+        hint = PADDED
+        raise UnsupportedError(message(OP, "a model of one sequence", f"{name}, encoder and decoder", hint=hint))
+    if below is not model and not name.endswith((*OF_TOKENS, *OF_ROWS)):
+        hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
+        got = f"{name}, whose head may cross rows"
+        raise UnsupportedError(message(OP, f"a model ...{', ...'.join([*OF_TOKENS, *OF_ROWS])}", got, hint=hint))
+    names = parameters_of(model)
+    pad = model.config.get_text_config().pad_token_id
+    last = name.endswith(OF_ROWS) and hasattr(model, "score")  # what such heads are called
+    return Head(
+        names,
+        name.endswith(OF_ROWS),
+        name.endswith(CAUSAL),
+        first_position(below),
+        pad or 0,
+        parameters_of(below),
+        last,
+    )
+
+
+def parameters_of(model: Any) -> tuple[str, ...]:
+    """The names of the arguments of a model, in order."""
+    found = inspect.signature(model.forward).parameters.values()
+    return tuple([p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)])
+
+
+def first_position(model: Any) -> int:
+    """The first position id: RoBERTa and its kin count from their padding index, and say so in this method."""
+    found = [m for m in model.modules() if hasattr(m, "create_position_ids_from_input_ids")]
+    return found[0].padding_idx + 1 if found else 0
+
+
+def require_taken(model: Any) -> None:
+    """An UnsupportedError for a model, or a part of it, that does not take attention functions."""
+    parts = [m for m in model.modules() if isinstance(m, library().PreTrainedModel)]
+    left = sorted({type(m).__name__ for m in parts if m.config._attn_implementation != NAME})
+    if left:
+        got, hint = f"{left[0]}, which has its own attention", PADDED
+        raise UnsupportedError(message(OP, "a model that takes attention functions", got, hint=hint))

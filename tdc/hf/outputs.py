@@ -1,0 +1,74 @@
+"""What a model returned for a packed batch, as ragged batches.
+
+    last_hidden_state, logits, hidden_states   (1, N, ...)   ->  NestedTensor (B, -1, ...)
+    pooler_output, logits of rows              (B, ...)          as they are
+    loss                                       ()                as it is
+
+Invariant: an output that is in none of the tables is refused, since nothing says whether it crosses rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tdc.core.asserts import require
+from tdc.core.errors import ShapeError, UnsupportedError, message
+from tdc.hf.packed import Packed
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import lengths_of, longest
+
+OP = "hf.attend"
+TOKENS = ("last_hidden_state", "hidden_states", "logits", "prediction_logits")  # (1, N, ...)
+STATES = ("last_hidden_state", "hidden_states", "start_logits", "end_logits")  # (B, L, ...) of a head of rows
+ROWS = ("pooler_output", "seq_relationship_logits", "loss")  # as they are
+UNCHANGED = ("logits", *ROWS)  # of a head of rows
+
+
+def nest_output(output: Any, packed: Packed) -> Any:
+    """The outputs of a model as the batch that it was called with."""
+    of_rows = packed.inputs is not None
+    ragged, other = (STATES, UNCHANGED) if of_rows else (TOKENS, ROWS)
+    for name in list(output):
+        if name in ragged:
+            output[name] = each(output[name], lambda x: nested(x, packed, of_rows))
+        elif name not in other:
+            raise UnsupportedError(
+                message(
+                    OP, f"an output among {', '.join([*ragged, *other])}", name, hint="ask for none that crosses rows"
+                )
+            )
+    return output
+
+
+def settle_output(output: Any, packed: Packed, pooler: Any) -> Any:
+    """The outputs of a model without its head: what its pooler makes of each row, and padded for a head of rows."""
+    if pooler is not None and "pooler_output" in output:
+        output["pooler_output"] = pooler(first_tokens(output["last_hidden_state"], packed))
+    if packed.inputs is not None:
+        shape = longest(packed.keys)
+        for name in ("last_hidden_state", "hidden_states"):
+            if name in output:
+                output[name] = each(output[name], lambda x: pad_rows(x[0], packed.keys, shape))
+    return output
+
+
+def first_tokens(x: Tensor, packed: Packed) -> Tensor:
+    """The first token of each row, (1, N, D) -> (B, 1, D), which poolers take at position 0."""
+    text = message(OP, "rows with tokens", "an empty row", hint="leave empty rows out: a pooler takes the first token")
+    require((lengths_of(packed.keys) > 0).all(), text, ShapeError)
+    return x[0].index_select(0, packed.keys.offsets[:-1])[:, None]
+
+
+def nested(x: Tensor, packed: Packed, of_rows: bool) -> NestedTensor:
+    """Positions (1, N, ...), or padded (B, L, ...), as rows."""
+    if of_rows:
+        return build_nested(packed.keys, pack_rows(x, packed.keys, packed.totals[1]))
+    return build_nested(packed.keys, x[0])
+
+
+def each(x: Any, fn: Any) -> Any:
+    """A function of a tensor, or of each of a tuple of tensors."""
+    return tuple([fn(t) for t in x]) if isinstance(x, tuple) else fn(x)
