@@ -6,6 +6,9 @@
 Positions begin anew with each row. Labels of a causal model are shifted by the model; the first of each row is the
 label of no position, so it becomes -100, and the loss is that of the rows.
 
+transformers' own packed form (1, N) with `cu_seq_lens_q`, as `DataCollatorWithFlattening` makes it, is taken as well.
+Its outputs stay (1, N, ...), so that a Trainer needs no containers.
+
 Invariants: one structure for all; nothing that a model would read over the ends of rows is let through.
 """
 
@@ -20,7 +23,7 @@ from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.hf.packed import Packed
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pad_rows, valid_mask
 from tdc.ragged.segments import lengths_of, local_positions, longest, sizes_of
 from tdc.ragged.structure import Structure, require_same
@@ -31,6 +34,9 @@ ASKED = "tdc_asked"  # the argument by which `check` asks for a list of the call
 BELOW = "tdc_packed"  # the argument by which a head hands packed inputs on to the model below it
 IGNORED = -100  # the label that transformers' losses leave out
 OF_TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
+LABELS = ("labels", "shift_labels")  # of heads of tokens
+FLAT = "cu_seq_lens_q"  # the offsets in transformers' packed form
+OF_FLAT = (FLAT, "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 REFUSED = {  # arguments that have no meaning for packed rows, and what to do instead
     "attention_mask": "leave it out: the rows have lengths",
     "cache": "to_hf(batch, side='left') for generation",
@@ -74,6 +80,10 @@ def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if masked:
         hint = "x.to_packed(), or to_hf(x.to_packed()) for a padded call"
         raise StructureError(message(OP, "NestedTensors or tensors", "MaskedBatches", masked, hint))
+    flat = not ragged and FLAT in given
+    if flat:
+        given = nested_arguments(given, head)
+        ragged = {name: x for name, x in given.items() if isinstance(x, NestedTensor)}
     if not ragged:
         return None
     tokens, rows = check_arguments(given, ragged, head)
@@ -87,8 +97,25 @@ def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         out.setdefault("position_ids", positions + head.first)
     if "use_cache" in head.names:
         out["use_cache"] = False
-    packed = Packed(rows, rows, (total, total), None, asked)
+    packed = Packed(rows, rows, (total, total), None, asked, None, flat)
     return padded_arguments(head, packed, given, out) if head.of_rows else out | {"attention_mask": packed}
+
+
+def nested_arguments(given: dict[str, Any], head: Head) -> dict[str, Any]:
+    """transformers' packed form (1, N) as ragged arguments."""
+    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.shape[0] != 1:
+        hint = "DataCollatorWithFlattening(return_flash_attn_kwargs=True), or a NestedTensor"
+        raise ShapeError(message(OP, f"tokens (1, N) beside {FLAT}", describe(tokens), hint=hint))
+    rows = Structure(given[FLAT].long())
+    names = OF_TOKENS if head.of_rows else (*OF_TOKENS, *LABELS)
+    if isinstance(positions := given.get("position_ids"), Tensor):
+        ours = local_positions(rows, tokens.shape[1]) + head.first
+        hint = f"DataCollatorWithFlattening(position_ids_start={head.first})"
+        text = message(OP, f"position_ids that begin with {head.first} in each row", "others", hint=hint)
+        require((positions == ours).all(), text, ShapeError)
+    rest = {name: x for name, x in given.items() if name not in OF_FLAT}
+    return {n: build_nested(rows, x[0]) if n in names and isinstance(x, Tensor) else x for n, x in rest.items()}
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -127,7 +154,7 @@ def check_arguments(
             hint = "labels (B,), one for each row"
             raise StructureError(message(OP, "labels of rows", "labels of tokens", {name: describe(x)}, hint))
         require_same(tokens.structure, x.structure, OP, f"{name} of the structure of the tokens: x.with_values(...)")
-    needed = OF_TOKENS if head.of_rows else (*OF_TOKENS, "labels", "shift_labels")
+    needed = OF_TOKENS if head.of_rows else (*OF_TOKENS, *LABELS)
     dense = {n: describe(given[n]) for n in needed if isinstance(given.get(n), Tensor)}
     if dense:
         hint = "tokens.with_values(...), or from_hf(encoding, keys=['labels'])"

@@ -130,7 +130,9 @@ def ragged_forward(head: Head, inner: Any) -> Any:
         output = inner(self, **given)
         if self.base_model is self:
             output = settle_output(output, given["attention_mask"], getattr(self, "pooler", None))
-        return output if ragged is None else nest_output(output, given[BELOW if head.of_rows else "attention_mask"])
+        if ragged is None or (packed := given[BELOW if head.of_rows else "attention_mask"]).flat:
+            return output
+        return nest_output(output, packed)
 
     forward.tdc_head = head  # type: ignore[attr-defined]  # by which it is known again
     return forward

@@ -35,13 +35,14 @@ class Packed:
         inputs: of a model whose head takes rows, the inputs of the model below the head.
         asked: where each call of attention is written down, while a model is checked.
         rule: the mask function of transformers, `rule(batch, head, query, key)`.
+        flat: the batch came as (1, N), and outputs stay so.
     """
 
     ndim = 4
 
     def __init__(
         self, queries: Structure, keys: Structure, totals: tuple[int, int], inputs: dict[str, Any] | None = None,
-        asked: list[Asked] | None = None, rule: Rule | None = None,
+        asked: list[Asked] | None = None, rule: Rule | None = None, flat: bool = False,
     ) -> None:  # fmt: skip
         self.queries = queries
         self.keys = keys
@@ -49,6 +50,7 @@ class Packed:
         self.inputs = inputs
         self.asked = asked
         self.rule = rule
+        self.flat = flat
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -57,8 +59,8 @@ class Packed:
 
     def with_rule(self, rule: Rule) -> Packed:
         """The same rows, to be attended to by a rule."""
-        return Packed(self.queries, self.keys, self.totals, self.inputs, self.asked, rule)
+        return Packed(self.queries, self.keys, self.totals, self.inputs, self.asked, rule, self.flat)
 
     def with_inputs(self, inputs: dict[str, Any]) -> Packed:
         """The same rows, for a model whose head takes rows."""
-        return Packed(self.queries, self.keys, self.totals, inputs, self.asked, self.rule)
+        return Packed(self.queries, self.keys, self.totals, inputs, self.asked, self.rule, self.flat)

@@ -1,0 +1,115 @@
+"""The Trainer of transformers, whose batches are its own packed form (1, N)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tdc
+
+transformers: Any = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402
+
+from tdc.hf import attend  # noqa: E402
+
+pytestmark = pytest.mark.clients
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+HEADS = [
+    ("Bert", "ForTokenClassification"),
+    ("Llama", "ForCausalLM"),
+    ("Mistral", "ForCausalLM"),
+    ("Roberta", "ForMaskedLM"),
+]
+
+
+def collator(**options: Any) -> Any:
+    return transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, **options)
+
+
+def features(x: tdc.NestedTensor, labels: tdc.NestedTensor) -> list[dict[str, list[int]]]:
+    rows = zip(x.tolist(), labels.tolist(), strict=True)
+    return [{"input_ids": ids, "labels": own} for ids, own in rows]
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_the_packed_form_of_transformers(family: str, head: str):
+    model = build(family, head)
+    alone, x = twin(model), tokens()
+    labels = labels_for(head, x)
+    labels = labels.with_values(labels.values.masked_fill(tdc.positions(x).values == 0, -100))  # as the collator does
+    batch = collator(position_ids_start=2 if family == "Roberta" else 0)(features(x, labels))
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+    out = attend(model)(**batch)
+    assert_close(out.loss, loss_alone(alone, head, x, labels), **TOLERANCE)
+    for row, ours in zip(x, out.logits[0].split(x.lengths.tolist()), strict=True):
+        assert_close(ours, alone(row[None]).logits[0], **TOLERANCE)
+
+
+def test_the_packed_form_with_a_head_of_rows():
+    model = build("Llama", "ForSequenceClassification")
+    alone, x = twin(model), tokens()
+    labels = labels_for("ForSequenceClassification", x)
+    offsets = torch.tensor([0, *x.lengths.cumsum(0).tolist()], dtype=torch.int32)
+    out = attend(model)(input_ids=x.values[None], cu_seq_lens_q=offsets, labels=labels)
+    assert_close(out.loss, loss_alone(alone, "ForSequenceClassification", x, labels), **TOLERANCE)
+
+
+def test_positions_that_begin_elsewhere():
+    x = tokens()
+    batch = collator()(features(x, x))
+    with pytest.raises(tdc.ShapeError, match=r"position_ids that begin with 2 in each row, got others"):
+        attend(build("Roberta", "ForMaskedLM"))(**batch)
+
+
+def test_tokens_that_are_not_packed():
+    offsets = torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(tdc.ShapeError, match=r"tokens \(1, N\) beside cu_seq_lens_q"):
+        attend(build("Bert", "Model"))(input_ids=torch.ones(2, 3).long(), cu_seq_lens_q=offsets)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(2, 12, (count,), generator=generator).tolist()
+        self.rows = [torch.randint(3, 50, (n,), generator=generator).tolist() for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, list[int]]:
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+def padded(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    """What a collator with padding gives."""
+    x = tdc.from_list([row["input_ids"] for row in rows])
+    return tdc.interop.to_hf(tdc.TensorDict({"input_ids": x, "labels": x}, [len(x)]), pad={"labels": -100})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_trainer(tmp_path: Path, compiled: bool):
+    model = build("Llama", "ForCausalLM")
+    alone = twin(model)
+    options: dict[str, Any] = {
+        "output_dir": str(tmp_path), "max_steps": 3, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True,
+        "save_strategy": "no", "learning_rate": 0.01, "eval_strategy": "no", "disable_tqdm": True, "optim": "sgd",
+        "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    ours = transformers.TrainingArguments(**options, torch_compile=compiled, torch_compile_backend="aot_eager")
+    data = Rows(16)
+    first = transformers.Trainer(attend(model), ours, collator(), train_dataset=data, eval_dataset=data)
+    first.train()
+    second = transformers.Trainer(
+        alone, transformers.TrainingArguments(**options), padded, train_dataset=data, eval_dataset=data
+    )
+    second.train()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        assert_close(a, b, **TOLERANCE)
+    assert first.evaluate()["eval_loss"] == pytest.approx(second.evaluate()["eval_loss"], rel=0.1)
