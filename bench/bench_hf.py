@@ -47,7 +47,9 @@ def inputs_of(model: str, x: Any, labels: Any) -> dict[str, dict[str, Any]]:
     places = tdc.positions(x).values[None]
     first = labels.values.masked_fill(places[0] == 0, -100) if model.startswith("Llama") else labels.values
     packed = {"input_ids": x.values[None], "position_ids": places, "labels": first[None]}
-    if model.startswith("Bert"):
+    if model.startswith("Llama"):  # whose cache, which is on unless it is said, would make it see all rows as one
+        packed["use_cache"] = padded["use_cache"] = False
+    else:
         row = torch.repeat_interleave(x.lengths)
         packed["attention_mask"] = (row[:, None] == row)[None, None]
     return {"tdc": {"input_ids": x, "labels": labels}, "padded": padded, "packed": packed}
@@ -68,11 +70,10 @@ def build(library: Any, config: str, model: str, options: dict[str, Any]) -> dic
 def step_of(model: Any, given: dict[str, Any]) -> Callable[[], None]:
     """A step of training."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    options = {"use_cache": False} if type(model).__name__.startswith("Llama") else {}
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
-        model(**given, **options).loss.backward()
+        model(**given).loss.backward()
         optimizer.step()
 
     return step

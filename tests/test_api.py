@@ -190,7 +190,9 @@ windows(td, tokens, key)""",
     def test_hf(self):
         self.assertExpectedInline(
             listing("tdc.hf"),
-            """attend(model, *, check=True)""",
+            """\
+attend(model, *, check=True)
+generate(model, prompts, **options)""",
         )
 
     def test_interop(self):

@@ -113,7 +113,7 @@ def refuse_unknown(options: dict[str, Any]) -> None:
 
 
 def window_mask(window: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """(L, M), True where positions are less than a window apart; at least one wide, which no row may be."""
+    """(L, M), True where positions are less than a window apart."""
     apart = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
     return apart.abs() < window
 

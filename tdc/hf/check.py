@@ -76,7 +76,9 @@ def check_packed(model: Any, expected: list[dict[str, Tensor]]) -> None:
         except UnsupportedError:
             raise
         except Exception as error:
-            got, hint = f"{name}, which fails: {first_line(error)}", PADDED
+            text = first_line(error)
+            how = "which computes with its attention mask" if "'Packed'" in text else f"which fails: {text}"
+            got, hint = f"{name}, {how}", PADDED
             raise UnsupportedError(message(OP, "a model that takes packed rows", got, hint=hint)) from error
     check_asked(model, asked)
     wrong = {}

@@ -138,14 +138,14 @@ def ragged_forward(head: Head, inner: Any) -> Any:
     return forward
 
 
-def expect_model(model: Any) -> None:
+def expect_model(model: Any, op: str = OP) -> None:
     """A DtypeError for what is no model of transformers, or one that is wrapped."""
     known = library().PreTrainedModel
     if not isinstance(model, known):
         inside = isinstance(model, nn.Module) and any([isinstance(m, known) for m in model.modules()])
         hint = "tdc.hf.attend(model) first, then compile or wrap it" if inside else "AutoModel.from_config(config)"
         got = f"a {type(model).__name__}" if isinstance(model, nn.Module) else describe(model)
-        raise DtypeError(message(OP, "a model of transformers", got, hint=hint))
+        raise DtypeError(message(op, "a model of transformers", got, hint=hint))
 
 
 def require_set(model: Any) -> None:
@@ -166,6 +166,9 @@ def head_of(model: Any) -> Head:
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
         got = f"{name}, whose head may cross rows"
         raise UnsupportedError(message(OP, f"a model ...{', ...'.join([*OF_TOKENS, *OF_ROWS])}", got, hint=hint))
+    if getattr(model.config, "return_dict", True) is False:
+        hint = "model.config.return_dict = True"
+        raise UnsupportedError(message(OP, "a model whose outputs have names", "return_dict=False", hint=hint))
     names = parameters_of(model)
     pad = model.config.get_text_config().pad_token_id
     last = name.endswith(OF_ROWS) and hasattr(model, "score")  # what such heads are called

@@ -1,6 +1,7 @@
 """Batches of tokens as tokenizers of Hugging Face make them and models there take them.
 
     {"input_ids": (B, L), "attention_mask": (B, L)}    <->    TensorDict {"input_ids": NestedTensor (B, -1)}
+    {"input_ids": (1, N), "cu_seq_lens_q": (B+1,)}      ->    the same, of rows that are packed already
 
 Nothing is imported: a `BatchEncoding` is a mapping, a dict goes into a model as keywords.
 
@@ -24,6 +25,7 @@ from tdc.ragged.segments import offsets_of
 from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.tensordict import TensorDict
 
+OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # of packed rows
 TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids", "special_tokens_mask", "offset_mapping")
 
 
@@ -31,10 +33,12 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
     """Padded tokens and their attention mask as NestedTensors of one structure.
 
     Shapes:
-        `(B, L, ...) -> (B, -1, ...)` of entries of tokens; others `(B, ...)` stay as they are.
+        `(B, L, ...) -> (B, -1, ...)` of entries of tokens; others `(B, ...)` stay as they are. Of packed rows
+        `(1, N, ...) -> (B, -1, ...)`, without a copy, labels included.
 
     Args:
-        encoding: what a tokenizer returns with `return_tensors="pt"`, padded on the left or on the right.
+        encoding: what a tokenizer returns with `return_tensors="pt"`, padded on the left or on the right; or what
+            `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` returns.
         keys: entries of tokens besides those of tokenizers, such as `["labels"]`. None is recognised by its sizes.
 
     Returns:
@@ -55,6 +59,8 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
         [[5, 6], [7, 8, 9]]
     """
     expect("interop.from_hf", encoding, Mapping, of=" of tensors")
+    if "cu_seq_lens_q" in encoding:
+        return from_packed(encoding, keys_of("interop.from_hf", keys))
     mask = encoding.get("attention_mask")
     keys = keys_of("interop.from_hf", keys)
     absent = [key for key in keys if key not in encoding]
@@ -75,6 +81,23 @@ def from_hf(encoding: Mapping[str, Any], *, keys: Iterable[str] = ()) -> TensorD
     for key in names:
         entries[key] = build_nested(structure, entries[key].flatten(0, 1).index_select(0, positions))
     return TensorDict(entries, (mask.shape[0],))
+
+
+def from_packed(encoding: Mapping[str, Any], keys: Iterable[str]) -> TensorDict:
+    """Rows that transformers has packed, `(1, N, ...)` with int32 offsets, as NestedTensors of one structure."""
+    structure = Structure(encoding["cu_seq_lens_q"].to(torch.int64)).marked()
+    names = [key for key in encoding if key in {*TOKENS, "labels", *keys}]
+    first = encoding[names[0]] if names else None
+    total = first.shape[1] if isinstance(first, Tensor) and first.ndim > 1 else 0
+    wrong = {key: describe(encoding[key]) for key in names if tuple(encoding[key].shape[:2]) != (1, total)}
+    if wrong or not names:
+        hint = "DataCollatorWithFlattening(return_flash_attn_kwargs=True)"
+        got = f"{len(wrong)} others" if names else f"keys {sorted(encoding)}"
+        raise ShapeError(message("interop.from_hf", "packed tokens (1, N)", got, wrong, hint))
+    entries = {key: value for key, value in encoding.items() if key not in OFFSETS}
+    for key in names:
+        entries[key] = build_nested(structure, entries[key][0])
+    return TensorDict(entries, (structure.batch_size,))
 
 
 def to_hf(

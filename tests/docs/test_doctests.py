@@ -17,6 +17,7 @@ SLOW = {"tdc.doctor", "tdc.demo.data"}  # one compiles with Inductor, one reads 
 
 OPTIONAL = {  # examples that need another package
     "tdc.data.arrow": "pyarrow", "tdc.data.parquet": "pyarrow", "tdc.hf.model": "transformers",
+    "tdc.hf.generate": "transformers",
 }  # fmt: skip
 
 

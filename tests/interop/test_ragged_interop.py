@@ -443,3 +443,15 @@ def test_vmap_over_static_dims_and_models():
         assert torch.allclose(out.values[k], model(x).values, atol=1e-6)
     m: MaskedBatch = tdc.ensemble(models[0], params, in_dims=None)(x.to_padded())
     assert m.data.shape == (3, 3, 3, 4)
+
+
+def test_packed_rows_of_transformers():
+    offsets, flat = torch.tensor([0, 2, 2, 5], dtype=torch.int32), torch.arange(5)[None]
+    batch = {"input_ids": flat, "labels": flat + 1, "position_ids": flat, "cu_seq_lens_q": offsets, "max_length_q": 3}
+    td = tdc.interop.from_hf(batch)
+    assert sorted(td.keys()) == ["input_ids", "labels", "position_ids"]
+    assert td["input_ids"].tolist() == [[0, 1], [], [2, 3, 4]]
+    assert td["labels"].structure is td["input_ids"].structure
+    assert td["input_ids"].values.data_ptr() == flat.data_ptr()
+    with pytest.raises(tdc.ShapeError, match=r"packed tokens \(1, N\), got 1 others\nat labels: Tensor int64\[2, 5\]"):
+        tdc.interop.from_hf({**batch, "labels": flat.expand(2, 5)})
