@@ -26,7 +26,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pad_rows, valid_mask
 from tdc.ragged.segments import lengths_of, local_positions, longest, sizes_of
-from tdc.ragged.structure import Structure, require_same
+from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "hf.attend"
@@ -107,7 +107,9 @@ def nested_arguments(given: dict[str, Any], head: Head) -> dict[str, Any]:
     if not isinstance(tokens, Tensor) or tokens.ndim < 2 or tokens.shape[0] != 1:
         hint = "DataCollatorWithFlattening(return_flash_attn_kwargs=True), or a NestedTensor"
         raise ShapeError(message(OP, f"tokens (1, N) beside {FLAT}", describe(tokens), hint=hint))
-    rows = Structure(given[FLAT].long())
+    bound = given.get("max_length_q")
+    offsets = given[FLAT].long()
+    rows = Structure(offsets, None, None if bound is None else extent_of((int(bound),), offsets.device))
     names = OF_TOKENS if head.of_rows else (*OF_TOKENS, *LABELS)
     if isinstance(positions := given.get("position_ids"), Tensor):
         ours = local_positions(rows, tokens.shape[1]) + head.first

@@ -15,6 +15,7 @@ transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from tdc.hf import attend  # noqa: E402
 
@@ -49,6 +50,17 @@ def test_the_packed_form_of_transformers(family: str, head: str):
     assert_close(out.loss, loss_alone(alone, head, x, labels), **TOLERANCE)
     for row, ours in zip(x, out.logits[0].split(x.lengths.tolist()), strict=True):
         assert_close(ours, alone(row[None]).logits[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["Llama", pytest.param("Mistral", marks=pytest.mark.slow)])
+def test_the_packed_form_in_graphs(family: str):
+    model = attend(build(family, "ForCausalLM"))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for lengths in ((7, 1, 12, 3), (2, 5), (9, 9, 3, 4, 20), (4, 4, 4)):
+        batch = collator()(features(*[tokens(lengths)] * 2))
+        assert_close(compiled(**batch).loss, model(**batch).loss, **TOLERANCE)
+    assert counter.frame_count == 2  # plain tensors, whose sizes torch makes dynamic once they change
 
 
 def test_the_packed_form_with_a_head_of_rows():
