@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 FLOORS = (
     ("demo",),
     ("data",),
-    ("optim", "io", "dist", "viz", "testing"),
+    ("optim", "io", "dist", "viz", "testing", "hf"),
     ("autobatch",),
     ("compile",),
     ("interop", "ops", "nn"),
