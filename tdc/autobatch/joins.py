@@ -84,7 +84,8 @@ def furthest_item(fn: Any, x: Grown) -> Any:
     if not traced() and bool((count == 0).any()):
         raise ValueError(f"{fn.__name__}() of a list that is empty for an example")
     rest = torch.full_like(items, limit(str(items.dtype), fn is builtins.max))
-    whole = torch.where(there(x, items), items, rest)
+    first = (torch.arange(items.shape[0], device=items.device) == 0).reshape(-1, *[1] * (items.ndim - 1))
+    whole = torch.where(there(x, items) & (first | ~items.isnan()), items, rest)  # NaN is beyond no other behind it
     at = whole.argmax(0) if fn is builtins.max else whole.argmin(0)
     return items[at.reshape(1)].squeeze(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -175,6 +176,10 @@ def test_max_and_min_along_rows():
     """Found by hand: `max` walked along the rows itself."""
     f = tdc.batch(furthest_row)
     assert_batched_equal(f, [(torch.randn(n),) for n in (2, 4, 1)], backends=())
+    odd = [torch.tensor(row) for row in ([math.nan, 1.0], [1.0, math.nan, 2.0])]
+    found = f(tdc.pack(odd))
+    for got, want in zip(found, zip(*[furthest_row(row) for row in odd], strict=True), strict=True):
+        torch.testing.assert_close(got, torch.stack(want), equal_nan=True)
     with pytest.raises(ValueError, match="empty"):
         f(tdc.pack([torch.randn(0), torch.randn(2)]))
 
