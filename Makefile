@@ -60,13 +60,13 @@ demo: compiler .venv/.ready-demo ## train a small model end to end and write dem
 	$(PY) -m tdc demo $(ARGS)
 
 test: compiler .venv/.ready-dev ## the fast tests, on JOBS workers
-	$(pytest) -m "not slow and not sweep" $(ARGS)
+	$(pytest) -m "not slow and not sweep and not architecture" $(ARGS)
 
 test-all: compiler .venv/.ready-dev ## every test, with the slow matrix and all of torch's samples
 	$(pytest) $(ARGS)
 
-test-slow: compiler .venv/.ready-dev ## what test leaves out, and the architecture test
-	$(pytest) -m "(slow or architecture) and not sweep" $(ARGS)
+test-slow: compiler .venv/.ready-dev ## what test leaves out
+	$(pytest) -m "slow and not sweep and not architecture" $(ARGS)
 
 test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
 	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)
@@ -88,8 +88,9 @@ mutants: .venv/.ready-dev ## small faults in the rules that tests must find, ARG
 soak: .venv/.ready-dev ## stores under attack: mutated manifests, killed writers, readers beside writers (docs/storage.md)
 	$(test-env) $(PY) tests/io/soak.py $(ARGS)
 
-lint: .venv/.ready-dev ## ruff
-	$(PY) -m ruff check . $(ARGS)
+lint: .venv/.ready-dev ## ruff, and the tests that read the code: rooms, sizes, names
+	$(PY) -m ruff check .
+	$(test-env) $(PY) -m pytest tests/architecture $(ARGS)
 
 types: .venv/.ready-dev ## pyright
 	$(PY) -m pyright $(ARGS)

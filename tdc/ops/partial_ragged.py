@@ -32,7 +32,7 @@ from tdc.ragged.padding import exchange, valid_mask
 from tdc.ragged.segments import offsets_of, positions_in, sizes_of, structure_of_sizes
 from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure
-from tdc.ragged.views import moved, moves_by_views, permuted
+from tdc.ragged.views import inverse, moved, moves_by_views, permuted
 
 
 class Lines(NamedTuple):
@@ -142,10 +142,6 @@ def in_order(x: NestedTensor, order: list[int]) -> Tensor:
     total = values.shape[e]
     index, back = positions_in(s, turned, total, inverse(order)), positions_in(turned, s, total, order)
     return exchange(values.movedim(e, 0), index, None, 0.0, back, None).movedim(0, e)
-
-
-def inverse(order: list[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def masked_lines(x: MaskedBatch, dims: tuple[int, ...]) -> Lines:

@@ -12,6 +12,7 @@ Invariant: `Moved` differentiates a move by the same move the other way, as ofte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import readable, trace_as
+from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import on_host, sizes_of
 from tdc.ragged.structure import Structure
 
 LEAST = 4096  # elements of an example in the mean, below which a gather takes less time
-FULL = slice(None)
 
 
 class Move(NamedTuple):
@@ -114,13 +115,7 @@ def new_values(values: Tensor, axis: int, sizes: list[list[int]], make: Any) -> 
 
 def counts(sizes: list[list[int]]) -> list[int]:
     """The positions of each example."""
-    found: list[int] = []
-    for size in sizes:
-        n = 1
-        for k in size:
-            n *= k
-        found.append(n)
-    return found
+    return [math.prod(size) for size in sizes]
 
 
 def views(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Tensor]:
@@ -171,12 +166,16 @@ def shifted(shift: int, dim: int) -> Move:
 
 def permuted(axis: int, order: list[int]) -> Move:
     """The ragged dims of an example in another order."""
-    back = sorted(range(len(order)), key=order.__getitem__)
 
     def turned(x: Tensor, order: list[int]) -> Tensor:
         return x.permute(*range(axis), *[axis + r for r in order], *range(axis + len(order), x.ndim))
 
-    return along(lambda x: turned(x, order), lambda x: turned(x, back))
+    return along(lambda x: turned(x, order), lambda x: turned(x, inverse(order)))
+
+
+def inverse(order: list[int]) -> list[int]:
+    """The order that undoes another one."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def along(there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Move:

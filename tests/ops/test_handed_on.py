@@ -19,9 +19,21 @@ from tdc.ops.torch_masked import RULES
 
 NAMES = [op.__name__ for op in RULES]
 LATER = {(1, True): [pytest.mark.slow], (2, True): [pytest.mark.slow], (2, False): [pytest.mark.sweep]}
-# Each function in one kind along the ragged dim, the kinds in turns; then in the other kind, and along the other dim.
+
+
+def marks_of(n: int, dim: int, other: bool) -> Any:
+    return LATER.get((dim, other), [pytest.mark.slow] * (n % 3 > 0))
+
+
+# Every third function in one kind along the ragged dim, the kinds in turns; the others, the other kind and dim later.
 ROWS = [
-    pytest.param(name, dim, bool(n % 2) is not other, marks=LATER.get((dim, other), ()), id=f"{name}-{dim}-{other}")
+    pytest.param(
+        name,
+        dim,
+        bool(n % 2) is not other,
+        marks=LATER.get((dim, other), [pytest.mark.slow] * (n % 3 > 0)),
+        id=f"{name}-{dim}-{other}",
+    )
     for n, name in enumerate(NAMES)
     for dim in (1, 2)
     for other in (False, True)

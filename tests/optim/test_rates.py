@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +56,15 @@ TELL: dict[str, tuple[Callable[[], Transform], Tensor | dict[str, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TELL)
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+TRACED = ("groups", "inject a schedule", "adafactor")  # the others among the slow tests
+
+
+def case(name: str, backend: str | None) -> Any:
+    late = backend is not None and name not in TRACED
+    return pytest.param(name, backend, marks=[pytest.mark.slow] * late)
+
+
+@pytest.mark.parametrize(("name", "backend"), [case(n, b) for b in (None, "aot_eager") for n in TELL])
 def test_rate_of_each_step(name: str, backend: str | None):
     make, wanted = TELL[name]
     net = nn.Linear(3, 2)
