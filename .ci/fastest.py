@@ -1,4 +1,4 @@
-"""Prints which python3 on the path is the fastest of those that preflight.py has nothing to say about.
+"""Prints the fastest python3 on the path that preflight.py accepts.
 
 Tests trace Python for most of their time. A Python that was built without profile-guided optimisation, as version
 managers build it by default, takes a third longer for that.

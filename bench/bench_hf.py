@@ -44,9 +44,9 @@ CASES = {  # what is measured: configuration and model of transformers, further 
 def inputs_of(model: str, x: Any, labels: Any) -> dict[str, dict[str, Any]]:
     """The arguments of each candidate."""
     padded = tdc.interop.to_hf(tdc.TensorDict({"input_ids": x, "labels": labels}, [len(x)]), pad={"labels": -100})
-    places = tdc.positions(x).values[None]
-    first = labels.values.masked_fill(places[0] == 0, -100) if model.startswith("Llama") else labels.values
-    packed = {"input_ids": x.values[None], "position_ids": places, "labels": first[None]}
+    positions = tdc.positions(x).values[None]
+    first = labels.values.masked_fill(positions[0] == 0, -100) if model.startswith("Llama") else labels.values
+    packed = {"input_ids": x.values[None], "position_ids": positions, "labels": first[None]}
     if model.startswith("Llama"):  # whose cache, which is on unless it is said, would make it see all rows as one
         packed["use_cache"] = padded["use_cache"] = False
     else:

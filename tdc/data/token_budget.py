@@ -90,8 +90,8 @@ class TokenBudgetSampler(EpochSampler):
         else:
             batches = consecutive(lengths, self._max_tokens)
         if self._shuffle:
-            places = torch.randperm(len(batches) - 1, generator=generator, device="cpu").tolist()
-            batches = [*[batches[i] for i in places], batches[-1]]
+            positions = torch.randperm(len(batches) - 1, generator=generator, device="cpu").tolist()
+            batches = [*[batches[i] for i in positions], batches[-1]]
         least = max(1, min(lengths))  # an example without tokens always fits
         if self._drop_last and tokens(batches[-1], lengths) + least <= self._max_tokens:
             batches.pop()

@@ -20,14 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.hf.packed import Asked, Packed
+from tdc.hf.packed import OP, Asked, Packed
 from tdc.ops.attention.masks import causal_mask
 from tdc.ops.attention.padded import shared_heads
 from tdc.ops.attention.scaled_dot_product import varlen_attention
 from tdc.ragged.segments import longest
 
 NAME = "tdc"
-OP = "hf.attend"
 PADDED = "tdc.interop.to_hf(batch) for a padded call"
 UNKNOWN = {"position_bias": "a bias of positions", "s_aux": "attention sinks"}  # arguments that change the weights
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import UnsupportedError, first_line, message
-from tdc.hf.attention import OP, PADDED
+from tdc.hf.attention import PADDED
 from tdc.hf.inputs import ASKED
-from tdc.hf.packed import Asked, Rule
+from tdc.hf.packed import OP, Asked, Rule
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, KeyPathError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.hf.packed import Packed
+from tdc.hf.packed import OP, Packed
+from tdc.interop.huggingface import OFFSETS
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pad_rows, valid_mask
@@ -29,14 +30,12 @@ from tdc.ragged.segments import lengths_of, local_positions, longest, sizes_of
 from tdc.ragged.structure import Structure, extent_of, require_same
 from tdc.tensordict.tensordict import TensorDict
 
-OP = "hf.attend"
 ASKED = "tdc_asked"  # the argument by which `check` asks for a list of the calls of attention
 BELOW = "tdc_packed"  # the argument by which a head hands packed inputs on to the model below it
 IGNORED = -100  # the label that transformers' losses leave out
 OF_TOKENS = ("input_ids", "inputs_embeds", "token_type_ids", "position_ids")
 LABELS = ("labels", "shift_labels")  # of heads of tokens
 FLAT = "cu_seq_lens_q"  # the offsets in transformers' packed form
-OF_FLAT = (FLAT, "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 REFUSED = {  # arguments that have no meaning for packed rows, and what to do instead
     "attention_mask": "leave it out: the rows have lengths",
     "cache": "to_hf(batch, side='left') for generation",
@@ -116,7 +115,7 @@ def nested_arguments(given: dict[str, Any], head: Head) -> dict[str, Any]:
         hint = f"DataCollatorWithFlattening(position_ids_start={head.first})"
         text = message(OP, f"position_ids that begin with {head.first} in each row", "others", hint=hint)
         require((positions == ours).all(), text, ShapeError)
-    rest = {name: x for name, x in given.items() if name not in OF_FLAT}
+    rest = {name: x for name, x in given.items() if name not in OFFSETS}
     return {n: build_nested(rows, x[0]) if n in names and isinstance(x, Tensor) else x for n, x in rest.items()}
 
 

@@ -28,10 +28,11 @@ from typing import Any
 from torch import nn
 
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
-from tdc.hf.attention import NAME, OP, PADDED, library, register
+from tdc.hf.attention import NAME, PADDED, library, register
 from tdc.hf.check import alone, check_packed
 from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below
 from tdc.hf.outputs import nest_output, settle_output
+from tdc.hf.packed import OP
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.hf.packed import Packed
+from tdc.hf.packed import OP, Packed
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import lengths_of, longest
 
-OP = "hf.attend"
 TOKENS = ("last_hidden_state", "hidden_states", "logits", "prediction_logits")  # (1, N, ...)
 STATES = ("last_hidden_state", "hidden_states", "start_logits", "end_logits")  # (B, L, ...) of a head of rows
 ROWS = ("pooler_output", "seq_relationship_logits", "loss")  # as they are

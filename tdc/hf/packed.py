@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tdc.ragged.structure import Structure
 
+OP = "hf.attend"
 Rule = Callable[[Any, Any, Any, Any], Any]
 
 

@@ -66,9 +66,9 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
 
 def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
     """A slice of each ragged dim, one example after another."""
-    s = x.structure
-    first, lengths, steps = spans_of(s, dict(enumerate(parts)))
-    t = structure_of_spans(s, dict(enumerate(parts)), lengths)
+    s, slices = x.structure, dict(enumerate(parts))
+    first, lengths, steps = spans_of(s, slices)
+    t = structure_of_spans(s, slices, lengths)
     begins, counts = [on_host(torch.stack(found, 1)) for found in (first, lengths)]
     move = spans_taken(s.packed_dim, begins, counts, list(steps))
     return build_nested(t, moved(x.values, s, t, move))

@@ -84,7 +84,8 @@ class Moved(torch.autograd.Function):
     apply: Any  # torch leaves it untyped
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, plan: Plan, back: bool) -> Tensor:  # torch binds arguments of no other form
+    def forward(ctx: Any, values: Tensor, plan: Plan, back: bool) -> Tensor:
+        # without a setup_context, for which torch looks up the signature at each call
         ctx.plan, ctx.back = plan, back
         move, before, behind, axis = plan
         if not back:

@@ -11,9 +11,9 @@ import tdc
 
 transformers: Any = pytest.importorskip("transformers")
 
-from hf_models import build, tokens  # noqa: E402
+from hf_models import build, tokens  # noqa: E402 - behind the skip
 
-from tdc.hf import attend, generate  # noqa: E402
+from tdc.hf import attend, generate  # noqa: E402 - behind the skip
 
 pytestmark = pytest.mark.clients
 CAUSAL = [("GPT2", "LMHeadModel"), *[(n, "ForCausalLM") for n in ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma2")]]

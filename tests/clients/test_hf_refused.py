@@ -15,10 +15,10 @@ import tdc
 
 transformers: Any = pytest.importorskip("transformers")
 
-from hf_models import DECODER, SIZES, build, tokens, twin  # noqa: E402
-from torch.testing import assert_close  # noqa: E402
+from hf_models import DECODER, SIZES, build, tokens, twin  # noqa: E402 - behind the skip
+from torch.testing import assert_close  # noqa: E402 - behind the skip
 
-from tdc.hf import attend  # noqa: E402
+from tdc.hf import attend  # noqa: E402 - behind the skip
 
 pytestmark = pytest.mark.clients
 FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)

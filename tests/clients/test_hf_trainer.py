@@ -14,10 +14,10 @@ import tdc
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402 - behind the skip
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402 - behind the skip
 
-from tdc.hf import attend  # noqa: E402
+from tdc.hf import attend  # noqa: E402 - behind the skip
 
 pytestmark = pytest.mark.clients
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

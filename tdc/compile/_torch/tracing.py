@@ -23,10 +23,7 @@ from tdc.core.errors import UnsupportedError, message
 
 X = TypeVar("X")
 internals: Any = torch  # parts of torch without types
-WHILE_LOOP, SCAN = (
-    load("torch._higher_order_ops.while_loop:while_loop_op"),
-    load("torch._higher_order_ops.scan:scan_op"),
-)
+WHILE_LOOP: Any = load("torch._higher_order_ops.while_loop:while_loop_op")
 OUTSIDE = "traced outside of an operator"  # marks nodes
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
