@@ -1,4 +1,4 @@
-"""What do crops, mirror images, transposes and sorts of images of different sizes cost against a loop over images?
+"""What do moves, sorts, scans and reductions of images of different sizes cost against a loop over images?
 
 32 images (3, h, w) with sides between 64 and 256. `tdc` is the operation on a NestedTensor (B, 3, -1, -1), eager, whose
 result is a batch again; `loop` is the same on one image after another, whose results are a list of contiguous tensors.
@@ -30,18 +30,23 @@ OPERATIONS: dict[str, tuple[Run, Run]] = {  # of a batch, and of one image
     "shifted": (lambda x: x.roll(5, 3), lambda r: r.roll(5, 2)),
     "lines sorted": (lambda x: x.sort(3).values, lambda r: r.sort(2).values),
     "columns sorted": (lambda x: x.sort(2).values, lambda r: r.sort(1).values),
+    "lines summed up": (lambda x: x.cumsum(3), lambda r: r.cumsum(2)),
+    "softmax of columns": (lambda x: x.softmax(2), lambda r: r.softmax(1)),
+    "means of lines": (lambda x: x.mean(3), lambda r: r.mean(2)),
+    "largest of columns": (lambda x: x.max(2).values, lambda r: r.max(1).values),
 }
 
 
 def measure(report: Report, name: str, images: list[Tensor]) -> None:
     """One operation."""
     batch, (ours, theirs) = tdc.pack(images, ragged_dim=(2, 3)), OPERATIONS[name]
+    ragged = tuple(range(2, ours(batch).ndim))
     for a, b in zip(ours(batch).unbind(), images, strict=True):
         assert torch.equal(a, theirs(b)), name
     calls: dict[str, Callable[[], Any]] = {
         "tdc": lambda: ours(batch),
         "loop": lambda: [theirs(x).contiguous() for x in images],
-        "packed": lambda: tdc.pack([theirs(x) for x in images], ragged_dim=(2, 3)),
+        "packed": lambda: tdc.pack([theirs(x) for x in images], ragged_dim=ragged),
     }
     times = interleaved(calls, rounds=5 if report.quick else 21, burst=0.05, device=report.device)
     report.row(name, times, "loop")
@@ -64,7 +69,7 @@ def gradients(report: Report, images: list[Tensor]) -> None:
 
 def main() -> None:
     args = arguments("bench_images")
-    question = "What do crops, mirror images, transposes and sorts of images cost against a loop over images?"
+    question = "What do moves, sorts, scans and reductions of images cost against a loop over images?"
     report = Report("bench_images", question, args.device, args.quick)
     generator = torch.Generator().manual_seed(0)
     sides = torch.randint(LEAST, MOST + 1, (B, 2), generator=generator).tolist()

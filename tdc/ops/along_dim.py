@@ -147,10 +147,11 @@ def order_of(segments: Segments, descending: bool = False) -> Tensor:
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:
     """`run(x, dim=, keepdim=)` along a ragged dim, or of the lines along one of several; `op` along a static dim, or
     `dense(values, axis)`, which keeps it."""
+    dense = dense or (lambda values, axis: op(values, axis, True))
     if by_lines(op, x, dim):
-        return over_lines(op, run, x, dim, keepdim)
+        return over_lines(op, run, x, dim, keepdim, dense)
     if dim is not None and is_static(op, x, dim):
-        return along_static(op, x, dim, dense or (lambda values, axis: op(values, axis, True)), keepdim)
+        return along_static(op, x, dim, dense, keepdim)
     return run(x, dim=dim, keepdim=keepdim)
 
 

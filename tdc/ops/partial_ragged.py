@@ -7,7 +7,8 @@
 
 No operation needs a rule of its own for them: each line is an example of a longer batch. A reduction of it gives a
 dense result `(M, ...)`, which is packed as it is; what keeps the lines, or makes all lines of an example as much
-shorter, is put back. Lines along the last ragged dims lie in the packed axis already, others are gathered.
+shorter, is put back. Lines along the last ragged dims lie in the packed axis already, others are gathered. Large images
+are no lines: on CPU, torch's own function runs on one image after another (`each`, see `tdc.ragged.views`).
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
@@ -32,7 +33,7 @@ from tdc.ragged.padding import exchange, valid_mask
 from tdc.ragged.segments import offsets_of, positions_in, sizes_of, structure_of_sizes
 from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure
-from tdc.ragged.views import inverse, moved, moves_by_views, permuted
+from tdc.ragged.views import all_have_elements, by_views, inverse, moved, of_each, permuted
 
 
 class Lines(NamedTuple):
@@ -63,53 +64,122 @@ def by_lines(op: OpName, x: Any, dim: Any) -> bool:
     return x._batch_dim not in dims and 0 < len([d for d in x.ragged_dims if d in dims]) < len(x.ragged_dims)
 
 
-def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool) -> Any:
+def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool, each: Op | None = None) -> Any:
     """`run(lines, dim=, keepdim=True)` of the lines of a batch along `dim`, one or several; its results as batches.
 
     Several results come in the named tuple that torch returns, and share their lengths.
+
+    Args:
+        each: `(example, axes)`, the same of one example with elements: one axis where `dim` is one, else a tuple.
     """
-    lines, dims, at = lines_of(op, x, dim)
+    dims = dims_of(op, x, dim)
     kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
     if keepdim and kept[-1] - kept[0] >= len(kept):
         got, hint = "a static dim between them", "keepdim=False where there is one, or loop over x.unbind()"
         raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
-    return map_results(run(lines.batch, dim=at, keepdim=True), lambda t: lines.back(t, keepdim))
+    if each is not None and by_views(x) and all_have_elements(x):
+        axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
+        return views_reduced(x, lambda example: each(example, axes), dims, keepdim)
+    lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
+    out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]), keepdim=True)
+    return map_results(out, lambda t: lines.back(t, keepdim))
 
 
-def along_lines(op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None) -> Any:
+def along_lines(
+    op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None, each: Op | None = None
+) -> Any:
     """`run(lines, dim=)` of the lines of a batch along `dim`, one or several, which it keeps; its results as batches.
 
     Args:
         resized: of the sizes of a ragged dim those that `run` makes of them, (B,) -> (B,); without it they stay.
+        each: `(example, axes)`, the same of one example: one axis where `dim` is one, else a tuple.
     """
-    lines, dims, at = lines_of(op, x, dim)
-    out, new = run(lines.batch, dim=at), None if resized is None else changed_sizes(x, dims, resized)
+    dims = dims_of(op, x, dim)
+    new = None if resized is None else changed_sizes(x, dims, resized)
+    if each is not None and by_views(x):
+        s, axes = resized_structure(x.structure, new), one_or_all(dim, [axis_of_example(x, d) for d in dims])
+        return map_results(of_each(x, lambda example: each(example, axes)), lambda t: build_nested(s, t))
+    lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
+    out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]))
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
 
 
-def lines_of(op: OpName, x: Any, dim: Any) -> tuple[Lines, tuple[int, ...], Any]:
-    """The lines along one dim or several, these counted from the front, and where they are in the batch of lines."""
-    dims = tuple([normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)])
-    lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
-    at = tuple([lines.dim_of(d) for d in dims])
-    return lines, dims, at[0] if isinstance(dim, int) else at
+def dims_of(op: OpName, x: Any, dim: Any) -> tuple[int, ...]:
+    """One dim or several, counted from the front."""
+    return tuple([normal_dim(d, x.ndim, op) for d in ((dim,) if isinstance(dim, int) else dim)])
+
+
+def one_or_all(dim: Any, dims: list[int]) -> Any:
+    """Dims as they were given: one of them, or a tuple."""
+    return dims[0] if isinstance(dim, int) else tuple(dims)
+
+
+def axis_of_example(x: NestedTensor, d: int) -> int:
+    """A ragged or static dim of a batch as an axis of its examples as views, (*S0, h, w, *S1)."""
+    s = x.structure
+    if d in s.ragged_dims:
+        return s.packed_dim + s.ragged_dims.index(d)
+    axis: Any = s.axis(d, x.ndim, "sum")
+    return axis if axis < s.packed_dim else axis + s.ragged_ndim - 1
+
+
+def resized_structure(s: Structure, sizes: Tensor | None) -> Structure:
+    """The structure of a batch whose ragged dims have other sizes (B, R), no longer ones; None for the same."""
+    if sizes is None:
+        return s
+    return Structure(offsets_of(sizes.prod(1)), sizes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+
+
+def split_dims(s: Structure, dims: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Which of the ragged dims are among some dims, and which are not, counted from the first ragged one."""
+    along = [r for r, d in enumerate(s.ragged_dims) if d in dims]
+    return along, [r for r in range(s.ragged_ndim) if r not in along]
+
+
+def sizes_at(s: Structure, which: list[int]) -> tuple[Tensor, tuple[int, ...] | None]:
+    """The sizes (B, R) of some of the ragged dims, and the longest of each where they are known."""
+    sizes = sizes_of(s).unbind(1)
+    longest = None if s.extent is None else tuple([s.extent.shape[r] for r in which])
+    return torch.stack([sizes[r] for r in which], 1), longest
+
+
+def kept_structures(s: Structure, dims: tuple[int, ...]) -> tuple[Structure, Structure]:
+    """Those of a batch without the ragged dims among `dims`, and with static ones of size 1 in their place."""
+    along, kept = split_dims(s, dims)
+    batch_dim = s.batch_dim - len([r for r in along if s.ragged_dims[r] < s.batch_dim])
+    outer = structure_of_sizes(*sizes_at(s, kept), s.packed_dim, batch_dim)
+    return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
+
+
+def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[int, ...], keepdim: bool) -> Any:
+    """What a reduction along `dims`, which keeps them as size 1, gives of the examples as views."""
+    s, e = x.structure, x.structure.packed_dim
+    outer, wide = kept_structures(s, dims)
+    front, count = wide.packed_dim - e, s.ragged_ndim - outer.ragged_ndim
+
+    def back(values: Tensor) -> NestedTensor:
+        if not keepdim:
+            return without_static(x, build_nested(outer, values), dims)
+        return build_nested(wide, values.unflatten(e, [*[1] * front, values.shape[e], *[1] * (count - front)]))
+
+    return map_results(of_each(x, each), back)
+
+
+def without_static(x: NestedTensor, y: Any, dims: tuple[int, ...]) -> NestedTensor:
+    """A result that has lost the ragged dims among `dims` of x, without the static ones among them."""
+    lost = [d for d in x.ragged_dims if d in dims]
+    return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
 
 
 def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
-    s, sizes, values = x.structure, sizes_of(x.structure).unbind(1), x.values
-    e, along = s.packed_dim, [r for r, d in enumerate(s.ragged_dims) if d in dims]
-    kept, count = [r for r in range(s.ragged_ndim) if r not in along], len(along)
-    order, turn = [*kept, *along], kept[-1] > along[0]
-    if turn:
-        values = in_order(x, order)
-    number = torch.stack([sizes[r] for r in kept], 1)
-    rows = torch.repeat_interleave(number.prod(1))
-    each = torch.stack([sizes[r] for r in along], 1)[rows]
-    longest, known = [None if s.extent is None else tuple([s.extent.shape[r] for r in at]) for at in (along, kept)]
-    inner = structure_of_sizes(each, longest, e)
-    lost = [d for d in s.ragged_dims if d in dims]
-    outer = structure_of_sizes(number, known, e, s.batch_dim - len([d for d in lost if d < s.batch_dim]))
-    wide = outer.moved(e + len([r for r in along if r < kept[0]]), s.batch_dim)
+    s, e = x.structure, x.structure.packed_dim
+    along, kept = split_dims(s, dims)
+    order, turn, count = [*kept, *along], kept[-1] > along[0], len(along)
+    values = in_order(x, order) if turn else x.values
+    outer, wide = kept_structures(s, dims)
+    rows = torch.repeat_interleave(sizes_of(outer).prod(1))
+    sizes, longest = sizes_at(s, along)
+    inner = structure_of_sizes(sizes[rows], longest, e)
 
     def dim_of(d: int) -> int:
         axis: Any = s.axis(d, x.ndim, "sum")
@@ -118,13 +188,11 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     def back(out: Tensor, keepdim: bool) -> NestedTensor:
         if keepdim:
             return build_nested(wide, out.movedim(0, wide.packed_dim))
-        y: Any = build_nested(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))
-        return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
+        y = build_nested(outer, out.squeeze(tuple(range(e + 1, e + 1 + count))).movedim(0, e))
+        return without_static(x, y, dims)
 
     def again(out: Any, new: Tensor | None) -> NestedTensor:
-        t = s
-        if new is not None:
-            t = Structure(offsets_of(new.prod(1)), new, s.extent, e, s.batch_dim, s.ragged_ndim).marked()
+        t = resized_structure(s, new)
         if not turn:
             return build_nested(t, out.values)
         turned = Structure(t.offsets, sizes_of(t)[:, order], None, e, 0, s.ragged_ndim)
@@ -137,7 +205,7 @@ def in_order(x: NestedTensor, order: list[int]) -> Tensor:
     """The values of a batch with the ragged dims of each example in another order."""
     s, values, e = x.structure, x.values, x.structure.packed_dim
     turned = Structure(s.offsets, sizes_of(s)[:, order], None, e, 0, s.ragged_ndim)
-    if moves_by_views(x):
+    if by_views(x):
         return moved(values, s, turned, permuted(e, order))
     total = values.shape[e]
     index, back = positions_in(s, turned, total, inverse(order)), positions_in(turned, s, total, order)

@@ -78,7 +78,8 @@ def reduce_ragged(
         hint = f"rows differ in length: reduce dim {(x._batch_dim, *x.ragged_dims)}, or x.to_padded() first"
         raise ShapeError(message(op, "the ragged dim reduced together with the batch", got, hint=hint))
     if by_lines(op, x, dims):
-        return over_lines(op, partial(reduce_ragged, op, rule, dense, **kwargs), x, dims, keepdim)
+        run = partial(reduce_ragged, op, rule, dense, **kwargs)
+        return over_lines(op, run, x, dims, keepdim, lambda v, axes: dense(v, dim=axes, keepdim=True, **kwargs))
     if packed and (batch or not ragged):
         return reduce_values(op, dense, x, dims, ragged, keepdim, **kwargs)
     if batch or ragged:

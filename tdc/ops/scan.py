@@ -33,6 +33,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import gather_spans, lengths_of, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure
+from tdc.ragged.views import by_views
 
 
 def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged | tuple[Ragged, ...]:
@@ -41,6 +42,8 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if d is None:
         beside = x._structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims[0]
         return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
+    if by_lines(op, x, d) and by_views(x):
+        return along_lines(op, partial(scan_ragged, op, fill), x, d, each=lambda v, axis: op(v, axis, **kwargs))
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)
@@ -85,7 +88,7 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
     if d is None:
         return along_static(op, x, dim, partial(along_axis, fn))
     if by_lines(op, x, d):
-        return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter)
+        return along_lines(op, partial(neighbours, op, fn=fn), x, d, shorter, partial(along_axis, fn))
     if isinstance(x, MaskedBatch):  # padding is 0 before and after: no gradient comes out of it
         out = build_masked(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
         return out.with_data(out.data.masked_fill(~out.mask, 0))

@@ -33,7 +33,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import mirrored, rolled, sizes_of
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, with_static, without_dims
 from tdc.ragged.structure import Structure, extent_of
-from tdc.ragged.views import flipped, moved, moves_by_views, shifted
+from tdc.ragged.views import by_views, flipped, moved, shifted
 
 
 def ints(op: OpName, sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -307,7 +307,7 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
     static = [axis_of("flip", x, d) for d in given if d != x._batch_dim and d not in ragged]
     x = with_data(x, data_of(x).flip(static)) if static else x
     packs = isinstance(x, NestedTensor)
-    if packs and ragged and moves_by_views(x):
+    if packs and ragged and by_views(x):
         s = x.structure
         axes = [s.packed_dim + s.ragged_dims.index(d) for d in ragged]
         x = x.with_values(moved(x.values, s, s, flipped(axes)))
@@ -335,7 +335,7 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
             x = x[(FULL,) * d + (rows,) if d else rows]
         elif d not in x.ragged_dims:
             x = with_data(x, data_of(x).roll(shift, axis_of("roll", x, d)))
-        elif packs and moves_by_views(x):
+        elif packs and by_views(x):
             s = x.structure
             x = x.with_values(moved(x.values, s, s, shifted(shift, s.packed_dim + s.ragged_dims.index(d))))
         elif packs and by_lines("roll", x, d):

@@ -27,9 +27,7 @@ from tdc.ops.along_dim import along_static, named_result, order_of, ragged_dim, 
 from tdc.ops.batch import along, lift
 from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
-from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged
-from tdc.ragged.views import moves_by_views, of_each
 
 RECTANGLE = "x.filled(value) first"  # sorted columns would have other lengths
 
@@ -38,13 +36,14 @@ def sort_ragged(op: Op) -> Op:
     """The rule of `sort` or `argsort`; a closure, of which a graph holds fewer guards than of a partial."""
 
     def run(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Ragged | tuple[Ragged, ...]:
+        def dense(values: Tensor, axis: int) -> Any:
+            return op(values, dim=axis, descending=descending, stable=stable)
+
         if by_lines(op, x, dim):
-            if isinstance(x, NestedTensor) and moves_by_views(x):
-                return sort_views(op, x, dim, descending, stable)
-            return along_lines(op, partial(run, descending=descending, stable=stable), x, dim)
+            return along_lines(op, partial(run, descending=descending, stable=stable), x, dim, each=dense)
         d = ragged_dim(op, x, dim, RECTANGLE)
         if d is None:
-            return along_static(op, x, dim, lambda v, axis: op(v, dim=axis, descending=descending, stable=stable))
+            return along_static(op, x, dim, dense)
         segments = segments_of(op, x, d)
         order = order_of(segments, descending)
         here = segments.column(torch.arange(order.shape[0], device=order.device))
@@ -54,15 +53,6 @@ def sort_ragged(op: Op) -> Op:
         return named_result(op, with_elements(x, d, segments.values.gather(0, order)), positions)
 
     return run
-
-
-def sort_views(op: Op, x: NestedTensor, dim: int, descending: bool, stable: bool) -> Ragged | tuple[Ragged, ...]:
-    """Each example sorted along one of its ragged dims."""
-    axis = x.structure.packed_dim + x.ragged_dims.index(dim % x.ndim)
-    values, positions = of_each(x, lambda v: torch.sort(v, stable=stable, dim=axis, descending=descending))
-    if op is torch.argsort:
-        return x.with_values(positions)
-    return named_result(op, x.with_values(values), x.with_values(positions))
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:

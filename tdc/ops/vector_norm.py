@@ -9,6 +9,7 @@ is 0, as in torch.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,8 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
     if out is not None:
         raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
     if by_lines(F.normalize, input, dim):
-        return along_lines(F.normalize, lambda v, dim: normalize_ragged(v, p, dim, eps), input, dim)
+        run, each = partial(normalize_ragged, p=p, eps=eps), partial(F.normalize, p=p, eps=eps)
+        return along_lines(F.normalize, run, input, dim, each=lambda v, axis: each(v, dim=axis))
     return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
 
 

@@ -25,7 +25,7 @@ from tdc.ragged.index_forms import Span, kept, longest_span, positions_of, spans
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import coordinates, on_host, row_ids, sizes_of, strides, structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
-from tdc.ragged.views import moved, moves_by_views, spans_taken
+from tdc.ragged.views import by_views, moved, spans_taken
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
@@ -46,7 +46,7 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
     if [r for r in fixed if along and along[0] < r < along[-1] and kept(parts[r])]:
         got, hint = "positions between them", "x.to_padded() first"
         raise ShapeError(message("index", "ragged dims side by side", got, hint=hint))
-    if not fixed and moves_by_views(x):
+    if not fixed and by_views(x):
         return crop_views(x, parts)
     t, rows, source = rows_of_spans(s, {r: parts[r] for r in along}, x.device)
     front = sum([kept(parts[r]) for r in fixed if along and r < along[0]])

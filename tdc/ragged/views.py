@@ -1,7 +1,7 @@
-"""Elements of images moved by views, one example after another: crops, mirror images, transposes, shifts, sorts on CPU.
+"""Images as views, one example after another, on CPU: moves, sorts, scans and reductions of their lines or columns.
 
 An index of every position would be larger than the image, and take longer to make than the copy. A packed example is a
-view of the values with the sizes it has, and torch copies from any view of it.
+view of the values with the sizes it has: torch copies from any view of it, and works along any dim of it.
 
     values (*S0, N, *S1)     example b: (*S0, h, w, *S1) -> what a `Move` takes of it -> (*S0, k, l, *S1)
 
@@ -51,18 +51,19 @@ class Plan(NamedTuple):
     axis: int
 
 
-def moves_by_views(x: NestedTensor) -> bool:
-    """Whether the examples of a batch are better moved one by one."""
-    large = 0 < LEAST * x.structure.batch_size <= x._values.numel()
-    return large and x.structure.ragged_ndim > 1 and x._values.is_cpu and readable()
+def by_views(x: Any) -> bool:
+    """Whether the examples of a batch are better taken one by one."""
+    if not isinstance(x, NestedTensor) or x.structure.ragged_ndim == 1 or not x._values.is_cpu:
+        return False
+    return 0 < LEAST * x.structure.batch_size <= x._values.numel() and readable()
 
 
-def gathers(x: NestedTensor) -> bool:
-    """What Dynamo traces in place of `moves_by_views`."""
+def never(x: Any) -> bool:
+    """What Dynamo traces in place of `by_views`."""
     return False
 
 
-trace_as(moves_by_views, gathers)
+trace_as(by_views, never)
 
 
 def moved(values: Tensor, s: Structure, t: Structure, move: Move) -> Tensor:
@@ -71,11 +72,22 @@ def moved(values: Tensor, s: Structure, t: Structure, move: Move) -> Tensor:
     return Moved.apply(values, Plan(move, sizes, sizes if t is s else on_host(sizes_of(t)), s.packed_dim), False)
 
 
-def of_each(x: NestedTensor, fn: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-    """The values of what a function gives of each example, in the sizes that it has."""
+def of_each(x: NestedTensor, fn: Callable[[Tensor], Any]) -> Any:
+    """The values of what a function gives of each example, whose number of dims stays: a tensor, or a tuple of them."""
     e, last = x.structure.packed_dim, x.structure.packed_dim + x.structure.ragged_ndim - 1
     found = [fn(example) for example in views(x.values, e, on_host(sizes_of(x.structure)))]
-    return [torch.cat([part.flatten(e, last) for part in parts], e) for parts in zip(*found, strict=True)]
+
+    def joined(parts: Any) -> Tensor:
+        return torch.cat([part.flatten(e, last) for part in parts], e)
+
+    if isinstance(found[0], Tensor):
+        return joined(found)
+    return type(found[0])([joined(parts) for parts in zip(*found, strict=True)])
+
+
+def all_have_elements(x: NestedTensor) -> bool:
+    """Whether no ragged dim of an example has size 0, read on the host."""
+    return all([all(size) for size in on_host(sizes_of(x.structure))])
 
 
 class Moved(torch.autograd.Function):

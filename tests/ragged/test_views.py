@@ -1,4 +1,4 @@
-"""Elements of images moved by views: the same as by a gather, for every move, with all derivatives."""
+"""Images as views: the same as by a gather, or by lines, for every operation, with all derivatives."""
 
 from __future__ import annotations
 
@@ -29,12 +29,34 @@ MOVES: dict[str, Callable[[Any], Any]] = {
     "lines sorted": lambda x: x.sort(-1, descending=True, stable=True).values,
     "order of lines": lambda x: x * x.argsort(3),
     "columns summed": lambda x: x.sum(2),
+    "scan of lines": lambda x: x.cumsum(3),
+    "scan of columns": lambda x: x.cummax(2).values,
+    "positions of a scan": lambda x: x * x.cummin(3).indices,
+    "differences": lambda x: x.diff(dim=2),
+    "second differences": lambda x: x.diff(2, dim=3),
+    "softmax of columns": lambda x: x.softmax(2),
+    "log-softmax of lines": lambda x: x.float().log_softmax(3, dtype=torch.float64),
+    "lines of norm 1": lambda x: torch.nn.functional.normalize(x, dim=3),
+}
+REDUCTIONS: dict[str, Callable[[Any], Any]] = {  # of images that have elements
+    "sum of lines": lambda x: x.sum(3),
+    "mean of columns, kept": lambda x: x.mean(2, keepdim=True),
+    "largest of lines, kept": lambda x: x.amax(3, keepdim=True),
+    "largest of columns and channels": lambda x: x.amax((1, 2)),
+    "lines and channels": lambda x: x.logsumexp((1, 3), keepdim=True),
+    "largest with positions": lambda x: x.max(3).values + x.max(3, keepdim=True).indices.squeeze(3),
+    "positions": lambda x: x.argmin(2) * x.sum(2),
+    "both ends": lambda x: torch.sub(*torch.aminmax(x, dim=3)),
+    "medians": lambda x: x.median(2).values,
+    "deviation": lambda x: x.std(3, correction=0),
+    "norms": lambda x: torch.linalg.vector_norm(x, 3, dim=2),
+    "every one": lambda x: (x > -9).all(3).double() * x.sum(3),
 }
 
 
-def images(dtype: torch.dtype = torch.float64) -> Any:
+def images(dtype: torch.dtype = torch.float64, sizes: Any = SIZES) -> Any:
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randn(2, h, w, generator=generator, dtype=dtype) for h, w in SIZES]
+    rows = [torch.randn(2, h, w, generator=generator, dtype=dtype) for h, w in sizes]
     return tdc.pack(rows, ragged_dim=(2, 3))
 
 
@@ -50,11 +72,11 @@ def both(monkeypatch: pytest.MonkeyPatch, fn: Callable[[], Any]) -> tuple[Any, A
     return gathered, found
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", [*MOVES, *REDUCTIONS])
 def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str):
     def run() -> list[Tensor]:
-        x = images().requires_grad_()
-        y = MOVES[name](x)
+        x = (images() if name in MOVES else images(sizes=[(3, 4), (5, 1), (1, 1), (4, 4)])).requires_grad_()
+        y = (MOVES | REDUCTIONS)[name](x)
         tdc.validate(y)
         (grad,) = torch.autograd.grad((y.values**3).sum(), x.values, create_graph=True)
         (second,) = torch.autograd.grad(grad.square().sum(), x.values)
@@ -62,6 +84,16 @@ def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str):
 
     for a, b in zip(*both(monkeypatch, run), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_beside_an_empty_image(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(views, "LEAST", 1)
+    x = images(sizes=[(3, 4), (0, 3), (2, 0), (2, 2)])
+    found, rows = REDUCTIONS[name](x).unbind(), x.unbind()
+    for b in (0, 3):
+        (alone,) = REDUCTIONS[name](tdc.pack([rows[b]], ragged_dim=(2, 3))).unbind()
+        torch.testing.assert_close(found[b], alone)
 
 
 @pytest.mark.parametrize("name", ["crop", "mirrored", "turned round"])
@@ -93,4 +125,4 @@ def test_graphs_and_transforms_gather(monkeypatch: pytest.MonkeyPatch):
     torch.compile(lambda x: x.flip(3), backend="eager", fullgraph=True)(x)
     tdc.vmap(lambda v: x.with_values(v).flip(3).values)(x.values[None])
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-        assert not views.moves_by_views(x)
+        assert not views.by_views(x)
