@@ -46,6 +46,9 @@ def conv(op: Op, n: int) -> Op:
             raise ShapeError(message(op, "padding='same' or 'valid'", f"{padding!r}", hint=hint))
         around = 0 if isinstance(padding, str) else padding
         steps, wide, pads = reach(op, n, stride=stride, dilation=dilation, padding=around)
+        if padding == "same" and any([s != 1 for s in steps]):
+            hint = "padding=(k - 1) // 2 for an odd kernel of size k"
+            raise ShapeError(message(op, "stride 1 where padding='same'", f"stride {stride}", hint=hint))
         spans = []
         for k, s, d, pad in zip(kernel, steps, wide, pads, strict=True):
             beyond = d * (k - 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import tdc
-from tdc import NestedTensor, StructureError
+from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
 from tdc.ops.convolution import cpu
 from tdc.ops.convolution.max_pool import pool_rows
@@ -392,3 +392,10 @@ def test_batch_norm_of_positions_that_a_graph_does_not_know():
         values = run(x).values
         found.append([values, *torch.autograd.grad(values.pow(2).sum(), list(net.parameters())), *net.buffers()])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_same_padding_with_a_stride(padded: bool):
+    x: Any = sized((4, 5), (3, 3))
+    with pytest.raises(ShapeError, match=r"tdc\.conv2d: expected stride 1 where padding='same', got stride \(2, 1\)"):
+        nn.functional.conv2d(x.to_padded() if padded else x, torch.randn(2, 4, 3, 3), stride=(2, 1), padding="same")
