@@ -30,7 +30,8 @@ from tdc.autobatch.values import (
     no_value,
     unflatten,
 )
-from tdc.compile._torch.tracing import before_operator, trace_outside
+from tdc.compile._torch.total import traced_for_all
+from tdc.compile._torch.tracing import before_operator
 from tdc.compile.upstream import Code, copied, even_gradients, needs_grad, own_gradients
 from tdc.core.asserts import require
 from tdc.ragged.nested import NestedTensor
@@ -62,12 +63,17 @@ def block(fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], lin
 def guarded(
     fn: Callable[..., Any], names: Sequence[str], args: Sequence[Any], line: int, n: int, m: Mask, sure: bool
 ) -> Any:
-    """`block`, which is not run where nobody comes: then there is no example whose values the others could have."""
+    """`block`, which is not run where nobody comes: then there is no example whose values the others could have.
+
+    Code that may run with any values does.
+    """
     if sure or not isinstance(m, Tensor):
         return block(fn, names, args, line, n)
+    outside, total = traced_for_all(block, fn, names, args, line, n)
+    if total:
+        return outside
     before_operator("cond")
     given = Packing([read(name, x, line) for name, x in zip(names, args, strict=True)])
-    outside = trace_outside(block, fn, names, args, line, n)
     found = Packing(outside)
     tensors = found.tensors(outside)
     if not tensors:
@@ -180,14 +186,15 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
     shapes = {1: way}  # the mask, for each number of dims
 
     def fill(x: Any) -> Any:
-        if type(x) is Lane and isinstance(x.data, NestedTensor):
-            return lane_of(rows_of_those(way, x.data))
-        if not is_lane(x):
+        if type(x) is not Lane:
             return x
-        ndim = x.data.ndim
+        data = x.data
+        if not isinstance(data, Tensor):
+            return lane_of(rows_of_those(way, data)) if isinstance(data, NestedTensor) else x
+        ndim = data.ndim
         if ndim not in shapes:
-            shapes[ndim] = like(way, x.data)
-        return lane_of(torch.where(shapes[ndim], x.data, x.data.index_select(0, first)), x.number)
+            shapes[ndim] = like(way, data)
+        return lane_of(torch.where(shapes[ndim], data, data.index_select(0, first)), x.number)
 
     if type(values) is tuple:
         return tuple([fill(x) if type(x) is Lane else map_leaves(fill, x) for x in values])

@@ -1,0 +1,118 @@
+"""Whether traced code may run for nobody: whether it can fail, or has a derivative that is not finite, for some values.
+
+What an example does not come to must not run with values for which it was not written, else errors, and NaN in
+gradients, come from there. Most code is `total`: additions, products, indices that are numbers. It may run for any
+finite values, and needs no `cond` around it.
+
+    getitem(x, 0)         total: its sizes are known      getitem(x, i)         not: a tensor may be out of range
+    div(x, 2)             total                           div(x, y), log, exp   not
+
+Nodes of a graph are known by name: Dynamo has one for each call of torch (2.11-2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.fx import Node
+
+from tdc.compile._torch.tracing import BEGINNINGS, at_trace_time, note_beginning, remove_assertions, translator
+from tdc.core.dynamo import constant
+
+X = TypeVar("X")
+POINTWISE = (
+    "abs", "add", "and_", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max",
+    "clamp_min", "cos", "eq", "fill", "floor", "ge", "gelu", "gt", "hardtanh", "invert", "isfinite", "isinf", "isnan",
+    "le", "leaky_relu", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum",
+    "minimum", "mul", "multiply", "ne", "neg", "not_", "or_", "pos", "relu", "round", "rsub", "sigmoid", "sign", "silu",
+    "sin", "softplus", "square", "sub", "subtract", "tanh", "trunc", "where", "xor",
+)  # fmt: skip
+REDUCING = (
+    "all", "any", "argmax", "argmin", "argsort", "count_nonzero", "cumsum", "log_softmax", "mean", "softmax", "sort",
+    "sum", "var",
+)  # fmt: skip
+PRODUCTS = (
+    "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "dot", "einsum", "group_norm", "layer_norm", "linear",
+    "matmul", "mm", "mv", "outer", "rms_norm",
+)  # fmt: skip
+SHAPES = (
+    "broadcast_to", "cat", "chunk", "clone", "concat", "contiguous", "detach", "diff", "dim", "expand", "expand_as",
+    "flatten", "flip", "movedim", "narrow", "numel", "permute", "repeat", "reshape", "roll", "size", "split", "squeeze",
+    "stack", "sym_max", "sym_min", "t", "transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "view",
+    "view_as",
+)  # fmt: skip
+MAKING = (
+    "arange", "bool", "double", "eye", "float", "full", "full_like", "half", "int", "long", "new_full", "new_ones",
+    "new_zeros", "ones", "ones_like", "tensor", "to", "type_as", "zeros", "zeros_like",
+)  # fmt: skip
+LEVELS = (  # of vmap
+    "_add_batch_dim", "_remove_batch_dim", "_vmap_decrement_nesting", "_vmap_increment_nesting", "is_batchedtensor",
+    "pop_dynamic_layer_stack", "push_dynamic_layer_stack",
+)  # fmt: skip
+TOTAL = frozenset((*POINTWISE, *REDUCING, *PRODUCTS, *SHAPES, *MAKING, *LEVELS))
+DIVISIONS = ("div", "divide", "floor_divide", "floordiv", "fmod", "mod", "remainder", "true_divide", "truediv")
+ATTRIBUTES = ("T", "H", "mT", "mH", "dtype", "device", "ndim", "shape")
+
+
+def traced_for_all(fn: Callable[..., X], *args: Any) -> tuple[X, bool]:
+    """What `fn` returns, and whether its code is total: then it is part of the graph.
+
+    If not, the code is traced outside an operator, as by `trace_outside`, and has to be traced again inside one.
+    """
+    at_trace_time(note_beginning)
+    out = fn(*args)
+    if is_total():
+        at_trace_time(forget_beginning)
+        return out, True
+    at_trace_time(remove_assertions)
+    return out, False
+
+
+def forget_beginning(context: Any) -> None:
+    """Take back the last `note_beginning`."""
+    BEGINNINGS[translator(context).output.graph].pop()
+
+
+@constant
+def is_total() -> bool:
+    """Whether all nodes since the last `note_beginning` are total."""
+    graph = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.graph
+    begin = BEGINNINGS[graph][-1]
+    for node in reversed(graph.nodes):
+        if node is begin:
+            break
+        if not total_node(node):
+            return False
+    return True
+
+
+def total_node(node: Node) -> bool:
+    """Whether a node of a graph is total."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    if node.op not in ("call_function", "call_method") or "out" in node.kwargs or node.kwargs.get("inplace"):
+        return False
+    if node.op == "call_method":
+        name = str(node.target)
+    else:
+        module = getattr(node.target, "__module__", None) or ""
+        name = getattr(node.target, "__name__", "") if module.partition(".")[0] in ("torch", "_operator") else ""
+    if name in TOTAL:
+        return True
+    given = node.args[1] if len(node.args) > 1 else None
+    if name == "getitem":
+        return not has_node(given)
+    if name == "getattr":
+        return given in ATTRIBUTES
+    if name in DIVISIONS:
+        return isinstance(given, (int, float)) and given != 0
+    return name == "pow" and given in (1, 2)
+
+
+def has_node(index: Any) -> bool:
+    """Whether an index has a tensor or a size that is data."""
+    found: list[Node] = []
+    torch.fx.map_arg(index, found.append)
+    return bool(found)

@@ -1,0 +1,99 @@
+"""What may run in a graph for examples that do not come to it, and that all else does not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tdc
+from tdc.compile._torch import total
+
+VALUES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1e4, -1e4, 1e18, -1e18])
+GIVEN: dict[str, tuple[Any, ...]] = {"masked_fill": (VALUES > 0, 2.0)}
+BITS = ("and_", "invert", "or_", "xor", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "not_")
+LANES = torch.tensor([1000.0, 0.0, -3.0])
+
+
+def of_name(name: str) -> Any:
+    """A function of torch, a method, or an operator of Python."""
+    return next((f for f in (getattr(o, name, None) for o in (torch, F, Tensor, operator)) if f is not None), None)
+
+
+def test_every_name_is_of_torch():
+    assert [name for name in sorted(total.TOTAL - {*total.LEVELS}) if of_name(name) is None] == []
+
+
+@pytest.mark.parametrize("name", sorted({*total.POINTWISE, *total.REDUCING} - {*BITS}))
+def test_no_derivative_comes_from_who_is_not_there(name: str):
+    """Where a cotangent is 0, the gradient is, too, whatever the value is."""
+    fn, errors = of_name(name), []
+    for rest in (GIVEN.get(name, ()), (VALUES.flip(0),), (0,)):
+        x = VALUES.clone().requires_grad_()
+        try:
+            y = fn(VALUES > 0, x, VALUES) if name == "where" else fn(x, *rest)
+            break
+        except (TypeError, RuntimeError) as error:
+            errors.append(error)
+    else:
+        raise AssertionError(errors)
+    y = y[0] if isinstance(y, tuple) else y
+    if isinstance(y, Tensor) and y.requires_grad:
+        (grad,) = torch.autograd.grad(y, x, torch.zeros_like(y))
+        assert not grad.any()
+
+
+def exponential(x: Tensor, w: Tensor) -> Tensor:
+    return x.exp()
+
+
+def logarithm(x: Tensor, w: Tensor) -> Tensor:
+    return (x - w[0]).log()
+
+
+def quotient(x: Tensor, w: Tensor) -> Tensor:
+    return w[1] / x
+
+
+def looked_up(x: Tensor, w: Tensor) -> Tensor:
+    return w[x.long()]
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(torch.stack([x, w[0], w[1] * 2]) / 2).sum() * w[-1] + (x.clamp(max=1) - w[:2].mean()) ** 2
+
+
+CODE: dict[Callable[[Tensor, Tensor], Tensor], bool] = {  # whether it may run for nobody
+    exponential: False, logarithm: False, quotient: False, looked_up: False, linear: True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_nobody_comes(code: Callable[[Tensor, Tensor], Tensor]):
+    """Values and gradients are those of examples alone, and only what may fail has a `cond`."""
+
+    @tdc.batch
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x * 1
+        if x > 0 and x < 2:
+            y = code(x, w) + x
+        return y * 2
+
+    operators: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        operators.extend([n.target for n in graph.graph.nodes if isinstance(n.target, torch._ops.HigherOrderOperator)])
+        return graph
+
+    compiled = torch.compile(lambda x, w: f.map(x, w, in_dims=(0, None)), backend=backend, fullgraph=True)
+    for values in ((1000.0, 0.0, -4.0), (1.5, 0.0, 1000.0)):
+        x, w = torch.tensor(values, requires_grad=True), torch.tensor([0.5, 0.25, 3.0], requires_grad=True)
+        found = torch.autograd.grad(compiled(x, w).sum(), (x, w), materialize_grads=True)
+        alone = torch.stack([f(one, w) for one in x])
+        torch.testing.assert_close(found, torch.autograd.grad(alone.sum(), (x, w), materialize_grads=True))
+    assert (operators == []) is CODE[code]
