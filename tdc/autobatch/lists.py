@@ -15,13 +15,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import Lane, as_lane, cast, common_dtype, flatten, lane_of, map_leaves, one_shape, unflatten
+from tdc.autobatch.values import (
+    Compound,
+    Lane,
+    as_lane,
+    cast,
+    common_dtype,
+    flatten,
+    lane_of,
+    map_leaves,
+    one_shape,
+    unflatten,
+)
 from tdc.core.asserts import require
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.pytree import register, tree_leaves
 
 
-class Grown:
+class Grown(Compound):
     """A list of which each example has its own length.
 
     Attributes:
@@ -36,6 +47,9 @@ class Grown:
         self.count = count
         self.fixed = fixed
         self.even = even
+
+    def parts(self) -> tuple[list[Any], tuple[Any, ...]]:
+        return [self.items, self.count], (self.fixed, self.even)
 
     def __getitem__(self, i: Any) -> Any:
         """The item at a position, of one example."""
@@ -54,16 +68,7 @@ class Grown:
         raise refusal("a walk along a list inside an expression")
 
 
-def flatten_grown(x: Grown) -> tuple[list[Any], Any]:
-    return [x.items, x.count], (x.fixed, x.even)
-
-
-def unflatten_grown(children: Any, context: Any) -> Grown:
-    items, count = children
-    return Grown(items, count, *context)
-
-
-register(Grown, flatten_grown, unflatten_grown, lambda _: ("items", "count"))
+register(Grown, Grown.parts, lambda values, constants: Grown(*values, *constants), lambda _: ("items", "count"))
 
 
 def refusal(got: str) -> UnsupportedError:
@@ -83,12 +88,15 @@ def alike_lists(name: str, values: Sequence[Any], counts: Sequence[Any]) -> Sequ
     lengths = [len(x) if isinstance(x, list) else -1 for x in lists]
     if len(lists) < len(values) or not lists or (lengths[0] >= 0 and all([n == lengths[0] for n in lengths])):
         return values
+    rooms = [room_of(x) for x in lists]
+    if all([is_fixed(x) for x in lists]) and all([n == rooms[0] for n in rooms]):
+        return values
     room: Any = 0
-    for x in lists:
-        room = torch.sym_max(room, room_of(x))
+    for n in rooms:
+        room = torch.sym_max(room, n)
     first = template(lists)
-    fixed = any([type(x) is Grown and x.fixed for x in lists])
-    even = all([type(x) is Grown and x.even for x in lists]) and all([room_of(x) == room for x in lists])
+    fixed = any([is_fixed(x) for x in lists])
+    even = all([type(x) is Grown and x.even for x in lists]) and all([n == room for n in rooms])
     return [as_grown(name, x, n, first, room, fixed, even) for x, n in zip(values, counts, strict=True)]
 
 

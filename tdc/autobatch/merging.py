@@ -39,9 +39,13 @@ def merge(name: str, values: Sequence[Any], counts: Sequence[int]) -> Any:
     """The value of all examples, those of the first value in front; `counts` has how many have each.
 
     Raises:
-        StructureError, ShapeError: as `combine`.
+        StructureError, ShapeError: as `combine` and `by_leaves`.
     """
-    return combine(name, values, counts, lambda parts, dtype: torch.cat(cast(parts, dtype)))
+
+    def leaf(leaves: Sequence[Any]) -> Any:
+        return combine(name, leaves, counts, lambda parts, dtype: torch.cat(cast(parts, dtype)))
+
+    return by_leaves(name, values, counts, leaf)
 
 
 def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
@@ -51,13 +55,17 @@ def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
         StructureError, ShapeError: as `combine`.
     """
 
-    if both_plain(a, b):
-        return a if a is b else lane_of(torch.where(like(mine, a.data), a.data, b.data), a.number)
-
     def pick(parts: Sequence[Any], dtype: Any) -> Any:
         return torch.where(like(mine, parts[0]), *cast(parts, dtype))
 
-    return combine(name, [a, b], [mine.shape[0]] * 2, pick, one_batch=True)
+    def leaf(leaves: Sequence[Any]) -> Any:
+        x, y = leaves
+        if both_plain(x, y):
+            return x if x is y else lane_of(torch.where(like(mine, x.data), x.data, y.data), x.number)
+        return combine(name, leaves, counts, pick, one_batch=True)
+
+    counts = [mine.shape[0]] * 2
+    return leaf((a, b)) if type(a) is Lane and type(b) is Lane else by_leaves(name, [a, b], counts, leaf)
 
 
 def both_plain(a: Any, b: Any) -> bool:
@@ -72,30 +80,35 @@ def both_plain(a: Any, b: Any) -> bool:
 Pick = Callable[[Sequence[Any], Any], Any]  # of tensors, or ragged batches, and the dtype that they are to have
 
 
-def combine(name: str, values: Sequence[Any], counts: Sequence[Any], pick: Pick, one_batch: bool = False) -> Any:
-    """Several values as one: what is the same stays, `pick` makes one tensor of several with one dtype and shape.
+def combine(name: str, leaves: Sequence[Any], counts: Sequence[Any], pick: Pick, one_batch: bool = False) -> Any:
+    """Several leaves as one: what is the same stays, `pick` makes one tensor of several with one dtype and shape.
 
     Args:
-        counts: how many examples have each value.
-        one_batch: whether the values are of the same examples.
+        counts: how many examples have each.
+        one_batch: whether they are of the same examples.
 
     Raises:
-        StructureError: values of different forms, or different objects that are no tensors.
+        StructureError: different objects that are no tensors.
         ShapeError: tensors of different shapes.
     """
+    first = leaves[0]
+    if (one_batch or type(first) is not Lane) and all([same(x, first) for x in leaves]):
+        return first
+    data = [x.data if type(x) is Lane else x for x in leaves]
+    if all([type(x) is Lane and is_ragged(x.data) for x in leaves]):
+        return lane_of(pick(data, None))
+    if not all([isinstance(x, (Tensor, *NUMBERS)) for x in data]):
+        got, hint = differing(leaves), NONE if any([x is None for x in leaves]) else TENSORS
+        raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=hint))
+    return alike(name, [as_lane(x, n) for x, n in zip(leaves, counts, strict=True)], pick)
 
-    def leaf(leaves: Sequence[Any]) -> Any:
-        first = leaves[0]
-        if (one_batch or type(first) is not Lane) and all([same(x, first) for x in leaves]):
-            return first
-        data = [x.data if type(x) is Lane else x for x in leaves]
-        if all([type(x) is Lane and is_ragged(x.data) for x in leaves]):
-            return lane_of(pick(data, None))
-        if not all([isinstance(x, (Tensor, *NUMBERS)) for x in data]):
-            got, hint = differing(leaves), NONE if any([x is None for x in leaves]) else TENSORS
-            raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=hint))
-        return alike(name, [as_lane(x, n) for x, n in zip(leaves, counts, strict=True)], pick)
 
+def by_leaves(name: str, values: Sequence[Any], counts: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
+    """Several values of one form as one, leaf by leaf; lists of different lengths become alike first.
+
+    Raises:
+        StructureError: values of different forms.
+    """
     if not any([is_tree(x) for x in values]):
         return leaf(values)
     values = alike_lists(name, values, counts)

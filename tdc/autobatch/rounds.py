@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc.autobatch.lists import in_loop
 from tdc.autobatch.lowered import End, Mask, either, meet, where
-from tdc.autobatch.merging import both_plain, combine
+from tdc.autobatch.merging import both_plain, by_leaves, combine
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBERS, RESULT, UNDEFINED, Lane, as_lane, flatten, is_lane, lane_of, map_leaves
 from tdc.compile._torch.tracing import before_operator, trace_outside
@@ -102,7 +102,9 @@ def fitting(name: str, a: Any, b: Any, n: int) -> Any:
     """One value `a` in the form of `b`."""
     if b is UNDEFINED or both_plain(a, b):
         return a
-    return zeros(b, n) if a is UNDEFINED else combine(name, [a, b], [n, n], first, one_batch=True)
+    if a is UNDEFINED:
+        return zeros(b, n)
+    return by_leaves(name, [a, b], [n, n], lambda leaves: combine(name, leaves, [n, n], first, one_batch=True))
 
 
 def first(parts: Sequence[Any], dtype: Any) -> Any:

@@ -67,21 +67,39 @@ def is_lane(x: Any) -> bool:
     return type(x) is Lane and isinstance(x.data, Tensor)
 
 
+class Compound:
+    """A value that is made of other values and of constants: `type(x)(*values, *constants)`."""
+
+    def parts(self) -> tuple[list[Any], tuple[Any, ...]]:
+        """The values and the constants."""
+        raise NotImplementedError
+
+
 def flatten(x: Any) -> tuple[list[Any], Any]:
-    """Leaves and form of a value; a leaf has none. Of lists, tuples and dicts the form is a tuple, which a graph is
+    """Leaves and form of a value; a leaf has none. Of what functions mostly have the form is a tuple, which a graph is
     traced through faster than through those of torch."""
     if not is_tree(x):
         return [x], None
-    kind = type(x)
-    if kind is not list and kind is not tuple and kind is not dict:
+    kind, rest = type(x), ()
+    if kind is dict:
+        parts, rest = [*x.values()], tuple(x)
+    elif kind is list or kind is tuple:
+        parts = x
+    elif isinstance(x, Compound):
+        parts, rest = x.parts()
+    else:
         return pytree.tree_flatten(x, is_leaf=is_ragged)
     leaves: list[Any] = []
     forms: list[Any] = []
-    for part in x.values() if kind is dict else x:
-        found, form = ([part], None) if not is_tree(part) else flatten(part)
-        leaves += found
-        forms.append((len(found), form))
-    return leaves, (kind, tuple(x) if kind is dict else None, tuple(forms))
+    for part in parts:
+        if isinstance(part, LEAVES):  # not `is_tree`: a graph is traced faster without the call
+            leaves.append(part)
+            forms.append((1, None))
+        else:
+            found, form = flatten(part)
+            leaves += found
+            forms.append((len(found), form))
+    return leaves, (kind, rest, tuple(forms))
 
 
 def unflatten(leaves: list[Any], form: Any) -> Any:
@@ -89,13 +107,15 @@ def unflatten(leaves: list[Any], form: Any) -> Any:
         return leaves[0]
     if type(form) is not tuple:
         return pytree.tree_unflatten(leaves, form)
-    kind, keys, forms = form
+    kind, rest, forms = form
     parts: list[Any] = []
     begin = 0
     for size, inner in forms:
         parts.append(leaves[begin] if inner is None else unflatten(leaves[begin : begin + size], inner))
         begin += size
-    return dict(zip(keys, parts, strict=True)) if kind is dict else kind(parts)
+    if kind is dict:
+        return dict(zip(rest, parts, strict=True))
+    return kind(parts) if kind is list or kind is tuple else kind(*parts, *rest)
 
 
 def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
