@@ -247,7 +247,10 @@ def matrix_norm(
         return LINALG.vector_norm(x, 2, tuple(dims), keepdim)
     d, e = dims if abs(ord) == 1 else dims[::-1]
     sums = x.abs().sum(d, True)
-    out = sums.amax(e, True).clamp(min=0) if ord > 0 else sums.amin(e, True)
+    if ord > 0:  # of nothing the norm is 0
+        out = sums.sum(e, True) if sums.shape[e] == 0 else sums.amax(e, True).clamp(min=0)
+    else:
+        out = sums.amin(e, True)
     return out if keepdim else out.squeeze(tuple(dims))
 
 

@@ -123,6 +123,14 @@ def test_norms_of_matrices_at_any_dims():
                     torch.testing.assert_close(y, LINALG.matrix_norm(row, order, own, keepdim))
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (0, 2)])
+def test_norms_of_matrices_without_elements(shape: tuple[int, int]):
+    dim = shape.index(2)  # the ragged one
+    x = tdc.pack([torch.randn(*shape), torch.randn(*[n * 2 for n in shape])], ragged_dim=dim + 1)
+    for batch in (x, x.to_padded(NAN)):
+        assert LINALG.matrix_norm(batch, (1, float("inf"))[dim], (1, 2)).tolist() == [0, 0]
+
+
 class TestTexts(Texts):
     def test_a_cross_product_that_chooses_its_dim(self):
         self.says(
