@@ -100,14 +100,13 @@ class Moved(torch.autograd.Function):
         # without a setup_context, for which torch looks up the signature at each call
         ctx.plan, ctx.back = plan, back
         move, before, behind, axis = plan
-        if not back:
-            out = new_values(values, axis, behind, torch.empty)
-            for b, (a, z) in enumerate(zip(views(values, axis, before), views(out, axis, behind), strict=True)):
+        given, sizes = (behind, before) if back else (before, behind)
+        out = new_values(values, axis, sizes, torch.zeros if back and not move.whole else torch.empty)
+        for b, (a, z) in enumerate(zip(views(values, axis, given), views(out, axis, sizes), strict=True)):
+            if back:
+                move.put(z, b, a)
+            else:
                 z.copy_(move.take(a, b))
-            return out
-        out = new_values(values, axis, before, torch.empty if move.whole else torch.zeros)
-        for b, (a, z) in enumerate(zip(views(out, axis, before), views(values, axis, behind), strict=True)):
-            move.put(a, b, z)
         return out
 
     @staticmethod
