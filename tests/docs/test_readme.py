@@ -152,6 +152,14 @@ def test_architecture_page_is_up_to_date():
     assert (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8") == want, f"run python {tool.name}"
 
 
+def test_reference_is_up_to_date():
+    tool = runpy.run_path(str(ROOT / "docs" / "tools" / "make_reference.py"))
+    pages = tool["render"]()
+    assert {*tool["FOLDER"].glob("*")} == {*pages}
+    for path, want in pages.items():
+        assert path.read_text(encoding="utf-8") == want, "run python docs/tools/make_reference.py"
+
+
 # The checks themselves: what is wrong must be found.
 
 
