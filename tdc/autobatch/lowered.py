@@ -108,16 +108,17 @@ class Packing:
 
     def tensors(self, values: Any) -> list[Tensor]:
         """The tensors of values of this form."""
-        leaves = flatten(values)[0]
-        return [x.data if is_lane(x) else x for x in leaves if is_lane(x) or isinstance(x, Tensor)]
+        leaves = [x.data if type(x) is Lane else x for x in flatten(values)[0]]
+        return [x for x in leaves if isinstance(x, Tensor)]
 
     def values(self, tensors: Sequence[Tensor]) -> Any:
         """The values with other tensors."""
-        rest = iter(tensors)
-        leaves = [
-            lane_of(next(rest), x.number) if is_lane(x) else next(rest) if isinstance(x, Tensor) else x
-            for x in self.leaves
-        ]
+        rest, leaves = iter(tensors), []
+        for x in self.leaves:
+            if type(x) is Lane and isinstance(x.data, Tensor):
+                leaves.append(lane_of(next(rest), x.number))
+            else:
+                leaves.append(next(rest) if isinstance(x, Tensor) else x)
         return unflatten(leaves, self.spec)
 
 

@@ -116,11 +116,10 @@ def moving(before: Sequence[Tensor], after: Sequence[Tensor]) -> list[int]:
     in the carry twice stays out only if it does at all positions, since bodies may exchange them.
     """
     found: list[int] = []
-    for i, x in enumerate(before):
-        for j, y in enumerate(before):
-            if y is x and after[j] is not x:
-                found.append(i)
-                break
+    for i in range(len(before)):  # not `enumerate`, which a graph is traced through three times as long (torch 2.13)
+        x = before[i]
+        if after[i] is not x or any([before[j] is x and after[j] is not x for j in range(len(before))]):
+            found.append(i)
     return found
 
 
