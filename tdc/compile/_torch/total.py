@@ -23,15 +23,16 @@ from tdc.core.dynamo import constant
 
 X = TypeVar("X")
 POINTWISE = (
-    "abs", "add", "and_", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "clamp", "clamp_max",
-    "clamp_min", "cos", "eq", "fill", "floor", "ge", "gelu", "gt", "hardtanh", "invert", "isfinite", "isinf", "isnan",
-    "le", "leaky_relu", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum",
-    "minimum", "mul", "multiply", "ne", "neg", "not_", "or_", "pos", "relu", "round", "rsub", "sigmoid", "sign", "silu",
-    "sin", "softplus", "square", "sub", "subtract", "tanh", "trunc", "where", "xor",
+    "abs", "add", "and_", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp",
+    "clamp_max", "clamp_min", "cos", "dropout", "elu", "eq", "fill", "floor", "ge", "gelu", "gt", "hardsigmoid",
+    "hardswish", "hardtanh", "invert", "isfinite", "isinf", "isnan", "le", "leaky_relu", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logsigmoid", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply",
+    "ne", "neg", "not_", "or_", "pos", "relu", "relu6", "round", "rsub", "selu", "sigmoid", "sign", "silu", "sin",
+    "softplus", "softsign", "square", "sub", "subtract", "tanh", "trunc", "where", "xor",
 )  # fmt: skip
 REDUCING = (
-    "all", "any", "argmax", "argmin", "argsort", "count_nonzero", "cumsum", "log_softmax", "mean", "softmax", "sort",
-    "sum", "var",
+    "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "count_nonzero", "cumsum", "log_softmax", "max",
+    "mean", "min", "softmax", "sort", "sum", "var",
 )  # fmt: skip
 PRODUCTS = (
     "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "dot", "einsum", "group_norm", "layer_norm", "linear",
@@ -99,9 +100,9 @@ def total_node(node: Node) -> bool:
     else:
         module = getattr(node.target, "__module__", None) or ""
         name = getattr(node.target, "__name__", "") if module.partition(".")[0] in ("torch", "_operator") else ""
-    if name in TOTAL:
-        return True
     given = node.args[1] if len(node.args) > 1 else None
+    if name in TOTAL:
+        return name != "narrow" or not has_node(given)
     if name == "getitem":
         return not has_node(given)
     if name == "getattr":
