@@ -2,9 +2,9 @@
 
 The default run has all samples of all rows in eager and grad. One or two rows of each family stand for it in the other
 modes, and where a graph is made, which takes a second each, the first sample of such a row for one kind of container,
-in turn. The slow run has the other samples and kinds of these rows, and the first sample of all others; what samples
-those have more where a graph is made is marked sweep. So are two of the three kinds of an operation in `SHARED`: a
-function for each kind serves the whole family, and the kinds take turns.
+in turn. The slow run has the other samples of these, the first sample of the other kinds, and that of all other rows;
+what samples those have more where a graph is made is marked sweep. So are two of the three kinds of an operation in
+`SHARED`: a function for each kind serves the whole family, and the kinds take turns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def marks_of(rule: Rule, mode: str) -> tuple[Any, Any]:
     if not is_representative(rule):
         return sweep if mode in GRAPHS and rule.family in SHARED and not is_its_turn(rule, mode) else slow, sweep
     late = mode in GRAPHS and (rule.name in HEAVY or not is_its_turn(rule, mode))
-    return slow if late else (), slow
+    return (slow, sweep) if late else ((), slow)
 
 
 def matrix() -> Iterator[Any]:
