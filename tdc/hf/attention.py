@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, UnsupportedError, message
-from tdc.hf.packed import OP, Asked, Packed
+from tdc.hf.packed import CROSS, OP, Asked, Packed
 from tdc.ops.attention.masks import causal_mask
 from tdc.ops.attention.padded import shared_heads
 from tdc.ops.attention.scaled_dot_product import varlen_attention
@@ -52,10 +52,20 @@ def library() -> Any:
         raise UnsupportedError(message("hf", "transformers 5 or newer", got, hint=hint)) from error
 
 
+def require_set(model: Any) -> None:
+    """An UnsupportedError where another attention was set behind our back."""
+    found = model.config._attn_implementation
+    if found != NAME:
+        hint = "tdc.hf.attend(model) once more"
+        raise UnsupportedError(message(OP, f"attention by {NAME!r} for a ragged batch", repr(found), hint=hint))
+
+
 def attention(
     plain: Any, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it: rows to themselves, or `plain` where the batch is padded."""
+    if attention_mask is None:
+        attention_mask = options.get(CROSS)
     if not isinstance(attention_mask, Packed):
         if options.get("softcap") is None:
             return plain(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]  # untyped
@@ -63,7 +73,7 @@ def attention(
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
     window: int | None = options.get("sliding_window")
-    refuse_unknown(options)
+    refuse_unknown(module, options)
     if attention_mask.asked is not None:
         attention_mask.asked.append(Asked(module, causal, window, attention_mask.rule))
     rows, keys = attention_mask.queries, attention_mask.keys
@@ -76,6 +86,8 @@ def attention(
         how["score_mod"] = partial(changed_score, options.get("softcap"), window)
     elif window is not None:
         how["mask"] = window_mask(window, longest(rows)[0], longest(keys)[0], q.device)
+    elif (bias := options.get("position_bias")) is not None and bias.ndim:  # (1, H, L, M): a row reads its corner
+        how["mask"] = bias
     return varlen_attention(q, k, v, rows, keys, **how)[None], None
 
 
@@ -102,10 +114,12 @@ def mask(plain: Any, *args: Any, mask_function: Any, attention_mask: Any = None,
     return plain(*args, mask_function=mask_function, attention_mask=attention_mask, **options)
 
 
-def refuse_unknown(options: dict[str, Any]) -> None:
+def refuse_unknown(module: Any, options: dict[str, Any]) -> None:
     """An UnsupportedError where a layer asks for more than rows can do, rather than weights without it."""
+    alone = options.get("sliding_window") is None and options.get("softcap") is None
+    of_distances = hasattr(module, "compute_bias") and alone  # as in T5: the same in each row
     for name, what in UNKNOWN.items():
-        if options.get(name) is not None:
+        if options.get(name) is not None and not (name == "position_bias" and of_distances):
             raise UnsupportedError(message(OP, "attention by scores of queries and keys", what, hint=PADDED))
     if options.get("output_attentions"):
         raise UnsupportedError(message(OP, "attention without its weights", "output_attentions=True", hint="leave it"))

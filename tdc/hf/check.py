@@ -13,32 +13,63 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tdc.core.errors import UnsupportedError, first_line, message
 from tdc.hf.attention import PADDED
-from tdc.hf.inputs import ASKED
+from tdc.hf.inputs import ASKED, parameters_of
 from tdc.hf.packed import OP, Asked, Rule
+from tdc.hf.pairs import FEATURES
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 
 LENGTHS = (9, 1, 4)
+OF_TARGETS = (3, 7, 2)
 DISTANT = (0, 1, 2, 3, 7, 8, 100, 127, 128, 129, 1000, 4095, 4096, 8191, 8192, 65536, 2**20)
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of the largest number
 
 
-def rows_of_tokens(model: Any) -> list[Tensor]:
+def trial(model: Any) -> list[dict[str, Tensor]]:
+    """The arguments of a few rows, each by itself."""
+    if not model.config.is_encoder_decoder:
+        return [{"input_ids": row} for row in rows_of_tokens(model, LENGTHS)]
+    names = parameters_of(model)
+    targets = rows_of_tokens(model, OF_TARGETS)
+    sources = rows_of_features(model) if FEATURES in names else rows_of_tokens(model, LENGTHS)
+    name, target = FEATURES if FEATURES in names else "input_ids", "labels" if "labels" in names else "decoder_input_ids"
+    return [{name: x, target: y} for x, y in zip(sources, targets, strict=True)]
+
+
+def rows_of_tokens(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:
     """A few rows of tokens, none of them special."""
     table = model.get_input_embeddings()
     count, config = table.weight.shape[0], model.config.get_text_config()
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
     special = {getattr(config, name, None) for name in names}
     plain = [i for i in range(count) if i not in special] or [0]
-    most = getattr(config, "max_position_embeddings", None) or max(LENGTHS)
-    lengths = [max(1, min(n, most - 2)) for n in LENGTHS]
+    most = getattr(config, "max_position_embeddings", None) or max(lengths)
+    lengths = tuple([max(1, min(n, most - 2)) for n in lengths])
     begins = [sum(lengths[:i]) for i in range(len(lengths))]
     ids = [[plain[(7 * (b + i) + 3) % len(plain)] for i in range(n)] for b, n in zip(begins, lengths, strict=True)]
     return [torch.tensor(row, device=table.weight.device) for row in ids]
+
+
+def rows_of_features(model: Any) -> list[Tensor]:
+    """A few rows of features of sound (F, T), as long as Whisper asks for."""
+    config = model.config
+    length = getattr(config, "max_source_positions", None)
+    if length is None or not hasattr(config, "num_mel_bins"):
+        got, hint = f"{type(model).__name__}, whose features have another form", PADDED
+        raise UnsupportedError(message(OP, "features (num_mel_bins, 2 * max_source_positions)", got, hint=hint))
+    weight = next(model.parameters())
+    points = torch.arange(2 * length * config.num_mel_bins, device=weight.device).view(config.num_mel_bins, -1)
+    return [torch.sin(points * (i + 1)).to(weight.dtype) for i in range(len(OF_TARGETS))]
+
+
+def batched(rows: list[dict[str, Tensor]]) -> dict[str, Any]:
+    """The rows as one batch: tokens packed, features stacked."""
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: torch.stack(x) if name == FEATURES else pack(x) for name, x in columns.items()}
 
 
 @contextmanager
@@ -58,7 +89,8 @@ def alone(model: Any) -> list[dict[str, Tensor]]:
     """The outputs for each row by itself, under the attention that the model has."""
     options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     with at_rest(model):
-        return [tensors(model(input_ids=row[None], **options)) for row in rows_of_tokens(model)]
+        rows = [{name: x[None] for name, x in row.items()} for row in trial(model)]
+        return [tensors(model(**row, **options)) for row in rows]
 
 
 def tensors(output: Any) -> dict[str, Tensor]:
@@ -72,7 +104,7 @@ def check_packed(model: Any, expected: list[dict[str, Tensor]]) -> None:
     name = type(model).__name__
     with at_rest(model):
         try:
-            output = model(input_ids=pack(rows_of_tokens(model)), **{ASKED: asked})
+            output = model(**batched(trial(model)), **{ASKED: asked})
         except UnsupportedError:
             raise
         except Exception as error:
@@ -103,7 +135,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 
 def check_asked(model: Any, asked: list[Asked]) -> None:
     """Every layer has asked for our attention, by the rule that it has."""
-    layers, name = model.config.get_text_config().num_hidden_layers, type(model).__name__
+    layers, name = count_layers(model), type(model).__name__
     modules = {id(a.module) for a in asked}
     if len(modules) < layers:
         got, hint = f"{name}, {len(modules)} of {layers} layers", PADDED
@@ -113,6 +145,19 @@ def check_asked(model: Any, asked: list[Asked]) -> None:
             what = f"causal={a.causal}, window={a.window}"
             got, hint = f"{type(a.module).__name__}, whose mask is another than {what}", PADDED
             raise UnsupportedError(message(OP, "attention that is causal, in a window, or full", got, hint=hint))
+
+
+def count_layers(model: Any) -> int:
+    """How often a model attends: once in each layer, in those of a decoder of sources twice."""
+    if not model.config.is_encoder_decoder:
+        return model.config.get_text_config().num_hidden_layers  # type: ignore[no-any-return]  # untyped
+    own = 0 if FEATURES in parameters_of(model) else 1
+    return own * depth(model.get_encoder()) + 2 * depth(model.get_decoder())
+
+
+def depth(part: Any) -> int:
+    """How many layers an encoder or a decoder has: as its longest list of modules."""
+    return max([len(m) for m in part.children() if isinstance(m, nn.ModuleList)], default=0)
 
 
 def agrees(rule: Rule, causal: bool, window: int | None) -> bool:

@@ -14,6 +14,7 @@ Invariants: one structure for all; nothing that a model would read over the ends
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ REFUSED = {  # arguments that have no meaning for packed rows, and what to do in
     "logits_to_keep": "take the logits that you want from the output",
     "start_positions": "the loss from the logits: over a padded row it would count padding",
     "end_positions": "the loss from the logits: over a padded row it would count padding",
+    "decoder_attention_mask": "leave it out: the rows have lengths",
+    "encoder_outputs": "input_ids: the encoder is called with the same rows",
     "encoder_hidden_states": "a model of encoder and decoder, with input_ids and decoder_input_ids",
 }
 
@@ -71,18 +74,20 @@ class Head(NamedTuple):
     last: bool
 
 
+def parameters_of(model: Any) -> tuple[str, ...]:
+    """The names of the arguments of a model, in order."""
+    found = inspect.signature(model.forward).parameters.values()
+    return tuple([p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)])
+
+
 def packed_arguments(head: Head, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments of a call on ragged batches, packed; None where nothing is ragged."""
     given = named(args, kwargs, head.names)
-    ragged = {name: x for name, x in given.items() if isinstance(x, NestedTensor)}
-    masked = {name: describe(x) for name, x in given.items() if isinstance(x, MaskedBatch)}
-    if masked:
-        hint = "x.to_packed(), or to_hf(x.to_packed()) for a padded call"
-        raise StructureError(message(OP, "NestedTensors or tensors", "MaskedBatches", masked, hint))
+    ragged = ragged_of(given)
     flat = not ragged and FLAT in given
     if flat:
         given = nested_arguments(given, head)
-        ragged = {name: x for name, x in given.items() if isinstance(x, NestedTensor)}
+        ragged = ragged_of(given)
     if not ragged:
         return None
     tokens, rows = check_arguments(given, ragged, head)
@@ -127,6 +132,15 @@ def named(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...])
     return {name: x for name, x in given.items() if x is not None}
 
 
+def ragged_of(given: dict[str, Any]) -> dict[str, NestedTensor]:
+    """The arguments that are packed, or a StructureError where one is padded."""
+    masked = {name: describe(x) for name, x in given.items() if isinstance(x, MaskedBatch)}
+    if masked:
+        hint = "x.to_packed(), or to_hf(x.to_packed()) for a padded call"
+        raise StructureError(message(OP, "NestedTensors or tensors", "MaskedBatches", masked, hint))
+    return {name: x for name, x in given.items() if isinstance(x, NestedTensor)}
+
+
 def check_arguments(
     given: dict[str, Any], ragged: dict[str, NestedTensor], head: Head
 ) -> tuple[NestedTensor, Structure]:
@@ -138,6 +152,26 @@ def check_arguments(
     if head.last and "inputs_embeds" in ragged:
         hint = "input_ids, by which transformers finds the last token of a row"
         raise UnsupportedError(message(OP, "input_ids for this head", "inputs_embeds", hint=hint))
+    check_options(given)
+    if head.of_rows and "labels" in ragged:
+        hint = "labels (B,), one for each row"
+        got = {"labels": describe(ragged["labels"])}
+        raise StructureError(message(OP, "labels of rows", "labels of tokens", got, hint))
+    check_rows(ragged, tokens)
+    refuse_dense(given, OF_TOKENS if head.of_rows else (*OF_TOKENS, *LABELS))
+    return tokens, tokens.structure
+
+
+def refuse_dense(given: dict[str, Any], names: tuple[str, ...]) -> None:
+    """A StructureError where one of the names is a tensor, and tokens are ragged."""
+    dense = {n: describe(given[n]) for n in names if isinstance(given.get(n), Tensor)}
+    if dense:
+        hint = "tokens.with_values(...), or from_hf(encoding, keys=['labels'])"
+        raise StructureError(message(OP, "NestedTensors of the structure of the tokens", "tensors", dense, hint))
+
+
+def check_options(given: dict[str, Any]) -> None:
+    """An UnsupportedError for an argument that has no meaning for packed rows."""
     for name, hint in REFUSED.items():
         x = given.get(name)
         if x is not None and not (isinstance(x, (bool, int)) and not x):
@@ -145,26 +179,20 @@ def check_arguments(
     if given.get("return_dict") is False:
         hint = "output.to_tuple()"
         raise UnsupportedError(message(OP, "a ragged batch without return_dict=False", "it", hint=hint))
+
+
+def check_rows(ragged: dict[str, NestedTensor], tokens: NestedTensor) -> None:
+    """An error for what is not (B, -1) of the structure of the tokens, vectors (B, -1, D), or token ids with a point."""
     for name, x in ragged.items():
-        ndim = 3 if name == "inputs_embeds" else 2
+        ndim = 3 if name.endswith("inputs_embeds") else 2
         if x.ndim != ndim or x.ragged_dims != (1,):
             hint = "one row of tokens for each example; td.exclude(name) for what the model does not take"
             expected = f"{name} (B, -1{', D' if ndim == 3 else ''})"
             raise ShapeError(message(OP, expected, describe(x), {name: describe(x)}, hint))
-        if name == "labels" and head.of_rows:
-            hint = "labels (B,), one for each row"
-            raise StructureError(message(OP, "labels of rows", "labels of tokens", {name: describe(x)}, hint))
         require_same(tokens.structure, x.structure, OP, f"{name} of the structure of the tokens: x.with_values(...)")
-    needed = OF_TOKENS if head.of_rows else (*OF_TOKENS, *LABELS)
-    dense = {n: describe(given[n]) for n in needed if isinstance(given.get(n), Tensor)}
-    if dense:
-        hint = "tokens.with_values(...), or from_hf(encoding, keys=['labels'])"
-        raise StructureError(message(OP, "NestedTensors of the structure of the tokens", "tensors", dense, hint))
-    ids = ragged.get("input_ids")
-    if ids is not None and (ids.dtype.is_floating_point or ids.dtype.is_complex):
-        hint = "inputs_embeds=x for vectors"
-        raise DtypeError(message(OP, "input_ids of whole numbers", describe(ids), hint=hint))
-    return tokens, tokens.structure
+        if name.endswith("input_ids") and (x.dtype.is_floating_point or x.dtype.is_complex):
+            hint = f"{name.replace('input_ids', 'inputs_embeds')}=x for vectors"
+            raise DtypeError(message(OP, f"{name} of whole numbers", describe(x), hint=hint))
 
 
 def padded_arguments(head: Head, packed: Packed, given: dict[str, Any], out: dict[str, Any]) -> dict[str, Any]:

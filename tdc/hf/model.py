@@ -3,9 +3,10 @@
     model = tdc.hf.attend(BertForMaskedLM(config))
     output = model(input_ids=x, labels=y)          # NestedTensors (B, -1)
 
-`attend` sets our attention implementation, and wraps the forward of the model: arguments are packed before (`inputs`),
-outputs nested behind (`outputs`). The rows go to attention as the attention mask (`packed`). A call without ragged
-arguments is left as it is.
+`attend` sets our attention implementation, and wraps the forward of the model: arguments are packed before (`inputs`,
+of encoder and decoder `pairs`), outputs nested behind (`outputs`). The rows go to attention as the attention mask
+(`packed`), and positions of rows to what counts them itself (`positions`). A call without ragged arguments is left as
+it is.
 
 Heads that give one result for each row (`...ForSequenceClassification`) take positions of rows, such as the first; they
 are called with padded hidden states, and the model below them is packed: its forward is wrapped, too, and takes and
@@ -19,7 +20,6 @@ compared with those of each row alone.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from types import MethodType
@@ -28,15 +28,18 @@ from typing import Any
 from torch import nn
 
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
-from tdc.hf.attention import NAME, PADDED, library, register
+from tdc.hf.attention import NAME, PADDED, library, register, require_set
 from tdc.hf.check import alone, check_packed
-from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below
+from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameters_of
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
+from tdc.hf.pairs import Pair, paired_forward
+from tdc.hf.positions import hook_positions
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")
 CAUSAL = ("ForCausalLM", "LMHeadModel")
+OF_PAIRS = ("ForConditionalGeneration", "MTModel")
 
 
 def attend(model: Any, *, check: bool = True) -> Any:
@@ -73,16 +76,17 @@ def attend(model: Any, *, check: bool = True) -> Any:
         torch.Size([2, -1, 8])
     """
     expect_model(model)
-    if hasattr(model.forward, "tdc_head"):  # it is done already, and another attention may have been set since
+    if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
-    head = head_of(model)
+    head = pair_of(model) if model.config.is_encoder_decoder else head_of(model)
     before = model.config._attn_implementation
     expected = alone(model) if check else None
     register()
     if "labels" in head.names:
         model.loss_function = model.loss_function  # else each call looks for it, and some warn, which no graph does
     undo = [wrap(m) for m in {id(m): m for m in (model.base_model, model)}.values()]
+    undo += [handle.remove for handle in hook_positions(model)]
     try:
         model.set_attn_implementation(NAME)
         require_taken(model)
@@ -98,10 +102,13 @@ def attend(model: Any, *, check: bool = True) -> Any:
 
 def wrap(model: Any) -> Callable[[], None]:
     """Wrap the forward of a model, if it is not wrapped already; a function that puts back what was there."""
-    if hasattr(model.forward, "tdc_head"):
+    if hasattr(model.forward, "tdc_ragged"):
         return lambda: None
-    own = vars(model).get("forward")
-    model.forward = MethodType(ragged_forward(head_of(model), unbound(model.forward)), model)
+    own, inner = vars(model).get("forward"), unbound(model.forward)
+    paired = model.config.is_encoder_decoder
+    ragged = paired_forward(pair_of(model), inner) if paired else ragged_forward(head_of(model), inner)
+    ragged.tdc_ragged = True  # by which it is known again
+    model.forward = MethodType(ragged, model)
 
     def restore() -> None:
         vars(model).pop("forward")
@@ -135,7 +142,6 @@ def ragged_forward(head: Head, inner: Any) -> Any:
             return output
         return nest_output(output, packed)
 
-    forward.tdc_head = head  # type: ignore[attr-defined]  # by which it is known again
     return forward
 
 
@@ -149,20 +155,9 @@ def expect_model(model: Any, op: str = OP) -> None:
         raise DtypeError(message(op, "a model of transformers", got, hint=hint))
 
 
-def require_set(model: Any) -> None:
-    """An UnsupportedError where another attention was set behind our back."""
-    found = model.config._attn_implementation
-    if found != NAME:
-        hint = "tdc.hf.attend(model) once more"
-        raise UnsupportedError(message(OP, f"attention by {NAME!r} for a ragged batch", repr(found), hint=hint))
-
-
 def head_of(model: Any) -> Head:
     """What is to be known of a model, or an UnsupportedError for a head that is not known."""
     name, below = type(model).__name__, model.base_model
-    if model.config.is_encoder_decoder:
-        hint = PADDED
-        raise UnsupportedError(message(OP, "a model of one sequence", f"{name}, encoder and decoder", hint=hint))
     if below is not model and not name.endswith((*OF_TOKENS, *OF_ROWS)):
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
         got = f"{name}, whose head may cross rows"
@@ -184,10 +179,19 @@ def head_of(model: Any) -> Head:
     )
 
 
-def parameters_of(model: Any) -> tuple[str, ...]:
-    """The names of the arguments of a model, in order."""
-    found = inspect.signature(model.forward).parameters.values()
-    return tuple([p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)])
+def pair_of(model: Any) -> Pair:
+    """What is to be known of a model of encoder and decoder, or an UnsupportedError for a head that is not known."""
+    name, names = type(model).__name__, parameters_of(model)
+    if model.base_model is not model and not name.endswith(OF_PAIRS):
+        hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
+        got = f"{name}, whose head may cross rows"
+        raise UnsupportedError(message(OP, f"a model ...{' or ...'.join(OF_PAIRS)}", got, hint=hint))
+    if not {"encoder_outputs", "decoder_input_ids", "decoder_attention_mask"} <= set(names):
+        raise UnsupportedError(message(OP, "a model that takes encoder_outputs and targets", name, hint=PADDED))
+    if hasattr(model.config, "expert_capacity"):
+        got = f"{name}, whose experts take so many tokens of a batch"
+        raise UnsupportedError(message(OP, "a model that sees each row alone", got, hint=PADDED))
+    return Pair(names, parameters_of(model.get_encoder()))
 
 
 def first_position(model: Any) -> int:

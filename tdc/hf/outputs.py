@@ -9,6 +9,7 @@ Invariant: an output that is in none of the tables is refused, since nothing say
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -19,27 +20,42 @@ from tdc.hf.packed import OP, Packed
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import lengths_of, longest
+from tdc.ragged.structure import Structure
 
 TOKENS = ("last_hidden_state", "hidden_states", "logits", "prediction_logits")  # (1, N, ...)
 STATES = ("last_hidden_state", "hidden_states", "start_logits", "end_logits")  # (B, L, ...) of a head of rows
 ROWS = ("pooler_output", "seq_relationship_logits", "loss")  # as they are
 UNCHANGED = ("logits", *ROWS)  # of a head of rows
+OF_TARGETS = ("last_hidden_state", "logits", "decoder_hidden_states")  # (1, M, ...) of encoder and decoder
+OF_SOURCES = ("encoder_last_hidden_state", "encoder_hidden_states")  # (1, N, ...)
 
 
 def nest_output(output: Any, packed: Packed) -> Any:
     """The outputs of a model as the batch that it was called with."""
     of_rows = packed.inputs is not None
     ragged, other = (STATES, UNCHANGED) if of_rows else (TOKENS, ROWS)
-    for name in list(output):
-        if name in ragged:
-            output[name] = each(output[name], lambda x: nested(x, packed, of_rows))
-        elif name not in other:
-            raise UnsupportedError(
-                message(
-                    OP, f"an output among {', '.join([*ragged, *other])}", name, hint="ask for none that crosses rows"
-                )
-            )
+    require_known(output, (*ragged, *other))
+    for name in [name for name in output if name in ragged]:
+        output[name] = each(output[name], lambda x: nested(x, packed, of_rows))
     return output
+
+
+def nest_pair(output: Any, sources: Structure | None, targets: Structure) -> Any:
+    """The outputs of a model of encoder and decoder as the batches that it was called with; dense sources stay so."""
+    require_known(output, (*OF_TARGETS, *OF_SOURCES, "loss"))
+    for names, rows in ((OF_TARGETS, targets), (OF_SOURCES, sources)):
+        if rows is not None:
+            for name in [name for name in output if name in names]:
+                output[name] = each(output[name], partial(rows_of, rows))
+    return output
+
+
+def require_known(output: Any, known: tuple[str, ...]) -> None:
+    """An UnsupportedError for an output of which nothing says whether it crosses rows."""
+    for name in output:
+        if name not in known:
+            hint = "ask for none that crosses rows"
+            raise UnsupportedError(message(OP, f"an output among {', '.join(known)}", name, hint=hint))
 
 
 def settle_output(output: Any, packed: Packed, pooler: Any) -> Any:
@@ -65,7 +81,12 @@ def nested(x: Tensor, packed: Packed, of_rows: bool) -> NestedTensor:
     """Positions (1, N, ...), or padded (B, L, ...), as rows."""
     if of_rows:
         return build_nested(packed.keys, pack_rows(x, packed.keys, packed.totals[1]))
-    return build_nested(packed.keys, x[0])
+    return rows_of(packed.keys, x)
+
+
+def rows_of(rows: Structure, x: Tensor) -> NestedTensor:
+    """Positions (1, N, ...) as rows."""
+    return build_nested(rows, x[0])
 
 
 def each(x: Any, fn: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tdc.ragged.structure import Structure
 
 OP = "hf.attend"
+CROSS = "tdc_cross"  # the argument for attention whose mask the model leaves out, of targets to sources
 Rule = Callable[[Any, Any, Any, Any], Any]
 
 

@@ -1,0 +1,170 @@
+"""A model of encoder and decoder on ragged batches: sources and targets, whose rows have lengths of their own.
+
+    sources   input_ids (B, -1), inputs_embeds (B, -1, D)                   ->  (1, N, ...)
+              input_features (B, F, T)                                      as they are, all of one length
+    targets   decoder_input_ids (B, -1), decoder_inputs_embeds (B, -1, D)   ->  (1, M, ...)
+              labels (B, -1)                                                ->  (M, 1)
+
+The encoder is called first, and the model with its outputs. So the model's mask of sources is left for the one thing
+that it then has to say: which sources a target attends to, those of its own row.
+
+Labels in place of decoder_input_ids are shifted by the model's own rule, row by row. They go in as a column: losses
+flatten them, and Whisper compares dim 1 with its longest target.
+
+Invariants: all sources share one structure, all targets another, of as many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, describe, message
+from tdc.hf.attention import require_set
+from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, ragged_of, refuse_dense
+from tdc.hf.outputs import nest_pair
+from tdc.hf.packed import CROSS, OP, Packed
+from tdc.hf.positions import counted
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import local_positions, longest
+from tdc.ragged.structure import Structure, extent_of
+
+SOURCES = ("input_ids", "inputs_embeds", "position_ids")
+TARGETS = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "decoder_position_ids")
+FEATURES = "input_features"  # sources that are no tokens, all of one length
+
+
+class Pair(NamedTuple):
+    """What is to be known of a model of encoder and decoder.
+
+    Args:
+        names: the arguments of its forward, in order.
+        below: those of its encoder.
+    """
+
+    names: tuple[str, ...]
+    below: tuple[str, ...]
+
+
+class Side(NamedTuple):
+    """The rows of the sources or of the targets, which have so many positions."""
+
+    rows: Structure
+    total: int
+
+    @property
+    def positions(self) -> Tensor:
+        """Of each in its row, (N,)."""
+        return local_positions(self.rows, self.total)
+
+
+def paired_forward(pair: Pair, inner: Any) -> Any:
+    """The forward of a model of encoder and decoder, which takes and gives ragged batches."""
+
+    @wraps(inner)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = named(args, kwargs, pair.names)
+        ragged = ragged_of(given)
+        if not ragged:
+            return inner(self, *args, **kwargs)
+        require_set(self)
+        check_pair(self, given, ragged)
+        asked = given.pop(ASKED, None)
+        encoded, sources = encode(self, pair, given, asked)
+        targets = side_of(ragged, TARGETS)
+        to_sources = {CROSS if FEATURES in given else "attention_mask": packed(targets, sources, asked)}
+        arguments = target_arguments(self, pair, given, targets) | to_sources
+        with counted(targets.positions):
+            output = inner(
+                self, encoder_outputs=encoded, decoder_attention_mask=packed(targets, targets, asked), **arguments
+            )
+        return nest_pair(output, None if FEATURES in given else sources.rows, targets.rows)
+
+    return forward
+
+
+def encode(model: Any, pair: Pair, given: dict[str, Any], asked: Any) -> tuple[Any, Side]:
+    """What the encoder makes of the sources, packed where they are ragged."""
+    encoder = model.get_encoder()
+    passed = {name: x for name, x in given.items() if name not in pair.names}
+    if FEATURES in given:
+        encoded = encoder(given[FEATURES], **passed)
+        return encoded, side_of_one_length(encoded.last_hidden_state)
+    side = side_of(given, SOURCES)
+    arguments = {name: given[name].values[None] for name in SOURCES if name in given}
+    if "position_ids" in pair.below:
+        arguments.setdefault("position_ids", side.positions[None])
+    with counted(side.positions):
+        return encoder(attention_mask=packed(side, side, asked), **arguments, **passed), side
+
+
+def target_arguments(model: Any, pair: Pair, given: dict[str, Any], side: Side) -> dict[str, Any]:
+    """The arguments of the model but for what the encoder has read."""
+    out = {name: x for name, x in given.items() if name not in (*SOURCES, FEATURES)}
+    out |= {name: given[name].values[None] for name in TARGETS if name in given}
+    if "labels" in given:
+        out["labels"] = given["labels"].values[:, None]
+        if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given:
+            out["decoder_input_ids"] = shifted(model, given["labels"].values, side)[None]
+    if "decoder_position_ids" in pair.names:
+        out.setdefault("decoder_position_ids", side.positions[None])
+    return out | {"use_cache": False}
+
+
+def shifted(model: Any, labels: Tensor, side: Side) -> Tensor:
+    """What the decoder of a model is given for labels (M,): those before, and at the beginning of a row its first."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        padded = pad_rows(labels, side.rows, longest(side.rows), IGNORED)
+        return pack_rows(model.prepare_decoder_input_ids_from_labels(padded), side.rows, side.total)
+    before = labels.roll(1).masked_fill(side.positions == 0, model.config.decoder_start_token_id)
+    return before.masked_fill(before == IGNORED, model.config.pad_token_id)
+
+
+def packed(queries: Side, keys: Side, asked: Any) -> Packed:
+    """Queries that attend to keys of their own row."""
+    return Packed(queries.rows, keys.rows, (queries.total, keys.total), asked=asked)
+
+
+def side_of(given: dict[str, Any], names: tuple[str, ...]) -> Side:
+    """The rows of the first of some arguments that is there."""
+    x: NestedTensor = next(given[name] for name in names if name in given)
+    return Side(x.structure, x.values.shape[0])
+
+
+def side_of_one_length(x: Tensor) -> Side:
+    """Rows that are all as long, (B, L, D)."""
+    count, length = x.shape[:2]
+    offsets = torch.arange(count + 1, device=x.device) * length
+    return Side(Structure(offsets, None, extent_of((length,), x.device)), count * length)
+
+
+def check_pair(model: Any, given: dict[str, Any], ragged: dict[str, NestedTensor]) -> None:
+    """An error that says what does not fit; sources and targets are there otherwise, as many of each."""
+    check_options(given)
+    other = [name for name in ragged if name not in (*SOURCES, *TARGETS)]
+    if other:
+        hint = "td.exclude(name) for what the model does not take"
+        raise KeyPathError(message(OP, f"ragged {', '.join([*SOURCES, *TARGETS])}", ", ".join(other), hint=hint))
+    sources = () if FEATURES in given else SOURCES
+    for names in (sources, TARGETS):
+        refuse_dense(given, names)
+        mine = {name: ragged[name] for name in names if name in ragged}
+        tokens = [x for name, x in mine.items() if "position" not in name]
+        if names and not tokens:
+            hint = "model(input_ids=x, labels=y)"
+            raise KeyPathError(message(OP, f"{' or '.join(names[:-1])}, ragged", "none of them", hint=hint))
+        if names:
+            check_rows(mine, tokens[0])
+    rows = side_of(given, sources).rows.batch_size if sources else given[FEATURES].shape[0]
+    targets = side_of(given, TARGETS).rows.batch_size
+    if rows != targets:
+        hint = "one target for each source"
+        raise StructureError(message(OP, f"{rows} targets for {rows} sources", f"{targets}", hint=hint))
+    if not sources and model.training and getattr(model.config, "apply_spec_augment", False):
+        hint = "model.config.apply_spec_augment = False, and mask the features in the data loader"
+        raise UnsupportedError(message(OP, "features that the model leaves as they are", "SpecAugment", hint=hint))
