@@ -19,7 +19,7 @@ from tdc.core.errors import UnsupportedError, first_line, message
 from tdc.hf.attention import PADDED
 from tdc.hf.inputs import ASKED, parameters_of
 from tdc.hf.packed import OP, Asked, Rule
-from tdc.hf.pairs import FEATURES
+from tdc.hf.pairs import FEATURES, is_pair
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 
@@ -31,7 +31,7 @@ CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bf
 
 def trial(model: Any) -> list[dict[str, Tensor]]:
     """The arguments of a few rows, each by itself."""
-    if not model.config.is_encoder_decoder:
+    if not is_pair(model):
         return [{"input_ids": row} for row in rows_of_tokens(model, LENGTHS)]
     names = parameters_of(model)
     targets = rows_of_tokens(model, OF_TARGETS)
@@ -88,9 +88,14 @@ def at_rest(model: Any) -> Iterator[None]:
 def alone(model: Any) -> list[dict[str, Tensor]]:
     """The outputs for each row by itself, under the attention that the model has."""
     options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    rows = [{name: x[None] for name, x in row.items()} for row in trial(model)]
     with at_rest(model):
-        rows = [{name: x[None] for name, x in row.items()} for row in trial(model)]
-        return [tensors(model(**row, **options)) for row in rows]
+        try:
+            return [tensors(model(**row, **options)) for row in rows]
+        except Exception as error:
+            got = f"{type(model).__name__}, which fails: {first_line(error)}"
+            hint = "a configuration with which one row runs"
+            raise UnsupportedError(message(OP, f"a model of {', '.join(rows[0])}", got, hint=hint)) from error
 
 
 def tensors(output: Any) -> dict[str, Tensor]:
@@ -149,7 +154,7 @@ def check_asked(model: Any, asked: list[Asked]) -> None:
 
 def count_layers(model: Any) -> int:
     """How often a model attends: once in each layer, in those of a decoder of sources twice."""
-    if not model.config.is_encoder_decoder:
+    if not is_pair(model):
         return model.config.get_text_config().num_hidden_layers  # type: ignore[no-any-return]  # untyped
     own = 0 if FEATURES in parameters_of(model) else 1
     return own * depth(model.get_encoder()) + 2 * depth(model.get_decoder())

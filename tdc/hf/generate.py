@@ -1,7 +1,8 @@
 """Ragged prompts for the `generate` of transformers.
 
 Its caches are rectangles, so prompts are padded on the left, where no new token comes between a prompt and its padding;
-transformers takes positions from the mask. What comes back is cut where each row ends.
+transformers takes positions from the mask. Sources of an encoder are padded on the right: new tokens are in no row with
+them, and encoders count positions from the left. What comes back is cut where each row ends.
 
 Invariant: with greedy decoding each row has the tokens that it has alone.
 """
@@ -29,25 +30,28 @@ REFUSED = {  # options that are made of the prompts, or that change what comes b
     "inputs_embeds": "prompts of tokens, or model.generate with padding on the left",
     "attention_mask": "leave it out: the prompts have lengths",
     "position_ids": "leave it out: transformers takes positions from the mask",
+    "decoder_input_ids": "decoder_start_token_id=..., or model.generate with sources padded on the right",
+    "decoder_attention_mask": "leave it out: targets begin with decoder_start_token_id",
+    "encoder_outputs": "leave it out: the encoder is called with the sources",
     "return_dict_in_generate": "model.generate(**tdc.interop.to_hf(prompts, side='left'), ...)",
 }
 
 
 def generate(model: Any, prompts: NestedTensor, **options: Any) -> NestedTensor:
-    """The new tokens of each prompt, up to its first end of sequence, which is among them.
+    """The new tokens of each prompt, or of each source of an encoder, up to the first end of sequence, and with it.
 
     Shapes:
         prompts `(B, -1)` -> `(B, -1)`; `(B * n, -1)` with `num_return_sequences=n`.
 
     Args:
-        model: a model of transformers with a causal head, attended or not.
-        prompts: whole numbers, one or more in each row.
+        model: a model of transformers with a causal head, or of encoder and decoder, attended or not.
+        prompts: whole numbers, one or more in each row; sources of a model of encoder and decoder.
         options: those of `model.generate`, such as `max_new_tokens`, `do_sample`, `num_beams`.
 
     Raises:
         DtypeError: no such model, or no NestedTensor of whole numbers.
         ShapeError: a prompt without tokens.
-        UnsupportedError: a model of encoder and decoder, one that cannot generate, or options that prompts stand for.
+        UnsupportedError: a model that cannot generate, or not from tokens, or options that prompts stand for.
 
     Compile:
         Eager only: the loop of transformers.
@@ -64,9 +68,10 @@ def generate(model: Any, prompts: NestedTensor, **options: Any) -> NestedTensor:
     config = model.generation_config
     ends = options.get("eos_token_id", config.eos_token_id)
     pad = options.get("pad_token_id", config.pad_token_id)
-    padded = to_hf(prompts, side="left", pad=0 if pad is None else pad)
+    of_sources = model.config.is_encoder_decoder
+    padded = to_hf(prompts, side="right" if of_sources else "left", pad=0 if pad is None else pad)
     found: Tensor = model.generate(padded["input_ids"], attention_mask=padded["attention_mask"], **options)
-    new = found[:, padded["input_ids"].shape[1] :]
+    new = found[:, 1 if of_sources else padded["input_ids"].shape[1] :]  # targets begin with one token that is not new
     return from_padded(new, lengths=lengths_until(new, ends)).to_packed()
 
 
@@ -74,9 +79,12 @@ def check_call(model: Any, prompts: Any, options: dict[str, Any]) -> None:
     """A model that generates, and prompts that say all that it is to know."""
     expect_model(model, OP)
     expect(OP, prompts, NestedTensor, of=" of prompts")
-    if model.config.is_encoder_decoder or not model.can_generate():
-        got, hint = type(model).__name__, "a model ...ForCausalLM"
-        raise UnsupportedError(message(OP, "a model of one sequence that generates", got, hint=hint))
+    if not model.can_generate():
+        got, hint = type(model).__name__, "a model ...ForCausalLM or ...ForConditionalGeneration"
+        raise UnsupportedError(message(OP, "a model that generates", got, hint=hint))
+    if model.main_input_name != "input_ids":
+        got, hint = f"{type(model).__name__}, of {model.main_input_name}", "model.generate(...): they have one length"
+        raise UnsupportedError(message(OP, "a model that generates from tokens", got, hint=hint))
     if prompts.ndim != 2 or prompts.ragged_dims != (1,) or prompts.dtype.is_floating_point or prompts.dtype.is_complex:
         hint = "tdc.from_list([[1, 2], [3]]), or from_hf(encoding)['input_ids']"
         raise DtypeError(message(OP, "prompts (B, -1) of whole numbers", describe(prompts), hint=hint))

@@ -33,7 +33,7 @@ from tdc.hf.check import alone, check_packed
 from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameters_of
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
-from tdc.hf.pairs import Pair, paired_forward
+from tdc.hf.pairs import Pair, is_pair, paired_forward
 from tdc.hf.positions import hook_positions
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
@@ -79,11 +79,11 @@ def attend(model: Any, *, check: bool = True) -> Any:
     if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
-    head = pair_of(model) if model.config.is_encoder_decoder else head_of(model)
+    head = pair_of(model) if is_pair(model) else head_of(model)
     before = model.config._attn_implementation
     expected = alone(model) if check else None
     register()
-    if "labels" in head.names:
+    if "labels" in head.names and not is_pair(model):
         model.loss_function = model.loss_function  # else each call looks for it, and some warn, which no graph does
     undo = [wrap(m) for m in {id(m): m for m in (model.base_model, model)}.values()]
     undo += [handle.remove for handle in hook_positions(model)]
@@ -105,8 +105,7 @@ def wrap(model: Any) -> Callable[[], None]:
     if hasattr(model.forward, "tdc_ragged"):
         return lambda: None
     own, inner = vars(model).get("forward"), unbound(model.forward)
-    paired = model.config.is_encoder_decoder
-    ragged = paired_forward(pair_of(model), inner) if paired else ragged_forward(head_of(model), inner)
+    ragged = paired_forward(pair_of(model), inner) if is_pair(model) else ragged_forward(head_of(model), inner)
     ragged.tdc_ragged = True  # by which it is known again
     model.forward = MethodType(ragged, model)
 
@@ -186,7 +185,7 @@ def pair_of(model: Any) -> Pair:
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
         got = f"{name}, whose head may cross rows"
         raise UnsupportedError(message(OP, f"a model ...{' or ...'.join(OF_PAIRS)}", got, hint=hint))
-    if not {"encoder_outputs", "decoder_input_ids", "decoder_attention_mask"} <= set(names):
+    if not {"encoder_outputs", "decoder_attention_mask"} <= set(names):
         raise UnsupportedError(message(OP, "a model that takes encoder_outputs and targets", name, hint=PADDED))
     if hasattr(model.config, "expert_capacity"):
         got = f"{name}, whose experts take so many tokens of a batch"

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, describe, message
 from tdc.hf.attention import require_set
-from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, ragged_of, refuse_dense
+from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, parameters_of, ragged_of, refuse_dense
 from tdc.hf.outputs import nest_pair
 from tdc.hf.packed import CROSS, OP, Packed
-from tdc.hf.positions import counted
+from tdc.hf.positions import Side, counted
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import local_positions, longest
+from tdc.ragged.segments import longest
 from tdc.ragged.structure import Structure, extent_of
 
 SOURCES = ("input_ids", "inputs_embeds", "position_ids")
@@ -51,16 +51,9 @@ class Pair(NamedTuple):
     below: tuple[str, ...]
 
 
-class Side(NamedTuple):
-    """The rows of the sources or of the targets, which have so many positions."""
-
-    rows: Structure
-    total: int
-
-    @property
-    def positions(self) -> Tensor:
-        """Of each in its row, (N,)."""
-        return local_positions(self.rows, self.total)
+def is_pair(model: Any) -> bool:
+    """Whether a model takes sources and targets."""
+    return model.config.is_encoder_decoder and "decoder_input_ids" in parameters_of(model)
 
 
 def paired_forward(pair: Pair, inner: Any) -> Any:
@@ -79,7 +72,7 @@ def paired_forward(pair: Pair, inner: Any) -> Any:
         targets = side_of(ragged, TARGETS)
         to_sources = {CROSS if FEATURES in given else "attention_mask": packed(targets, sources, asked)}
         arguments = target_arguments(self, pair, given, targets) | to_sources
-        with counted(targets.positions):
+        with counted(targets):
             output = inner(
                 self, encoder_outputs=encoded, decoder_attention_mask=packed(targets, targets, asked), **arguments
             )
@@ -99,7 +92,7 @@ def encode(model: Any, pair: Pair, given: dict[str, Any], asked: Any) -> tuple[A
     arguments = {name: given[name].values[None] for name in SOURCES if name in given}
     if "position_ids" in pair.below:
         arguments.setdefault("position_ids", side.positions[None])
-    with counted(side.positions):
+    with counted(side):
         return encoder(attention_mask=packed(side, side, asked), **arguments, **passed), side
 
 

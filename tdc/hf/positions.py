@@ -1,11 +1,13 @@
 """Positions that a model counts itself, anew in each row of a packed batch.
 
     tables of positions   BART and its kin count 0, 1, … N along the packed sequence; they are given positions of rows
-    biases of distances   T5 and its kin make (1, H, N, N) of it; they are given (1, H, L, M) of the longest rows, of which
+    tables of tokens      M2M100 and its kin count tokens that are no padding; they see rows padded, and what they say
+                          is packed
+    biases of distances   T5 and its kin make (1, H, N, N) of it; they make (1, H, L, M) of the longest rows, of which
                           each row reads its corner
 
-Both are hooks before the forward of a module, which change an argument and nothing else, and only while the batch is
-packed. A table does not see the batch, so `counted` says for how long which positions hold, to the thread that calls.
+All are hooks of torch around the forward of a module, which do something only while the batch is packed. A table does
+not see the batch, so `counted` says which rows there are, to the thread that calls.
 
 Invariant: calls that are not packed are as they were.
 """
@@ -16,54 +18,80 @@ import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from tdc.hf.packed import Packed
-from tdc.ragged.segments import longest
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import local_positions, longest
+from tdc.ragged.structure import Structure
+
+
+class Side(NamedTuple):
+    """The rows of the sources or of the targets, of so many positions."""
+
+    rows: Structure
+    total: int
+
+    @property
+    def positions(self) -> Tensor:
+        """Of each in its row, (N,)."""
+        return local_positions(self.rows, self.total)
 
 
 class Counted(threading.local):
-    """The positions (N,) of the packed rows that a model is called with, in this thread."""
+    """The packed rows that this thread has called a model with."""
 
-    positions: Tensor | None = None
+    side: Side | None = None
 
 
 current = Counted()
 
 
 @contextmanager
-def counted(positions: Tensor | None) -> Iterator[None]:
-    """Positions that tables look up until the context ends."""
-    current.positions = positions
+def counted(side: Side) -> Iterator[None]:
+    """Rows in which positions are counted until the context ends."""
+    current.side = side
     try:
         yield
     finally:
-        current.positions = None
+        current.side = None
 
 
 def hook_positions(model: nn.Module) -> list[Any]:
     """Hook all modules of a model that count positions; the handles that undo it."""
-    found = [(m, hook_of(m)) for m in model.modules()]
-    return [m.register_forward_pre_hook(hook, with_kwargs=True) for m, hook in found if hook is not None]
-
-
-def hook_of(module: nn.Module) -> Any:
-    """The hook of a module, by what it is asked; None of most."""
-    asked = inspect.signature(module.forward).parameters
-    if isinstance(module, nn.Embedding) and "position_ids" in asked:
-        return count_in_rows
-    if hasattr(module, "compute_bias") and {"mask", "position_bias"} <= set(asked):
-        return bias_in_rows
-    return None
+    handles: list[Any] = []
+    for module in model.modules():
+        asked = set(inspect.signature(module.forward).parameters)
+        if isinstance(module, nn.Embedding) and "position_ids" in asked:
+            handles.append(module.register_forward_pre_hook(count_in_rows, with_kwargs=True))
+        elif hasattr(module, "create_position_ids_from_input_ids") and "position_ids" not in asked:
+            handles.append(module.register_forward_pre_hook(see_padded))
+            handles.append(module.register_forward_hook(give_packed))
+        elif hasattr(module, "compute_bias") and {"mask", "position_bias"} <= asked:
+            handles.append(module.register_forward_pre_hook(bias_in_rows, with_kwargs=True))
+    return handles
 
 
 def count_in_rows(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A table of positions, called with those of the rows."""
-    if current.positions is None:
+    return None if current.side is None else (args, {**kwargs, "position_ids": current.side.positions})
+
+
+def see_padded(module: Any, args: tuple[Any, ...]) -> Any:
+    """A table of tokens (1, N), or of the sizes of vectors (1, N, D), called with rows (B, L, ...)."""
+    if current.side is None:
         return None
-    return args, {**kwargs, "position_ids": current.positions}
+    rows, (tokens, vectors, *rest) = current.side.rows, args
+    if tokens is None:
+        return None, pad_rows(vectors[0, :, :1].detach(), rows, longest(rows)), *rest
+    return pad_rows(tokens[0], rows, longest(rows), module.padding_idx), None, *rest
+
+
+def give_packed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    """What a table of tokens says of rows (B, L, D), packed (1, N, D)."""
+    return None if current.side is None else pack_rows(output, *current.side)[None]
 
 
 def bias_in_rows(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
