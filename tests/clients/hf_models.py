@@ -52,7 +52,10 @@ def build(family: str, head: str, seed: int = 0, **options: Any) -> Any:
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**{**FAMILIES[family], **options})
     config.problem_type = "single_label_classification"
-    model = getattr(transformers, family + head)(config)
+    return with_large_weights(getattr(transformers, family + head)(config))
+
+
+def with_large_weights(model: Any) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
