@@ -34,10 +34,11 @@ def trial(model: Any) -> list[dict[str, Tensor]]:
     if not is_pair(model):
         return [{"input_ids": row} for row in rows_of_tokens(model, LENGTHS)]
     names = parameters_of(model)
-    targets = rows_of_tokens(model, OF_TARGETS)
-    sources = rows_of_features(model) if FEATURES in names else rows_of_tokens(model, LENGTHS)
-    name, target = FEATURES if FEATURES in names else "input_ids", "labels" if "labels" in names else "decoder_input_ids"
-    return [{name: x, target: y} for x, y in zip(sources, targets, strict=True)]
+    source = FEATURES if FEATURES in names else "input_ids"
+    target = "labels" if "labels" in names else "decoder_input_ids"
+    sources = rows_of_features(model) if source == FEATURES else rows_of_tokens(model, LENGTHS)
+    pairs = zip(sources, rows_of_tokens(model, OF_TARGETS), strict=True)
+    return [{source: x, target: y} for x, y in pairs]
 
 
 def rows_of_tokens(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:

@@ -182,7 +182,7 @@ def check_options(given: dict[str, Any]) -> None:
 
 
 def check_rows(ragged: dict[str, NestedTensor], tokens: NestedTensor) -> None:
-    """An error for what is not (B, -1) of the structure of the tokens, vectors (B, -1, D), or token ids with a point."""
+    """An error for what is not (B, -1), or (B, -1, D) of vectors, of the structure of the tokens and of its dtype."""
     for name, x in ragged.items():
         ndim = 3 if name.endswith("inputs_embeds") else 2
         if x.ndim != ndim or x.ragged_dims != (1,):

@@ -161,9 +161,7 @@ def head_of(model: Any) -> Head:
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
         got = f"{name}, whose head may cross rows"
         raise UnsupportedError(message(OP, f"a model ...{', ...'.join([*OF_TOKENS, *OF_ROWS])}", got, hint=hint))
-    if getattr(model.config, "return_dict", True) is False:
-        hint = "model.config.return_dict = True"
-        raise UnsupportedError(message(OP, "a model whose outputs have names", "return_dict=False", hint=hint))
+    require_named(model)
     names = parameters_of(model)
     pad = model.config.get_text_config().pad_token_id
     last = name.endswith(OF_ROWS) and hasattr(model, "score")  # what such heads are called
@@ -185,12 +183,20 @@ def pair_of(model: Any) -> Pair:
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
         got = f"{name}, whose head may cross rows"
         raise UnsupportedError(message(OP, f"a model ...{' or ...'.join(OF_PAIRS)}", got, hint=hint))
+    require_named(model)
     if not {"encoder_outputs", "decoder_attention_mask"} <= set(names):
         raise UnsupportedError(message(OP, "a model that takes encoder_outputs and targets", name, hint=PADDED))
     if hasattr(model.config, "expert_capacity"):
         got = f"{name}, whose experts take so many tokens of a batch"
         raise UnsupportedError(message(OP, "a model that sees each row alone", got, hint=PADDED))
     return Pair(names, parameters_of(model.get_encoder()))
+
+
+def require_named(model: Any) -> None:
+    """An UnsupportedError for a model whose outputs are tuples."""
+    if getattr(model.config, "return_dict", True) is False:
+        hint = "model.config.return_dict = True"
+        raise UnsupportedError(message(OP, "a model whose outputs have names", "return_dict=False", hint=hint))
 
 
 def first_position(model: Any) -> int:

@@ -16,14 +16,13 @@ Invariants: all sources share one structure, all targets another, of as many row
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, describe, message
+from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
 from tdc.hf.attention import require_set
 from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, parameters_of, ragged_of, refuse_dense
 from tdc.hf.outputs import nest_pair
@@ -66,16 +65,16 @@ def paired_forward(pair: Pair, inner: Any) -> Any:
         if not ragged:
             return inner(self, *args, **kwargs)
         require_set(self)
-        check_pair(self, given, ragged)
+        check_pair(self, pair, given, ragged)
         asked = given.pop(ASKED, None)
         encoded, sources = encode(self, pair, given, asked)
-        targets = side_of(ragged, TARGETS)
-        to_sources = {CROSS if FEATURES in given else "attention_mask": packed(targets, sources, asked)}
-        arguments = target_arguments(self, pair, given, targets) | to_sources
-        with counted(targets):
-            output = inner(
-                self, encoder_outputs=encoded, decoder_attention_mask=packed(targets, targets, asked), **arguments
-            )
+        targets = side_of(given, TARGETS)
+        arguments = target_arguments(self, pair, given, targets)
+        arguments["encoder_outputs"] = encoded
+        arguments["decoder_attention_mask"] = packed(targets, targets, asked)
+        arguments[CROSS if FEATURES in given else "attention_mask"] = packed(targets, sources, asked)
+        with counted(None if "decoder_position_ids" in arguments else targets):
+            output = inner(self, **arguments)
         return nest_pair(output, None if FEATURES in given else sources.rows, targets.rows)
 
     return forward
@@ -136,28 +135,32 @@ def side_of_one_length(x: Tensor) -> Side:
     return Side(Structure(offsets, None, extent_of((length,), x.device)), count * length)
 
 
-def check_pair(model: Any, given: dict[str, Any], ragged: dict[str, NestedTensor]) -> None:
+def check_pair(model: Any, pair: Pair, given: dict[str, Any], ragged: dict[str, NestedTensor]) -> None:
     """An error that says what does not fit; sources and targets are there otherwise, as many of each."""
     check_options(given)
-    other = [name for name in ragged if name not in (*SOURCES, *TARGETS)]
+    known = [name for name in (*SOURCES, *TARGETS) if name in pair.names]
+    other = [name for name in ragged if name not in known]
     if other:
-        hint = "td.exclude(name) for what the model does not take"
-        raise KeyPathError(message(OP, f"ragged {', '.join([*SOURCES, *TARGETS])}", ", ".join(other), hint=hint))
-    sources = () if FEATURES in given else SOURCES
-    for names in (sources, TARGETS):
-        refuse_dense(given, names)
-        mine = {name: ragged[name] for name in names if name in ragged}
-        tokens = [x for name, x in mine.items() if "position" not in name]
-        if names and not tokens:
-            hint = "model(input_ids=x, labels=y)"
-            raise KeyPathError(message(OP, f"{' or '.join(names[:-1])}, ragged", "none of them", hint=hint))
-        if names:
-            check_rows(mine, tokens[0])
-    rows = side_of(given, sources).rows.batch_size if sources else given[FEATURES].shape[0]
-    targets = side_of(given, TARGETS).rows.batch_size
-    if rows != targets:
+        hint = "features of one length" if FEATURES in other else "td.exclude(name) for what the model does not take"
+        raise KeyPathError(message(OP, f"ragged {', '.join(known)}", ", ".join(other), hint=hint))
+    count = given[FEATURES].shape[0] if FEATURES in given else check_side(given, SOURCES, known)
+    targets = check_side(given, TARGETS, known)
+    if count != targets:
         hint = "one target for each source"
-        raise StructureError(message(OP, f"{rows} targets for {rows} sources", f"{targets}", hint=hint))
-    if not sources and model.training and getattr(model.config, "apply_spec_augment", False):
+        raise StructureError(message(OP, "as many targets as sources", f"{targets} for {count}", hint=hint))
+    if FEATURES in given and model.training and getattr(model.config, "apply_spec_augment", False):
         hint = "model.config.apply_spec_augment = False, and mask the features in the data loader"
         raise UnsupportedError(message(OP, "features that the model leaves as they are", "SpecAugment", hint=hint))
+
+
+def check_side(given: dict[str, Any], names: tuple[str, ...], known: list[str]) -> int:
+    """How many rows the sources or the targets have, which have tokens and one structure."""
+    refuse_dense(given, names)
+    tokens = {name: given[name] for name in names if name in given}
+    first = next((x for name, x in tokens.items() if not name.endswith("position_ids")), None)
+    if first is None:
+        expected = [name for name in names if name in known and not name.endswith("position_ids")]
+        text = f"{' or '.join(expected)} as a NestedTensor" if expected else f"{FEATURES} (B, F, T)"
+        raise KeyPathError(message(OP, text, "no such argument", hint="a source and a target of each example"))
+    check_rows(tokens, first)
+    return first.structure.batch_size  # type: ignore[no-any-return]  # untyped

@@ -27,6 +27,8 @@ from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import local_positions, longest
 from tdc.ragged.structure import Structure
 
+OF_TOKENS = {"input_ids", "inputs_embeds", "cache_length"}  # the arguments of a table of tokens
+
 
 class Side(NamedTuple):
     """The rows of the sources or of the targets, of so many positions."""
@@ -50,8 +52,8 @@ current = Counted()
 
 
 @contextmanager
-def counted(side: Side) -> Iterator[None]:
-    """Rows in which positions are counted until the context ends."""
+def counted(side: Side | None) -> Iterator[None]:
+    """Rows in which tables count positions until the context ends; None where they are given positions."""
     current.side = side
     try:
         yield
@@ -66,7 +68,7 @@ def hook_positions(model: nn.Module) -> list[Any]:
         asked = set(inspect.signature(module.forward).parameters)
         if isinstance(module, nn.Embedding) and "position_ids" in asked:
             handles.append(module.register_forward_pre_hook(count_in_rows, with_kwargs=True))
-        elif hasattr(module, "create_position_ids_from_input_ids") and "position_ids" not in asked:
+        elif hasattr(module, "create_position_ids_from_input_ids") and asked == OF_TOKENS:
             handles.append(module.register_forward_pre_hook(see_padded))
             handles.append(module.register_forward_hook(give_packed))
         elif hasattr(module, "compute_bias") and {"mask", "position_bias"} <= asked:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -95,3 +98,13 @@ def loss_alone(model: Any, head: str, x: tdc.NestedTensor, labels: Any) -> Tenso
             total = total + model(input_ids=row[None], labels=own[None]).loss * counted
             count += counted
     return total / count
+
+
+ERROR = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)
+
+
+def refused(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(tdc.TdcError) as error:
+        call()
+    assert ERROR.fullmatch(str(error.value)), str(error.value)
+    assert text in str(error.value), str(error.value)

@@ -12,6 +12,7 @@ import tdc
 transformers: Any = pytest.importorskip("transformers")
 
 from hf_models import build, tokens  # noqa: E402 - behind the skip
+from hf_pairs import build_pair  # noqa: E402 - behind the skip
 
 from tdc.hf import attend, generate  # noqa: E402 - behind the skip
 
@@ -43,6 +44,7 @@ def test_several_of_each_prompt():
         (tdc.pack([torch.ones(2)]), {}, "expected prompts (B, -1) of whole numbers"),
         (tdc.from_list([[1], []]), {}, "expected prompts with tokens, got an empty one"),
         (tdc.from_list([[1]]), {"attention_mask": torch.ones(1, 1)}, "the prompts have lengths"),
+        (tdc.from_list([[1]]), {"decoder_input_ids": torch.ones(1, 1)}, "decoder_start_token_id=..."),
         (tdc.from_list([[1]]), {"return_dict_in_generate": True}, "side='left'"),
     ],
 )
@@ -53,7 +55,9 @@ def test_what_is_refused(prompts: Any, options: dict[str, Any], text: str):
 
 
 def test_models_that_do_not_generate():
-    with pytest.raises(tdc.UnsupportedError, match="one sequence that generates, got BertModel"):
+    with pytest.raises(tdc.UnsupportedError, match="a model that generates, got BertModel"):
         generate(build("Bert", "Model"), tokens())
+    with pytest.raises(tdc.UnsupportedError, match="from tokens, got Whisper.*, of input_features"):
+        generate(build_pair("Whisper"), tokens())
     with pytest.raises(tdc.DtypeError, match=r"tdc\.hf\.generate: expected a model of transformers, got int"):
         generate(3, tokens())

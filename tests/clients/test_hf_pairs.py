@@ -111,6 +111,14 @@ def test_other_arguments(family: str):
     assert_rows(model(**vectors), [alone(**row) for row in rows_of(vectors)])
 
 
+def test_positions_that_are_given():
+    """Whisper takes those of targets."""
+    model = build_pair("Whisper")
+    alone, batch = twin(model), {**sources_of("Whisper"), "decoder_input_ids": tokens(TARGETS)}
+    batch["decoder_position_ids"] = batch["decoder_input_ids"].with_values(torch.randint(0, 16, (sum(TARGETS),)))
+    assert_rows(attend(model)(**batch), [alone(**row) for row in rows_of(batch)])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_targets_of_as_many_tokens_as_their_sources(family: str):
     """Both sides have equal totals, and other rows."""
@@ -243,5 +251,6 @@ def test_generated_tokens_are_those_of_each_source_alone(family: str, attended: 
 
 
 def test_several_of_each_source():
-    new = generate(build_pair("T5"), tokens((3, 5)), max_new_tokens=4, num_beams=2, num_return_sequences=2, min_length=5)
+    options = {"max_new_tokens": 4, "num_beams": 2, "num_return_sequences": 2, "eos_token_id": None}
+    new = generate(build_pair("T5"), tokens((3, 5)), **options)
     assert new.lengths.tolist() == [4] * 4

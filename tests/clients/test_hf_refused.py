@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,22 +13,12 @@ import tdc
 
 transformers: Any = pytest.importorskip("transformers")
 
-from hf_models import DECODER, SIZES, build, tokens, twin  # noqa: E402 - behind the skip
+from hf_models import DECODER, SIZES, build, refused, tokens, twin  # noqa: E402 - behind the skip
 from torch.testing import assert_close  # noqa: E402 - behind the skip
 
 from tdc.hf import attend  # noqa: E402 - behind the skip
 
 pytestmark = pytest.mark.clients
-FORM = re.compile(r"tdc\.[\w.]+: expected .*, got .*(\nat .*)*\nhint: .+", re.DOTALL)
-
-
-def refused(call: Callable[[], Any], text: str) -> None:
-    with pytest.raises(tdc.TdcError) as error:
-        call()
-    assert FORM.fullmatch(str(error.value)), str(error.value)
-    assert text in str(error.value), str(error.value)
-
-
 X = tdc.pack([torch.tensor([5, 6, 7]), torch.tensor([8])])
 OTHER = tdc.pack([torch.tensor([5]), torch.tensor([8, 9, 10])])
 PADDED = X.to_padded()
