@@ -163,11 +163,11 @@ def check_arguments(
 
 
 def refuse_dense(given: dict[str, Any], names: tuple[str, ...]) -> None:
-    """A StructureError where one of the names is a tensor, and tokens are ragged."""
-    dense = {n: describe(given[n]) for n in names if isinstance(given.get(n), Tensor)}
+    """A StructureError where one of the names is no NestedTensor, and tokens are."""
+    dense = {n: describe(given[n]) for n in names if n in given and not isinstance(given[n], NestedTensor)}
     if dense:
         hint = "tokens.with_values(...), or from_hf(encoding, keys=['labels'])"
-        raise StructureError(message(OP, "NestedTensors of the structure of the tokens", "tensors", dense, hint))
+        raise StructureError(message(OP, "NestedTensors of the structure of the tokens", "others", dense, hint))
 
 
 def check_options(given: dict[str, Any]) -> None:

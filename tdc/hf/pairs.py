@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
 from tdc.hf.attention import require_set
 from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, parameters_of, ragged_of, refuse_dense
@@ -143,6 +144,8 @@ def check_pair(model: Any, pair: Pair, given: dict[str, Any], ragged: dict[str, 
     if other:
         hint = "features of one length" if FEATURES in other else "td.exclude(name) for what the model does not take"
         raise KeyPathError(message(OP, f"ragged {', '.join(known)}", ", ".join(other), hint=hint))
+    if FEATURES in given:
+        expect(OP, given[FEATURES], Tensor, of=" of features (B, F, T)")
     count = given[FEATURES].shape[0] if FEATURES in given else check_side(given, SOURCES, known)
     targets = check_side(given, TARGETS, known)
     if count != targets:

@@ -57,7 +57,7 @@ def test_what_is_refused(prompts: Any, options: dict[str, Any], text: str):
 def test_models_that_do_not_generate():
     with pytest.raises(tdc.UnsupportedError, match="a model that generates, got BertModel"):
         generate(build("Bert", "Model"), tokens())
-    with pytest.raises(tdc.UnsupportedError, match="from tokens, got Whisper.*, of input_features"):
+    with pytest.raises(tdc.UnsupportedError, match=r"from tokens, got Whisper.*, of input_features"):
         generate(build_pair("Whisper"), tokens())
     with pytest.raises(tdc.DtypeError, match=r"tdc\.hf\.generate: expected a model of transformers, got int"):
         generate(3, tokens())

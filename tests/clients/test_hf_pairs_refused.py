@@ -33,6 +33,9 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "targets that are no numbers": (
         "Bart", {"labels": None, "decoder_input_ids": VECTORS}, "decoder_inputs_embeds=x for vectors",
     ),
+    "a list of sources": ("Bart", {"input_ids": [[3], [4]]}, "at input_ids: list"),
+    "a list of labels": ("T5", {"labels": [[3], [4]], "decoder_input_ids": Y}, "at labels: list"),
+    "a list of features": ("Whisper", {"input_ids": None, "input_features": [1]}, "a Tensor of features (B, F, T)"),
     "a mask beside sources": ("Bart", {"attention_mask": DENSE}, "the rows have lengths"),
     "a mask beside targets": ("T5", {"decoder_attention_mask": DENSE}, "the rows have lengths"),
     "outputs of an encoder": ("T5", {"encoder_outputs": (torch.ones(1),)}, "the encoder is called with the same rows"),
