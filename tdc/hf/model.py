@@ -50,6 +50,9 @@ def attend(model: Any, *, check: bool = True) -> Any:
         `(B, -1, D)`, all of one structure; or one TensorDict of them, as `from_hf` gives. Hidden states and logits come
         back as NestedTensors, results of rows as tensors `(B, ...)`, the loss as that of the batch.
 
+        Of encoder and decoder, input_ids or inputs_embeds have one structure, and decoder_input_ids or
+        decoder_inputs_embeds and labels another. Whisper's input_features `(B, F, T)` are dense.
+
     Args:
         model: a model that asks transformers for its attention function: most do. It is changed in place.
         check: run the model on three short rows and compare with each row alone. Without it nothing tells whether the

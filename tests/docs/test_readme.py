@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 LONGEST = 150
-OPTIONAL = {"arrow": "pyarrow", "huggingface": "transformers", "encoder_decoder": "transformers"}  # pages whose blocks need another package
-CLIENTS = ("huggingface", "encoder_decoder")  # and that `make test-clients` runs
+CLIENTS = ("huggingface", "encoder_decoder")  # pages that `make test-clients` runs
+OPTIONAL = {"arrow": "pyarrow", **dict.fromkeys(CLIENTS, "transformers")}  # whose blocks need another package
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
 BLOCK = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
