@@ -19,7 +19,7 @@ from tdc.core.errors import UnsupportedError, first_line, message
 from tdc.hf.attention import PADDED
 from tdc.hf.inputs import ASKED, parameters_of
 from tdc.hf.packed import OP, Asked, Rule
-from tdc.hf.pairs import FEATURES, is_pair
+from tdc.hf.encoder_decoder import FEATURES, is_encoder_decoder
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 
@@ -31,14 +31,14 @@ CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bf
 
 def trial(model: Any) -> list[dict[str, Tensor]]:
     """The arguments of a few rows, each by itself."""
-    if not is_pair(model):
+    if not is_encoder_decoder(model):
         return [{"input_ids": row} for row in rows_of_tokens(model, LENGTHS)]
     names = parameters_of(model)
     source = FEATURES if FEATURES in names else "input_ids"
     target = "labels" if "labels" in names else "decoder_input_ids"
     sources = rows_of_features(model) if source == FEATURES else rows_of_tokens(model, LENGTHS)
-    pairs = zip(sources, rows_of_tokens(model, OF_TARGETS), strict=True)
-    return [{source: x, target: y} for x, y in pairs]
+    targets = rows_of_tokens(model, OF_TARGETS)
+    return [{source: x, target: y} for x, y in zip(sources, targets, strict=True)]
 
 
 def rows_of_tokens(model: Any, lengths: tuple[int, ...]) -> list[Tensor]:
@@ -155,7 +155,7 @@ def check_asked(model: Any, asked: list[Asked]) -> None:
 
 def count_layers(model: Any) -> int:
     """How often a model attends: once in each layer, in those of a decoder of sources twice."""
-    if not is_pair(model):
+    if not is_encoder_decoder(model):
         return model.config.get_text_config().num_hidden_layers  # type: ignore[no-any-return]  # untyped
     own = 0 if FEATURES in parameters_of(model) else 1
     return own * depth(model.get_encoder()) + 2 * depth(model.get_decoder())

@@ -4,7 +4,7 @@
     output = model(input_ids=x, labels=y)          # NestedTensors (B, -1)
 
 `attend` sets our attention implementation, and wraps the forward of the model: arguments are packed before (`inputs`,
-of encoder and decoder `pairs`), outputs nested behind (`outputs`). The rows go to attention as the attention mask
+of encoder and decoder `encoder_decoder`), outputs nested behind (`outputs`). The rows go to attention as the attention mask
 (`packed`), and positions of rows to what counts them itself (`positions`). A call without ragged arguments is left as
 it is.
 
@@ -33,13 +33,13 @@ from tdc.hf.check import alone, check_packed
 from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameters_of
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
-from tdc.hf.pairs import Pair, is_pair, paired_forward
+from tdc.hf.encoder_decoder import EncoderDecoder, is_encoder_decoder, encoder_decoder_forward
 from tdc.hf.positions import hook_positions
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
 OF_ROWS = ("ForSequenceClassification", "ForNextSentencePrediction", "ForQuestionAnswering")
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-OF_PAIRS = ("ForConditionalGeneration", "MTModel")
+OF_ENCODER_DECODER = ("ForConditionalGeneration", "MTModel")
 
 
 def attend(model: Any, *, check: bool = True) -> Any:
@@ -82,14 +82,14 @@ def attend(model: Any, *, check: bool = True) -> Any:
     if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
-    head = pair_of(model) if is_pair(model) else head_of(model)
+    head = encoder_decoder_of(model) if is_encoder_decoder(model) else head_of(model)
     before = model.config._attn_implementation
     expected = alone(model) if check else None
     register()
-    if "labels" in head.names and not is_pair(model):
+    if "labels" in head.names and not is_encoder_decoder(model):
         model.loss_function = model.loss_function  # else each call looks for it, and some warn, which no graph does
     undo = [wrap(m) for m in {id(m): m for m in (model.base_model, model)}.values()]
-    undo += [handle.remove for handle in hook_positions(model)]
+    undo += hook_positions(model)
     try:
         model.set_attn_implementation(NAME)
         require_taken(model)
@@ -108,7 +108,7 @@ def wrap(model: Any) -> Callable[[], None]:
     if hasattr(model.forward, "tdc_ragged"):
         return lambda: None
     own, inner = vars(model).get("forward"), unbound(model.forward)
-    ragged = paired_forward(pair_of(model), inner) if is_pair(model) else ragged_forward(head_of(model), inner)
+    ragged = encoder_decoder_forward(encoder_decoder_of(model), inner) if is_encoder_decoder(model) else ragged_forward(head_of(model), inner)
     ragged.tdc_ragged = True  # by which it is known again
     model.forward = MethodType(ragged, model)
 
@@ -179,20 +179,20 @@ def head_of(model: Any) -> Head:
     )
 
 
-def pair_of(model: Any) -> Pair:
+def encoder_decoder_of(model: Any) -> EncoderDecoder:
     """What is to be known of a model of encoder and decoder, or an UnsupportedError for a head that is not known."""
     name, names = type(model).__name__, parameters_of(model)
-    if model.base_model is not model and not name.endswith(OF_PAIRS):
+    if model.base_model is not model and not name.endswith(OF_ENCODER_DECODER):
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"
         got = f"{name}, whose head may cross rows"
-        raise UnsupportedError(message(OP, f"a model ...{' or ...'.join(OF_PAIRS)}", got, hint=hint))
+        raise UnsupportedError(message(OP, f"a model ...{' or ...'.join(OF_ENCODER_DECODER)}", got, hint=hint))
     require_named(model)
     if not {"encoder_outputs", "decoder_attention_mask"} <= set(names):
         raise UnsupportedError(message(OP, "a model that takes encoder_outputs and targets", name, hint=PADDED))
     if hasattr(model.config, "expert_capacity"):
         got = f"{name}, whose experts take so many tokens of a batch"
         raise UnsupportedError(message(OP, "a model that sees each row alone", got, hint=PADDED))
-    return Pair(names, parameters_of(model.get_encoder()))
+    return EncoderDecoder(names, parameters_of(model.get_encoder()))
 
 
 def require_named(model: Any) -> None:

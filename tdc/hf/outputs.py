@@ -40,7 +40,7 @@ def nest_output(output: Any, packed: Packed) -> Any:
     return output
 
 
-def nest_pair(output: Any, sources: Structure | None, targets: Structure) -> Any:
+def nest_sides(output: Any, sources: Structure | None, targets: Structure) -> Any:
     """The outputs of a model of encoder and decoder as the batches that it was called with; dense sources stay so."""
     require_known(output, (*OF_TARGETS, *OF_SOURCES, "loss"))
     for names, rows in ((OF_TARGETS, targets), (OF_SOURCES, sources)):

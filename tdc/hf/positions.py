@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import local_positions, longest
 from tdc.ragged.structure import Structure
 
+HOOKED = "tdc_hooked"  # the attribute by which a module is known again
 OF_TOKENS = {"input_ids", "inputs_embeds", "cache_length"}  # the arguments of a table of tokens
 
 
@@ -61,19 +63,27 @@ def counted(side: Side | None) -> Iterator[None]:
         current.side = None
 
 
-def hook_positions(model: nn.Module) -> list[Any]:
-    """Hook all modules of a model that count positions; the handles that undo it."""
-    handles: list[Any] = []
-    for module in model.modules():
-        asked = set(inspect.signature(module.forward).parameters)
-        if isinstance(module, nn.Embedding) and "position_ids" in asked:
-            handles.append(module.register_forward_pre_hook(count_in_rows, with_kwargs=True))
-        elif hasattr(module, "create_position_ids_from_input_ids") and asked == OF_TOKENS:
-            handles.append(module.register_forward_pre_hook(see_padded))
-            handles.append(module.register_forward_hook(give_packed))
-        elif hasattr(module, "compute_bias") and {"mask", "position_bias"} <= asked:
-            handles.append(module.register_forward_pre_hook(bias_in_rows, with_kwargs=True))
-    return handles
+def hook_positions(model: nn.Module) -> list[Callable[[], None]]:
+    """Hook all modules of a model that count positions, if they are not hooked already; functions that undo it."""
+    undo: list[Callable[[], None]] = []
+    for module in [m for m in model.modules() if not hasattr(m, HOOKED)]:
+        handles = hook(module)
+        if handles:
+            setattr(module, HOOKED, True)
+            undo += [*[handle.remove for handle in handles], partial(delattr, module, HOOKED)]
+    return undo
+
+
+def hook(module: nn.Module) -> list[Any]:
+    """Hook a module by the arguments of its forward; the handles, none for most modules."""
+    asked = set(inspect.signature(module.forward).parameters)
+    if isinstance(module, nn.Embedding) and "position_ids" in asked:
+        return [module.register_forward_pre_hook(count_in_rows, with_kwargs=True)]
+    if hasattr(module, "create_position_ids_from_input_ids") and asked == OF_TOKENS:
+        return [module.register_forward_pre_hook(see_padded), module.register_forward_hook(give_packed)]
+    if hasattr(module, "compute_bias") and {"mask", "position_bias"} <= asked:
+        return [module.register_forward_pre_hook(bias_in_rows, with_kwargs=True)]
+    return []
 
 
 def count_in_rows(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import tdc
 transformers: Any = pytest.importorskip("transformers")
 
 from hf_models import build, tokens  # noqa: E402 - behind the skip
-from hf_pairs import build_pair  # noqa: E402 - behind the skip
+from hf_encoder_decoder import build_encoder_decoder  # noqa: E402 - behind the skip
 
 from tdc.hf import attend, generate  # noqa: E402 - behind the skip
 
@@ -58,6 +58,6 @@ def test_models_that_do_not_generate():
     with pytest.raises(tdc.UnsupportedError, match="a model that generates, got BertModel"):
         generate(build("Bert", "Model"), tokens())
     with pytest.raises(tdc.UnsupportedError, match=r"from tokens, got Whisper.*, of input_features"):
-        generate(build_pair("Whisper"), tokens())
+        generate(build_encoder_decoder("Whisper"), tokens())
     with pytest.raises(tdc.DtypeError, match=r"tdc\.hf\.generate: expected a model of transformers, got int"):
         generate(3, tokens())

@@ -15,7 +15,7 @@ transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402 - behind the skip
-from hf_pairs import build_pair  # noqa: E402 - behind the skip
+from hf_encoder_decoder import build_encoder_decoder  # noqa: E402 - behind the skip
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402 - behind the skip
 
 from tdc.hf import attend  # noqa: E402 - behind the skip
@@ -128,19 +128,19 @@ def test_trainer(tmp_path: Path, compiled: bool):
     assert first.evaluate()["eval_loss"] == pytest.approx(second.evaluate()["eval_loss"], rel=0.1)
 
 
-class Pairs(Rows):
+class SourcesAndTargets(Rows):
     """Sources, and targets of other lengths."""
 
     def __getitem__(self, i: int) -> dict[str, list[int]]:
         return {"input_ids": self.rows[i], "labels": self.rows[-1 - i]}
 
 
-def packed_pairs(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+def packed_rows(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
     return {name: tdc.from_list([row[name] for row in rows]) for name in rows[0]}
 
 
-def padded_pairs(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
-    batch = packed_pairs(rows)
+def padded_rows(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    batch = packed_rows(rows)
     mask = tdc.interop.to_hf(batch["input_ids"])["attention_mask"]
     return {name: x.to_padded(-100 if name == "labels" else 0).data for name, x in batch.items()} | {
         "attention_mask": mask
@@ -148,16 +148,16 @@ def padded_pairs(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", ["Bart", "T5"])
-def test_trainer_of_pairs(tmp_path: Path, family: str):
-    model = build_pair(family)
-    alone, data = twin(model), Pairs(16)
+def test_trainer_of_encoder_and_decoder(tmp_path: Path, family: str):
+    model = build_encoder_decoder(family)
+    alone, data = twin(model), SourcesAndTargets(16)
     options: dict[str, Any] = {
         "output_dir": str(tmp_path), "max_steps": 3, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True,
         "save_strategy": "no", "learning_rate": 0.01, "disable_tqdm": True, "optim": "sgd",
         "lr_scheduler_type": "constant",
     }  # fmt: skip
     losses = []
-    for one, collate in ((attend(model), packed_pairs), (alone, padded_pairs)):
+    for one, collate in ((attend(model), packed_rows), (alone, padded_rows)):
         settings = transformers.Seq2SeqTrainingArguments(**options)
         trainer = transformers.Seq2SeqTrainer(one, settings, collate, train_dataset=data, eval_dataset=data)
         trainer.train()

@@ -34,7 +34,7 @@ TARGETS = (2, 6, 4, 9)
 CONDITIONAL = "ForConditionalGeneration"
 
 
-def build_pair(family: str, head: str = CONDITIONAL, seed: int = 0, **options: Any) -> Any:
+def build_encoder_decoder(family: str, head: str = CONDITIONAL, seed: int = 0, **options: Any) -> Any:
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**{**FAMILIES[family], **options})
     if (family, head) == ("Marian", CONDITIONAL):

@@ -16,13 +16,13 @@ from tdc import NestedTensor
 transformers: Any = pytest.importorskip("transformers")
 
 from hf_models import LENGTHS, tokens, twin  # noqa: E402 - behind the skip
-from hf_pairs import (  # noqa: E402 - behind the skip
+from hf_encoder_decoder import (  # noqa: E402 - behind the skip
     CONDITIONAL,
     FAMILIES,
     T5,
     TARGETS,
     batch_of,
-    build_pair,
+    build_encoder_decoder,
     loss_of_rows,
     rows_of,
     sources_of,
@@ -49,7 +49,7 @@ def assert_rows(out: Any, expected: list[Any]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("head", ["Model", CONDITIONAL])
 def test_outputs_are_those_of_each_row_alone(family: str, head: str):
-    model = build_pair(family, head)
+    model = build_encoder_decoder(family, head)
     alone = twin(model)
     batch = {**sources_of(family), "decoder_input_ids": tokens(TARGETS)}
     out = attend(model)(**batch, output_hidden_states=True)
@@ -60,7 +60,7 @@ def test_outputs_are_those_of_each_row_alone(family: str, head: str):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradients_are_those_of_the_rows(family: str):
-    model = build_pair(family).train()
+    model = build_encoder_decoder(family).train()
     alone, batch = twin(model), batch_of(family)
     out = attend(model)(**batch)
     expected = loss_of_rows(alone, batch)
@@ -79,7 +79,7 @@ FAST = ("Bart", "T5", "Whisper")
 
 @pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f in FAST else [pytest.mark.slow]) for f in FAMILIES])
 def test_one_graph_for_all_lengths(family: str):
-    model = attend(build_pair(family)).train()
+    model = attend(build_encoder_decoder(family)).train()
     used = [p for p in model.parameters() if p.requires_grad]
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
@@ -96,7 +96,7 @@ def test_one_graph_for_all_lengths(family: str):
 @pytest.mark.parametrize("family", OF_TOKENS)
 def test_other_arguments(family: str):
     """Vectors in place of tokens on both sides, positional arguments, and targets beside labels."""
-    model = build_pair(family)
+    model = build_encoder_decoder(family)
     alone, batch = twin(model), {"input_ids": tokens(LENGTHS), "decoder_input_ids": tokens(TARGETS)}
     batch["labels"] = batch["decoder_input_ids"].with_values(torch.randint(3, 50, (sum(TARGETS),)))
     out = attend(model)(**batch)
@@ -113,7 +113,7 @@ def test_other_arguments(family: str):
 
 def test_positions_that_are_given():
     """Whisper takes those of targets."""
-    model = build_pair("Whisper")
+    model = build_encoder_decoder("Whisper")
     alone, batch = twin(model), {**sources_of("Whisper"), "decoder_input_ids": tokens(TARGETS)}
     batch["decoder_position_ids"] = batch["decoder_input_ids"].with_values(torch.randint(0, 16, (sum(TARGETS),)))
     assert_rows(attend(model)(**batch), [alone(**row) for row in rows_of(batch)])
@@ -122,7 +122,7 @@ def test_positions_that_are_given():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_targets_of_as_many_tokens_as_their_sources(family: str):
     """Both sides have equal totals, and other rows."""
-    model = build_pair(family)
+    model = build_encoder_decoder(family)
     alone, batch = twin(model), batch_of(family, (2, 6, 4), (6, 2, 4))
     assert_rows(attend(model)(**batch), [alone(**row) for row in rows_of(batch)])
 
@@ -130,7 +130,7 @@ def test_targets_of_as_many_tokens_as_their_sources(family: str):
 @pytest.mark.parametrize("family", ["T5", "MT5"])
 def test_a_bias_of_distances_is_as_large_as_the_longest_rows(family: str, monkeypatch: pytest.MonkeyPatch):
     FAMILIES.setdefault("MT5", T5)
-    model, batch = attend(build_pair(family)), batch_of(family)
+    model, batch = attend(build_encoder_decoder(family)), batch_of(family)
     sizes: list[tuple[int, int]] = []
     for module in [m for m in model.modules() if hasattr(m, "compute_bias")]:
         compute = module.compute_bias
@@ -141,14 +141,14 @@ def test_a_bias_of_distances_is_as_large_as_the_longest_rows(family: str, monkey
 
 @pytest.mark.parametrize("family", ["T5", "UMT5"])
 def test_an_encoder_by_itself(family: str):
-    model, x = build_pair(family, "EncoderModel"), tokens()
+    model, x = build_encoder_decoder(family, "EncoderModel"), tokens()
     alone = twin(model)
     out = attend(model)(input_ids=x)
     assert_rows(out, [alone(input_ids=row[None]) for row in x])
 
 
 def test_classes_of_tokens_of_an_encoder():
-    model = build_pair("T5", "ForTokenClassification", classifier_dropout=0.0)
+    model = build_encoder_decoder("T5", "ForTokenClassification", classifier_dropout=0.0)
     alone, x = twin(model), tokens()
     labels = x.with_values(torch.arange(len(x.values)) % 2)
     out = attend(model)(input_ids=x, labels=labels)
@@ -160,7 +160,7 @@ def test_classes_of_tokens_of_an_encoder():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_layers(family: str, reentrant: bool):
-    model, batch = attend(build_pair(family)).train(), batch_of(family)
+    model, batch = attend(build_encoder_decoder(family)).train(), batch_of(family)
     used = [p for p in model.parameters() if p.requires_grad]
     expected = torch.autograd.grad(model(**batch).loss, used)
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -171,7 +171,7 @@ def test_checkpoints_of_layers(family: str, reentrant: bool):
 
 @pytest.mark.parametrize("family", OF_TOKENS)
 def test_padded_calls_are_as_before(family: str):
-    model, batch = build_pair(family), batch_of(family)
+    model, batch = build_encoder_decoder(family), batch_of(family)
     alone = twin(model)
     padded = tdc.interop.to_hf(batch["input_ids"], pad=model.config.pad_token_id)
     padded.pop("position_ids")
@@ -188,7 +188,7 @@ def test_padded_calls_are_as_before(family: str):
     ("sources", "targets"), [((5,), (3,)), ((1,), (1,)), ((3, 2, 4), (2, 0, 1)), ((3, 0, 2), (2, 4, 1))]
 )
 def test_one_row_and_empty_rows(family: str, sources: tuple[int, ...], targets: tuple[int, ...]):
-    model = build_pair(family)
+    model = build_encoder_decoder(family)
     alone, batch = twin(model), {**sources_of(family, sources), "decoder_input_ids": tokens(targets)}
     out = attend(model)(**batch)
     assert out.logits.lengths.tolist() == list(targets)
@@ -201,7 +201,7 @@ def test_one_row_and_empty_rows(family: str, sources: tuple[int, ...], targets: 
 @pytest.mark.parametrize("family", ["Bart", "T5"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_precisions(family: str, dtype: torch.dtype):
-    model, batch = build_pair(family).to(dtype), batch_of(family)
+    model, batch = build_encoder_decoder(family).to(dtype), batch_of(family)
     alone = twin(model)
     logits = attend(model)(**batch).logits
     assert logits.dtype == dtype
@@ -211,7 +211,7 @@ def test_other_precisions(family: str, dtype: torch.dtype):
 
 
 def test_a_copy_is_a_model_of_its_own():
-    model, batch = attend(build_pair("Bart")), batch_of("Bart")
+    model, batch = attend(build_encoder_decoder("Bart")), batch_of("Bart")
     other, expected = copy.deepcopy(model), model(**batch).logits
     with torch.no_grad():
         model.model.encoder.embed_positions.weight.zero_()
@@ -219,9 +219,55 @@ def test_a_copy_is_a_model_of_its_own():
     assert not torch.equal(model(**batch).logits.values, expected.values)
 
 
+@pytest.mark.parametrize("family", ["Bart", "M2M100"])
+def test_it_is_done_once(family: str):
+    model, batch = build_encoder_decoder(family), batch_of(family)
+    alone, targets = twin(model), tokens(TARGETS)
+    attend(model.base_model)(input_ids=batch["input_ids"], decoder_input_ids=targets)
+    out = attend(attend(model))(**batch)
+    assert_rows(out, [alone(**row) for row in rows_of(batch)])
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(tdc.UnsupportedError, match="once more"):
+        model(**batch)
+    assert_close(attend(model)(**batch).loss, out.loss)
+
+
+def test_without_the_check():
+    model, batch = build_encoder_decoder("T5"), batch_of("T5")
+    expected = attend(copy.deepcopy(model))(**batch).loss
+    assert_close(attend(model, check=False)(**batch).loss, expected)
+
+
+@pytest.mark.parametrize("family", ["Bart", "T5", "Whisper"])
+def test_autocast(family: str):
+    model, batch = attend(build_encoder_decoder(family)), batch_of(family)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch).loss
+    expected = model(**batch).loss
+    assert not torch.equal(loss, expected)
+    assert_close(loss, expected, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize(("family", "name"), [("Bart", "attention_dropout"), ("T5", "dropout_rate")])
+def test_dropout_is_on_in_training_only(family: str, name: str):
+    model, batch = attend(build_encoder_decoder(family, **{name: 0.5})), batch_of(family)
+    torch.manual_seed(1)
+    first = model(**batch).loss
+    assert torch.equal(first, model(**batch).loss)
+    model.train()
+    assert not torch.equal(first, model(**batch).loss)
+
+
+def test_whisper_generates_as_before():
+    model, features = build_encoder_decoder("Whisper", suppress_tokens=None), sources_of("Whisper")["input_features"]
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "begin_suppress_tokens": None}
+    expected = twin(model).generate(features, **options)
+    assert torch.equal(attend(model).generate(features, **options), expected)
+
+
 def test_calls_of_several_threads():
     """Each counts positions in its own rows."""
-    model = attend(build_pair("Bart"))
+    model = attend(build_encoder_decoder("Bart"))
     batches = [batch_of("Bart", (3 + i, 2), (1 + i, 4)) for i in range(8)]
     expected = [model(**batch).loss for batch in batches]
     with ThreadPoolExecutor(4) as pool:
@@ -231,7 +277,7 @@ def test_calls_of_several_threads():
 
 
 def test_a_call_that_fails_leaves_nothing_behind():
-    model, batch = attend(build_pair("Bart")), batch_of("Bart")
+    model, batch = attend(build_encoder_decoder("Bart")), batch_of("Bart")
     expected = model(**batch).logits
     wrong = tokens((2, 3)).with_values(torch.full((5,), 1000))
     with pytest.raises(IndexError):
@@ -243,7 +289,7 @@ def test_a_call_that_fails_leaves_nothing_behind():
 @pytest.mark.parametrize("family", OF_TOKENS)
 @pytest.mark.parametrize("attended", [False, True])
 def test_generated_tokens_are_those_of_each_source_alone(family: str, attended: bool):
-    model, x = build_pair(family), tokens()
+    model, x = build_encoder_decoder(family), tokens()
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": [2, *range(10, 14)]}
     expected = [model.generate(row[None], attention_mask=torch.ones(1, len(row)), **options)[0, 1:] for row in x]
     new = generate(attend(model) if attended else model, x, **options)
@@ -252,5 +298,5 @@ def test_generated_tokens_are_those_of_each_source_alone(family: str, attended: 
 
 def test_several_of_each_source():
     options = {"max_new_tokens": 4, "num_beams": 2, "num_return_sequences": 2, "eos_token_id": None}
-    new = generate(build_pair("T5"), tokens((3, 5)), **options)
+    new = generate(build_encoder_decoder("T5"), tokens((3, 5)), **options)
     assert new.lengths.tolist() == [4] * 4

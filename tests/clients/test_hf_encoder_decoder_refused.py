@@ -12,7 +12,7 @@ import tdc
 transformers: Any = pytest.importorskip("transformers")
 
 from hf_models import refused, tokens  # noqa: E402 - behind the skip
-from hf_pairs import BART, CONDITIONAL, T5, build_pair  # noqa: E402 - behind the skip
+from hf_encoder_decoder import BART, CONDITIONAL, T5, build_encoder_decoder  # noqa: E402 - behind the skip
 
 from tdc.hf import attend  # noqa: E402 - behind the skip
 
@@ -56,12 +56,12 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", ARGUMENTS)
 def test_arguments(case: str):
     family, arguments, text = ARGUMENTS[case]
-    model = attend(build_pair(family))
+    model = attend(build_encoder_decoder(family))
     refused(lambda: model(**{"input_ids": X, "labels": Y, **arguments}), text)
 
 
 def test_features_that_a_model_masks():
-    model = attend(build_pair("Whisper", apply_spec_augment=True))
+    model = attend(build_encoder_decoder("Whisper", apply_spec_augment=True))
     batch = {"input_features": torch.randn(2, 8, 20), "labels": Y}
     assert model(**batch).logits.lengths.tolist() == [2, 4]
     refused(lambda: model.train()(**batch), "model.config.apply_spec_augment = False")
@@ -107,13 +107,13 @@ def test_models(case: str):
 
 
 def test_an_encoder_that_looks_at_its_neighbour():
-    model = build_pair("T5")
+    model = build_encoder_decoder("T5")
     layer = model.encoder.block[0].layer[0]
     layer.register_forward_hook(lambda layer, args, out: (out[0] + out[0].roll(1, 1), *out[1:]))
     refused(lambda: attend(model), "which sees other rows\nat logits: off by ")
 
 
 def test_a_decoder_that_looks_ahead():
-    model = build_pair("Bart")
+    model = build_encoder_decoder("Bart")
     model.model.decoder.layers[1].self_attn.is_causal = False
     refused(lambda: attend(model), "BartAttention, whose mask is another than causal=False, window=None")

@@ -26,7 +26,7 @@ from tdc.core.arguments import expect
 from tdc.core.errors import KeyPathError, StructureError, UnsupportedError, message
 from tdc.hf.attention import require_set
 from tdc.hf.inputs import ASKED, IGNORED, check_options, check_rows, named, parameters_of, ragged_of, refuse_dense
-from tdc.hf.outputs import nest_pair
+from tdc.hf.outputs import nest_sides
 from tdc.hf.packed import CROSS, OP, Packed
 from tdc.hf.positions import Side, counted
 from tdc.ragged.nested import NestedTensor
@@ -37,9 +37,10 @@ from tdc.ragged.structure import Structure, extent_of
 SOURCES = ("input_ids", "inputs_embeds", "position_ids")
 TARGETS = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "decoder_position_ids")
 FEATURES = "input_features"  # sources that are no tokens, all of one length
+NEUTRAL = ("use_cache", "return_dict", ASKED)  # arguments that say nothing of the batch
 
 
-class Pair(NamedTuple):
+class EncoderDecoder(NamedTuple):
     """What is to be known of a model of encoder and decoder.
 
     Args:
@@ -51,52 +52,52 @@ class Pair(NamedTuple):
     below: tuple[str, ...]
 
 
-def is_pair(model: Any) -> bool:
+def is_encoder_decoder(model: Any) -> bool:
     """Whether a model takes sources and targets."""
     return model.config.is_encoder_decoder and "decoder_input_ids" in parameters_of(model)
 
 
-def paired_forward(pair: Pair, inner: Any) -> Any:
+def encoder_decoder_forward(parts: EncoderDecoder, inner: Any) -> Any:
     """The forward of a model of encoder and decoder, which takes and gives ragged batches."""
 
     @wraps(inner)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = named(args, kwargs, pair.names)
+        given = named(args, kwargs, parts.names)
         ragged = ragged_of(given)
         if not ragged:
             return inner(self, *args, **kwargs)
         require_set(self)
-        check_pair(self, pair, given, ragged)
+        check_sides(self, parts, given, ragged)
         asked = given.pop(ASKED, None)
-        encoded, sources = encode(self, pair, given, asked)
+        encoded, sources = encode(self, parts, given, asked)
         targets = side_of(given, TARGETS)
-        arguments = target_arguments(self, pair, given, targets)
+        arguments = target_arguments(self, parts, given, targets)
         arguments["encoder_outputs"] = encoded
         arguments["decoder_attention_mask"] = packed(targets, targets, asked)
         arguments[CROSS if FEATURES in given else "attention_mask"] = packed(targets, sources, asked)
         with counted(None if "decoder_position_ids" in arguments else targets):
             output = inner(self, **arguments)
-        return nest_pair(output, None if FEATURES in given else sources.rows, targets.rows)
+        return nest_sides(output, None if FEATURES in given else sources.rows, targets.rows)
 
     return forward
 
 
-def encode(model: Any, pair: Pair, given: dict[str, Any], asked: Any) -> tuple[Any, Side]:
+def encode(model: Any, parts: EncoderDecoder, given: dict[str, Any], asked: Any) -> tuple[Any, Side]:
     """What the encoder makes of the sources, packed where they are ragged."""
     encoder = model.get_encoder()
-    passed = {name: x for name, x in given.items() if name not in pair.names}
+    passed = {name: x for name, x in given.items() if name not in parts.names}
     if FEATURES in given:
         encoded = encoder(given[FEATURES], **passed)
         return encoded, side_of_one_length(encoded.last_hidden_state)
     side = side_of(given, SOURCES)
     arguments = {name: given[name].values[None] for name in SOURCES if name in given}
-    if "position_ids" in pair.below:
+    if "position_ids" in parts.below:
         arguments.setdefault("position_ids", side.positions[None])
     with counted(side):
         return encoder(attention_mask=packed(side, side, asked), **arguments, **passed), side
 
 
-def target_arguments(model: Any, pair: Pair, given: dict[str, Any], side: Side) -> dict[str, Any]:
+def target_arguments(model: Any, parts: EncoderDecoder, given: dict[str, Any], side: Side) -> dict[str, Any]:
     """The arguments of the model but for what the encoder has read."""
     out = {name: x for name, x in given.items() if name not in (*SOURCES, FEATURES)}
     out |= {name: given[name].values[None] for name in TARGETS if name in given}
@@ -104,7 +105,7 @@ def target_arguments(model: Any, pair: Pair, given: dict[str, Any], side: Side) 
         out["labels"] = given["labels"].values[:, None]
         if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given:
             out["decoder_input_ids"] = shifted(model, given["labels"].values, side)[None]
-    if "decoder_position_ids" in pair.names:
+    if "decoder_position_ids" in parts.names:
         out.setdefault("decoder_position_ids", side.positions[None])
     return out | {"use_cache": False}
 
@@ -136,14 +137,15 @@ def side_of_one_length(x: Tensor) -> Side:
     return Side(Structure(offsets, None, extent_of((length,), x.device)), count * length)
 
 
-def check_pair(model: Any, pair: Pair, given: dict[str, Any], ragged: dict[str, NestedTensor]) -> None:
+def check_sides(model: Any, parts: EncoderDecoder, given: dict[str, Any], ragged: dict[str, NestedTensor]) -> None:
     """An error that says what does not fit; sources and targets are there otherwise, as many of each."""
     check_options(given)
-    known = [name for name in (*SOURCES, *TARGETS) if name in pair.names]
-    other = [name for name in ragged if name not in known]
+    known = [name for name in (*SOURCES, *TARGETS) if name in parts.names]
+    of_model = {name for name in parts.names if name not in (FEATURES, *NEUTRAL)}
+    other = [name for name in given if name not in known and (name in ragged or name in of_model)]
     if other:
         hint = "features of one length" if FEATURES in other else "td.exclude(name) for what the model does not take"
-        raise KeyPathError(message(OP, f"ragged {', '.join(known)}", ", ".join(other), hint=hint))
+        raise KeyPathError(message(OP, f"{', '.join(known)} of rows", ", ".join(other), hint=hint))
     if FEATURES in given:
         expect(OP, given[FEATURES], Tensor, of=" of features (B, F, T)")
     count = given[FEATURES].shape[0] if FEATURES in given else check_side(given, SOURCES, known)
