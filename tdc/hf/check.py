@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tdc.core.errors import UnsupportedError, first_line, message
 from tdc.hf.attention import PADDED
+from tdc.hf.encoder_decoder import FEATURES, is_encoder_decoder
 from tdc.hf.inputs import ASKED, parameters_of
 from tdc.hf.packed import OP, Asked, Rule
-from tdc.hf.encoder_decoder import FEATURES, is_encoder_decoder
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.pack import pack
 

@@ -37,7 +37,7 @@ from tdc.ragged.structure import Structure, extent_of
 SOURCES = ("input_ids", "inputs_embeds", "position_ids")
 TARGETS = ("decoder_input_ids", "decoder_inputs_embeds", "labels", "decoder_position_ids")
 FEATURES = "input_features"  # sources that are no tokens, all of one length
-NEUTRAL = ("use_cache", "return_dict", ASKED)  # arguments that say nothing of the batch
+NEUTRAL = ("use_cache", "return_dict")  # arguments that say nothing of the batch
 
 
 class EncoderDecoder(NamedTuple):

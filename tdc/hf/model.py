@@ -4,9 +4,8 @@
     output = model(input_ids=x, labels=y)          # NestedTensors (B, -1)
 
 `attend` sets our attention implementation, and wraps the forward of the model: arguments are packed before (`inputs`,
-of encoder and decoder `encoder_decoder`), outputs nested behind (`outputs`). The rows go to attention as the attention mask
-(`packed`), and positions of rows to what counts them itself (`positions`). A call without ragged arguments is left as
-it is.
+`encoder_decoder`), outputs nested behind (`outputs`). The rows go to attention as the attention mask (`packed`), and
+positions in rows to what counts them itself (`positions`). A call without ragged arguments is left as it is.
 
 Heads that give one result for each row (`...ForSequenceClassification`) take positions of rows, such as the first; they
 are called with padded hidden states, and the model below them is packed: its forward is wrapped, too, and takes and
@@ -30,10 +29,10 @@ from torch import nn
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message
 from tdc.hf.attention import NAME, PADDED, library, register, require_set
 from tdc.hf.check import alone, check_packed
+from tdc.hf.encoder_decoder import EncoderDecoder, encoder_decoder_forward, is_encoder_decoder
 from tdc.hf.inputs import BELOW, Head, packed_arguments, packed_below, parameters_of
 from tdc.hf.outputs import nest_output, settle_output
 from tdc.hf.packed import OP
-from tdc.hf.encoder_decoder import EncoderDecoder, is_encoder_decoder, encoder_decoder_forward
 from tdc.hf.positions import hook_positions
 
 OF_TOKENS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForTokenClassification", "ForPreTraining")
@@ -82,11 +81,11 @@ def attend(model: Any, *, check: bool = True) -> Any:
     if hasattr(model.forward, "tdc_ragged"):  # it is done already, and another attention may have been set since
         model.set_attn_implementation(NAME)
         return model
-    head = encoder_decoder_of(model) if is_encoder_decoder(model) else head_of(model)
+    known = encoder_decoder_of(model) if is_encoder_decoder(model) else head_of(model)
     before = model.config._attn_implementation
     expected = alone(model) if check else None
     register()
-    if "labels" in head.names and not is_encoder_decoder(model):
+    if "labels" in known.names and not is_encoder_decoder(model):  # which have losses of their own
         model.loss_function = model.loss_function  # else each call looks for it, and some warn, which no graph does
     undo = [wrap(m) for m in {id(m): m for m in (model.base_model, model)}.values()]
     undo += hook_positions(model)
@@ -108,7 +107,10 @@ def wrap(model: Any) -> Callable[[], None]:
     if hasattr(model.forward, "tdc_ragged"):
         return lambda: None
     own, inner = vars(model).get("forward"), unbound(model.forward)
-    ragged = encoder_decoder_forward(encoder_decoder_of(model), inner) if is_encoder_decoder(model) else ragged_forward(head_of(model), inner)
+    if is_encoder_decoder(model):
+        ragged = encoder_decoder_forward(encoder_decoder_of(model), inner)
+    else:
+        ragged = ragged_forward(head_of(model), inner)
     ragged.tdc_ragged = True  # by which it is known again
     model.forward = MethodType(ragged, model)
 

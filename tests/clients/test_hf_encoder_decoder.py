@@ -15,7 +15,6 @@ from tdc import NestedTensor
 
 transformers: Any = pytest.importorskip("transformers")
 
-from hf_models import LENGTHS, tokens, twin  # noqa: E402 - behind the skip
 from hf_encoder_decoder import (  # noqa: E402 - behind the skip
     CONDITIONAL,
     FAMILIES,
@@ -27,6 +26,7 @@ from hf_encoder_decoder import (  # noqa: E402 - behind the skip
     rows_of,
     sources_of,
 )
+from hf_models import LENGTHS, tokens, twin  # noqa: E402 - behind the skip
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402 - behind the skip
 
 from tdc.hf import attend, generate  # noqa: E402 - behind the skip

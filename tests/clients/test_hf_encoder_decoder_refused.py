@@ -11,8 +11,8 @@ import tdc
 
 transformers: Any = pytest.importorskip("transformers")
 
-from hf_models import refused, tokens  # noqa: E402 - behind the skip
 from hf_encoder_decoder import BART, CONDITIONAL, T5, build_encoder_decoder  # noqa: E402 - behind the skip
+from hf_models import refused, tokens  # noqa: E402 - behind the skip
 
 from tdc.hf import attend  # noqa: E402 - behind the skip
 

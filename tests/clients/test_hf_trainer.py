@@ -14,8 +14,8 @@ import tdc
 transformers: Any = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402 - behind the skip
 from hf_encoder_decoder import build_encoder_decoder  # noqa: E402 - behind the skip
+from hf_models import build, labels_for, loss_alone, tokens, twin  # noqa: E402 - behind the skip
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402 - behind the skip
 
 from tdc.hf import attend  # noqa: E402 - behind the skip
