@@ -94,6 +94,19 @@ def test_a_mask_that_learns_has_the_gradient_of_each_row():
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("mask", [
+    None, torch.randn(5, 5, HEADS, dtype=torch.float64).permute(2, 0, 1)[None],
+    torch.randn(4, 1, 1, 5, dtype=torch.float64).expand(4, HEADS, 5, 5),
+], ids=["none", "permuted", "expanded"])  # fmt: skip
+def test_a_graph_is_told_how_gradients_lie_in_memory(mask: Tensor | None):
+    (q, k, v), rows = [t.detach() for t in operands()], structure()
+    grad, lse = torch.randn_like(v), torch.zeros(q.shape[:2], dtype=torch.float64)
+    args: Any = (grad, q, k, v, grad, lse, rows.offsets, None, mask, None, None, False, 1.0, 0.0)
+    operator = torch.ops.tdc.varlen_attention_backward.weights
+    promised = operator(*[x.to("meta") if isinstance(x, Tensor) else x for x in args])
+    assert [(t.shape, t.stride()) for t in operator(*args)] == [(t.shape, t.stride()) for t in promised]
+
+
 def test_what_is_dropped():
     """About a share of p of the weights, by themselves in each example and head; the others are scaled up."""
     lengths = (40, 60)

@@ -75,8 +75,8 @@ def backward_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and of the mask; of none (0, H)."""
     q_offsets, k_offsets, mask, mask_offsets, seeds, causal, scale, p = args
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-    grads.append(q.new_zeros(0, q.shape[1]) if mask is None else torch.zeros_like(mask))
+    operands = q, k, v, q.new_empty(0, q.shape[1]) if mask is None else mask
+    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in operands]
     parts = [] if mask is None else [at.mask for at in examples(q_offsets, k_offsets, grads[3], mask_offsets)]
     drop = Dropout(p, seeds)
     for i, at in enumerate(examples(q_offsets, k_offsets, mask, mask_offsets)):
