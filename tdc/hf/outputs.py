@@ -90,5 +90,5 @@ def rows_of(rows: Structure, x: Tensor) -> NestedTensor:
 
 
 def each(x: Any, fn: Any) -> Any:
-    """A function of a tensor, or of each of a tuple of tensors."""
-    return tuple([fn(t) for t in x]) if isinstance(x, tuple) else fn(x)
+    """A function of a tensor, or of each of a tuple of tensors; None for one that was not asked for."""
+    return tuple([None if t is None else fn(t) for t in x]) if isinstance(x, tuple) else fn(x)

@@ -92,6 +92,15 @@ def grads(loss: torch.Tensor, model: Any) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(loss, used(model))
 
 
+def test_hidden_states_of_some_layers():
+    model, x = attend(build("Bert", "Model")), tokens()
+    every = model(x, output_hidden_states=True).hidden_states
+    first, left_out, last = model(x, output_hidden_states=[0, -1]).hidden_states
+    assert left_out is None
+    assert torch.equal(first.values, every[0].values)
+    assert torch.equal(last.values, every[2].values)
+
+
 def test_entries_of_a_tokenizer():
     model = build("Bert", "Model")
     alone, x = twin(model), tokens()
