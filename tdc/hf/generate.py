@@ -38,7 +38,7 @@ REFUSED = {  # options that are made of the prompts, or that change what comes b
 
 
 def generate(model: Any, prompts: NestedTensor, **options: Any) -> NestedTensor:
-    """The new tokens of each prompt, or of each source of an encoder, up to the first end of sequence, and with it.
+    """The new tokens for each prompt, or each source of an encoder, up to and including the first end of sequence.
 
     Shapes:
         prompts `(B, -1)` -> `(B, -1)`; `(B * n, -1)` with `num_return_sequences=n`.
