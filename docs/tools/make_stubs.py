@@ -60,6 +60,7 @@ OPEN = {
     "select", "slogdet", "take", "take_along_dim", "topk", "trace",
 }  # fmt: skip
 DENSE = ("addbmm", "corrcoef", "cov", "dist", "dot", "new_empty", "new_empty_strided", "new_tensor", "vdot")
+WIDER = {"unflatten": ("sizes: Sequence[_int]", "sizes: Sequence[_int] | Tensor | Self")}  # than torch's parameters
 QUOTED = re.compile(r"(?<=: |> )'([^']*)'")  # annotations as `inspect` writes them
 Function = ast.FunctionDef
 
@@ -178,6 +179,8 @@ def operation(name: str, rule: Rule, torchs: list[Function]) -> list[str]:
         return [f"def {name}(self{other}) -> {result}: ...{note}"]
     named = [fn for fn in torchs if "EllipsisType" not in ast.unparse(fn.args)]
     texts = [f"def {name}({parameters(fn, operand)}) -> {result_of(rule, fn)}: ..." for fn in named]
+    if rule.kind != "tensordict":
+        texts = [text.replace(*WIDER.get(name, ("", ""))) for text in texts]
     return list(dict.fromkeys(texts)) or [f"def {name}(self, *args: Any, **kwargs: Any) -> Self: ..."]
 
 

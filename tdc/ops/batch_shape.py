@@ -18,7 +18,8 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message, sho
 from tdc.core.rules import define
 from tdc.core.typing import Dims
 from tdc.ops.batch import lift
-from tdc.ops.shape import filled, full_order, ints, normal_dims
+from tdc.ops.flatten import filled
+from tdc.ops.shape import full_order, ints, normal_dims
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict

@@ -2,6 +2,7 @@
 
     x (B, C, -1, -1)    F.interpolate(x, scale_factor=2)   -> (B, C, -1, -1), each row scaled by itself
                         F.interpolate(x, size=(32, 32))    -> (B, C, 32, 32), dense
+                        F.interpolate(x, size=y)           -> (B, C, -1, -1), each row as large as that of y
                         F.grid_sample(x, grid)             -> (B, C, H, W), dense; a grid speaks of each row's own plane
                         F.unfold(x, 3)                     -> (B, C * 9, -1), the blocks of each row
 
@@ -21,12 +22,12 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import widened
-from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.ops.pool import averaged, bins, taken
-from tdc.ops.rectangle import with_sizes
-from tdc.ops.spatial import Span, each, kernel_text, planes, reach, resized, spatial
-from tdc.ragged.storage import Ragged
+from tdc.ops.rectangle import repacked, with_sizes
+from tdc.ops.spatial import Span, each, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ragged.storage import Ragged, is_ragged
 
 Taps = list[tuple[Tensor, Tensor | None]]
 MODES = {
@@ -38,9 +39,11 @@ def interpolate(
     input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
 ) -> Ragged | Tensor:  # fmt: skip
-    """Rows of a size in common (`size`), or each as many times as large (`scale_factor`)."""
+    """Rows of a size in common or of another batch (`size`), or each as many times as large (`scale_factor`)."""
     n = input.ndim - 2
     check_mode(input, n, size, scale_factor, mode, align_corners, antialias)
+    if is_ragged(size):
+        return sized_as(input, size, n, mode, bool(align_corners))
     scales = None
     if scale_factor is not None:  # integers keep sizes exact
         scales = [int(s) if float(s).is_integer() else float(s) for s in each(scale_factor, n, "interpolate")]
@@ -61,6 +64,22 @@ def interpolate(
     return resized(p, wide.to(x.dtype), [None] * n if scales is None else spans)
 
 
+def sized_as(x: Any, like: Any, n: int, mode: str, align: bool) -> Ragged:
+    """Rows resized to those of another batch, whose structure the result has."""
+    op = "interpolate"
+    if type(like) is not type(x) or like.batch_size[0] != x.batch_size[0]:
+        expected, got = f"sizes of a batch like {describe(x)}", describe(like)
+        raise StructureError(message(op, expected, got, hint="x.to_padded() and x.to_packed() convert"))
+    if mode == "area":
+        hint = "mode='bilinear', or a size in common"
+        raise UnsupportedError(message(op, "taps at positions for sizes of a batch", "'area'", hint=hint))
+    p, to = planes(x, n, op, [Span()] * n, "a new size"), measured(like, n, op, [Span()] * n, "a new size")
+    wide = widened(p.data)
+    for d in reversed(range(n)):
+        wide = combined(wide, d + 2, taps(mode, p.sizes[d], to.own[d], to.widest[d], None, align, wide.dtype))
+    return repacked(wide.to(x.dtype), like)
+
+
 def check_mode(
     x: Any, n: int, size: Any, scale_factor: Any, mode: str, align_corners: bool | None, antialias: bool
 ) -> None:
@@ -74,7 +93,7 @@ def check_mode(
     if (size is None) == (scale_factor is None):
         got = "none" if size is None else "both"
         raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
-    wanted = each(scale_factor if size is None else size, n, "interpolate")
+    wanted = each(scale_factor if size is None else size, n, "interpolate") if not is_ragged(size) else ()
     expect_number("interpolate", *wanted)
     if not all([number > 0 for number in wanted]):
         name = "scale_factor" if size is None else "size"

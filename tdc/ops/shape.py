@@ -1,12 +1,13 @@
 """Shape operations on ragged batches, packed and padded: dims moved, static dims regrouped, elements reordered.
 
-    x (B, -1, H*D)    x.unflatten(2, (H, D)) -> (B, -1, H, D)      x.flatten(2, 3) and back
+    x (B, -1, H*D)    x.reshape(B, -1, H, D)                       x.reshape(B, -1, H * D) and back
     x (B, -1)         x.unsqueeze(0) -> (1, B, -1)                 x.expand(3, -1, -1) -> (3, B, -1)
     x.flip(0)         the examples in reverse                      x.flip(1): each example in reverse
 
 Dims are those of the logical shape; the batch and the ragged dims may move among the others. A sequence of sizes speaks
-of all of them, with -1 or the size it has for the batch and for each ragged dim. What regroups a ragged dim, or the
-batch with others than static dims in front of it, is an error. `batch_shape` has the same of TensorDicts.
+of all of them, with -1 or the size it has for the batch and for each ragged dim; `reshape` takes one -1 for all that is
+ragged in each example, too. What regroups the batch with others than static dims in front of it is an error.
+`batch_shape` has the same of TensorDicts.
 
 Invariants: static dims are regrouped as torch does it for each example; no copy that torch would not make for a dense
 tensor; lengths go along with their examples, and padding stays behind each, where no gradient comes from.
@@ -15,7 +16,6 @@ tensor; lengths go along with their examples, and padding stays behind each, whe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,14 +24,15 @@ from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Dims, OpName
+from tdc.ops.flatten import filled, flatten_ragged, regrouped, unflatten_ragged
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import along_lines, by_lines, in_order
-from tdc.ragged.index import at_each, insert_dim, neutral, rows_at, rows_between
+from tdc.ragged.index import at_each, insert_dim, neutral, rows_between
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import mirrored, rolled, sizes_of
-from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, with_static, without_dims
+from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, without_dims
 from tdc.ragged.structure import Structure, extent_of
 from tdc.ragged.views import by_views, flipped, moved, shifted
 
@@ -62,13 +63,6 @@ def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:
         hint = f"e.g. {tuple(range(ndim))}"
         raise ShapeError(message("permute", f"each of {ndim} dims once", str(tuple(dims)), hint=hint))
     return order
-
-
-def regrouped(op: OpName, x: Ragged, got: str) -> ShapeError:
-    """The error for a shape that no ragged batch has."""
-    dense = "x.data" if isinstance(x, MaskedBatch) else "x.to_padded().data"
-    hint = f"the batch and the ragged dims stay; regroup static dims, or use {dense}"
-    return ShapeError(message(op, f"static dims of {describe(x)} regrouped", got, hint=hint))
 
 
 # -- dims in another order
@@ -141,68 +135,6 @@ def squeeze_ragged(x: Ragged, dim: Dims | None = None) -> Ragged:
     return without_dims(x, data, ones) if ones else x
 
 
-def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:
-    d = normal_dim(dim, x.ndim, "unflatten")
-    if d == x._batch_dim or d in x.ragged_dims:
-        raise regrouped("unflatten", x, f"dim {dim}")
-    axis = axis_of("unflatten", x, d)
-    sizes = int_tuple("unflatten", sizes)
-    parts = filled(sizes, data_of(x).shape[axis])
-    if parts is None:
-        raise regrouped("unflatten", x, f"sizes {sizes} for dim {dim}")
-    return with_static(x, data_of(x).unflatten(axis, parts), d, len(parts) - 1)
-
-
-def filled(sizes: Sequence[int], total: int) -> list[int] | None:
-    """Sizes of static dims with one -1 at most replaced; None where they do not multiply to the total."""
-    known = math.prod([n for n in sizes if n != -1])
-    free = [n for n in sizes if n == -1]
-    if len(free) > 1 or (free and (known == 0 or total % known)) or (not free and known != total):
-        return None
-    return [total // known if n == -1 else n for n in sizes]
-
-
-def flatten_ragged(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged:
-    """Static dims as one; static dims beside the batch become part of it, each position with lengths of its own."""
-    first, last = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
-    if first == last:
-        return x
-    if first > last:
-        raise ShapeError(message("flatten", "start_dim in front of end_dim", f"{first} and {last}"))
-    if any([first <= r <= last for r in x.ragged_dims]):
-        raise regrouped("flatten", x, f"dims {first} to {last}")
-    if first <= x._batch_dim <= last:
-        return into_batch_nested(x, first, last) if isinstance(x, NestedTensor) else into_batch_masked(x, first, last)
-    axes = axis_of("flatten", x, first), axis_of("flatten", x, last)
-    return with_static(x, data_of(x).flatten(*axes), first, first - last)
-
-
-def into_batch_nested(x: NestedTensor, first: int, last: int) -> NestedTensor:
-    """Static dims around the batch made part of it."""
-    s = x.structure
-    b, inner = s.batch_dim, last - s.batch_dim
-    if b > s.packed_dim:
-        raise regrouped("flatten", x, f"dims {first} to {last}")
-    values = x.values.flatten(first, last - 1)  # the batch is no axis of values
-    outer = math.prod(x.values.shape[first:b])
-    copies = values.shape[first]
-    part = s.moved(s.packed_dim - (last - first), first)
-    y = cat_rows([build_nested(part, values.select(first, i)) for i in range(copies)])
-    if inner == 0 or copies == outer:
-        return y
-    order = torch.arange(copies * s.batch_size, device=x.device).view(outer, -1, s.batch_size).transpose(1, 2)
-    return rows_at(y, order.flatten())(y)
-
-
-def into_batch_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
-    """Static dims around the batch made part of it."""
-    sizes, count = x.data.shape[first : last + 1], x.lengths.shape[1]
-    at = [1] * (x.batch_dim - first) + [x.lengths.shape[0]] + [1] * (last - x.batch_dim)
-    lengths = x.lengths.view(*at, count).expand(*sizes, count).flatten(0, -2)
-    ragged = tuple([r - (last - first) * (r > first) for r in x.ragged_dims])
-    return build_masked(x.data.flatten(first, last), lengths, ragged, first, True)
-
-
 def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
     """Static dims regrouped; the batch and the ragged dims keep their sizes, side by side and in order."""
     given, old, b = list(ints("reshape", sizes)), list(x.shape), x._batch_dim
@@ -215,7 +147,7 @@ def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
         if grouped(given, merged, kept) is not None:
             return reshape_ragged(flatten_ragged(x, d, b), *given)
     if found is None:
-        raise regrouped("reshape", x, f"sizes {given}")
+        return reshape_each(x, given)
     positions, shape = found
     batch, ragged = positions[b], tuple([positions[r] for r in x.ragged_dims])
     if ragged[-1] - ragged[0] != x.ragged_dims[-1] - x.ragged_dims[0]:
@@ -226,6 +158,19 @@ def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
     axes = [n for d, n in enumerate(shape) if d not in (batch, *ragged[1:])]
     axes[e] = x.values.shape[s.packed_dim]
     return build_nested(s.moved(e, batch), x.values.reshape(axes))
+
+
+def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
+    """Each example in another shape, of which one size is ragged."""
+    ragged = x.ragged_dims
+    if len(ragged) > 1:
+        y = flatten_ragged(x, ragged[0], ragged[-1])
+        if grouped(given, list(y.shape), sorted((y._batch_dim, *y.ragged_dims))) is not None:
+            return reshape_ragged(y, *given)
+    whole = x._batch_dim == 0 and (given[0] == -1 or given[0] == x.batch_size[0])
+    if not whole or len([n for n in given[1:] if n == -1]) != 1 or any([n == 0 for n in given[1:]]):
+        raise regrouped("reshape", x, f"sizes {given}")
+    return unflatten_ragged(flatten_ragged(x, 1), 1, given[1:])
 
 
 def grouped(given: list[Any], old: list[Any], kept: list[int]) -> tuple[dict[int, int], list[Any]] | None:
@@ -360,8 +305,8 @@ def moves(shifts: Any, dims: Any) -> list[tuple[int, int]]:
 
 for _op, _impl in (
     (torch.permute, permute_ragged), (torch.transpose, transpose_ragged), (torch.unsqueeze, unsqueeze_ragged),
-    (torch.squeeze, squeeze_ragged), (torch.unflatten, unflatten_ragged), (torch.flatten, flatten_ragged),
-    (torch.reshape, reshape_ragged), (torch.Tensor.view, reshape_ragged), (torch.Tensor.expand, expand_ragged),
-    (torch.Tensor.repeat, repeat_ragged), (torch.flip, flip_ragged), (torch.roll, roll_ragged),
+    (torch.squeeze, squeeze_ragged), (torch.reshape, reshape_ragged), (torch.Tensor.view, reshape_ragged),
+    (torch.Tensor.expand, expand_ragged), (torch.Tensor.repeat, repeat_ragged), (torch.flip, flip_ragged),
+    (torch.roll, roll_ragged),
 ):  # fmt: skip
     define(_op, "shape", ragged=_impl)

@@ -1,4 +1,4 @@
-"""Samples of shape operations on static dims of ragged batches, and of orders of their rows."""
+"""Samples of shape operations on ragged batches: dims added, moved and regrouped, and orders of their rows."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ def reshape(rule: Rule) -> Iterator[Sample]:
         "static in front", "second", lambda b: ((-1, 1, 2, -1, 3),), lambda r: r.unsqueeze(0), (3,), modes=LIGHT
     )
     yield sample("leading", "flat", lambda b: ((1, b, -1),), lambda r: r.unsqueeze(0), (2,), 1, LIGHT)
+    yield sample("positions of several", "two", lambda b: ((-1, -1, 2),), lambda r: r.flatten(0, 1), (1,))
+    yield sample("ragged with static", "second", lambda b: ((b, -1, 2),), lambda r: r.reshape(-1, 2), (1,), modes=LIGHT)
     if not one:
         yield sample("several ragged", "two", lambda b: ((b, -1, -1, 2, 1),), lambda r: r.unsqueeze(-1), modes=LIGHT)
 
@@ -84,6 +86,10 @@ def reshape(rule: Rule) -> Iterator[Sample]:
 
 def flatten(rule: Rule) -> Iterator[Sample]:
     yield sample("one dim", "features", lambda b: (2, 2), lambda r: r, modes=LIGHT)
+    yield sample("several ragged", "two", lambda b: (1, 2), lambda r: r.flatten(0, 1), (1,))
+    yield sample("ragged and static", "two", lambda b: (2, 3), lambda r: r.flatten(1, 2), (1, 2), modes=LIGHT)
+    yield sample("static in front", "second", lambda b: (1, 2), lambda r: r.flatten(0, 1), (1,))
+    yield sample("whole examples", "second", lambda b: (1, -1), lambda r: r.flatten(), (1,), modes=LIGHT)
 
     def want(ref: Any, given: Any, kwargs: Any) -> Ragged:
         return given[0].with_rows([r.flatten(1, 2) for r in given[0].rows])
@@ -98,6 +104,28 @@ def flatten(rule: Rule) -> Iterator[Sample]:
 def unflatten(rule: Rule) -> Iterator[Sample]:
     yield sample("behind", "features", lambda b: (2, (3, 1)), lambda r: r.unflatten(1, (3, 1)))
     yield sample("in front", "second", lambda b: (1, (1, 2)), lambda r: r.unflatten(0, (1, 2)), (3,))
+
+    def even(*sizes: int) -> Callable[[Draw], Call]:
+        return lambda d: call(Ragged([d.tensor(2 * n, 3) for n in d.lengths], slack=d.slack), 1, sizes)
+
+    def parts(*dims: int) -> Callable[[Any, Any, Any], Ragged]:
+        return lambda ref, given, kwargs: Ragged([r.unflatten(0, pair(r, given[2])) for r in given[0].rows], dims)
+
+    def pair(r: Tensor, sizes: tuple[int, ...]) -> list[int]:
+        return [len(r) // 2 if n == -1 else n for n in sizes]  # torch infers no size of a row without elements
+
+    yield Sample("ragged and static", even(-1, 2), parts(1))
+    yield Sample("static in front of ragged", even(2, -1), parts(2))
+
+    def positions(d: Draw) -> Call:
+        like = d.ragged("two")
+        return call(Ragged([d.tensor(r.shape[0] * r.shape[1], 3) for r in like.rows], slack=d.slack), 1, like)
+
+    def several(ref: Any, given: Any, kwargs: Any) -> Ragged:
+        x, _, like = given
+        return Ragged([r.unflatten(0, o.shape[:2]) for r, o in zip(x.rows, like.rows, strict=True)], (1, 2))
+
+    yield Sample("several ragged", positions, several)
 
 
 def flip(rule: Rule) -> Iterator[Sample]:

@@ -44,6 +44,23 @@ def sized(rule: Rule) -> Iterator[Sample]:
     yield Sample("frames", frames, alone, PLAIN, batches=FEW)
 
 
+    def another(mode: str, layout: Layout) -> Callable[[Draw], Call]:
+        def draw(d: Draw) -> Call:
+            x = batch(d, layout)
+            rows = [d.tensor(2, *[n + 2 for n in r.shape[1:]]) for r in x.rows]
+            return call(x, Ragged(rows, x.dims, slack=d.slack), mode=mode)
+
+        return draw
+
+    def as_other(ref: Any, args: Any, kwargs: Any) -> Any:
+        pairs = zip(args[0].rows, args[1].rows, strict=True)
+        return args[1].with_rows([ref(row[None], other.shape[1:], **kwargs)[0] for row, other in pairs])
+
+    for mode, layout in (("bilinear", IMAGE), ("nearest", IMAGE), ("linear", CHANNELS)):
+        drawn = another(mode, layout)
+        yield Sample(f"{mode}, of a batch", drawn, as_other, traced if mode == "bilinear" else PLAIN)
+
+
 def one_image(ref: Any) -> Any:
     """An operation that knows batches of images only, on one of them."""
     return lambda row, *args, **kwargs: ref(row.unsqueeze(0), *args, **kwargs).squeeze(0)

@@ -109,8 +109,8 @@ hint: torch.cat(xs) puts rows after rows, of other lengths as well""",
             lambda: grid()[0].reshape(3, 2),
             """\
 ShapeError
-tdc.reshape: expected static dims of NestedTensor float32[2, 3, -1, 4] regrouped, got sizes [3, 2, -1, 4]
-hint: the batch and the ragged dims stay; regroup static dims, or use x.to_padded().data""",
+tdc.reshape: expected dims of each example of NestedTensor float32[2, 3, -1, 4] regrouped, got sizes [3, 2, -1, 4]
+hint: the batch stays, and ragged dims are one or side by side; or use x.to_padded().data""",
         )
 
     def test_examples_in_several_dims(self):
