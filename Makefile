@@ -24,7 +24,7 @@ clients-pip := $(clients)/bin/python -m pip --disable-pip-version-check install 
 extras-demo := viz
 extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
-extras-clients := dev,hf
+extras-clients := dev,einops,hf,vision
 
 # Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
 ifneq ($(filter environment command% file override,$(origin CXX)),)

@@ -187,6 +187,10 @@ unpad_sequence(td, *, batch_dims=None)
 windows(td, tokens, key)""",
         )
 
+    def test_einops(self):  # which `import tdc` leaves out
+        importlib.import_module("tdc.einops")
+        self.assertExpectedInline(listing("tdc.einops"), """register()""")
+
     def test_hf(self):
         self.assertExpectedInline(
             listing("tdc.hf"),

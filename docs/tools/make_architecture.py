@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 FLOORS = (
     ("demo",),
     ("data",),
-    ("optim", "io", "dist", "viz", "testing", "hf"),
+    ("optim", "io", "dist", "viz", "testing", "hf", "einops"),
     ("autobatch",),
     ("compile",),
     ("interop", "ops", "nn"),

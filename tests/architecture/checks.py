@@ -23,7 +23,7 @@ from .tree import FACADE, Tree, functions, name_of
 
 FOUNDATIONS = ("core", "ragged", "tensordict")
 MIDDLE = ("interop", "ops", "nn")
-EDGES = ("optim", "io", "dist", "viz", "testing", "hf")
+EDGES = ("optim", "io", "dist", "viz", "testing", "hf", "einops")
 BELOW_COMPILE = (*FOUNDATIONS, *MIDDLE)
 ROOMS: dict[str, tuple[str, ...]] = {  # each room, and the rooms that it may import
     "core": (),

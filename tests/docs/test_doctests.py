@@ -17,15 +17,16 @@ SLOW = {"tdc.doctor", "tdc.demo.data"}  # one compiles with Inductor, one reads 
 
 OPTIONAL = {  # examples that need another package
     "tdc.data.arrow": "pyarrow", "tdc.data.parquet": "pyarrow", "tdc.hf.model": "transformers",
-    "tdc.hf.generate": "transformers",
+    "tdc.hf.generate": "transformers", "tdc.einops.backend": "einops",
 }  # fmt: skip
+CLIENTS = ("tdc.hf", "tdc.einops")  # that `make test-clients` runs
 
 
 def marked(name: str) -> Any:
     without = name in OPTIONAL and importlib.util.find_spec(OPTIONAL[name]) is None
     marks = [pytest.mark.skip(reason=f"{OPTIONAL[name]} is not installed")] if without else []
     marks += [pytest.mark.slow] if name in SLOW else []
-    return pytest.param(name, marks=[*marks, *([pytest.mark.clients] if name.startswith("tdc.hf") else [])])
+    return pytest.param(name, marks=[*marks, *([pytest.mark.clients] if name.startswith(CLIENTS) else [])])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Dynamo's weak keys, torch 2.13

@@ -28,8 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 LONGEST = 150
-CLIENTS = ("huggingface", "encoder_decoder")  # pages that `make test-clients` runs
-OPTIONAL = {"arrow": "pyarrow", **dict.fromkeys(CLIENTS, "transformers")}  # whose blocks need another package
+OPTIONAL = {  # pages whose blocks need another package
+    "arrow": "pyarrow", "huggingface": "transformers", "encoder_decoder": "transformers", "einops": "einops",
+    "vision": "torchvision",
+}  # fmt: skip
+CLIENTS = ("huggingface", "encoder_decoder", "einops", "vision")  # and that `make test-clients` runs
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
 BLOCK = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
