@@ -161,8 +161,15 @@ def reshape_ragged(x: Ragged, *sizes: Any) -> Ragged:
 
 
 def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
-    """Each example in another shape, of which one size is ragged."""
+    """Each example of a packed batch in another shape, with one ragged size.
+
+    Not of a padded one: code that reads sizes off its rectangle goes on with positions of the rectangle, which move.
+    """
     ragged = x.ragged_dims
+    if isinstance(x, MaskedBatch):
+        hint = "x.flatten(2, 3) and x.unflatten(1, (-1, 8)) say which dims, and put real positions first"
+        expected, got = f"static dims of {describe(x)} regrouped", f"sizes {given}"
+        raise ShapeError(message("reshape", expected, got, hint=hint))
     if len(ragged) > 1:
         y = flatten_ragged(x, ragged[0], ragged[-1])
         if grouped(given, list(y.shape), sorted((y._batch_dim, *y.ragged_dims))) is not None:
@@ -192,11 +199,9 @@ def grouped(given: list[Any], old: list[Any], kept: list[int]) -> tuple[dict[int
 
 def position_of(sizes: list[Any], begin: int, before: int, size: Any) -> int | None:
     """Where a dim that stays is among the sizes from `begin` on: behind those that multiply to what is before it."""
-    product = 1
     for d in range(begin, len(sizes)):
-        if product == before and (sizes[d] == -1 or sizes[d] == size):
+        if (sizes[d] == -1 or sizes[d] == size) and filled(sizes[begin:d], before) is not None:
             return d
-        product = before if sizes[d] == -1 else product * sizes[d]
     return None
 
 

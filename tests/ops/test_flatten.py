@@ -132,16 +132,30 @@ RESHAPES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "positions, by view": (lambda x: x.view(x.size(0), 3, -1), lambda r: r.flatten(1)),
     "whole images": (lambda x: x.reshape(len(x), -1), lambda r: r.flatten()),
     "channels mixed": (lambda x: x.reshape(-1, -1, 3), lambda r: r.reshape(-1, 3)),
+    "channels mixed, ragged last": (lambda x: x.reshape(3, 3, 1, -1), lambda r: r.flatten(1)[:, None]),
     "as it is": (lambda x: x.reshape(-1, 3, -1, -1), lambda r: r),
 }
 
 
 @pytest.mark.parametrize("name", RESHAPES)
-@pytest.mark.parametrize("kind", [0, 1])
-def test_reshape_means_the_same(name: str, kind: int):
+def test_reshape_of_packed_images_means_the_same(name: str):
     fn, row = RESHAPES[name]
     x = images()
-    same(fn(both(x)[kind]), [row(r) for r in x.unbind()])
+    same(fn(x), [row(r) for r in x.unbind()])
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, -1), (3, -1), (-1, 3, 4 * 7), (3, -1, 7), (3, -1, 4 * 7)])
+def test_reshape_by_sizes_of_a_rectangle_is_refused(sizes: tuple[int, ...]):
+    with pytest.raises(tdc.ShapeError, match=r"x.flatten\(2, 3\)"):
+        images().to_padded().reshape(sizes)
+
+
+def test_reshape_of_static_dims_in_front_of_ragged_ones():
+    x = images(channels=8)
+    for batch, ragged in ((x, (-1, -1)), (x.to_padded(), (4, 7))):
+        y = batch.reshape(-1, -1, 2, *ragged)
+        assert y.ndim == 5
+        same(y, [row.unflatten(0, (4, 2)) for row in x.unbind()])
 
 
 def test_position_embeddings_for_each_grid():
