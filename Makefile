@@ -16,15 +16,18 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 other := .venv-torch-$(TORCH)
 other-pip := $(other)/bin/python -m pip --disable-pip-version-check install --quiet -c $(other)/constraints.txt
 
-# And one with the packages of others that batches are handed to.
+# And two with the packages of others that batches are handed to. torchvision is built for one build of torch: both are
+# those of TORCH_INDEX where it has them, else of PyPI (with TORCH_INDEX= all are of PyPI).
 clients := .venv-clients
-clients-pip := $(clients)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+vision := .venv-vision
+index-vision := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 # Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
 extras-demo := viz
 extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
-extras-clients := dev,einops,hf,vision
+extras-clients := dev,einops,hf
+extras-vision := dev,vision
 
 # Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
 ifneq ($(filter environment command% file override,$(origin CXX)),)
@@ -49,7 +52,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-torch test-clients sweep mutants soak bench lint types clean compiler
+.PHONY: help demo test test-all test-slow test-torch test-clients test-vision sweep mutants soak bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -73,6 +76,9 @@ test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the olde
 
 test-clients: compiler $(clients)/.ready ## the tests with transformers and others, in .venv-clients
 	$(test-env) $(clients)/bin/python -m pytest -n $(JOBS) tests/clients tests/docs -m "clients and not sweep" $(ARGS)
+
+test-vision: compiler $(vision)/.ready ## the tests with torchvision and timm, in .venv-vision
+	$(test-env) $(vision)/bin/python -m pytest -n $(JOBS) tests/clients/test_vision.py tests/docs -m "clients and not sweep" $(ARGS)
 
 sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
 	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)
@@ -121,12 +127,12 @@ $(other)/.ready: pyproject.toml constraints.txt
 	@$(other-pip) --no-build-isolation -e ".[$(extras-dev)]"
 	@touch $@
 
-$(clients)/.ready: pyproject.toml constraints.txt
+$(clients)/.ready $(vision)/.ready: .venv-%/.ready: pyproject.toml constraints.txt
 	$(call require,$(python-problem))
-	@echo "making $(clients) (torch is large: this takes minutes)"
-	@"$(PYTHON)" -m venv --clear $(clients) || { rm -rf $(clients); exit 1; }
-	@$(clients-pip) hatchling editables
-	@$(clients-pip) --no-build-isolation -e ".[$(extras-clients)]"
+	@echo "making .venv-$* (torch is large: this takes minutes)"
+	@"$(PYTHON)" -m venv --clear .venv-$* || { rm -rf .venv-$*; exit 1; }
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt hatchling editables
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(index-$*) --no-build-isolation -e ".[$(extras-$*)]"
 	@touch $@
 
 .venv/.ready-%: pyproject.toml constraints.txt | .venv/bin/python

@@ -23,6 +23,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, unsupported
 from tdc.ops.pool import averaged, bins, taken
 from tdc.ops.rectangle import repacked, with_sizes
@@ -94,6 +95,9 @@ def check_mode(
         got = "none" if size is None else "both"
         raise ShapeError(message("interpolate", "one of size and scale_factor", got, hint="scale_factor=2"))
     wanted = each(scale_factor if size is None else size, n, "interpolate") if not is_ragged(size) else ()
+    if any([isinstance(number, RaggedSize) for number in wanted]):
+        got, hint = "the size of a ragged dim, which is another one in each row", "size=y, for the sizes of a batch y"
+        raise ShapeError(message("interpolate", "sizes that are numbers", got, hint=hint))
     expect_number("interpolate", *wanted)
     if not all([number > 0 for number in wanted]):
         name = "scale_factor" if size is None else "size"

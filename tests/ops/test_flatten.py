@@ -179,6 +179,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "sizes of others": (lambda x: x.flatten(2).unflatten(2, torch.tensor(SIZES[::-1])), "multiply to the lengths"),
     "sizes that are no int64": (lambda x: x.flatten(2).unflatten(2, torch.tensor(SIZES).int()), "int64"),
     "area": (lambda x: F.interpolate(x, size=x, mode="area"), "'area'"),
+    "sizes of a packed shape": (lambda x: F.interpolate(x, size=images().shape[2:]), "size=y, for the sizes"),
     "sizes of other rows": (lambda x: F.interpolate(x, size=x[:1]), "sizes of a batch like"),
 }
 
