@@ -71,7 +71,9 @@ def flatten_ragged(x: Ragged, start_dim: int = 0, end_dim: int = -1) -> Ragged:
         raise ShapeError(message("flatten", "start_dim in front of end_dim", f"{first} and {last}"))
     ragged, batch = any([first <= r <= last for r in x.ragged_dims]), first <= x._batch_dim <= last
     if ragged and batch:
-        raise regrouped("flatten", x, f"dims {first} to {last}, with the batch")
+        got, packed = f"dims {first} to {last}, with the batch", "x" if isinstance(x, NestedTensor) else "x.to_packed()"
+        hint = f"{packed}.values has the positions of all examples, one after another"
+        raise ShapeError(message("flatten", f"dims of each example of {describe(x)}", got, hint=hint))
     if ragged:
         return flatten_nested(x, first, last) if isinstance(x, NestedTensor) else flatten_masked(x, first, last)
     if batch:
