@@ -85,8 +85,8 @@ def equal_bounds(examples: int, size: int) -> list[int]:
 class EpochSampler(Sampler[list[int]]):
     """Batches of positions, for `DataLoader(dataset, batch_sampler=...)` and for `tdc.data.loader`.
 
-    A pass that comes to its end begins the next epoch; `set_epoch` chooses one. A new pass begins with the first batch
-    of the epoch, unless a state was loaded.
+    A pass that hands out its last batch ends the epoch, whether or not its loop asks for another one; `set_epoch`
+    chooses an epoch. A new pass begins with the first batch, unless a state was loaded.
     """
 
     _op: str = "data.loader"
@@ -146,6 +146,8 @@ class EpochSampler(Sampler[list[int]]):
 
     def run(self, make: Callable[[Plan, int], Generator[Any, None, None]]) -> Iterator[Any]:
         """What `make(plan, first)` yields from the batch `first` on, counted as it is handed out."""
+        if self._handed_out():
+            self.set_epoch(self._epoch + 1)
         plan, epoch, first = self.plan(), self._epoch, self._first
         self._first, self._done = 0, first
         items = make(plan, first)
@@ -159,7 +161,16 @@ class EpochSampler(Sampler[list[int]]):
         if self._epoch == epoch:
             self.set_epoch(epoch + 1)
 
+    def _handed_out(self) -> bool:
+        """Whether a pass handed out the last batch, and its loop, which counts them, never asked for another one."""
+        return not self._first and 0 < self._done == len(self)
+
     # -- epochs and states
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """This sampler, where trainers look for what has `set_epoch`: at the `sampler` of a batch sampler."""
+        return self
 
     @property
     def epoch(self) -> int:
@@ -175,6 +186,8 @@ class EpochSampler(Sampler[list[int]]):
         chosen = whole_number(self._op, 0, "epoch", epoch)
         if chosen != self._epoch:
             self._epoch, self._done, self._first, self._plan = chosen, 0, 0, None
+        elif self._handed_out():
+            self._done = 0
 
     def _settings(self) -> dict[str, Any]:
         """What decides the batches, beside the epoch."""

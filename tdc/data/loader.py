@@ -125,6 +125,11 @@ class Loader:
         return made if self._device is None else to_device(made, self._device, self._pin_memory)
 
     @property
+    def batch_sampler(self) -> EpochSampler:
+        """What decides the batches. Trainers that count epochs look here for what has `set_epoch`."""
+        return self._sampler
+
+    @property
     def epoch(self) -> int:
         """The current epoch: that of the pass that runs, or of the next one."""
         return self._sampler.epoch

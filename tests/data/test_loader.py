@@ -67,6 +67,28 @@ def test_a_pass_that_ends_begins_the_next_epoch():
     assert ids(batches) == second
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_loop_that_counts_batches_ends_the_epoch(prefetch: int):
+    """It never asks for one more, as a `for` statement does."""
+    want = loader(td(), batch_size=5, shuffle=True)
+    first, second, third = [ids(want) for _ in range(3)]
+    batches = loader(td(), batch_size=5, shuffle=True, prefetch=prefetch)
+    counted = lambda: ids([batch for _, batch in zip(range(len(batches)), batches, strict=False)])  # noqa: E731
+    assert [counted(), counted(), ids(batches)] == [first, second, third]
+    batches.set_epoch(1)
+    assert counted() == second
+    batches.set_epoch(1)  # the same one, chosen again
+    assert (batches.state_dict()["epoch"], batches.state_dict()["batch"]) == (1, 0)
+    assert counted() == second
+    assert counted() == third
+
+
+def test_trainers_find_what_sets_the_epoch():
+    batches = loader(td(), batch_size=5, shuffle=True)
+    batches.batch_sampler.sampler.set_epoch(3)
+    assert batches.epoch == 3
+
+
 def test_a_new_pass_begins_at_the_first_batch():
     batches = loader(td(), batch_size=5, prefetch=2)
     want = ids(batches)
