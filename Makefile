@@ -26,7 +26,7 @@ index-vision := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 extras-demo := viz
 extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
-extras-clients := dev,einops,hf
+extras-clients := dev,einops,hf,trainers
 extras-vision := dev,vision
 
 # Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
@@ -74,7 +74,7 @@ test-slow: compiler .venv/.ready-dev ## what test leaves out
 test-torch: compiler $(other)/.ready ## the fast tests on TORCH=2.11.0, the oldest that works, in .venv-torch-2.11.0
 	$(test-env) $(other)/bin/python -m pytest -n $(JOBS) -m "not slow and not sweep" $(ARGS)
 
-test-clients: compiler $(clients)/.ready ## the tests with transformers and others, in .venv-clients
+test-clients: compiler $(clients)/.ready ## the tests with transformers, lightning and others, in .venv-clients
 	$(test-env) $(clients)/bin/python -m pytest -n $(JOBS) tests/clients tests/docs -m "clients and not sweep" $(ARGS)
 
 test-vision: compiler $(vision)/.ready ## the tests with torchvision and timm, in .venv-vision

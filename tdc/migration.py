@@ -94,7 +94,6 @@ INSTEAD: dict[Any, dict[str, str]] = {
         "auto_device_": "td = td.with_device(next(iter(td.values(True, True))).device)",
         "clear_device_": "td = td.with_device(None)",
         "names refine_names rename rename_": "no names of dims: each would cost every compiled call a guard",
-        "ndimension": "td.ndim",
         "data": "td.detach()",
         "numpy": "td.to_numpy()",
         "tolist": "td.to_dict(), and leaf.tolist()",

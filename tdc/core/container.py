@@ -92,6 +92,10 @@ class Container(Frozen):
         """Number of dims, as `ndim`."""
         return self.ndim
 
+    def ndimension(self) -> int:
+        """Number of dims, as `ndim`."""
+        return self.ndim
+
     def __dir__(self) -> list[str]:
         absent = {n for base in type(self).__mro__ for n, v in vars(base).items() if isinstance(v, Absent)}
         return [n for n in object.__dir__(self) if n not in absent]

@@ -161,6 +161,7 @@ CONVERSIONS = {
     "masked": "convert with x.to_packed(), or use x.data and x.mask",
 }
 INSTEAD = {  # of functions that no kind of ragged batch has a rule for
+    "_is_all_true": "in torch.distributions packed values: Normal(x.values, 1.0), or x.to_packed().values if padded",
     "_pack_padded_sequence": "nn.LSTM(..., batch_first=True) and the like take the batch itself",
     "copy_": "dense.copy_(packed.to_padded().filled(0)), or tdc.copy_(packed, src)",
     "grad": "torch.autograd.grad(loss, x.values) (of a padded batch x.data), or tdc.grad(fn)(x)",

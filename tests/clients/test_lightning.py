@@ -112,3 +112,11 @@ def test_a_batch_size_that_is_left_out():
     """Lightning looks for the first tensor by iterating: into examples, and those of a TensorDict have no rows."""
     with pytest.raises(tdc.DtypeError, match="batch_size"):
         trainer(max_epochs=1).fit(Forgets(), by_loader())
+
+
+@pytest.mark.filterwarnings("ignore:.*ambiguous collection.*")
+@pytest.mark.parametrize("name", ["NestedTensor", "MaskedBatch"])
+def test_a_batch_size_that_is_guessed(name: str):
+    """It is no number of examples: docs/frameworks.md says so."""
+    batch = containers()[name]
+    assert L.pytorch.utilities.data.extract_batch_size(batch) == len(next(iter(batch))) != len(batch)

@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SUPPORT, MIGRATION = ROOT / "docs" / "support.md", ROOT / "docs" / "migration.md"  # generated, of any length
 LONGEST = 150
-OPTIONAL = {  # pages whose blocks need another package
-    "arrow": "pyarrow", "huggingface": "transformers", "encoder_decoder": "transformers", "einops": "einops",
-    "vision": "torchvision",
+CLIENTS = {  # pages that `make test-clients` runs, and what their blocks need
+    "huggingface": ("transformers",), "encoder_decoder": ("transformers",), "einops": ("einops",),
+    "vision": ("torchvision",), "frameworks": ("lightning", "accelerate", "torchmetrics"),
 }  # fmt: skip
-CLIENTS = ("huggingface", "encoder_decoder", "einops", "vision")  # and that `make test-clients` runs
+OPTIONAL: dict[str, tuple[str, ...]] = {"arrow": ("pyarrow",), **CLIENTS}
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
 BLOCK = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<text>.*?)^```\n)?", re.M | re.S
@@ -85,9 +85,8 @@ BOOK = {path: page(path) for path in PAGES}
 
 def blocks() -> Iterator[Any]:
     for path, found in BOOK.items():
-        package = OPTIONAL.get(path.stem)
-        without = package is not None and importlib.util.find_spec(package) is None
-        skip = [pytest.mark.skip(reason=f"{package} is not installed")] if without else []
+        without = [name for name in OPTIONAL.get(path.stem, ()) if importlib.util.find_spec(name) is None]
+        skip = [pytest.mark.skip(reason=f"{', '.join(without)} is not installed")] if without else []
         for n, block in enumerate(found.blocks):
             marks = [pytest.mark.slow] if block["slow"] else []
             marks += [pytest.mark.clients] if path.stem in CLIENTS else []
