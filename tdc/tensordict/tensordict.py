@@ -185,6 +185,9 @@ class TensorDict(Operations):
             return found_nowhere(self, name)
 
     def __iter__(self) -> Iterator[TensorDict]:
+        if not self._size:  # trainers that look for a batch size go through the rows of a batch, and through a row
+            hint = "td.items() for keys and leaves; in Lightning self.log(..., batch_size=len(batch))"
+            raise DtypeError(message("iter", "at least one batch dim", "batch_size=[]", hint=hint))
         return iter([self[i] for i in range(len(self))])
 
     def __repr__(self) -> str:

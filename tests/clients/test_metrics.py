@@ -1,4 +1,4 @@
-"""torchmetrics 1.9: metrics of packed values, and what containers themselves raise; torch.distributions likewise."""
+"""torchmetrics 1.9: metrics of packed values, and what containers themselves raise."""
 
 from __future__ import annotations
 
@@ -69,29 +69,3 @@ def test_a_padded_batch_counts_by_shape():
     padded.update(REAL.to_padded(), REAL.square().to_padded())
     packed.update(REAL.values, REAL.square().values)
     assert not torch.isclose(padded.compute(), packed.compute())
-
-
-MAKES = {
-    "Categorical": lambda x: torch.distributions.Categorical(logits=x),
-    "Normal": lambda x: torch.distributions.Normal(x, 1.0),
-    "Bernoulli": lambda x: torch.distributions.Bernoulli(logits=x),
-}
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", MAKES)
-def test_distributions_of_containers_say_what_to_write(name: str, padded: bool):
-    """Their log_prob takes nothing but tensors."""
-    with pytest.raises(tdc.UnsupportedError, match=r"hint: in torch.distributions .* Normal\(x.values, 1.0\)"):
-        MAKES[name](SCORES.to_padded() if padded else SCORES)
-
-
-@pytest.mark.parametrize("name", MAKES)
-def test_distributions_of_packed_values(name: str):
-    d = MAKES[name](SCORES.values)
-    sample = SCORES.with_values(d.sample())
-    scores, entropy = SCORES.with_values(d.log_prob(sample.values)), SCORES.with_values(d.entropy())
-    for n, row in enumerate(SCORES):
-        alone = MAKES[name](row)
-        assert_close(scores[n], alone.log_prob(sample[n]))
-        assert_close(entropy[n], alone.entropy())
