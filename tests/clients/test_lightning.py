@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 import tdc
@@ -64,6 +65,14 @@ def test_fit(batches: Any, every: int, half: bool):
     assert len(losses) == 12
     assert_close(module.losses, losses, rtol=0, atol=1e-6)
     assert_close(dict(module.model.state_dict()), dict(model.state_dict()), rtol=0, atol=1e-6)
+
+
+def test_a_compiled_model_has_one_graph():
+    counter, module = CompileCounterWithBackend("aot_eager"), Module()
+    module.model.compile(backend=counter, fullgraph=True)
+    trainer().fit(module, by_loader())
+    assert counter.frame_count == 1
+    assert_close(module.losses, by_hand(by_loader())[0], rtol=0, atol=1e-6)
 
 
 def test_what_is_logged_is_a_mean_over_what_batch_size_counts():
