@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -9,19 +11,21 @@ from torch.testing import assert_close
 import tdc
 
 X = tdc.pack([torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in (3, 1, 4)])
-MAKES = {
-    "Categorical": lambda x: torch.distributions.Categorical(logits=x),
-    "Normal": lambda x: torch.distributions.Normal(x, 1.0),
-    "Bernoulli": lambda x: torch.distributions.Bernoulli(logits=x),
+ACTIONS = X.argmax(-1)
+MAKES: dict[str, Any] = {
+    "Categorical": lambda x, **options: torch.distributions.Categorical(logits=x, **options),
+    "Normal": lambda x, **options: torch.distributions.Normal(x, 1.0, **options),
+    "Bernoulli": lambda x, **options: torch.distributions.Bernoulli(logits=x, **options),
+    "Beta": lambda x, **options: torch.distributions.Beta(x.exp(), x.exp() + 1, **options),
 }
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", MAKES)
 def test_distributions_of_containers_say_what_to_write(name: str, padded: bool):
-    """Their log_prob takes nothing but tensors."""
+    """Their checks take nothing but tensors. The first torch.compile of a process turns them off."""
     with pytest.raises(tdc.UnsupportedError, match=r"hint: in torch.distributions .* Normal\(x.values, 1.0\)"):
-        MAKES[name](X.to_padded() if padded else X)
+        MAKES[name](X.to_padded() if padded else X, validate_args=True)
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -36,11 +40,23 @@ def test_distributions_of_packed_values(name: str):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_without_their_checks_they_have_densities_and_no_samples(padded: bool):
-    d = torch.distributions.Normal(X.to_padded() if padded else X, 1.0, validate_args=False)
-    assert_close(d.log_prob(d.mean + 1)[0], torch.distributions.Normal(X[0], 1.0).log_prob(X[0] + 1))
-    with pytest.raises(tdc.UnsupportedError, match="normal"):
-        d.sample()
+@pytest.mark.parametrize("name", MAKES)
+def test_without_their_checks_densities_are_those_of_each_example(name: str, padded: bool):
+    samples = X.with_values(MAKES[name](X.values).sample()) if name != "Categorical" else ACTIONS
+    x, samples = (X.to_padded(), samples.to_padded()) if padded else (X, samples)
+    d = MAKES[name](x, validate_args=False)
+    scores, entropy = d.log_prob(samples), d.entropy()
+    assert type(scores) is type(entropy) is type(x)
+    for n, row in enumerate(X):
+        alone = MAKES[name](row)
+        assert_close(scores[n], alone.log_prob(samples[n]))
+        assert_close(entropy[n], alone.entropy())
+
+
+@pytest.mark.parametrize("name", ["Categorical", "Normal", "Beta"])
+def test_without_their_checks_samples_are_refused(name: str):
+    with pytest.raises(tdc.TdcError):
+        MAKES[name](X, validate_args=False).sample()
 
 
 def test_ndimension_is_dim():
