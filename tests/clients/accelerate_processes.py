@@ -68,3 +68,5 @@ if __name__ == "__main__":
         check(accelerator)
     if rank == "0":
         dispatched(accelerator)
+    accelerator.wait_for_everyone()
+    dist.destroy_process_group()
