@@ -77,6 +77,7 @@ map_iter(td, fn, dim=0, **kwargs)
 memmap(td, path, *, mode='r', overwrite=False, sync=True)
 mutate(self)
 ndim
+ndimension(self)
 numel(self)
 pin_memory(td)
 pop(self, key, default=...)
@@ -157,6 +158,7 @@ max_length
 max_seqlen
 nbytes
 ndim
+ndimension(self)
 nelement(x)
 numel(self)
 occupancy
@@ -242,6 +244,7 @@ mT
 mask
 nbytes
 ndim
+ndimension(self)
 nelement(x)
 occupancy
 pin_memory(x)
