@@ -125,6 +125,24 @@ def test_exported(tmp_path: Path):
     assert_close(load(tmp_path / "model.pt2")(xs), alone(model, xs))
 
 
+@tdc.batch
+def behind_tests(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 1
+    if x > 0:
+        y = w[0] / x + y
+    if x > 1:
+        y = y * 3 + w.sum()
+    return y
+
+
+def test_exported_code_behind_tests():
+    """Found on reading: `torch.export` runs Python, where no tracer of Dynamo says what the code is made of."""
+    w = torch.tensor([0.5, 2.0])
+    program = export(lambda x: behind_tests.map(x, w, in_dims=(0, None)), torch.tensor([-1.0, 0.0, 2.0, 3.0]))
+    for xs in (torch.tensor([-1.0, 0.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, -2.0])):
+        assert_close(program(xs), torch.stack([behind_tests(x, w) for x in xs]))
+
+
 def test_ensembles():
     members, xs = [net(k) for k in range(3)], rows(2, 5, 3)
     call = tdc.ensemble(members[0], tdc.stack_modules(members))

@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 import torch
 from torch.fx import Node
 
-from tdc.compile._torch.tracing import BEGINNINGS, at_trace_time, note_beginning, remove_assertions, translator
+from tdc.compile._torch.tracing import (
+    BEGINNINGS,
+    at_trace_time,
+    note_beginning,
+    remove_assertions,
+    trace_outside,
+    translator,
+)
 from tdc.core.dynamo import constant
 
 X = TypeVar("X")
@@ -60,8 +67,11 @@ ATTRIBUTES = ("T", "H", "mT", "mH", "dtype", "device", "ndim", "shape")
 def traced_for_all(fn: Callable[..., X], *args: Any) -> tuple[X, bool]:
     """What `fn` returns, and whether its code is total: then it is part of the graph.
 
-    If not, the code is traced outside an operator, as by `trace_outside`, and has to be traced again inside one.
+    If not, and where Dynamo does not trace, the code is traced outside an operator, by `trace_outside`, and has to be
+    traced again inside one.
     """
+    if not torch.compiler.is_dynamo_compiling():
+        return trace_outside(fn, *args), False
     at_trace_time(note_beginning)
     out = fn(*args)
     if is_total():
