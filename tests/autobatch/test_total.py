@@ -48,6 +48,20 @@ def test_no_derivative_comes_from_who_is_not_there(name: str):
         assert not grad.any()
 
 
+def test_a_position_that_is_data_may_be_out_of_range():
+    graph = torch.fx.Graph()
+    x, i = graph.placeholder("x"), graph.placeholder("i")
+    calls = {
+        graph.call_method("narrow", (x, 0, 1, 2)): True, graph.call_method("narrow", (x, 0, i, 2)): False,
+        graph.call_function(torch.narrow, (x, 0), {"start": i, "length": 1}): False,
+        graph.call_function(operator.getitem, (x, (slice(1), 0))): True,
+        graph.call_function(operator.getitem, (x, (slice(1), i))): False,
+        graph.call_function(torch.div, (x, 2)): True, graph.call_function(torch.div, (x, 0)): False,
+        graph.call_function(torch.div, (x, i)): False, graph.call_method("add_", (x, i)): False,
+    }  # fmt: skip
+    assert {str(node): total.total_node(node) for node in calls} == {str(node): sure for node, sure in calls.items()}
+
+
 def exponential(x: Tensor, w: Tensor) -> Tensor:
     return x.exp()
 

@@ -112,7 +112,7 @@ def total_node(node: Node) -> bool:
         name = getattr(node.target, "__name__", "") if module.partition(".")[0] in ("torch", "_operator") else ""
     given = node.args[1] if len(node.args) > 1 else None
     if name in TOTAL:
-        return name != "narrow" or not has_node(given)
+        return name != "narrow" or not has_node((node.args[1:], node.kwargs))
     if name == "getitem":
         return not has_node(given)
     if name == "getattr":
@@ -122,8 +122,8 @@ def total_node(node: Node) -> bool:
     return name == "pow" and given in (1, 2)
 
 
-def has_node(index: Any) -> bool:
-    """Whether an index has a tensor or a size that is data."""
+def has_node(given: Any) -> bool:
+    """Whether there is a tensor, or a size that varies, in an index or among arguments."""
     found: list[Node] = []
-    torch.fx.map_arg(index, found.append)
+    torch.fx.map_arg(given, found.append)
     return bool(found)
