@@ -68,16 +68,18 @@ def is_lane(x: Any) -> bool:
 
 
 class Compound:
-    """A value that is made of other values and of constants: `type(x)(*values, *constants)`."""
+    """A value that is made of other values and of constants: `type(x)(*values, *constants)`.
 
-    def parts(self) -> tuple[list[Any], tuple[Any, ...]]:
-        """The values and the constants."""
-        raise NotImplementedError
+    Attributes:
+        parts: a method that returns the values and the constants.
+    """
+
+    parts: Callable[..., tuple[list[Any], tuple[Any, ...]]]
 
 
 def flatten(x: Any) -> tuple[list[Any], Any]:
-    """Leaves and form of a value; a leaf has none. Of what functions mostly have the form is a tuple, which a graph is
-    traced through faster than through those of torch."""
+    """Leaves and form of a value; a leaf has none. The form of what most functions have is a tuple: a graph is traced
+    through tuples faster than through torch's forms."""
     if not is_tree(x):
         return [x], None
     kind, rest = type(x), ()

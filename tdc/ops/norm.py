@@ -20,7 +20,7 @@ from tdc.core.dynamo import trace_as
 from tdc.core.errors import ShapeError, UnsupportedError, message
 from tdc.core.typing import Op, OpName
 from tdc.ops.batch import NEEDED, along
-from tdc.ops.partial_ragged import along_lines, by_lines
+from tdc.ops.partial_ragged import axis_of_example, views_along
 from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
 from tdc.ragged.masked import MaskedBatch
@@ -56,8 +56,9 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
         s = x.structure
         out = rounded_once(partial(softmax_rows, op, s), x.values.movedim(s.packed_dim, 0), dtype)
         return x.with_values(out.movedim(0, s.packed_dim))
-    if by_lines(op, x, d) and by_views(x):
-        return along_lines(op, partial(softmax, op), x, d, each=lambda v, axis: op(v, axis, dtype=dtype))
+    if by_views(x):
+        axis = axis_of_example(x, d)
+        return views_along(x, lambda v: op(v, axis, dtype=dtype))
     padded = x.to_padded() if isinstance(x, NestedTensor) else x
     padded = padded if dtype is None else padded.to(dtype)
     some = (padded.lengths > 0).all(1).view([-1 if i == x._batch_dim else 1 for i in range(x.ndim)])

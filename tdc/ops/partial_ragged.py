@@ -97,8 +97,8 @@ def along_lines(
     dims = dims_of(op, x, dim)
     new = None if resized is None else changed_sizes(x, dims, resized)
     if each is not None and by_views(x):
-        s, axes = resized_structure(x.structure, new), one_or_all(dim, [axis_of_example(x, d) for d in dims])
-        return map_results(of_each(x, lambda example: each(example, axes)), lambda t: build_nested(s, t))
+        axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
+        return views_along(x, lambda example: each(example, axes), new)
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
     out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]))
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
@@ -144,11 +144,17 @@ def sizes_at(s: Structure, which: list[int]) -> tuple[Tensor, tuple[int, ...] | 
 
 
 def kept_structures(s: Structure, dims: tuple[int, ...]) -> tuple[Structure, Structure]:
-    """Those of a batch without the ragged dims among `dims`, and with static ones of size 1 in their place."""
+    """The structures of a batch without the ragged dims among `dims`, and with static dims of size 1 instead."""
     along, kept = split_dims(s, dims)
     batch_dim = s.batch_dim - len([r for r in along if s.ragged_dims[r] < s.batch_dim])
     outer = structure_of_sizes(*sizes_at(s, kept), s.packed_dim, batch_dim)
     return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
+
+
+def views_along(x: NestedTensor, each: Callable[[Tensor], Any], new: Tensor | None = None) -> Any:
+    """What a function gives of the examples as views; it keeps their dims, and `new` are the sizes (B, R) it makes."""
+    s = resized_structure(x.structure, new)
+    return map_results(of_each(x, each), lambda t: build_nested(s, t))
 
 
 def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[int, ...], keepdim: bool) -> Any:

@@ -26,7 +26,7 @@ from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, ragged_dim
 from tdc.ops.batch import NEEDED, along
-from tdc.ops.partial_ragged import along_lines, by_lines
+from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -42,8 +42,9 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if d is None:
         beside = x._structure.packed_dim if isinstance(x, NestedTensor) else x.ragged_dims[0]
         return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
-    if by_lines(op, x, d) and by_views(x):
-        return along_lines(op, partial(scan_ragged, op, fill), x, d, each=lambda v, axis: op(v, axis, **kwargs))
+    if by_views(x):
+        axis = axis_of_example(x, d)
+        return views_along(x, lambda v: op(v, axis, **kwargs))
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)

@@ -94,8 +94,8 @@ def normalize_ragged(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-1
     if out is not None:
         raise UnsupportedError(message("normalize", "no out=", "one", hint="use what it returns"))
     if by_lines(F.normalize, input, dim):
-        run, each = partial(normalize_ragged, p=p, eps=eps), partial(F.normalize, p=p, eps=eps)
-        return along_lines(F.normalize, run, input, dim, each=lambda v, axis: each(v, dim=axis))
+        run = partial(normalize_ragged, p=p, eps=eps)
+        return along_lines(F.normalize, run, input, dim, each=lambda v, axis: F.normalize(v, p, axis, eps))
     return input / vector_norm_ragged(input, p, dim, keepdim=True).clamp_min(eps)
 
 

@@ -68,9 +68,10 @@ def reshape(rule: Rule) -> Iterator[Sample]:
     )
     yield sample("leading", "flat", lambda b: ((1, b, -1),), lambda r: r.unsqueeze(0), (2,), 1, LIGHT)
     if rule.kind == "nested":
-        mixed = lambda r: r.reshape(-1, 2)  # noqa: E731
         yield sample("positions of several", "two", lambda b: ((-1, -1, 2),), lambda r: r.flatten(0, 1), (1,))
-        yield sample("ragged with static", "second", lambda b: ((b, -1, 2),), mixed, (1,), modes=LIGHT)
+        yield sample(
+            "ragged with static", "second", lambda b: ((b, -1, 2),), lambda r: r.reshape(-1, 2), (1,), modes=LIGHT
+        )
     if not one:
         yield sample("several ragged", "two", lambda b: ((b, -1, -1, 2, 1),), lambda r: r.unsqueeze(-1), modes=LIGHT)
 

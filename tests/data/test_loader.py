@@ -73,7 +73,10 @@ def test_a_loop_that_counts_batches_ends_the_epoch(prefetch: int):
     want = loader(td(), batch_size=5, shuffle=True)
     first, second, third = [ids(want) for _ in range(3)]
     batches = loader(td(), batch_size=5, shuffle=True, prefetch=prefetch)
-    counted = lambda: ids([batch for _, batch in zip(range(len(batches)), batches, strict=False)])  # noqa: E731
+
+    def counted() -> Any:
+        return ids([batch for _, batch in zip(range(len(batches)), batches, strict=False)])
+
     assert [counted(), counted(), ids(batches)] == [first, second, third]
     batches.set_epoch(1)
     assert counted() == second
