@@ -20,7 +20,7 @@ from tdc.autobatch.source import located
 from tdc.autobatch.syntax import TOTAL, Site, called, load, store
 
 PRODUCTS = frozenset(("matmul", "mm", "linear"))
-CALLS = TOTAL - {"dropout"} | {"exp"}
+CALLS = TOTAL - {"dropout"} | {"exp"}  # every item comes there, so that an overflow is the example's own
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.MatMult)
 ARMS = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.Compare, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp)
 

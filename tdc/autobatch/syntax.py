@@ -17,7 +17,7 @@ SAFE = (  # calls that a test may run for examples that it does not concern
     "eq", "ne", "lt", "le", "gt", "ge", "length",
 )  # fmt: skip
 FAILING = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
-TOTAL = frozenset((  # calls that are finite, with finite derivatives, whatever they are given
+TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged examples as well; else nodes are asked
     *SAFE, "tanh", "sigmoid", "relu", "gelu", "silu", "softplus", "softmax", "log_softmax", "sin", "cos", "neg",
     "square", "clamp", "where", "maximum", "minimum", "mm", "matmul", "bmm", "linear", "add", "sub", "mul", "cat",
     "stack", "zeros", "ones", "zeros_like", "ones_like", "full", "arange", "tensor", "double", "long", "int", "reshape",

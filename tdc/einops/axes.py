@@ -88,7 +88,7 @@ def reshaped(x: Any, sizes: list[Any]) -> Ragged:
 
 
 def with_rest(x: Ragged, sizes: list[Any]) -> list[Any]:
-    """The sizes, and in place of a -1, which `einops.pack` gives, the product of the dims that it stands for."""
+    """The sizes, with the product of the other dims in place of a -1, as `einops.pack` gives it."""
     at = [k for k, n in enumerate(sizes) if not isinstance(n, Axis) and n == -1]
     if not at:
         return sizes

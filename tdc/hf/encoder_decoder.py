@@ -8,7 +8,7 @@
 The encoder is called first, and the model with its outputs. So the model's mask of sources is left for the one thing
 that it then has to say: which sources a target attends to, those of its own row.
 
-Labels in place of decoder_input_ids are shifted by the model's own rule, row by row. They go in as a column: losses
+The model's own rule shifts labels row by row where decoder_input_ids are left out. Labels go in as a column: losses
 flatten them, and Whisper compares dim 1 with its longest target.
 
 Invariants: all sources share one structure, all targets another, of as many rows.
@@ -41,10 +41,10 @@ NEUTRAL = ("use_cache", "return_dict")  # arguments that say nothing of the batc
 
 
 class EncoderDecoder(NamedTuple):
-    """What is to be known of a model of encoder and decoder.
+    """The arguments of a model of encoder and decoder.
 
     Args:
-        names: the arguments of its forward, in order.
+        names: those of its forward, in order.
         below: those of its encoder.
     """
 

@@ -182,7 +182,7 @@ def head_of(model: Any) -> Head:
 
 
 def encoder_decoder_of(model: Any) -> EncoderDecoder:
-    """What is to be known of a model of encoder and decoder, or an UnsupportedError for a head that is not known."""
+    """The arguments of a model of encoder and decoder, or an UnsupportedError for a head that is not known."""
     name, names = type(model).__name__, parameters_of(model)
     if model.base_model is not model and not name.endswith(OF_ENCODER_DECODER):
         hint = f"attend({name}.base_model) and a head of your own, or to_hf(batch) for a padded call"

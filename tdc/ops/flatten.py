@@ -104,7 +104,7 @@ def flatten_nested(x: NestedTensor, first: int, last: int) -> NestedTensor:
 
 
 def joined(sizes: Sequence[Any], inside: list[bool], times: int) -> list[Any]:
-    """Sizes of ragged dims, those that are flattened as one."""
+    """Sizes of ragged dims, with one product for those that are flattened."""
     k = inside.index(True)
     product = functools.reduce(operator.mul, [n for n, taken in zip(sizes, inside, strict=True) if taken]) * times
     return [*sizes[:k], product, *sizes[k + sum(inside) :]]
@@ -288,7 +288,7 @@ def sizes_for(x: Ragged, like: Any) -> Tensor:
     rows = x.batch_size[0]
     if not is_ragged(like):
         check_sizes(like, None, rows, "unflatten")
-        return like  # type: ignore[no-any-return]  # a tensor
+        return like  # type: ignore[no-any-return]  # a tensor, checked above
     if type(like) is not type(x) or len(like.ragged_dims) < 2 or like.batch_size[0] != rows:
         expected = f"sizes of a {type(x).__name__} of {rows} rows with several ragged dims"
         hint = "x.to_padded() and x.to_packed() convert; a tensor of sizes (B, R) serves both"
