@@ -8,12 +8,15 @@ other processes take is not counted; on a device it is the wall clock, and the d
 Invariants:
   - one thread, unless the benchmark says otherwise; garbage is collected between bursts and not within;
   - every candidate of a row runs on the same inputs, in the same process, in the same rounds;
-  - a peer that is not installed is named and left out; a limit that is missed is printed like one that holds.
+  - a peer that is not installed is named and left out; a limit that is missed is printed like one that holds;
+  - memory that is freed stays with the process (glibc), for all candidates: by default it goes back to the system, and
+    what is measured of large tensors is mostly how the system clears pages. `--trim` measures that.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import importlib.metadata
@@ -39,6 +42,8 @@ from torch._logging._internal import set_logs
 import tdc
 
 RESULTS = Path(__file__).parent / "results"
+TRIM_THRESHOLD, MMAP_THRESHOLD, LARGEST = -1, -3, 2**31 - 1  # of glibc's mallopt
+MEMORY = {"kept": False}  # whether freed memory stays with the process
 Call = Callable[[], Any]
 
 
@@ -197,12 +202,25 @@ def peer(name: str, report: Report) -> ModuleType | None:
         return None
 
 
+def keep_freed_memory() -> None:
+    """Have the allocator keep what is freed, for results to come, where it is glibc's."""
+    change = getattr(ctypes.CDLL(None), "mallopt", None) if platform.system() == "Linux" else None
+    if change is not None:
+        change(TRIM_THRESHOLD, LARGEST)
+        change(MMAP_THRESHOLD, LARGEST)
+        MEMORY["kept"] = True
+
+
 def arguments(name: str) -> argparse.Namespace:
-    """`--device` and `--quick`, which every benchmark takes."""
+    """`--device`, `--quick` and `--trim`, which every benchmark takes."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it runs, not to quote")
-    return parser.parse_args()
+    parser.add_argument("--trim", action="store_true", help="give freed memory back to the system, as glibc does")
+    given = parser.parse_args()
+    if not given.trim:
+        keep_freed_memory()
+    return given
 
 
 @dataclass
@@ -282,6 +300,7 @@ def machine_line(device: str) -> str:
         names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
     text = f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}, 1 thread"
+    text += ", freed memory is kept" if MEMORY["kept"] else ""
     return f"{text}, {torch.cuda.get_device_name()}" if device == "cuda" else text
 
 
