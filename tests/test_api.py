@@ -152,11 +152,13 @@ export(fn, example_args=(), example_kwargs=None, *, dynamic=None)
 load(path, *, weights=None)
 peak_bytes(fn, *args, **kwargs)
 report(fn, *examples, backend=backend, dynamic=None, mode=None, options=None, repeats=20)
+scan_blocks(module, kind, *, ignore=())
 to_bucket(x, *, rows=None, totals=None, lengths=None)
 train_step(net, loss, optimizer=None, *, buffers=False, accumulate=1, dtype=None, metrics=('loss',),
     skip_nonfinite=False, error_if_nonfinite=False, average=None, donate=False, compile=True, backend=backend,
     mode=None, options=None, dynamic=None)
-unbucket(x, valid)""",
+unbucket(x, valid)
+unscan_blocks(module)""",
         )
 
     def test_data(self):

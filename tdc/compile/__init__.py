@@ -16,6 +16,8 @@ from tdc.compile.export import load as load
 from tdc.compile.inductor import backend as backend
 from tdc.compile.report.build import report as report
 from tdc.compile.report.record import Report as Report
+from tdc.compile.scan_blocks import scan_blocks as scan_blocks
+from tdc.compile.scan_blocks import unscan_blocks as unscan_blocks
 from tdc.compile.signature import Signature as Signature
 from tdc.compile.train_step import TrainStep as TrainStep
 from tdc.compile.train_step import train_step as train_step

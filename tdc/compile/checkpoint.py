@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
 
 from tdc.compile._torch.offload import is_to_host, through_host
+from tdc.compile._torch.tracing import in_body_of_scan
 from tdc.compile.held import held, restored
 from tdc.compile.upstream import traced
 from tdc.core import pytree
@@ -57,8 +58,8 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None, offload:
 
     Compile:
         fullgraph, in `train_step` and in functions whose result is differentiated. A graph keeps what is drawn at
-        random, since it would be drawn anew. Under `torch.func`, so in `step.vmap()`, and in graphs of `train_step`
-        before torch 2.13, everything is kept.
+        random, since it would be drawn anew. Under `torch.func`, so in `step.vmap()`, in the body of a scan, and in
+        graphs of `train_step` before torch 2.13, everything is kept.
 
     Example:
         >>> w = torch.zeros(2, 1, requires_grad=True)
@@ -75,7 +76,7 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None, offload:
     eagerly, in_graphs = ({}, IN_GRAPHS) if policy is None else contexts(policy)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if under_transform():
+        if under_transform() or (torch.compiler.is_dynamo_compiling() and in_body_of_scan()):
             return fn(*args, **kwargs)
         if not traced():
             with save_on_cpu(pin_memory=True) if offload else nullcontext():
@@ -117,20 +118,26 @@ def checkpoint_blocks(
         (True, '1.0.weight')
     """
     op = "compile.checkpoint_blocks"
+    check_kinds(op, module, kind)
+    known: dict[nn.Module, nn.Module] = {}
+    found = with_blocks(module, kind, partial(checkpoint, policy=policy, offload=offload), known)
+    if not any([isinstance(m, kind) for m in known]):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names, there = " or ".join([k.__name__ for k in kinds]), ", ".join(sorted({type(m).__name__ for m in known}))
+        raise StructureError(message(op, f"a module with a {names}", f"one of {there}", hint="name one of these"))
+    return found  # type: ignore[return-value]  # of the class of the module, or a subclass of it
+
+
+def check_kinds(op: str, module: Any, kind: Any) -> None:
+    """Refuse what is no module, and kinds that are no classes of modules."""
     if not isinstance(module, nn.Module):
-        hint = "checkpoint_blocks(net, nn.TransformerEncoderLayer)"
+        hint = f"{op.partition('.')[2]}(net, nn.TransformerEncoderLayer)"
         raise DtypeError(message(op, "a module", describe(module), hint=hint))
     kinds = kind if isinstance(kind, tuple) else (kind,)
     wrong = [describe(k) for k in kinds if not (isinstance(k, type) and issubclass(k, nn.Module))]
     if wrong or not kinds:
         got, hint = ", ".join(wrong) or "none", "kind=nn.TransformerEncoderLayer"
         raise DtypeError(message(op, "classes of modules", got, hint=hint))
-    known: dict[nn.Module, nn.Module] = {}
-    found = with_blocks(module, kind, partial(checkpoint, policy=policy, offload=offload), known)
-    if not any([isinstance(m, kind) for m in known]):
-        names, there = " or ".join([k.__name__ for k in kinds]), ", ".join(sorted({type(m).__name__ for m in known}))
-        raise StructureError(message(op, f"a module with a {names}", f"one of {there}", hint="name one of these"))
-    return found  # type: ignore[return-value]  # of the class of the module, or a subclass of it
 
 
 def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, nn.Module]) -> nn.Module:

@@ -35,6 +35,7 @@ from tdc.tensordict.paths import all_ancestors, join
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 Tensors = dict[KeyPath, Any]
+Values = list[dict[str, Any]]  # for each store of a module the tensors by name
 Out = TypeVar("Out")
 EMPTY = torch.Size(())
 
@@ -138,15 +139,20 @@ def call_with(
     """What a function that calls the module returns, while that has the tensors of `params`; and its buffers after."""
     stores: list[Store] = []
     find_stores(module, (), stores)
-    before = [dict(s.tensors) for s in stores]
     given = fitted(module, stores, params, tie_weights, strict)
+    return with_values(module, stores, given, lambda: (fn(), from_buffers(stores) if return_buffers else None))
+
+
+def with_values(module: nn.Module, stores: list[Store], given: Values, fn: Callable[[], Out]) -> Out:
+    """What a function that calls the module returns, while the stores of that have the tensors that are given."""
+    before = [dict(s.tensors) for s in stores]
     try:
         at_trace_time(allow_writes)  # in the body of a loop, too: they are taken back there
         for s, values in zip(stores, given, strict=True):
             s.tensors.update(values)
         at_trace_time(refuse_writes)
         with nullcontext() if traced() else holding(module):
-            return fn(), from_buffers(stores) if return_buffers else None
+            return fn()
     finally:
         at_trace_time(allow_writes)
         for s, own in zip(stores, before, strict=True):
@@ -244,8 +250,6 @@ def find_stores(module: nn.Module, prefix: KeyPath, found: list[Store]) -> None:
 
 
 # -- what goes into the module for a call
-
-Values = list[dict[str, Any]]  # for each store the tensors by name
 
 
 def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weights: bool, strict: bool) -> Values:

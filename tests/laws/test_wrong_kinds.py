@@ -160,6 +160,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "buckets": (1, 8),
     "checkpoint": (torch.neg,),
     "checkpoint_blocks": (torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear),
+    "scan_blocks": (torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), torch.nn.Linear),
+    "unscan_blocks": (torch.nn.Sequential(torch.nn.Linear(2, 2)),),
     "counted": (torch.neg,),
     "dcp_load": (f"{STORE}.dcp", "x", {"like": td(), "trusted": True, "classes": ()}),
     "dcp_save": (td(), f"{FOLDER.name}/checkpoint", {"overwrite": True}),

@@ -101,13 +101,26 @@ def refuse_in_scan(op: str, ref: Any) -> None:
 
 def refuse_tracer_of_scan(context: Any) -> None:
     """Raise where Dynamo traces the body of a scan, at any depth."""
-    tracer = translator(context).output.current_tracer
+    if within_scan(translator(context)):
+        hint = "make the outer loop a tdc.while_loop, or write the inner one as a Python for"
+        got = "one in the body of a scan, with gradients"
+        raise UnsupportedError(message(name_of(context), "a loop outside of scan", got, hint=hint))
+
+
+def within_scan(tx: Any) -> bool:
+    """Whether one of the operators whose bodies Dynamo traces is a scan."""
+    tracer = tx.output.current_tracer
     while tracer is not None:
         if "scan" in str(tracer.source_target):
-            hint = "make the outer loop a tdc.while_loop, or write the inner one as a Python for"
-            got = "one in the body of a scan, with gradients"
-            raise UnsupportedError(message(name_of(context), "a loop outside of scan", got, hint=hint))
+            return True
         tracer = tracer.parent
+    return False
+
+
+@constant
+def in_body_of_scan() -> bool:
+    """Whether the call is traced as part of the body of a scan."""
+    return within_scan(torch._dynamo.symbolic_convert.InstructionTranslator.current_tx())
 
 
 def compile_through(context: Any, around: Callable[..., Any]) -> None:
