@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autobatch.check import Compiler, check
+from autobatch.check import Compiler, NotANumber, check
 from autobatch.generate import STATEMENTS, Program, program
 
 WORDS = ("while ", "for ", "if ", "break", "continue", "return ", "other(", "else:", "elif ", "append")
@@ -83,6 +83,9 @@ def run(
             if log is not None:
                 with log.open("a") as out:
                     print(key, file=out)
+        except NotANumber:
+            seen.update({"programs": -1, "left out, since examples give NaN by themselves": 1})
+            continue
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             failed.append(f"seed {seed}: {type(error).__name__} {last.filename}:{last.lineno} {str(error)[:600]}")
