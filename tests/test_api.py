@@ -155,8 +155,8 @@ report(fn, *examples, backend=backend, dynamic=None, mode=None, options=None, re
 scan_blocks(module, kind, *, ignore=())
 to_bucket(x, *, rows=None, totals=None, lengths=None)
 train_step(net, loss, optimizer=None, *, buffers=False, accumulate=1, dtype=None, metrics=('loss',),
-    skip_nonfinite=False, error_if_nonfinite=False, average=None, donate=False, compile=True, backend=backend,
-    mode=None, options=None, dynamic=None)
+    skip_nonfinite=False, error_if_nonfinite=False, average=None, process_group=None, donate=False,
+    compile=True, backend=backend, mode=None, options=None, dynamic=None)
 unbucket(x, valid)
 unscan_blocks(module)""",
         )

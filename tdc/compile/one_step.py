@@ -1,6 +1,6 @@
 """One step of training as a pure function of tensors: `(state, batch) -> (state, metrics)`.
 
-    batch --split--> parts --loss, grad--> mean of gradients --optimizer--> params --average--> averaged params
+    batch --split--> parts --loss, grad--> mean over parts and ranks --optimizer--> params --average--> averaged params
                                                  |
                                         finite? else all of it stays as it was
 
@@ -27,7 +27,8 @@ from tdc.compile import loss_scale
 from tdc.compile.differentiate import loss_and_gradients
 from tdc.compile.loss import Functional, OfModule, read_result
 from tdc.compile.loss_scale import chosen, next_scale, unscaled
-from tdc.compile.micro_batches import Gradients, leaves_of, mean_over_parts
+from tdc.compile.micro_batches import Gradients, first_size, leaves_of, mean_over_parts
+from tdc.compile.ranks import mean_over_ranks, summed
 from tdc.compile.seeds import advanced
 from tdc.compile.train_metrics import global_norm, metrics_of, rate_of
 from tdc.compile.train_state import next_state
@@ -60,6 +61,7 @@ class Step:
     skip_nonfinite: bool
     error_if_nonfinite: bool
     average: Any
+    process_group: Any = None
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         self.check(state, batch)
@@ -86,6 +88,10 @@ class Step:
         if "rng" in state._leaves:
             new["rng"] = advanced(state["rng"])
         metrics = metrics_of(self.metrics, found, batch, new, **known)
+        if self.process_group is not None:
+            counts = ["rows", *["tokens"] * (not isinstance(found.count, Tensor))]
+            own = {name: metrics[name] for name in counts if name in self.metrics}
+            metrics = metrics.update(summed(own, self.process_group))
         return next_state(new, state), metrics
 
     @property
@@ -117,6 +123,9 @@ class Step:
 
         parts = self.accumulate
         found = of(params, buffers, batch) if parts == 1 else mean_over_parts(of, params, buffers, batch, parts)
+        if self.process_group is not None:
+            rows = 1 if isinstance(found.count, Tensor) else first_size(batch)
+            found = mean_over_ranks(found, rows, self.process_group)
         return found if scale is None else found._replace(grads=unscaled(found.grads, scale))
 
     def gradients_of(

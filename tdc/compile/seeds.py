@@ -25,14 +25,14 @@ def mixed(key: int) -> int:
 
 
 @contextmanager
-def seeded(keys: Tensor, device: torch.device) -> Iterator[None]:
-    """Random numbers of these keys, on the CPU and on the device; afterwards they are as they were before."""
+def seeded(keys: Tensor, device: torch.device, rank: int = 0) -> Iterator[None]:
+    """Random numbers of these keys and of a rank, on the CPU and on the device; afterwards they are as they were."""
     generators = [torch.default_generator]
     if device.type != "cpu":
         module = torch.get_device_module(device)
         generators.append(module.default_generators[module.current_device() if device.index is None else device.index])
     before = [g.get_state() for g in generators]
-    seed = 0
+    seed = rank
     for key in keys.flatten().tolist():
         seed = mixed(seed ^ key)
     try:

@@ -42,6 +42,7 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
 from tdc.compile.loss_scale import SCALING, first_scale
 from tdc.compile.one_step import DTYPES, Step, device_of
+from tdc.compile.ranks import as_on_first, check_group, rank_of
 from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (
@@ -77,6 +78,7 @@ def train_step(
     skip_nonfinite: bool = False,
     error_if_nonfinite: bool = False,
     average: Any = None,
+    process_group: Any = None,
     donate: bool = False,
     compile: bool = True,
     backend: Any = inductor,
@@ -98,6 +100,7 @@ def train_step(
         skip_nonfinite: leave out steps whose gradients are not all finite, and count them.
         error_if_nonfinite: raise in such a step, or where the loss is not finite; each step waits for the device.
         average: `tdc.optim.ema(0.999)` keeps a mean of the parameters in the state, for `step.eval`.
+        process_group: of `torch.distributed`, each of whose processes gives its part of the batch.
         donate: write the new state into the memory of the old one, which is returned; `state.clone()` keeps a copy.
         compile, backend, mode, options, dynamic: whether to compile, and as of `torch.compile`.
 
@@ -119,9 +122,10 @@ def train_step(
     found = loss_of(net, fn, buffers)
     check_optimizer(optimizer, average)
     check_settings(accumulate, dtype, options)
+    check_group(process_group, net)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
-    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average)
+    run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, process_group)
     return TrainStep(run, run, donate, how)
 
 
@@ -186,7 +190,8 @@ class TrainStep:
             entries["scaler"] = first_scale(size, device, SCALING)
         if seed is not None:
             entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
-        return TensorDict(entries, size)
+        state = TensorDict(entries, size)
+        return state if run.process_group is None else as_on_first(state, device_of(params), run.process_group)
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         """Take one step.
@@ -210,7 +215,7 @@ class TrainStep:
             if keys is None:
                 out = self._run(state, batch)
             else:
-                with seeded(keys, state._leaves["step"].device):
+                with seeded(keys, state._leaves["step"].device, rank_of(self._step.process_group)):
                     out = self._run(without_keys(state), batch)
         new, metrics = (state, out) if self._donate else out
         if keys is not None and self._donate:

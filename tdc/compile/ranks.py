@@ -1,0 +1,121 @@
+"""A batch over several processes: each takes the step with its part, and all hold the step of the whole batch.
+
+    gradients, metrics, buffers = sum over ranks of (rank's mean * its weight) / sum of weights
+
+The weight of a rank is the count of its loss, or else its rows, as that of a micro-batch is. All sums are one
+`torch.distributed.all_reduce`, in the graph of the step; whole numbers are another one, where there are some.
+
+Invariant: states that are equal on all ranks are equal after the step, to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tdc.compile.loss import not_zero
+from tdc.compile.micro_batches import Gradients
+from tdc.core.dtypes import sum_dtype
+from tdc.core.dynamo import under_transform
+from tdc.core.errors import DtypeError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.keys import show
+from tdc.tensordict.tensordict import TensorDict
+
+OP = "compile.train_step"
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def check_group(group: Any, net: Any) -> None:
+    """Refuse what is no process group, and modules that exchange gradients by hooks, which a step does not call."""
+    wrapper = [c.__name__ for c in type(net).__mro__ if c.__name__ in WRAPPERS]
+    if wrapper:
+        hint = "train_step(net, loss, optimizer, process_group=torch.distributed.group.WORLD) with the net itself"
+        raise UnsupportedError(message(OP, "a module without wrappers", wrapper[0], hint=hint))
+    if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        hint = "torch.distributed.init_process_group(...), then process_group=torch.distributed.group.WORLD"
+        raise DtypeError(message(OP, "a process group", describe(group), hint=hint))
+
+
+def rank_of(group: Any) -> int:
+    """The number of this process in a group; 0 without one."""
+    return 0 if group is None else dist.get_rank(group)
+
+
+def as_on_first(td: TensorDict, device: torch.device, group: Any) -> TensorDict:
+    """A TensorDict of all ranks with the values that the first has; the others must have tensors of that form.
+
+    Args:
+        device: over which the group exchanges.
+
+    Raises:
+        StructureError: other keys, shapes or dtypes.
+    """
+    own = {path: describe(x) for path, x in td._leaves.items()}
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, own, group)  # so that all ranks raise, and none waits for the others
+    wrong = {
+        f"rank {i}, {show(path)}": f"{forms.get(path, 'missing')}, on rank 0 {told[0].get(path, 'missing')}"
+        for i, forms in enumerate(told)
+        for path in [*told[0], *[p for p in forms if p not in told[0]]]
+        if forms.get(path) != told[0].get(path)
+    }
+    hint = "build the same net on all ranks"
+    refuse_wrong(StructureError, f"{OP}.init", "the tensors of rank 0", wrong, "that differ", hint)
+    for x in td._leaves.values():
+        given_by_first = x.to(device).contiguous()
+        dist.broadcast(given_by_first, group=group, group_src=0)
+        x.copy_(given_by_first)
+    return td
+
+
+def mean_over_ranks(found: Gradients, rows: Any, group: Any) -> Gradients:
+    """What each rank found of its part, as what all found of the whole; whole numbers among metrics are summed."""
+    if under_transform():
+        hint = "train members on ranks of their own, or leave process_group out"
+        raise UnsupportedError(message(OP, "no vmap around a step with process_group=", "one", hint=hint))
+    buffers = {"buffers": found.buffers} if isinstance(found.buffers, TensorDict) else {}
+    whole = TensorDict({"grads": found.grads, "metrics": found.metrics, **buffers})
+    means = {path: x for path, x in whole._leaves.items() if is_inexact(x)}
+    dtype = max([sum_dtype(x.dtype) for x in means.values()], key=lambda d: d.itemsize)
+    first = next(iter(means.values()))
+    weight = found.count if isinstance(found.count, Tensor) else torch.ones((), device=first.device) * rows
+    *sums, total = all_summed([*[parts_of(x).to(dtype) * weight for x in means.values()], weight.to(dtype)], group)
+    new = {path: as_given(s / not_zero(total), x) for s, (path, x) in zip(sums, means.items(), strict=True)}
+    counts = {p: x for p, x in whole._leaves.items() if p not in means and p[0] == "metrics"}
+    whole = whole.update({**new, **summed(counts, group)})
+    count = total.to(found.count.dtype) if isinstance(found.count, Tensor) else found.count
+    return Gradients(whole["grads"], whole["metrics"], whole["buffers"] if buffers else found.buffers, count)
+
+
+def summed(counts: Mapping[Any, Tensor], group: Any) -> dict[Any, Tensor]:
+    """Whole numbers of all ranks together."""
+    if not counts:
+        return {}
+    return dict(zip(counts, all_summed([x.to(torch.int64) for x in counts.values()], group), strict=True))
+
+
+def all_summed(tensors: list[Tensor], group: Any) -> list[Tensor]:
+    """The sums over all ranks of tensors of one dtype, by one exchange."""
+    flat = torch.cat([x.reshape(-1) for x in tensors])
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([x.numel() for x in tensors])
+    return [part.reshape(x.shape) for part, x in zip(parts, tensors, strict=True)]
+
+
+def is_inexact(x: Tensor) -> bool:
+    """Whether a tensor is averaged."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def parts_of(x: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def as_given(x: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `parts_of`, rounded to the dtype that went in."""
+    return (torch.view_as_complex(x) if like.is_complex() else x).to(like.dtype)

@@ -1,0 +1,90 @@
+"""Training steps of several processes, each with its part of a batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tdc import DtypeError, TensorDict, UnsupportedError
+from tdc.compile import train_step
+from tdc.optim import sgd
+
+SCRIPT = Path(__file__).with_name("step_processes.py")
+
+
+def run(name: str, folder: Path, world: int = 2) -> list[str]:
+    """What each of several processes says of a check."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), name, str(folder / "meeting"), str(rank), str(world)],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    return errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["is_like_the_whole_batch", "buffers_agree", "draws_differ", "nothing_to_count", "other_nets_are_refused"],
+)
+def test_each_rank_has_the_step_of_the_whole_batch(name: str, tmp_path: Path) -> None:
+    assert run(name, tmp_path) == ["", ""]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Any]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def loss(net: nn.Module, x: torch.Tensor) -> Any:
+    return net(x).square().sum(), len(x)
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_group_of_one_changes_nothing(group: Any, backend: str | None) -> None:
+    net, x = nn.Linear(3, 2), torch.randn(5, 3)
+    how: dict[str, Any] = {"compile": False} if backend is None else {"backend": backend}
+    metrics: Any = ("loss", "rows", "tokens", "grad_norm")
+    ours = train_step(net, loss, sgd(0.1), process_group=group, accumulate=2, metrics=metrics, **how)
+    alone = train_step(net, loss, sgd(0.1), accumulate=2, metrics=metrics, compile=False)
+    for a, b in zip(ours(ours.init(), x), alone(alone.init(), x), strict=True):
+        for (path, found), (other, expected) in zip(a.items(True, True), b.items(True, True), strict=True):
+            assert path == other
+            torch.testing.assert_close(found, expected)
+
+
+def test_what_a_group_cannot_have_is_refused(group: Any) -> None:
+    net = nn.Linear(3, 2)
+    step = train_step(net, loss, sgd(0.1), process_group=group, compile=False)
+    members: Any = torch.stack([step.init(), step.init()])  # type: ignore[list-item]  # a stack of TensorDicts is one
+    with pytest.raises(UnsupportedError, match="no vmap around a step with process_group="):
+        step.vmap()(members, torch.randn(5, 3))
+    with pytest.raises(UnsupportedError, match=r"got DistributedDataParallel\nhint: .*process_group="):
+        train_step(nn.parallel.DistributedDataParallel(net), loss, sgd(0.1))
+    with pytest.raises(DtypeError, match="expected a process group, got str"):
+        train_step(net, loss, sgd(0.1), process_group="gloo")
+
+
+def test_without_processes_a_group_is_none() -> None:
+    step = train_step(nn.Linear(3, 2), loss, sgd(0.1), process_group=None, compile=False)
+    assert isinstance(step.init(), TensorDict)
