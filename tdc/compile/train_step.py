@@ -121,8 +121,7 @@ def train_step(
     net, fn, optimizer = (None, net, loss) if optimizer is None else (net, loss, optimizer)
     found = loss_of(net, fn, buffers)
     check_optimizer(optimizer, average)
-    check_settings(accumulate, dtype, options)
-    check_group(process_group, net)
+    check_settings(accumulate, dtype, options, process_group, net)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
     run = Step(found, optimizer, accumulate, dtype, names, skip_nonfinite, error_if_nonfinite, average, process_group)
@@ -402,8 +401,10 @@ def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None
     return names
 
 
-def check_settings(accumulate: Any, dtype: Any, options: Any) -> None:
-    """Refuse other numbers of parts, other dtypes, and an option that would do nothing in a graph of both passes."""
+def check_settings(accumulate: Any, dtype: Any, options: Any, group: Any, net: Any) -> None:
+    """Refuse other numbers of parts, other dtypes, an option that would do nothing in a graph of both passes, and what
+    is no process group."""
+    check_group(group, net)
     if BUDGET in (options or {}):
         hint = "checkpoint_blocks(net, kind, policy=[torch.ops.aten.addmm]) says what is kept"
         raise UnsupportedError(message(OP, "options that act on one graph of both passes", BUDGET, hint=hint))
