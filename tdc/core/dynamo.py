@@ -327,6 +327,11 @@ def own_name(op: Any) -> str:
     return str(getattr(op, "__name__", None) or getattr(op, "_name", None) or "")
 
 
+def argument_names(op: Any) -> list[str]:
+    """The names of the arguments of an operation of `torch.ops`."""
+    return [a.name for a in op._schema.arguments]
+
+
 def schemas(name: str) -> list[tuple[tuple[str, bool, str], ...]]:
     """The parameters of an operation of torch, in each of its forms: names, whether by position, too, and types.
 

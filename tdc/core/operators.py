@@ -1,7 +1,9 @@
-"""Operators of this library, `torch.ops.tdc`: what autograd finds where one of them is called by itself.
+"""Operators of this library, `torch.ops.tdc`: what torch's dispatcher, graphs, vmap and autograd know of each.
 
-    derive(op, fn, name)             the derivative of another function, which calls the operator
-    refuse_derivative(op, text)      an error as soon as a derivative is asked for
+    operator(schema, fake, members, CPU=kernel)    defined, with a kernel for each device, for graphs and for vmap
+    derive(op, fn, name)                           the derivative of another function, which calls the operator
+    refuse_derivative(op, text)                    an error as soon as a derivative is asked for
+    with_directions(plain, directed)               an autograd function that also has a derivative in a direction
 
 A program calls the function. The operator by itself is met in the body of a loop of a graph, in exported programs and
 by who calls `torch.ops.tdc` by hand.
@@ -10,16 +12,58 @@ by who calls `torch.ops.tdc` by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import below_autograd, delayed_error, under_transform
-from tdc.core.errors import UnsupportedError, message
+from tdc.core.dynamo import below_autograd, delayed_error, trace_as, under_transform
+from tdc.core.errors import StructureError, UnsupportedError, message
 
 LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
+
+
+def operator(schema: str, fake: Callable[..., Any], members: Callable[..., Any], **kernels: Callable[..., Any]) -> Any:
+    """Define an operator and return it.
+
+    Args:
+        schema: its name, arguments and results, as torch writes them.
+        fake: its results without numbers, for graphs.
+        members: `members(op, info, in_dims, *args)`, its results for all members of a `torch.vmap` and their dims.
+        kernels: its function for each dispatch key, `CPU=` or `CUDA=`.
+    """
+    full = schema.partition("(")[0]
+    name, _, overload = full.partition(".")
+    LIBRARY.define(schema)
+    op = getattr(getattr(torch.ops.tdc, name), overload or "default")
+    for key, kernel in kernels.items():
+        LIBRARY.impl(full, kernel, key)
+    LIBRARY.impl(op, fake, "Meta")  # `register_fake` looks for its caller in every module
+    torch.library.register_vmap(op, partial(members, op))
+    return op
+
+
+def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
+    """A StructureError where `torch.vmap` maps what all members share."""
+    if any([d is not None for d in dims]):
+        hint = f"map over values only: in_dims with None for {what}"
+        raise StructureError(message("vmap", "one ragged structure for all members", f"mapped {what}", hint=hint))
+
+
+def with_directions(plain: Any, directed: Any) -> Callable[..., Any]:
+    """`apply` of an autograd function with a derivative in a direction; in a graph that of one without, since Dynamo
+    takes no function that has it."""
+
+    def run(*args: Any) -> Any:
+        return directed.apply(*args)
+
+    def run_traced(*args: Any) -> Any:
+        return plain.apply(*args)
+
+    trace_as(run, run_traced)
+    return run
 
 
 def derive(op: Any, fn: Callable[..., Any], name: str) -> None:

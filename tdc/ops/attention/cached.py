@@ -20,16 +20,11 @@ from torch import Tensor
 from tdc.core.dtypes import HALF
 from tdc.core.dynamo import flash_forward
 from tdc.core.errors import ShapeError, StructureError, message
-from tdc.core.operators import LIBRARY, refuse_derivative
+from tdc.core.operators import operator, refuse_derivative
 from tdc.ops.attention.flash import ALIGNED, contiguous, largest_head, loadable
 from tdc.ops.attention.operator import folded
 
 OP = "KVCache.attend"
-LIBRARY.define(
-    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor lengths, bool causal, int window, "
-    "float scale) -> Tensor[]"
-)
-cached_rows = torch.ops.tdc.cached_attention.default
 
 
 def forward_rows(
@@ -115,18 +110,19 @@ NO_DERIVATIVE = message(
 )
 
 
-def over_members(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Under vmap members become heads, those of the cache as well; they share offsets and lengths."""
     if any([d is not None for d in in_dims[3:5]]):
         hint = "map over keys and values only: in_dims with None for lengths"
         raise StructureError(message("vmap", "one length of each row for all members", "mapped lengths", hint=hint))
     members: int = info.batch_size
     tensors = [folded(x, d, members, heads) for x, d, heads in zip(args[:3], in_dims[:3], (1, 2, 2), strict=True)]
-    return [cached_rows(*tensors, *args[3:])[0].unflatten(1, (members, -1))], [1]
+    return [op(*tensors, *args[3:])[0].unflatten(1, (members, -1))], [1]
 
 
-LIBRARY.impl("cached_attention", forward_rows, "CPU")
-LIBRARY.impl("cached_attention", flash_rows, "CUDA")
-LIBRARY.impl(cached_rows, fake_rows, "Meta")
+cached_rows = operator(
+    "cached_attention(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor lengths, bool causal, int window, "
+    "float scale) -> Tensor[]",
+    fake_rows, over_members, CPU=forward_rows, CUDA=flash_rows,
+)  # fmt: skip
 refuse_derivative(cached_rows, NO_DERIVATIVE)
-torch.library.register_vmap(cached_rows, over_members)

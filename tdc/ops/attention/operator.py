@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import trace_with_grad
-from tdc.core.errors import StructureError, message, no_second
-from tdc.core.operators import LIBRARY, derive, refuse_derivative
+from tdc.core.dynamo import argument_names, trace_with_grad
+from tdc.core.errors import no_second
+from tdc.core.operators import derive, operator, refuse_derivative, refuse_mapped
 from tdc.ops.attention import cpu, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
 from tdc.ops.attention.weights import kept_rectangle
@@ -40,27 +40,6 @@ BACKWARD = (
 )
 WEIGHTS = FORWARD.replace("scale", "scale, float dropout")
 WEIGHTS_BACKWARD = BACKWARD.replace("scale", "scale, float dropout")[:-1] + ", Tensor)"
-for _name, _schema, _key, _kernel in (
-    ("varlen_attention", FORWARD.format(ROWS), "CPU", cpu.forward_rows),
-    ("varlen_attention.masked", FORWARD.format(MASKED), "CPU", cpu.forward_rows),
-    ("varlen_attention.weights", WEIGHTS.format(SEEDED), "CPU", weights.forward_rows),
-    ("varlen_attention.flash", FORWARD.format(BOUNDED), "CUDA", flash.forward_rows),
-    ("varlen_attention_backward", BACKWARD.format(MASKED), "CPU", cpu.backward_rows),
-    ("varlen_attention_backward.weights", WEIGHTS_BACKWARD.format(SEEDED), "CPU", weights.backward_rows),
-    ("varlen_attention_backward.flash", BACKWARD.format(BOUNDED), "CUDA", flash.backward_rows),
-):
-    LIBRARY.define(f"{_name}{_schema}")
-    LIBRARY.impl(_name, _kernel, _key)
-
-varlen_rows = torch.ops.tdc.varlen_attention.default
-masked_rows = torch.ops.tdc.varlen_attention.masked
-weights_rows = torch.ops.tdc.varlen_attention.weights
-flash_rows = torch.ops.tdc.varlen_attention.flash
-varlen_rows_backward = torch.ops.tdc.varlen_attention_backward.default
-weights_rows_backward = torch.ops.tdc.varlen_attention_backward.weights
-flash_rows_backward = torch.ops.tdc.varlen_attention_backward.flash
-
-SEEDS = {weights_rows: 7, weights_rows_backward: 10}  # which argument
 NAMES = (  # of what `Attend` takes
     "q", "k", "v", "q_offsets", "k_offsets", "mask", "mask_offsets", "seeds", "max_q", "max_k", "causal", "scale",
     "dropout",
@@ -93,9 +72,7 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
         all_seeds = seeds.repeat(members) if dim is None else seeds.movedim(dim, 0).flatten()
         args, in_dims = (*args[:at], all_seeds, *args[at + 1 :]), (*in_dims[:at], None, *in_dims[at + 1 :])
     tensors = [(a, d) for a, d in zip(args, in_dims, strict=True) if isinstance(a, Tensor)]
-    if any([d is not None and not a.is_floating_point() for a, d in tensors]):
-        hint = "map over values only: in_dims with None for offsets"
-        raise StructureError(message("vmap", "one ragged structure for all members", "mapped offsets", hint=hint))
+    refuse_mapped("offsets", [d for a, d in tensors if not a.is_floating_point()])
     outs = op(*[
         a if not isinstance(a, Tensor) or not a.is_floating_point() else folded(a, d, members)
         for a, d in zip(args, in_dims, strict=True)
@@ -215,15 +192,29 @@ def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
 
 def attended(op: Any, *args: Any) -> tuple[Tensor, ...]:
     """`Attend` of the arguments of one of the operators."""
-    given = dict.fromkeys(NAMES) | {a.name: x for a, x in zip(op._schema.arguments, args, strict=True)}
+    given = dict.fromkeys(NAMES) | dict(zip(argument_names(op), args, strict=True))
     return Attend.apply(*given.values())  # type: ignore[no-any-return]  # untyped in torch
 
 
+varlen_rows, masked_rows, weights_rows, flash_rows = [
+    operator(f"varlen_attention{schema}", fake_rows, over_members, **kernel)
+    for schema, kernel in (
+        (FORWARD.format(ROWS), {"CPU": cpu.forward_rows}),
+        (f".masked{FORWARD.format(MASKED)}", {"CPU": cpu.forward_rows}),
+        (f".weights{WEIGHTS.format(SEEDED)}", {"CPU": weights.forward_rows}),
+        (f".flash{FORWARD.format(BOUNDED)}", {"CUDA": flash.forward_rows}),
+    )
+]
+varlen_rows_backward, weights_rows_backward, flash_rows_backward = [
+    operator(f"varlen_attention_backward{schema}", fake, over_members, **kernel)
+    for schema, fake, kernel in (
+        (BACKWARD.format(MASKED), fake_gradients, {"CPU": cpu.backward_rows}),
+        (f".weights{WEIGHTS_BACKWARD.format(SEEDED)}", fake_weights_gradients, {"CPU": weights.backward_rows}),
+        (f".flash{BACKWARD.format(BOUNDED)}", fake_gradients, {"CUDA": flash.backward_rows}),
+    )
+]
+SEEDS = {weights_rows: 7, weights_rows_backward: 10}  # which argument
 for _op in (varlen_rows, masked_rows, weights_rows, flash_rows):
-    LIBRARY.impl(_op, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
     derive(_op, partial(attended, _op), "varlen_attention")
-    torch.library.register_vmap(_op, partial(over_members, _op))
 for _op in (varlen_rows_backward, weights_rows_backward, flash_rows_backward):
-    LIBRARY.impl(_op, fake_weights_gradients if _op is weights_rows_backward else fake_gradients, "Meta")
     refuse_derivative(_op, no_second("attention"))
-    torch.library.register_vmap(_op, partial(over_members, _op))

@@ -9,21 +9,14 @@ Invariant: `MaxPool` differentiates the operator, and nothing else does.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as, trace_with_grad
-from tdc.core.errors import StructureError, message
-from tdc.core.operators import LIBRARY, derive
+from tdc.core.dynamo import trace_with_grad
+from tdc.core.operators import derive, operator, refuse_mapped, with_directions
 from tdc.ops.convolution import cpu
-
-HOW = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
-LIBRARY.define(f"max_pool_rows(Tensor x, Tensor sizes, SymInt total, {HOW}) -> (Tensor, Tensor)")
-LIBRARY.impl("max_pool_rows", cpu.max_pool, "CPU")
-rows = torch.ops.tdc.max_pool_rows.default
 
 
 class MaxPool(torch.autograd.Function):
@@ -73,17 +66,12 @@ def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
 trace_with_grad(put)
 
 
+directed_max_pool = with_directions(MaxPool, Directed)
+
+
 def pool_rows(*args: Any) -> Tensor:
     """The largest of each window, with all derivatives."""
-    return Directed.apply(*args)[0]  # type: ignore[no-any-return]  # untyped in torch
-
-
-def pool_rows_traced(*args: Any) -> Tensor:
-    """What Dynamo traces in place of `pool_rows`: it takes no function with a derivative in a direction."""
-    return MaxPool.apply(*args)[0]  # type: ignore[no-any-return]  # untyped in torch
-
-
-trace_as(pool_rows, pool_rows_traced)
+    return directed_max_pool(*args)[0]  # type: ignore[no-any-return]  # untyped in torch
 
 
 def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, Tensor]:
@@ -93,13 +81,14 @@ def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, 
 
 def over_members(run: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *rest: Any) -> tuple[Any, Any]:
     """Under vmap members become channels; they share sizes."""
-    if in_dims[1] is not None:
-        hint = "map over values only: in_dims with None for sizes"
-        raise StructureError(message("vmap", "one ragged structure for all members", "mapped sizes", hint=hint))
+    refuse_mapped("sizes", in_dims[1:2])
     outs = run(x.movedim(in_dims[0], 1).flatten(1), sizes, *rest)
     return tuple([t.unflatten(1, (info.batch_size, -1)) for t in outs]), (1, 1)
 
 
-LIBRARY.impl(rows, fake_rows, "Meta")  # `register_fake` looks for its caller in every module
+rows = operator(
+    "max_pool_rows(Tensor x, Tensor sizes, SymInt total, int[] kernel, int[] stride, int[] padding, int[] dilation, "
+    "bool ceil_mode) -> (Tensor, Tensor)",
+    fake_rows, over_members, CPU=cpu.max_pool,
+)  # fmt: skip
 derive(rows, MaxPool.apply, "max_pool")
-torch.library.register_vmap(rows, partial(over_members, rows))

@@ -23,23 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as, trace_with_grad
-from tdc.core.errors import StructureError, message
-from tdc.core.operators import LIBRARY, derive
+from tdc.core.dynamo import trace_with_grad
+from tdc.core.operators import derive, operator, refuse_mapped, with_directions
 from tdc.ops.convolution import cpu
-
-HOW = "int[] stride, int[] padding, int[] dilation, int groups"
-for _name, _given, _kernel in (
-    ("conv_rows", "Tensor x, Tensor weight, Tensor? bias, Tensor sizes, SymInt total", cpu.forward),
-    ("conv_rows_input", "Tensor weight, Tensor grad, Tensor sizes, SymInt total", cpu.backward_input),
-    ("conv_rows_weight", "Tensor x, Tensor grad, Tensor sizes, SymInt[] kernel", cpu.backward_weight),
-):
-    LIBRARY.define(f"{_name}({_given}, {HOW}) -> Tensor")
-    LIBRARY.impl(_name, _kernel, "CPU")
-
-rows = torch.ops.tdc.conv_rows.default
-rows_input = torch.ops.tdc.conv_rows_input.default
-rows_weight = torch.ops.tdc.conv_rows_weight.default
 
 
 def product(
@@ -109,22 +95,12 @@ class Directed(Convolve):
         return functools.reduce(torch.add, parts)
 
 
-def convolve(*args: Any) -> Tensor:
-    """`product` with all its derivatives."""
-    return Directed.apply(*args)  # type: ignore[no-any-return]  # untyped in torch
-
-
-def convolve_traced(*args: Any) -> Tensor:
-    """What Dynamo traces in place of `convolve`: it takes no function with a derivative in a direction."""
-    return Convolve.apply(*args)  # type: ignore[no-any-return]  # untyped in torch
-
-
-trace_as(convolve, convolve_traced)
+convolve = with_directions(Convolve, Directed)  # `product` with all its derivatives
 
 
 def derived(*args: Any) -> Tensor:
     """`convolve` of a derivative."""
-    return convolve(*args)
+    return convolve(*args)  # type: ignore[no-any-return]  # untyped in torch
 
 
 trace_with_grad(derived, product)
@@ -156,9 +132,7 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     """Under vmap members become examples where they share the weight, else groups; they share sizes."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
     dims, members = in_dims[: len(tensors)], info.batch_size
-    if in_dims[len(tensors)] is not None:
-        hint = "map over values only: in_dims with None for sizes"
-        raise StructureError(message("vmap", "one ragged structure for all members", "mapped sizes", hint=hint))
+    refuse_mapped("sizes", [in_dims[len(tensors)]])
     first = {rows: (1, 2), rows_input: (0,), rows_weight: ()}[op]  # tensors whose channels are dim 0
     if first and all([dims[i] is None for i in first]):
         flat = [t if i in first else t.movedim(dims[i], 0).flatten(0, 1) for i, t in enumerate(tensors)]
@@ -175,7 +149,14 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     return out.unflatten(at, (members, -1)), at
 
 
-for _op, _fake in ((rows, fake_rows), (rows_input, fake_input), (rows_weight, fake_weight)):
-    LIBRARY.impl(_op, _fake, "Meta")  # `register_fake` looks for its caller in every module
+HOW = "int[] stride, int[] padding, int[] dilation, int groups"
+rows, rows_input, rows_weight = [
+    operator(f"{name}({given}, {HOW}) -> Tensor", fake, over_members, CPU=kernel)
+    for name, given, fake, kernel in (
+        ("conv_rows", "Tensor x, Tensor weight, Tensor? bias, Tensor sizes, SymInt total", fake_rows, cpu.forward),
+        ("conv_rows_input", "Tensor weight, Tensor grad, Tensor sizes, SymInt total", fake_input, cpu.backward_input),
+        ("conv_rows_weight", "Tensor x, Tensor grad, Tensor sizes, SymInt[] kernel", fake_weight, cpu.backward_weight),
+    )
+]
+for _op in (rows, rows_input, rows_weight):
     derive(_op, partial(convolved, _op), "conv")
-    torch.library.register_vmap(_op, partial(over_members, _op))
