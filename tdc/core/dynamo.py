@@ -359,6 +359,10 @@ flash_forward: Op = internals.ops.aten._flash_attention_forward
 flash_backward: Op = internals.ops.aten._flash_attention_backward
 fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu
 fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane
+    2: internals.ops.aten._adaptive_avg_pool2d_backward,
+    3: internals.ops.aten._adaptive_avg_pool3d_backward,
+}
 
 
 def foreach(name: str) -> Op:

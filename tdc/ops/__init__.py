@@ -17,7 +17,7 @@ from tdc.tensordict.tensordict import TensorDict
 
 # isort: off
 from tdc.ops import (  # noqa: F401  # each fills the table with the rows of its family
-    alias, batch, batch_indexing, batch_join, batch_shape, channel, checkpoint, comparison, conv,
+    adaptive_pool, alias, batch, batch_indexing, batch_join, batch_shape, channel, checkpoint, comparison, conv,
     distance, einsum, embedding_bag, extend, extremes, factory, flatten, indexing, join, lengths, linalg, loss, masks,
     matmul, memory,
     moments, norm, order_statistics, partial_ragged, pointwise, pool, positionwise, random, reduction, resample,

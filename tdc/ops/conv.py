@@ -3,6 +3,8 @@
     x (B, C, -1), weight (D, C, K)    nn.Conv1d(C, D, K)(x) -> (B, D, -1), each row as long as torch makes it alone
     x (B, C, -1, -1)                  images; `padding_mode` of a module other than zeros goes through F.pad
 
+A transposed convolution is the gradient of a convolution, and on packed rows it runs the operator of that.
+
 The rectangle holds zeros behind each row's end, as torch pads an example, so that each row's results are the first ones
 of the rectangle's. With stride 1 in one ragged dim their total follows from that of x; with another stride it is read
 from the lengths (a size that the graph does not know, under compile).
@@ -20,8 +22,8 @@ from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
-from tdc.ops.plane_rows import plane_rows, unserved
-from tdc.ops.spatial import Sizes, Span, expect_batch, filled, kernel_text, measured, planes, reach, resized, spatial
+from tdc.ops.plane_rows import plane_rows, sizes_after, unserved
+from tdc.ops.spatial import Sizes, Span, expect_batch, filled, kernel_text, measured, reach, resized, spatial
 from tdc.ragged.nested import NestedTensor
 
 
@@ -65,29 +67,38 @@ def conv(op: Op, n: int) -> Op:
     return rule
 
 
-def on_rows(x: Any, weight: Tensor, bias: Tensor | None, groups: int) -> bool:
+def on_rows(x: Any, weight: Tensor, bias: Tensor | None, groups: int, transposed: bool = False) -> bool:
     """Whether the operator of packed rows serves; what torch refuses goes to torch."""
     given = [weight] if bias is None else [weight, bias]
     if not isinstance(x, NestedTensor) or x.device.type != "cpu" or unserved():
         return False
     alike = all([t.device == x.device for t in given]) and x.dtype.is_floating_point
     dtypes = {t.dtype for t in as_autocast(x.values, *given)}
-    d, c = weight.shape[:2]
-    fits = isinstance(groups, int) and groups > 0 and x.shape[1] == c * groups and d % groups == 0
-    return alike and len(dtypes) == 1 and fits and (bias is None or tuple(bias.shape) == (d,))
+    if not (alike and len(dtypes) == 1 and isinstance(groups, int) and groups > 0):
+        return False
+    d, c = weight.shape[0], weight.shape[1] * groups
+    channels, results = (d, c) if transposed else (c, d)
+    return x.shape[1] == channels and d % groups == 0 and (bias is None or tuple(bias.shape) == (results,))
 
 
 def convolved(
-    m: Sizes, spans: list[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int
-) -> NestedTensor:
+    m: Sizes, spans: list[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int,
+    transposed: bool = False,
+) -> NestedTensor:  # fmt: skip
     """A packed batch by its real positions."""
     p = plane_rows(m, spans)
     if p.order != tuple(range(len(p.order))):
         weight = weight.permute(0, 1, *[d + 2 for d in p.order])
     x, weight, *rest = as_autocast(p.x, weight, *([] if bias is None else [bias]))
-    stride, padding, dilation = [p.ordered(numbers) for numbers in how]
+    given = p.total, *[p.ordered(numbers) for numbers in how], groups
     term = rest[0] if rest else None
-    return p.done(convolve(x, weight, None, term, p.sizes, p.total, stride, padding, dilation, groups))
+    if transposed:
+        out = convolve(None, weight, x, None, sizes_after(m, spans, p.order), *given)
+        out = out if term is None else out + term
+    else:
+        out = convolve(x, weight, None, term, p.sizes, *given)
+    batch: NestedTensor = p.done(out)
+    return batch
 
 
 def conv_transpose(op: Op, n: int) -> Op:
@@ -102,7 +113,12 @@ def conv_transpose(op: Op, n: int) -> Op:
         given = reach(op, n, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
         columns = zip(*given, kernel, strict=True)
         spans = [Span(s, d * (k - 1) + 1 + o - 2 * pad - s) for s, pad, o, d, k in columns]
-        p = planes(input, n, op, spans, kernel_text(kernel))
+        m = measured(input, n, op, spans, kernel_text(kernel))
+        steps, pads, beyond, wide = given
+        covered = all([o < s for o, s in zip(beyond, steps, strict=True)])  # no window more fits into a result
+        if covered and on_rows(input, weight, bias, groups, transposed=True):
+            return convolved(m, spans, weight, bias, (steps, pads, wide), groups, transposed=True)
+        p = filled(m, spans)
         return resized(p, op(p.data, weight, bias, stride, padding, output_padding, groups, dilation), spans)
 
     return rule

@@ -3,7 +3,8 @@
     values (C, *before, N, *after)    x (N', C), sizes (B, n), one example behind another, each plane row by row
 
 Dims of a plane that are not ragged follow those that are, so `order` says which dim is which. The sizes of a result are
-those of `Span`, its packed total follows from that of x or is read from the sizes.
+those of `Span`, or an int where all results have one size; its packed total follows from that of x or is read from the
+sizes.
 
 Invariant: nothing is padded; a result with the sizes of its operand shares its structure object.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import in_direction, is_zero, over_members_inside, trace_as
 from tdc.ops.spatial import Sizes, Span, total_after
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
 
@@ -34,53 +35,69 @@ class PlaneRows(NamedTuple):
         sizes: of each plane, (B, n), in `order`.
         order: the dims of a plane, ragged ones first.
         total: positions of the result, M'.
-        done: rows of the result, `(M', D)`, as a batch.
+        done: rows of the result, `(M', D)`, as a batch; dense where no dim of it is ragged.
     """
 
     x: Tensor
     sizes: Tensor
     order: tuple[int, ...]
     total: int
-    done: Callable[[Tensor], NestedTensor]
+    done: Callable[[Tensor], Any]
 
     def ordered(self, given: Sequence[T]) -> list[T]:
         """One thing for each dim of a plane, in `order`."""
         return [given[d] for d in self.order]
 
 
-def plane_rows(m: Sizes, spans: Sequence[Span]) -> PlaneRows:
-    """A packed batch that is `measured`, and where its result goes."""
+def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
+    """A packed batch that is `measured`, and where its result goes; the ragged dims of that lead in `order`."""
     x: Any = m.source
     s: Structure = x.structure
-    n, e = len(m.own), s.packed_dim
-    fixed = tuple([d for d in range(n) if d not in m.ragged])
+    fixed = tuple([d for d in range(len(m.own)) if d not in m.ragged])
     order = (*m.ragged, *fixed)
     sizes = x.sizes if not fixed else torch.stack([m.own[d] for d in order], 1)
-    structure, packed = result_structure(m, spans)
-    sides = [spans[d].at(m.widest[d]) for d in fixed]
+    kept = [d for d in m.ragged if isinstance(spans[d], Span)]
+    structure, packed = result_structure(m, spans, kept) if kept else (None, s.batch_size)
+    rest = order[len(kept) :]
+    sides = [size_after(spans[d], m.widest[d]) for d in rest]
+    at = {d: i for i, d in enumerate(rest, 1)}  # of each dim of the result that is not ragged
 
-    def done(out: Tensor) -> NestedTensor:
-        values = out.view(packed, *sides, out.shape[1]).movedim(-1, 1)
-        values = values.movedim(0, e)
+    def done(out: Tensor) -> Any:
+        parts = out.view(packed, *sides, out.shape[1])
+        if structure is None:
+            return parts.permute(0, -1, *[at[d] for d in sorted(rest)])
+        before, after = [[at[d] for d in sorted(rest) if (d < kept[0]) == first] for first in (True, False)]
+        values = parts.permute(-1, *before, 0, *after)
         return x.with_values(values) if structure is s else build_nested(structure, values)
 
-    moved = x.values.movedim(e, 0).movedim(1, -1)
+    moved = x.values.movedim(s.packed_dim, 0).movedim(1, -1)
     return PlaneRows(moved.flatten(0, -2), sizes, order, packed * math.prod(sides), done)
 
 
-def result_structure(m: Sizes, spans: Sequence[Span]) -> tuple[Structure, int]:
-    """The structure of a result of these sizes, and its packed positions."""
+def result_structure(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int]) -> tuple[Structure, int]:
+    """The structure of a result of these sizes, whose ragged dims are `kept`, and its packed positions."""
     x: Any = m.source
     s: Structure = x.structure
-    used = [spans[d] for d in m.ragged]
-    if all([span.same for span in used]):
+    used: list[Any] = [spans[d] for d in kept]
+    every = len(kept) == len(m.ragged)
+    if every and all([span.same for span in used]):
         return s, x.values.shape[s.packed_dim]
-    columns = [span.of(m.own[d]) for d, span in zip(m.ragged, used, strict=True)]
+    columns = [span.of(m.own[d]) for d, span in zip(kept, used, strict=True)]
     none = is_zero(s.batch_size)  # whose planes may be smaller than a kernel
-    widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(m.ragged, used, strict=True)])
+    widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(kept, used, strict=True)])
     out = structure_of_sizes(torch.stack(columns, 1), widest, s.packed_dim)
-    total = total_after(x, used) if all([span.linear for span in used]) else None
+    total = total_after(x, used) if every and all([span.linear for span in used]) else None
     return out, total_of(out.offsets) if total is None else total
+
+
+def size_after(span: Span | int, size: int) -> int:
+    """The size of a result along one dim, of that of all examples."""
+    return span.at(size) if isinstance(span, Span) else span
+
+
+def sizes_after(m: Sizes, spans: Sequence[Span], order: Sequence[int]) -> Tensor:
+    """Sizes of each result's plane, (B, n), in `order`."""
+    return torch.stack([spans[d].of(m.own[d]) for d in order], 1)
 
 
 def unserved() -> bool:

@@ -1,12 +1,10 @@
-"""Pooling of examples of different sizes: max, average and Lp windows, bins of a fixed number, and max_unpool.
+"""Pooling of examples of different sizes: max, average and Lp windows, and max_unpool.
 
-    x (B, C, -1, -1)    F.max_pool2d(x, 2)           -> (B, C, -1, -1), each row as large as torch makes it alone
-                        F.adaptive_avg_pool2d(x, 7)  -> (B, C, 7, 7), dense: bins depend on each row's own size
+    x (B, C, -1, -1)    F.max_pool2d(x, 2)    -> (B, C, -1, -1), each row as large as torch makes it alone
 
-Padding of the rectangle is -inf for a maximum and 0 for a sum; an average divides by what torch counts for
-an example of the row's size. Indices are positions within each row's own plane.
-
-Bins overlap and differ in size, so they are gathered: no difference of running sums, which would spread NaN and inf.
+On CPU packed examples are pooled by operators of `convolution`. Padding of the rectangle is -inf for a maximum and 0
+for a sum; an average divides by what torch counts for an example of the row's size. Indices are positions within each
+row's own plane, and packed examples are put back at these, one behind another.
 """
 
 from __future__ import annotations
@@ -22,16 +20,17 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.asserts import require
-from tdc.core.dtypes import rounded_once, widened
+from tdc.core.dtypes import widened
 from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
-from tdc.ops.convolution.max_pool import pool_rows
-from tdc.ops.plane_rows import plane_rows, unserved
-from tdc.ops.reduction import finite
+from tdc.ops.convolution.average import avg_pool as avg_pool_rows
+from tdc.ops.convolution.max_pool import max_pool as max_pool_rows
+from tdc.ops.plane_rows import PlaneRows, plane_rows, sizes_after, unserved
 from tdc.ops.spatial import (
     Planes,
+    Sizes,
     Span,
     beside,
     each,
@@ -76,11 +75,11 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
         m = measured(input, n, op, spans, kernel_text(each(kernel_size, n, op)))
         wanted = indexed or return_indices
         args: list[Any] = [each(v, n, op) for v in (kernel_size, steps_of(kernel_size, stride), padding, dilation)]
-        halves = all([2 * p <= k for k, p in zip(args[0], args[2], strict=True)])  # torch refuses more padding
-        if halves and not wanted and not unserved() and on_cpu(m.source):
+        if halves(args[0], args[2]) and on_rows(m.source) and (not wanted or in_order(m)):
             rows = plane_rows(m, spans)
             given = [rows.ordered(numbers) for numbers in args]
-            return rows.done(pool_rows(rows.x, rows.sizes, rows.total, *given, bool(ceil_mode)))
+            out, index = max_pool_rows(rows.x, rows.sizes, rows.total, rows.order, *given, bool(ceil_mode))
+            return (rows.done(out), own_positions(rows, index)) if wanted else rows.done(out)
         p = filled(m, spans, -math.inf)
         if n == 1:  # max_pool1d fixes the length in a graph (torch 2.11-2.13)
             args = [(v, *a) for v, a in zip((1, 1, 0, 1), args, strict=True)]
@@ -97,9 +96,31 @@ def max_pool(op: Op, n: int, indexed: bool = False) -> Op:
     return rule
 
 
-def on_cpu(x: Any) -> bool:
-    """Whether the operator of packed rows serves a batch."""
-    return isinstance(x, NestedTensor) and x.device.type == "cpu" and not x.dtype.is_complex
+def on_rows(x: Any, integers: bool = True) -> bool:
+    """Whether an operator of packed rows serves a batch.
+
+    Args:
+        integers: whether it takes them.
+    """
+    packed = isinstance(x, NestedTensor) and x.device.type == "cpu" and not unserved()
+    return packed and (x.dtype.is_floating_point or (integers and not x.dtype.is_complex))
+
+
+def halves(kernel: tuple[int, ...], padding: tuple[int, ...]) -> bool:
+    """Whether padding is what torch takes: half of the kernel at most."""
+    return all([2 * p <= k for k, p in zip(kernel, padding, strict=True)])
+
+
+def in_order(m: Sizes) -> bool:
+    """Whether rows have the dims of a plane in torch's order: no static one in front of the ragged ones."""
+    return m.ragged == tuple(range(len(m.ragged)))
+
+
+def own_positions(rows: PlaneRows, index: Tensor) -> Any:
+    """Positions in all rows as those in the plane of each example."""
+    ends = rows.sizes.prod(1).cumsum(0)
+    example = torch.bucketize(index[:, :1].contiguous(), ends, right=True)  # that of any channel
+    return rows.done(index - F.pad(ends, (1, 0))[example])
 
 
 def avg_pool(op: Op, n: int) -> Op:
@@ -115,8 +136,14 @@ def avg_pool(op: Op, n: int) -> Op:
             if divisor_override == 0:
                 raise ShapeError(message(op, "a divisor_override other than 0", "0", hint="None divides by the window"))
         kernel = each(kernel_size, n, op)
-        p = planes(input, n, op, spans, kernel_text(kernel))
+        m = measured(input, n, op, spans, kernel_text(kernel))
         steps, pads = each(steps_of(kernel_size, stride), n, op), each(padding, n, op)
+        if halves(kernel, pads) and on_rows(m.source, integers=False):
+            rows = plane_rows(m, spans)
+            given = [rows.ordered(numbers) for numbers in (kernel, steps, pads)]
+            counted_as = bool(ceil_mode), bool(count_include_pad), divisor_override
+            return rows.done(avg_pool_rows(rows.x, rows.sizes, rows.total, *given, *counted_as))
+        p = filled(m, spans)
         plain = (count_include_pad or not any(pads)) and not ceil_mode
         divisor = divisor_override or math.prod(kernel)
         if plain or divisor_override:
@@ -163,90 +190,6 @@ def lp_pool(op: Op, n: int) -> Op:
     return rule
 
 
-def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple[Tensor, Tensor]:
-    """Positions of adaptive bins and whether they are in there: (B,) -> (B, out, W).
-
-    Args:
-        count: bins of each row, a number or (B,); `out` at most.
-        widest: the longest row divided by its bins, rounded up.
-    """
-    index = torch.arange(out, device=size.device)
-    length = size.unsqueeze(1)
-    total = count.unsqueeze(1) if isinstance(count, Tensor) else max(count, 1)
-    start = index * length // total
-    end = ((index + 1) * length + total - 1) // total
-    position = start.unsqueeze(2) + torch.arange(widest + 1, device=size.device)
-    return position.clamp(max=longest - 1), position < end.unsqueeze(2)
-
-
-def taken(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Elements of each row along a dim: (B, ..., P, ...), (B, *Q) -> (B, *Q, ...), the other dims in order."""
-    moved = x.movedim(dim, 1)
-    rows = torch.arange(index.shape[0], device=index.device).view(-1, *[1] * (index.ndim - 1)) * moved.shape[1]
-    flat = moved.reshape(moved.shape[0] * moved.shape[1], *moved.shape[2:])
-    return flat.index_select(0, (rows + index).flatten()).view(*index.shape, *moved.shape[2:])
-
-
-def adaptive_spans(output_size: Any, n: int, op: Op) -> list[Span | None]:
-    """None where the result has a size of its own, the same size where `output_size` has None."""
-    return [Span() if size is None else None for size in each(output_size, n, op)]
-
-
-def adaptive(op: Op, n: int, output_size: Any, x: Any, fill: float) -> tuple[Planes, list[tuple[int, Any, Any]]]:
-    """A batch as a rectangle, and for each dim to be pooled, the last first, positions and membership of its bins."""
-    wanted = each(output_size, n, op)
-    expect_number(op, *[size for size in wanted if size is not None], whole=True)
-    if any([size is not None and size < 0 for size in wanted]):
-        raise ShapeError(message(op, "an output_size of 0 or more", f"{wanted}", hint="None keeps a dim as it is"))
-    p = planes(x, n, op, [Span()] * n, "adaptive bins", fill)
-    todo = []
-    for d in reversed(range(n)):
-        size, longest = wanted[d], p.data.shape[d + 2]
-        if size is not None:
-            todo.append((d + 2, *bins(p.sizes[d], size, size, longest, -(-longest // max(size, 1)))))
-    return p, todo
-
-
-def adaptive_avg(op: Op, n: int) -> Op:
-    """The rule of adaptive_avg_pool in n dims."""
-
-    def rule(input: Any, output_size: Any) -> Ragged | Tensor:
-        p, todo = adaptive(op, n, output_size, input, 0.0)
-        return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), adaptive_spans(output_size, n, op))
-
-    return rule
-
-
-def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
-    """Means of bins along some dims."""
-    for dim, position, inside in todo:
-        ones = [1] * (x.ndim - 2)
-        parts = taken(x, dim, position).masked_fill(~inside.view(*inside.shape, *ones), 0)
-        count = inside.sum(2).clamp(min=1).view(*inside.shape[:2], *ones).to(x.dtype)
-        x = (parts.sum(2) / count).movedim(1, dim)
-    return x
-
-
-def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
-    """The rule of adaptive_max_pool in n dims: the first of the largest, the last dim first."""
-
-    def rule(input: Any, output_size: Any, return_indices: bool = False) -> Results:
-        p, todo = adaptive(op, n, output_size, input, -math.inf)
-        x, width = p.data, p.data.shape[2:]
-        index = torch.arange(math.prod(width), device=x.device).view(1, 1, *width)
-        found = plane_positions(index, p.sizes, width).expand(x.shape)
-        for dim, position, inside in todo:
-            parts = taken(x, dim, position)
-            parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), finite(-math.inf, x.dtype))
-            out, which = parts.max(2)
-            x = out.movedim(1, dim)
-            found = taken(found, dim, position).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
-        out = resized(p, x, adaptive_spans(output_size, n, op))
-        return (out, beside(out, found)) if indexed or return_indices else out
-
-    return rule
-
-
 def max_unpool(op: Op, n: int) -> Op:
     """The rule of max_unpool in n dims; rows are as large as windows without overlap make them."""
 
@@ -262,6 +205,10 @@ def max_unpool(op: Op, n: int) -> Op:
         steps = steps_of(kernel_size, stride)
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
+        if isinstance(input, NestedTensor):
+            m, where = [measured(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
+            if in_order(m):
+                return scattered_rows(op, m, where, spans)
         p, index = [planes(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
         return resized(p, scattered(op, p, index.data, spans), spans)
 
@@ -280,11 +227,9 @@ def scattered(op: Op, p: Planes, index: Tensor, spans: list[Span]) -> Tensor:
     width: list[Any] = [size * span.times + span.add for size, span in zip(p.data.shape[2:], spans, strict=True)]
     count: Any = math.prod(width)
     real, bound = inside(p), functools.reduce(torch.mul, own).view(-1, *[1] * (index.ndim - 1))
-    hint = "pass kernel_size, stride and padding of the max_pool that found them; sizes must be what its windows cover"
-    text = message(op, "indices inside the result of each row", "one outside", hint=hint)
     there = (index >= 0) & (index < bound)
     if eager():
-        require((there | ~real).all(), text, ShapeError)
+        require((there | ~real).all(), outside(op), ShapeError)
     at = torch.where(real & there, plane_positions(index, own, width, back=True), count).flatten(2)
     zeros = p.data.new_zeros((*p.data.shape[:2], count + 1))
     return zeros.scatter(2, at, p.data.flatten(2))[:, :, :count].view(*p.data.shape[:2], *width)
@@ -299,6 +244,26 @@ def inside(p: Planes) -> Tensor:
     return functools.reduce(torch.logical_and, parts)
 
 
+def scattered_rows(op: Op, m: Sizes, where: Sizes, spans: list[Span]) -> Any:
+    """Zeros with the elements of packed examples at their positions; in a graph and under vmap indices outside go to
+    one more position, cut off."""
+    rows, index = plane_rows(m, spans), plane_rows(where, spans).x
+    own = sizes_after(m, spans, rows.order).prod(1)
+    example = torch.repeat_interleave(rows.sizes.prod(1), output_size=index.shape[0])
+    bound, start = own[example].unsqueeze(1), (own.cumsum(0) - own)[example].unsqueeze(1)
+    there = (index >= 0) & (index < bound)
+    if eager():
+        require(there.all(), outside(op), ShapeError)
+    zeros = rows.x.new_zeros((rows.total + 1, rows.x.shape[1]))
+    return rows.done(zeros.scatter(0, torch.where(there, index + start, rows.total), rows.x)[: rows.total])
+
+
+def outside(op: Op) -> str:
+    """The error of an index that is in no result."""
+    hint = "pass kernel_size, stride and padding of the max_pool that found them; sizes must be what its windows cover"
+    return message(op, "indices inside the result of each row", "one outside", hint=hint)
+
+
 RANDOM = "the regions of its windows are random, and would differ from those of an example by itself"
 
 for _name, _rule in (
@@ -307,9 +272,6 @@ for _name, _rule in (
     ("avg_pool{}d", avg_pool),
     ("lp_pool{}d", lp_pool),
     ("max_unpool{}d", max_unpool),
-    ("adaptive_avg_pool{}d", adaptive_avg),
-    ("adaptive_max_pool{}d", adaptive_max),
-    ("adaptive_max_pool{}d_with_indices", partial(adaptive_max, indexed=True)),
 ):
     for _n in (1, 2, 3):
         _op: Any = getattr(F, _name.format(_n))

@@ -25,7 +25,7 @@ from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, unsupported
-from tdc.ops.pool import averaged, bins, taken
+from tdc.ops.adaptive_pool import averaged, bins, taken
 from tdc.ops.rectangle import repacked, with_sizes
 from tdc.ops.spatial import Span, each, kernel_text, measured, planes, reach, resized, spatial
 from tdc.ragged.storage import Ragged, is_ragged

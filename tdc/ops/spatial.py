@@ -167,9 +167,9 @@ def filled(m: Sizes, spans: Sequence[Span], fill: float = 0.0) -> Planes:
     return Planes(data, m.own, m.ragged, m.source)
 
 
-def resized(p: Planes, out: Tensor, spans: Sequence[Span | None]) -> Ragged | Tensor:
+def resized(p: Planes, out: Tensor, spans: Sequence[Span | int | None]) -> Ragged | Tensor:
     """The container of a result `(B, C, *Q)` that has the sizes of `spans`; no span where all rows have one size."""
-    kept = [d for d in p.ragged if spans[d] is not None]
+    kept = [d for d in p.ragged if isinstance(spans[d], Span)]
     if not kept:
         return out
     x, dims = p.source, tuple([d + 2 for d in kept])

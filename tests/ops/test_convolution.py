@@ -16,7 +16,7 @@ import tdc
 from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
 from tdc.ops.convolution import cpu
-from tdc.ops.convolution.max_pool import pool_rows
+from tdc.ops.convolution.max_pool import max_pool
 from tdc.ops.convolution.operator import convolve
 
 F: Any = torch.nn.functional
@@ -44,7 +44,7 @@ OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each of the two ways of the kernel, where groups leave a choice."""
     all_at_once = request.param == "gathered"
-    monkeypatch.setattr(cpu, "gathers", lambda found, total, channels, w: w.groups == 1 and all_at_once)
+    monkeypatch.setattr(cpu, "gathers", lambda found, total, channels, w, wide=0: w.groups == 1 and all_at_once)
     return request.param
 
 
@@ -169,7 +169,7 @@ def test_derivatives_of_each_operation(way: str, which: int):
 def test_derivatives_of_max_pool():
     torch.manual_seed(0)
     x = torch.randn(14, 2, dtype=DOUBLE, requires_grad=True)
-    fn = lambda x: pool_rows(x, SMALL, 4, [2, 2], [1, 2], [0, 0], [1, 1], False)  # noqa: E731
+    fn = lambda x: max_pool(x, SMALL, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)[0]  # noqa: E731
     assert torch.autograd.gradcheck(fn, x, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda x: fn(x).pow(3), x, check_fwd_over_rev=True)
 
@@ -193,7 +193,7 @@ def test_members(which: int, mapped: tuple[int, int]):
 
 def test_members_of_max_pool():
     x = torch.randn(14, 3, 2, dtype=DOUBLE)
-    fn = lambda x: pool_rows(x, SMALL, 4, [2, 2], [1, 2], [0, 0], [1, 1], False)  # noqa: E731
+    fn = lambda x: max_pool(x, SMALL, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)[0]  # noqa: E731
     slope = torch.func.grad(lambda x: fn(x).pow(2).sum())
     want = torch.stack([slope(m) for m in x.unbind(1)])
     torch.testing.assert_close(torch.vmap(fn, 1)(x), torch.stack([fn(m) for m in x.unbind(1)]))
@@ -201,7 +201,7 @@ def test_members_of_max_pool():
     whole = torch.func.grad(lambda x: torch.vmap(fn, 1)(x).pow(2).sum())(x)
     torch.testing.assert_close(whole, want.transpose(0, 1))
     with pytest.raises(StructureError, match="expected one ragged structure for all members"):
-        torch.vmap(lambda s: pool_rows(x[:, 0], s, 4, [2, 2], [1, 2], [0, 0], [1, 1], False))(SMALL[None])
+        torch.vmap(lambda s: max_pool(x[:, 0], s, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)[0])(SMALL[None])
 
 
 def test_members_share_sizes():
@@ -218,7 +218,7 @@ def test_the_operators_by_themselves():
     torch.testing.assert_close(found, want)
     grads = [torch.autograd.grad(out.square().sum(), (x, weight, bias)) for out in (found, want)]
     torch.testing.assert_close(*grads)
-    out, index = torch.ops.tdc.max_pool_rows(x, SMALL, 4, [2, 2], [1, 2], [0, 0], [1, 1], False)
+    out, index = torch.ops.tdc.max_pool_rows(x, SMALL, 4, [0, 1], [2, 2], [1, 2], [0, 0], [1, 1], False)
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(grad, torch.zeros_like(x).scatter_add(0, index, torch.ones_like(out)))
 
@@ -372,7 +372,7 @@ def test_what_torch_refuses_goes_to_torch():
 def test_windows_are_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch):
     """So that memory is bounded: the same numbers, whatever a piece holds."""
     given = given_for(2)[:2]
-    monkeypatch.setattr(cpu, "gathers", lambda found, total, channels, w: w.groups == 1)
+    monkeypatch.setattr(cpu, "gathers", lambda found, total, channels, w, wide=0: w.groups == 1)
     whole = missing(2, *given)
     want = [whole, *torch.autograd.grad(whole.square().sum(), given)]
     monkeypatch.setattr(cpu, "MOST", 3 * given[1][0].numel())

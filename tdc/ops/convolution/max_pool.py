@@ -1,14 +1,19 @@
-"""The operator of max pooling of packed examples.
+"""The operators of max pooling of packed examples.
 
     x (N, C), sizes (B, n)  ->  out (M, C), index (M, C): the positions in x of the largest
 
-A gradient is added at these positions, which is plain torch and has all further derivatives.
+    max_pool_rows        of windows
+    adaptive_max_rows    of a number of bins for each dim
 
-Invariant: `MaxPool` differentiates the operator, and nothing else does.
+Rows have the dims of a plane in an `order`, of which the first of equal numbers is independent. A gradient is added at
+the positions, which is plain torch and has all further derivatives.
+
+Invariant: `MaxPool` differentiates the operators, and nothing else does.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,33 +21,31 @@ from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
 from tdc.core.operators import derive, operator, refuse_mapped, with_directions
-from tdc.ops.convolution import cpu
+from tdc.ops.convolution import cpu_pool
 
 
 class MaxPool(torch.autograd.Function):
-    """The operator with its gradient, also under `torch.func`."""
+    """`op(x, sizes, total, *how)` of one of the operators with its gradient, also under `torch.func`."""
 
     apply: Any  # torch leaves it untyped
 
     @staticmethod
-    def forward(
-        x: Tensor, sizes: Tensor, total: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
-    ) -> tuple[Tensor, Tensor]:  # one by one, which Dynamo counts
-        return rows(x, sizes, total, kernel, stride, padding, dilation, ceil_mode)  # type: ignore[no-any-return]  # untyped in torch
+    def forward(op: Any, x: Tensor, sizes: Tensor, total: int, how: Any) -> tuple[Tensor, Tensor]:
+        return op(x, sizes, total, *how)  # type: ignore[no-any-return]  # untyped in torch
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_backward(inputs[1], output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, index = ctx.saved_tensors
-        return put(x, index, grads[0]), *(None,) * 7
+        return None, put(x, index, grads[0]), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        return over_members(Directed.apply, info, in_dims, *args)
+        return over_members(partial(Directed.apply, args[0]), info, in_dims[1:], *args[1:])
 
 
 class Directed(MaxPool):
@@ -55,7 +58,7 @@ class Directed(MaxPool):
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> tuple[Tensor, None]:
-        return directions[0].gather(0, ctx.saved_tensors[0]), None
+        return directions[1].gather(0, ctx.saved_tensors[0]), None
 
 
 def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
@@ -66,12 +69,22 @@ def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
 trace_with_grad(put)
 
 
-directed_max_pool = with_directions(MaxPool, Directed)
+differentiable = with_directions(MaxPool, Directed)
 
 
-def pool_rows(*args: Any) -> Tensor:
-    """The largest of each window, with all derivatives."""
-    return directed_max_pool(*args)[0]  # type: ignore[no-any-return]  # untyped in torch
+def max_pool(*args: Any) -> tuple[Tensor, Tensor]:
+    """The largest of each window and its position, with all derivatives."""
+    return differentiable(rows, *args[:3], args[3:])  # type: ignore[no-any-return]  # untyped in torch
+
+
+def adaptive_max(*args: Any) -> tuple[Tensor, Tensor]:
+    """The largest of each adaptive bin and its position, with all derivatives."""
+    return differentiable(adaptive_rows, *args[:3], args[3:])  # type: ignore[no-any-return]  # untyped in torch
+
+
+def differentiated(op: Any, *args: Any) -> Any:
+    """`MaxPool` of the arguments of one of the operators."""
+    return MaxPool.apply(op, *args[:3], args[3:])
 
 
 def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, Tensor]:
@@ -86,9 +99,14 @@ def over_members(run: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *r
     return tuple([t.unflatten(1, (info.batch_size, -1)) for t in outs]), (1, 1)
 
 
-rows = operator(
-    "max_pool_rows(Tensor x, Tensor sizes, SymInt total, int[] kernel, int[] stride, int[] padding, int[] dilation, "
-    "bool ceil_mode) -> (Tensor, Tensor)",
-    fake_rows, over_members, CPU=cpu.max_pool,
-)  # fmt: skip
-derive(rows, MaxPool.apply, "max_pool")
+GIVEN = "Tensor x, Tensor sizes, SymInt total, int[] order"
+WINDOWS = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
+rows, adaptive_rows = [
+    operator(f"{name}({GIVEN}, {how}) -> (Tensor, Tensor)", fake_rows, over_members, CPU=kernel)
+    for name, how, kernel in (
+        ("max_pool_rows", WINDOWS, cpu_pool.max_pool),
+        ("adaptive_max_rows", "int[] counts", cpu_pool.adaptive_max),
+    )
+]
+derive(rows, partial(differentiated, rows), "max_pool")
+derive(adaptive_rows, partial(differentiated, adaptive_rows), "adaptive_max_pool")

@@ -1,0 +1,142 @@
+"""Adaptive pooling of examples of different sizes: a number of bins for each, whatever its size.
+
+    x (B, C, -1, -1)    F.adaptive_avg_pool2d(x, 7)  -> (B, C, 7, 7), dense: bins depend on each row's own size
+
+On CPU packed examples are pooled by operators of `convolution`. On the rectangle bins overlap and differ in size, so
+they are gathered: no difference of running sums, which would spread NaN and inf.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import expect_number
+from tdc.core.dtypes import rounded_once
+from tdc.core.errors import ShapeError, message
+from tdc.core.typing import Op
+from tdc.ops.convolution.average import adaptive_avg as adaptive_avg_rows
+from tdc.ops.convolution.max_pool import adaptive_max as adaptive_max_rows
+from tdc.ops.plane_rows import PlaneRows, plane_rows
+from tdc.ops.pool import in_order, on_rows, own_positions
+from tdc.ops.reduction import finite
+from tdc.ops.spatial import Planes, Sizes, Span, beside, each, filled, measured, plane_positions, resized, spatial
+from tdc.ragged.storage import Ragged, Results
+
+
+def adaptive_avg(op: Op, n: int) -> Op:
+    """The rule of adaptive_avg_pool in n dims."""
+
+    def rule(input: Any, output_size: Any) -> Ragged | Tensor:
+        m, spans = adaptive(op, n, output_size, input)
+        if packed := adaptive_rows(m, spans):
+            rows, counts = packed
+            return rows.done(adaptive_avg_rows(rows.x, rows.sizes, rows.total, counts))
+        p, todo = rectangle_bins(m, spans, 0.0)
+        return resized(p, rounded_once(lambda x: averaged(x, todo), p.data), spans)
+
+    return rule
+
+
+def adaptive_max(op: Op, n: int, indexed: bool = False) -> Op:
+    """The rule of adaptive_max_pool in n dims: the first of the largest, the last dim first."""
+
+    def rule(input: Any, output_size: Any, return_indices: bool = False) -> Results:
+        m, spans = adaptive(op, n, output_size, input)
+        wanted = indexed or return_indices
+        if (not wanted or in_order(m)) and (packed := adaptive_rows(m, spans)):
+            rows, counts = packed
+            out, index = adaptive_max_rows(rows.x, rows.sizes, rows.total, rows.order, counts)
+            return (rows.done(out), own_positions(rows, index)) if wanted else rows.done(out)
+        p, todo = rectangle_bins(m, spans, -math.inf)
+        x, width = p.data, p.data.shape[2:]
+        index = torch.arange(math.prod(width), device=x.device).view(1, 1, *width)
+        found = plane_positions(index, p.sizes, width).expand(x.shape)
+        for dim, position, inside in todo:
+            parts = taken(x, dim, position)
+            parts = parts.masked_fill(~inside.view(*inside.shape, *[1] * (x.ndim - 2)), finite(-math.inf, x.dtype))
+            out, which = parts.max(2)
+            x = out.movedim(1, dim)
+            found = taken(found, dim, position).gather(2, which.unsqueeze(2)).squeeze(2).movedim(1, dim)
+        out = resized(p, x, spans)
+        return (out, beside(out, found)) if wanted else out
+
+    return rule
+
+
+def adaptive(op: Op, n: int, output_size: Any, x: Any) -> tuple[Sizes, list[Span | int]]:
+    """Sizes of a batch and those of its result; where `output_size` has None, they stay."""
+    wanted = each(output_size, n, op)
+    expect_number(op, *[size for size in wanted if size is not None], whole=True)
+    if any([size is not None and size < 0 for size in wanted]):
+        raise ShapeError(message(op, "an output_size of 0 or more", f"{wanted}", hint="None keeps a dim as it is"))
+    return measured(x, n, op, [Span()] * n, "adaptive bins"), [Span() if size is None else size for size in wanted]
+
+
+def adaptive_rows(m: Sizes, spans: list[Span | int]) -> tuple[PlaneRows, list[int]] | None:
+    """A packed batch as rows, and how many bins each dim has, -1 for its positions; None where no operator serves, or
+    the ragged dims of the result are not the first ones of rows."""
+    kept = [isinstance(spans[d], Span) for d in m.ragged]
+    if kept != sorted(kept, reverse=True) or not on_rows(m.source, integers=False):
+        return None
+    rows = plane_rows(m, spans)
+    return rows, rows.ordered([-1 if isinstance(span, Span) else span for span in spans])
+
+
+def rectangle_bins(m: Sizes, spans: list[Span | int], fill: float) -> tuple[Planes, list[tuple[int, Tensor, Tensor]]]:
+    """A batch as a rectangle, and for each dim to be pooled, the last first, positions and membership of its bins."""
+    p, todo = filled(m, [Span()] * len(spans), fill), []
+    for d, size in reversed([*enumerate(spans)]):
+        longest = p.data.shape[d + 2]
+        if not isinstance(size, Span):
+            todo.append((d + 2, *bins(p.sizes[d], size, size, longest, -(-longest // max(size, 1)))))
+    return p, todo
+
+
+def averaged(x: Tensor, todo: list[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """Means of bins along some dims."""
+    for dim, position, inside in todo:
+        ones = [1] * (x.ndim - 2)
+        parts = taken(x, dim, position).masked_fill(~inside.view(*inside.shape, *ones), 0)
+        count = inside.sum(2).clamp(min=1).view(*inside.shape[:2], *ones).to(x.dtype)
+        x = (parts.sum(2) / count).movedim(1, dim)
+    return x
+
+
+def bins(size: Tensor, count: Any, out: int, longest: int, widest: int) -> tuple[Tensor, Tensor]:
+    """Positions of adaptive bins and whether they are in there: (B,) -> (B, out, W).
+
+    Args:
+        count: bins of each row, a number or (B,); `out` at most.
+        widest: the longest row divided by its bins, rounded up.
+    """
+    index = torch.arange(out, device=size.device)
+    length = size.unsqueeze(1)
+    total = count.unsqueeze(1) if isinstance(count, Tensor) else max(count, 1)
+    start = index * length // total
+    end = ((index + 1) * length + total - 1) // total
+    position = start.unsqueeze(2) + torch.arange(widest + 1, device=size.device)
+    return position.clamp(max=longest - 1), position < end.unsqueeze(2)
+
+
+def taken(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Elements of each row along a dim: (B, ..., P, ...), (B, *Q) -> (B, *Q, ...), the other dims in order."""
+    moved = x.movedim(dim, 1)
+    rows = torch.arange(index.shape[0], device=index.device).view(-1, *[1] * (index.ndim - 1)) * moved.shape[1]
+    flat = moved.reshape(moved.shape[0] * moved.shape[1], *moved.shape[2:])
+    return flat.index_select(0, (rows + index).flatten()).view(*index.shape, *moved.shape[2:])
+
+
+for _name, _rule in (
+    ("adaptive_avg_pool{}d", adaptive_avg),
+    ("adaptive_max_pool{}d", adaptive_max),
+    ("adaptive_max_pool{}d_with_indices", partial(adaptive_max, indexed=True)),
+):
+    for _n in (1, 2, 3):
+        _op: Any = getattr(F, _name.format(_n))
+        spatial(_op, _rule(_op, _n), _n, "pool")
