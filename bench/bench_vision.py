@@ -1,4 +1,4 @@
-"""What does a ResNet cost on images of different sizes against padding and against a loop over images?
+"""What do a ResNet and single layers cost on images of different sizes against padding and a loop over images?
 
 ResNet-18 and ResNet-50 of stock modules, 16 images with sides between 64 and 224, at occupancies of 43, 68 and 91 %:
 
@@ -11,6 +11,10 @@ Inference is eval mode without autograd. Training is train mode, sum of squares 
 weights; a loop has other statistics in batch norm, and is timed only. In eval mode the logits are those of each image
 alone to 1e-5 of the largest, which is checked before anything is timed. torchvision is no dependency: the network is
 spelled out here.
+
+Single layers take 32 feature maps of 64 channels at 43 %, with sides of a quarter to those of the images, and 32
+sequences, in the memory formats that convolutions of the respective kind leave; training is the sum of the result and
+the gradient of input and weights. Results are those of each example alone to 1e-5. The limit is on tdc over padded.
 """
 
 from __future__ import annotations
@@ -23,11 +27,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tdc
-from bench._timing import Report, arguments, in_turns, ratio
+from bench._timing import Report, arguments, in_turns, interleaved, ratio
 
 B, LEAST, MOST = 16, 64, 224
 LIMITS = {0.43: (0.65, 0.8), 0.68: (0.85, 0.95), 0.91: (1.05, 1.1)}  # occupancy: inference, training
 EXACT = 1e-5
+LAYER_LIMIT = 0.8
+LAYERS: dict[str, nn.Module] = {
+    "conv_transpose2d": nn.ConvTranspose2d(64, 32, 4, 2, 1),
+    "conv_transpose2d, kernel 2": nn.ConvTranspose2d(64, 32, 2, 2),
+    "avg_pool2d": nn.AvgPool2d(2),
+    "avg_pool2d, padded": nn.AvgPool2d(3, 1, 1),
+    "adaptive_avg_pool2d(7)": nn.AdaptiveAvgPool2d(7),
+    "adaptive_avg_pool2d(1)": nn.AdaptiveAvgPool2d(1),
+    "adaptive_max_pool2d(7)": nn.AdaptiveMaxPool2d(7),
+}
+SEQUENCES: dict[str, tuple[nn.Conv1d, int]] = {  # and how long the longest one is
+    "conv1d, 64 channels": (nn.Conv1d(64, 64, 3, padding=1), 256),
+    "conv1d, 64 channels, long": (nn.Conv1d(64, 64, 9, padding=4), 1024),
+    "conv1d, 256 channels": (nn.Conv1d(256, 256, 3, padding=1), 256),
+}
 
 
 class Block(nn.Module):
@@ -118,10 +137,56 @@ def measure(report: Report, depth: int, occupancy: float, rounds: int) -> None:
         report.limit(f"{what}: tdc to padded", ratio(times["tdc"], times["padded"]), limit)
 
 
+def layer(report: Report, name: str, net: nn.Module, parts: list[Tensor], rounds: int) -> None:
+    """Inference and training of one layer."""
+    net = net.to(report.device)
+    n = parts[0].ndim - 1
+    most = [max([x.shape[d] for x in parts]) for d in range(1, n + 1)]
+    packed = tdc.pack([x.to(report.device) for x in parts], ragged_dim=tuple(range(2, n + 2)))
+    packed = packed.with_values(packed.values.t().contiguous().t()).requires_grad_()
+    padded = packed.detach().to_padded().data.contiguous().requires_grad_()
+    alone = [x.unsqueeze(0).to(report.device).requires_grad_() for x in parts]
+    weights = list(net.parameters())
+    results = zip(net(packed).unbind(), [net(x)[0] for x in alone], strict=True)
+    off = max([float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in results])
+    report.note(f"{name}: {tuple(most)} at {packed.values[0].numel() / padded[:, 0].numel():.0%}, off by {off:.1e}")
+    assert off <= EXACT, off
+
+    def values(out: Any) -> Tensor:
+        return out if isinstance(out, Tensor) else out.values
+
+    forward: dict[str, Callable[[], Any]] = {
+        "tdc": lambda: net(packed),
+        "padded": lambda: net(padded),
+        "loop": lambda: [net(x) for x in alone],
+    }
+    training: dict[str, Callable[[], Any]] = {
+        "tdc": lambda: torch.autograd.grad(values(net(packed)).sum(), [packed.values, *weights]),
+        "padded": lambda: torch.autograd.grad(net(padded).sum(), [padded, *weights]),
+        "loop": lambda: [torch.autograd.grad(net(x).sum(), [x, *weights]) for x in alone],
+    }
+    for mode, calls in (("forward", {k: torch.no_grad()(run) for k, run in forward.items()}), ("training", training)):
+        times = interleaved(calls, rounds=rounds, burst=0.02, device=report.device)
+        report.row(f"{name} {mode}", times, "padded")
+        report.limit(f"{name} {mode}: tdc to padded", ratio(times["tdc"], times["padded"]), LAYER_LIMIT)
+
+
+def layers(report: Report, rounds: int) -> None:
+    """All layers, on maps of quarter the sides of the images and on sequences."""
+    generator = torch.Generator().manual_seed(0)
+    maps = [torch.randn(64, h // 4, w // 4, generator=generator) for h, w in [*sides(0.43), *sides(0.43)]]
+    for name, net in LAYERS.items():
+        layer(report, name, net, maps, rounds)
+    for name, (net, most) in SEQUENCES.items():
+        lengths = (most * torch.linspace(0.02, 1, 32) ** 1.5).long().clamp(min=4).tolist()
+        layer(report, name, net, [torch.randn(net.in_channels, n, generator=generator) for n in lengths], rounds)
+
+
 def main() -> None:
     args = arguments("bench_vision")
-    question = "What does a ResNet cost on images of different sizes against padding and a loop?"
+    question = "What do a ResNet and single layers cost on images of different sizes against padding and a loop?"
     report = Report("bench_vision", question, args.device, args.quick)
+    layers(report, 5 if args.quick else 21)
     for depth in (18,) if args.quick else (18, 50):
         for occupancy in LIMITS:
             measure(report, depth, occupancy, 3 if args.quick else 7)

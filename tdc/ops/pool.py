@@ -205,7 +205,7 @@ def max_unpool(op: Op, n: int) -> Op:
         steps = steps_of(kernel_size, stride)
         columns = zip(*reach(op, n, kernel_size=kernel_size, stride=steps, padding=padding), strict=True)
         spans = [Span(s, k - 2 * pad - s) for k, s, pad in columns]
-        if isinstance(input, NestedTensor):
+        if isinstance(input, NestedTensor) and input.device.type == "cpu":
             m, where = [measured(x, n, op, spans, kernel_text(each(kernel_size, n, op))) for x in (input, indices)]
             if in_order(m):
                 return scattered_rows(op, m, where, spans)

@@ -7,7 +7,8 @@
     avg_pool, adaptive_avg    means, and the gradient of each
     max_pool, adaptive_max    the largest, and where it is in x
 
-Where each example is one bin, small ones are summed all at once.
+Torch reads planes with channels innermost faster, so that others are copied, example by example. Where each example is
+one bin, small ones are summed all at once, and others read as they are.
 
 Invariants: results and gradients are those of each example by itself; among equal numbers the first is the largest, in
 the order in which torch sees the dims of a plane.
@@ -41,16 +42,17 @@ class Bins(NamedTuple):
         """The size of a result, of a plane's."""
         return [n if count < 0 else count for n, count in zip(size, self.counts, strict=True)]
 
-    def at_once(self, positions: int, sizes: Tensor) -> bool:
-        """Whether each example is one bin, of few positions."""
-        return all([count == 1 for count in self.counts]) and positions <= SMALL * sizes.shape[0]
+    @property
+    def single(self) -> bool:
+        """Whether each example is one bin."""
+        return all([count == 1 for count in self.counts])
 
 
 def avg_pool(x: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """Means of windows, (N, C) -> (M, C)."""
     w, given = averages(*how)
     pool = aten.avg_pool3d if len(given[0]) == 3 else aten.avg_pool2d
-    return by_example(x, sizes, total, w, lambda x, size: pool(x, *given))
+    return by_example(x, sizes, total, w, lambda x, size: pool(ready(x), *given))
 
 
 def avg_pool_backward(grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
@@ -72,17 +74,18 @@ def averages(
 def adaptive_avg(x: Tensor, sizes: Tensor, total: int, counts: Any) -> Tensor:
     """Means of adaptive bins, (N, C) -> (M, C)."""
     w = Bins(tuple(counts), "adaptive_avg_pool")
-    if w.at_once(x.shape[0], sizes):
+    if w.single and x.shape[0] <= SMALL * sizes.shape[0] and x.is_contiguous():
         lengths, wide = sizes.prod(1), widened(x)
         summed = wide.new_zeros(total, x.shape[1]).index_add_(0, torch.repeat_interleave(lengths), wide)
         return (summed / lengths.unsqueeze(1)).to(x.dtype)
-    return by_example(x, sizes, total, w, aten.adaptive_avg_pool3d if len(counts) == 3 else aten.adaptive_avg_pool2d)
+    pool = aten.adaptive_avg_pool3d if len(counts) == 3 else aten.adaptive_avg_pool2d
+    return by_example(x, sizes, total, w, lambda x, size: pool(x if w.single else ready(x), size))
 
 
 def adaptive_avg_backward(grad: Tensor, sizes: Tensor, total: int, counts: Any) -> Tensor:
     """The gradient of x, (M, C) -> (N, C)."""
     w = Bins(tuple(counts), "adaptive_avg_pool")
-    if w.at_once(total, sizes):
+    if w.single and total <= SMALL * sizes.shape[0]:
         lengths = sizes.prod(1)
         return (grad / lengths.unsqueeze(1)).index_select(0, torch.repeat_interleave(lengths))
     return gradient_by_example(grad, sizes, total, w, adaptive_avg_backwards[max(2, len(counts))])
@@ -91,7 +94,7 @@ def adaptive_avg_backward(grad: Tensor, sizes: Tensor, total: int, counts: Any) 
 def by_example(x: Tensor, sizes: Tensor, total: int, w: Reads, pool: Callable[[Tensor, Any], Tensor]) -> Tensor:
     """What `pool(planes, size of a result)` makes of each run, (N, C) -> (M, C)."""
     found = runs(sizes, w, x.shape[0], total)
-    out, x = room(x, found, total, x.shape[1]), x.contiguous()
+    out = room(x, found, total, x.shape[1])
     for run in found:
         planes(out, run.out, run.results).copy_(pool(planes(x, run.x, run.planes), run.results[1:]))
     return out
@@ -138,12 +141,12 @@ def largest(
     """
     found = runs(sizes, w, x.shape[0], total)
     out, index = room(x, found, total, x.shape[1]), x.new_zeros(total, x.shape[1], dtype=torch.int64)
-    x, moved = x.contiguous(), order != sorted(order)
+    moved = order != sorted(order)
     for run in found:
         given, (count, *plane) = planes(x, run.x, run.planes), run.planes
         if moved:
-            given = innermost(given.permute(0, 1, *[2 + d for d in in_order(range(len(plane)), order)]))
-        part, where = pool(given, in_order(run.results[1:], order))
+            given = given.permute(0, 1, *[2 + d for d in in_order(range(len(plane)), order)])
+        part, where = pool(ready(given), in_order(run.results[1:], order))
         if moved:
             back = 0, 1, *[2 + d for d in order]
             positions = torch.arange(math.prod(plane)).view(plane).permute(in_order(range(len(plane)), order))
@@ -152,6 +155,11 @@ def largest(
         planes(out, run.out, run.results).copy_(part)
         torch.add(where, starts.view(-1, *[1] * (where.ndim - 1)), out=planes(index, run.out, run.results))
     return out, index
+
+
+def ready(x: Tensor) -> Tensor:
+    """Planes as torch's kernels read them fast; those of three dims copy what they need."""
+    return innermost(x) if x.ndim == 4 else x
 
 
 def in_order(given: Sequence[int], order: list[int]) -> list[int]:
