@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
 from tdc.compile import counted, export
-from tdc.ops.convolution import cpu
+from tdc.ops.convolution import cpu, cpu_line
 from tdc.ops.convolution.max_pool import max_pool
 from tdc.ops.convolution.operator import convolve
 
@@ -27,6 +27,9 @@ DOUBLE = torch.float64
 OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
     (1, (3,), {"padding": 1}),
     (1, (2,), {"stride": 3, "dilation": 2}),
+    (1, (2,), {}),
+    (1, (3,), {"padding": 4, "dilation": 2, "groups": 2}),
+    (1, (2,), {"padding": 3}),  # more than a window reads: not in lines
     (2, (3, 3), {"stride": 2, "padding": 1}),
     (2, (1, 1), {}),
     (2, (1, 1), {"stride": 2}),
@@ -40,10 +43,12 @@ OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
 ]
 
 
-@pytest.fixture(params=["gathered", "by example"])
+@pytest.fixture(params=["gathered", "by example", "in lines"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two ways of the kernel, where groups leave a choice."""
+    """Each of the three ways of the kernel, where groups and dims leave a choice."""
     all_at_once = request.param == "gathered"
+    if request.param != "in lines":
+        monkeypatch.setattr(cpu_line, "serves", lambda *args: False)
     monkeypatch.setattr(cpu, "gathers", lambda found, total, channels, w, wide=0: w.groups == 1 and all_at_once)
     return request.param
 
@@ -111,6 +116,17 @@ def test_neighbours_of_one_size_are_one_batch():
     total = x.values.shape[1]
     found = cpu.runs(x.sizes, windows, total, total)
     assert [run.planes for run in found] == [(2, 7, 5), (1, 3, 9), (1, 6, 6), (1, 9, 3)]
+
+
+def test_lines_hold_a_number_of_positions(monkeypatch: pytest.MonkeyPatch):
+    """So that memory is bounded: the same numbers, whatever a line holds."""
+    windows = cpu.Windows((3,), (1,), (1,), (1,))
+    parts, weight = images(1), torch.randn(8, 4, 3, dtype=DOUBLE)
+    sizes = packed(parts).sizes
+    assert [len(line.positions) for line in cpu_line.lines(sizes, windows, 4)] == [sum(sizes[:, 0].tolist())]
+    monkeypatch.setattr(cpu_line, "MOST", 4 * 3 * 13)
+    assert [len(line.positions) for line in cpu_line.lines(sizes, windows, 4)] == [7, 10, 6, 9]
+    agree(lambda x, w: F.conv1d(x, w, padding=1), parts, [weight])
 
 
 def test_the_way_follows_from_sizes():

@@ -8,10 +8,11 @@
     gathered      one product of the weight with what all windows read, as a kernel of one position always is, and one
                   on planes that are small beside the weight, which a convolution rearranges each time it is called
     by example    torch's convolution of one example after another; neighbours of one size are one batch
+    in lines      sequences of several sizes at stride 1, one convolution of all: see `cpu_line`
 
-Planes are views of `x` with channels innermost, which oneDNN reads as they are.
+oneDNN reads planes with channels innermost as they are.
 
-Invariants: both ways give the numbers of each example by itself, and so do the gradients; sizes are read on the host,
+Invariants: all ways give the numbers of each example by itself, and so do the gradients; sizes are read on the host,
 where they are; the choice reads sizes, and neither times nor data.
 """
 
@@ -19,15 +20,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.dtypes import sum_dtype, widened
-from tdc.core.errors import StructureError, message
+from tdc.ops.convolution import cpu_line
+from tdc.ops.convolution.planes import Run, Windows, innermost, of_weight, planes, room, runs
 from tdc.ragged.segments import coordinates, offsets_of, row_ids, structure_of_sizes
 
 MOST = 1 << 22  # numbers that are gathered at a time
@@ -35,64 +36,12 @@ WIDE = 2  # positions of a plane for each channel of the result, up to which gat
 WIDE_INPUT = 1 / 8  # the same for the gradient of x, where windows that overlap are added one by one
 
 
-class Reads(Protocol):
-    """What the positions of a result read."""
-
-    @property
-    def name(self) -> str:
-        """Of the operation, for errors."""
-        ...
-
-    def of(self, size: Sequence[int]) -> list[int]:
-        """The size of a result, of a plane's; 0 where a plane is too small."""
-        ...
-
-
-class Windows(NamedTuple):
-    """What each position of a result reads; a number for each dim of a plane."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int = 1
-    ceil_mode: bool = False
-    name: str = "conv"
-
-    def of(self, size: Sequence[int]) -> list[int]:
-        columns = zip(size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        if self.ceil_mode:  # a last window begins in front of the padding behind
-            found = [min((n + 2 * p - d * (k - 1) - 2 + s) // s, (n + p - 1) // s) for n, k, s, p, d in columns]
-            return [max(0, last + 1) for last in found]
-        return [max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns]
-
-    @property
-    def in_place(self) -> bool:
-        """Whether each position reads itself."""
-        return math.prod(self.kernel) == math.prod(self.stride) == 1 and not any(self.padding)
-
-    @property
-    def flat(self) -> Windows:
-        """Those of one dim as those of two, the first of which has one position."""
-        if len(self.kernel) > 1:
-            return self
-        ones = [(one, *own) for one, own in zip((1, 1, 0, 1), self[:4], strict=True)]
-        return Windows(ones[0], ones[1], ones[2], ones[3], self.groups, self.ceil_mode, self.name)
-
-
-class Run(NamedTuple):
-    """Neighbouring examples of one size: their positions, those of their results, and the planes (E, *P), (E, *Q)."""
-
-    x: slice
-    out: slice
-    planes: tuple[int, ...]
-    results: tuple[int, ...]
-
-
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """x (N, C), weight (D, C / groups, *K), bias (D,) -> (M, D)."""
     w = Windows(tuple(weight.shape[2:]), *how)
     found = runs(sizes, w, x.shape[0], total)
+    if cpu_line.serves(w, found, x.shape[0], total):
+        return cpu_line.forward(x, weight, bias, sizes, total, w)
     if gathers(found, total, weight.shape[0], w):
         flat = matrix(weight).t()
         out = x.new_empty(total, weight.shape[0])
@@ -112,6 +61,8 @@ def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how
     w = Windows(tuple(weight.shape[2:]), *how)
     channels = weight.shape[1] * w.groups
     found = runs(sizes, w, total, grad.shape[0])
+    if cpu_line.serves(w, found, total, grad.shape[0]):
+        return cpu_line.backward_input(weight, grad, sizes, total, w)
     if gathers(found, grad.shape[0], weight.shape[0], w, WIDE_INPUT):
         flat = matrix(weight)
         if w.in_place:
@@ -137,55 +88,17 @@ def backward_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: tuple[int, .
     w = Windows(tuple(kernel), *how)
     shape = (grad.shape[1], x.shape[1] // w.groups, *w.kernel)
     found = runs(sizes, w, x.shape[0], grad.shape[0])
+    if cpu_line.serves(w, found, x.shape[0], grad.shape[0]):
+        return cpu_line.backward_weight(x, grad, sizes, shape, w)
     if gathers(found, grad.shape[0], grad.shape[1], w):
         parts = [grad[at].t() @ columns for at, columns in read(x, sizes, grad.shape[0], w)]
         summed = functools.reduce(torch.Tensor.add_, [widened(part) for part in parts]).to(grad.dtype)
         return summed.view(shape[0], *w.kernel, shape[1]).movedim(-1, 1).clone(memory_format=torch.contiguous_format)
     grad, x, w = grad.contiguous(), x.contiguous(), w.flat
-    weight = innermost(grad.new_empty(*shape[:2], *w.kernel))
-    total = torch.zeros_like(weight, dtype=sum_dtype(grad.dtype))
+    total = grad.new_zeros(*shape[:2], *w.kernel, dtype=sum_dtype(grad.dtype))
     for run in found:
-        total += of_weight(planes(grad, run.out, run.results), planes(x, run.x, run.planes), weight, w)
+        total += of_weight(planes(grad, run.out, run.results), planes(x, run.x, run.planes), w)
     return total.view(shape).to(grad.dtype).clone(memory_format=torch.contiguous_format)
-
-
-def of_weight(grad: Tensor, x: Tensor, weight: Tensor, w: Windows) -> Tensor:
-    """The gradient of the weight, of dense planes."""
-    given = (grad, x, weight, None, w.stride, w.padding, w.dilation, False, [0] * len(w.kernel), w.groups)
-    return torch.ops.aten.convolution_backward(*given, [False, True, False])[1]  # type: ignore[no-any-return]  # untyped in torch
-
-
-def runs(sizes: Tensor, w: Reads, positions: int, total: int) -> list[Run]:
-    """All examples that leave something, neighbours of one size together."""
-    found, begin, start = [], 0, 0
-    for size, same in groupby(sizes.tolist()):
-        count, result = len(list(same)), w.of(size)
-        end, stop = begin + count * math.prod(size), start + count * math.prod(result)
-        flat = [1] if len(size) == 1 else []
-        if end > begin and stop > start:
-            run = Run(slice(begin, end), slice(start, stop), (count, *flat, *size), (count, *flat, *result))
-            found.append(run)
-        begin, start = end, stop
-    if (begin, start) != (positions, total):
-        got, hint = f"{positions} and {total}", f"sizes and windows make {begin} and {start}"
-        raise StructureError(message(w.name, "as many positions as its sizes have", got, hint=hint))
-    return found
-
-
-def room(like: Tensor, found: list[Run], rows: int, channels: int, back: bool = False) -> Tensor:
-    """Memory for rows that the runs fill, or, `back`, whose gradients they fill; zeros where they leave some out."""
-    filled = sum([at.stop - at.start for at in [run.x if back else run.out for run in found]])
-    return like.new_empty(rows, channels) if filled == rows else like.new_zeros(rows, channels)
-
-
-def planes(x: Tensor, at: slice, shape: tuple[int, ...]) -> Tensor:
-    """The planes (E, C, *P) of some examples, a view of x (N, C)."""
-    return x[at].view(*shape, x.shape[1]).movedim(-1, 1)
-
-
-def innermost(x: Tensor) -> Tensor:
-    """The same numbers with channels innermost."""
-    return x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
 
 
 def plain(weight: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import adaptive_avg_backwards
-from tdc.ops.convolution.cpu import Reads, Windows, innermost, planes, room, runs
+from tdc.ops.convolution.planes import Reads, Windows, innermost, planes, room, runs
 
 SMALL = 4096  # positions of an example, up to which one sum after another is exact enough
 aten: Any = torch.ops.aten

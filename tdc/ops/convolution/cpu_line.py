@@ -1,0 +1,126 @@
+"""Convolution of packed sequences at stride 1 on CPU: neighbours in one line, with padding between them.
+
+    x (N, C)      a a a a b b c c c
+    line (T, C)   0 a a a a 0 b b 0 c c c 0    for a padding of 1
+
+One convolution of a line has the windows of all examples, and some that lie in two of them, which are left out. It
+costs less than one for each example, or a product of all that windows read.
+
+Invariant: a line holds so few examples that kernels which copy what windows read copy no more than `MOST` numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tdc.core.dtypes import sum_dtype
+from tdc.ops.convolution.planes import Run, Windows, innermost, of_weight
+from tdc.ragged.segments import offsets_of
+
+MOST = 1 << 22
+
+
+class Line(NamedTuple):
+    """Neighbouring examples: their positions in x and those of their results, and both in the line, which has `size`
+    positions and in which `begins` windows begin."""
+
+    x: slice
+    out: slice
+    positions: Tensor
+    windows: Tensor
+    size: int
+    begins: int
+
+    def framed(self, x: Tensor) -> Tensor:
+        """The line (1, C, 1, T)."""
+        return dense(x.new_zeros(self.size, x.shape[1]).index_copy_(0, self.positions, x[self.x]))
+
+    def spread(self, grad: Tensor) -> Tensor:
+        """Gradients of all its windows, 0 for those that are left out."""
+        return dense(grad.new_zeros(self.begins, grad.shape[1]).index_copy_(0, self.windows, grad[self.out]))
+
+
+def serves(w: Windows, found: list[Run], positions: int, total: int) -> bool:
+    """Whether lines serve: for sequences of several sizes, most windows of which are real ones."""
+    if len(w.kernel) != 1 or w.kernel[0] == 1 or w.stride[0] != 1 or len(found) < 2:
+        return False
+    count, padding = sum([run.planes[0] for run in found]), w.padding[0]
+    return padding <= beyond(w) and positions + (count + 1) * padding <= 2 * total
+
+
+def beyond(w: Windows) -> int:
+    """How far a window reads from where it begins."""
+    return w.dilation[0] * (w.kernel[0] - 1)
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total: int, w: Windows) -> Tensor:
+    """(N, C) -> (M, D)."""
+    out, weight = x.new_empty(total, weight.shape[0]), innermost(weight.unsqueeze(2))
+    for line in lines(sizes, w, x.shape[1]):
+        found = torch.convolution(line.framed(x), weight, bias, *inside(w)[1:4], False, (0, 0), w.groups)
+        torch.index_select(rows(found), 0, line.windows, out=out[line.out])
+    return out
+
+
+def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, w: Windows) -> Tensor:
+    """The gradient of x, (M, D) -> (N, C)."""
+    channels, weight = weight.shape[1] * w.groups, innermost(weight.unsqueeze(2))
+    out = grad.new_empty(total, channels)
+    for line in lines(sizes, w, channels):
+        found = torch.convolution(line.spread(grad), weight, None, *inside(w)[1:4], True, (0, 0), w.groups)
+        torch.index_select(rows(found), 0, line.positions, out=out[line.x])
+    return out
+
+
+def backward_weight(x: Tensor, grad: Tensor, sizes: Tensor, shape: tuple[int, ...], w: Windows) -> Tensor:
+    """The gradient of the weight, summed over examples: (N, C), (M, D) -> (D, C / groups, K)."""
+    total = grad.new_zeros(*shape[:2], 1, shape[2], dtype=sum_dtype(grad.dtype))
+    for line in lines(sizes, w, x.shape[1]):
+        total += of_weight(line.spread(grad), line.framed(x), inside(w))
+    return total.view(shape).to(grad.dtype)
+
+
+def inside(w: Windows) -> Windows:
+    """The windows of a line, whose padding is in it."""
+    return w._replace(padding=(0,)).flat
+
+
+def dense(x: Tensor) -> Tensor:
+    """(T, C) -> (1, C, 1, T), a view."""
+    return x.t()[None, :, None]
+
+
+def rows(x: Tensor) -> Tensor:
+    """(1, C, 1, T) -> (T, C)."""
+    return x[0, :, 0].t().contiguous()
+
+
+def lines(sizes: Tensor, w: Windows, channels: int) -> list[Line]:
+    """All examples, as many to a line as `MOST` lets in, one at least."""
+    found: list[Line] = []
+    p, x, out = w.padding[0], 0, 0
+    for part in sizes[:, 0].split(groups([n + p for (n,) in sizes.tolist()], MOST // (channels * w.kernel[0]))):
+        results = (part + 2 * p - beyond(w)).clamp(min=0)
+        starts = offsets_of(part + p)[:-1] - offsets_of(results)[:-1]
+        examples, windows = torch.repeat_interleave(part), torch.repeat_interleave(results)
+        n, m = examples.shape[0], windows.shape[0]
+        at = torch.arange(n) + p * (examples + 1), torch.arange(m) + starts[windows]
+        size = n + p * (part.shape[0] + 1)
+        found.append(Line(slice(x, x + n), slice(out, out + m), *at, size, size - beyond(w)))
+        x, out = x + n, out + m
+    return found
+
+
+def groups(sizes: list[int], most: int) -> list[int]:
+    """How many neighbours go together, so that the sizes of none add up to more than `most`; one at least."""
+    counts, filled = [0], 0
+    for size in sizes:
+        if counts[-1] and filled + size > most:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
+        filled += size
+    return counts
