@@ -172,6 +172,13 @@ def over_members_inside() -> bool:
     return kinds.Grad in keys and kinds.Vmap in keys[keys.index(kinds.Grad) :]
 
 
+@constant
+def differentiated_twice() -> bool:
+    """Whether two `torch.func.grad` or `vjp` are around the call."""
+    keys = [level.key() for level in functorch.get_interpreter_stack() or ()]
+    return keys.count(functorch.TransformType.Grad) > 1
+
+
 def known(condition: bool) -> bool:
     """Whether a condition on sizes holds; no where a graph does not know them, as those of `x @ x.transpose(1, 2)`."""
     return condition if isinstance(condition, bool) else known_symbol(condition)

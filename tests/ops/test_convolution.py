@@ -359,13 +359,21 @@ def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
 
 
-def test_second_derivative_in_a_graph():
-    """That of max pooling is right, that of a convolution refused: Dynamo would leave a part of it out."""
-    x, weight = packed(images(2)), torch.randn(3, 4, 2, 2, dtype=DOUBLE)
-    fn = twice(partial(pooled, x))
-    torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(x.values), fn(x.values))
+@pytest.mark.parametrize("loss", [filtered, pooled])
+def test_second_derivative_in_a_graph(loss: Callable[..., Tensor]):
+    """On the rectangle, since Dynamo would leave a part of that of the operator out."""
+    x = packed(images(2))
+    given = torch.randn(3, 4, 2, 2, dtype=DOUBLE) if loss is filtered else x.values
+    fn = twice(partial(loss, x))
+    torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
+
+
+def test_second_derivative_of_the_operator_in_a_graph():
+    """Is refused, where gradients would be wrong."""
+    x, weight, _ = given_for(2)
+    fn = twice(lambda w: missing(2, x.detach(), w).pow(3).sum())
     with pytest.raises(Exception, match=r"tdc\.conv: expected one derivative"):
-        torch.compile(twice(partial(filtered, x)), backend="aot_eager", fullgraph=True)(weight)
+        torch.compile(fn, backend="aot_eager", fullgraph=True)(weight.detach())
 
 
 @pytest.mark.parametrize("loss", [pytest.param(filtered, marks=pytest.mark.slow), pooled])

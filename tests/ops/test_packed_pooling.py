@@ -290,18 +290,24 @@ def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
 
 
-def test_second_derivative_in_a_graph():
-    """That of largest ones is right, that of means refused: Dynamo would leave a part of it out."""
+@pytest.mark.parametrize("op", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d, F.avg_pool2d])
+def test_second_derivative_in_a_graph(op: Any):
+    """On the rectangle, since Dynamo would leave a part of that of the operator out."""
     x = packed(images(2))
 
-    def loss(op: Any, values: Tensor) -> Tensor:
-        return op(x.with_values(values), 2).pow(3).sum()
+    def values(v: Tensor) -> Tensor:
+        out = op(x.with_values(v), 2)
+        return out if isinstance(out, Tensor) else out.values
 
-    fn = twice(lambda v: loss(F.adaptive_max_pool2d, v))
+    fn = twice(lambda v: values(v).pow(3).sum())
     torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(x.values), fn(x.values))
-    fn = torch.compile(twice(lambda v: loss(F.adaptive_avg_pool2d, v)), backend="aot_eager", fullgraph=True)
+
+
+def test_second_derivative_of_the_operator_in_a_graph():
+    """Is refused, where gradients would be wrong."""
+    fn = torch.compile(twice(lambda v: WAYS["one bin"](v).pow(3).sum()), backend="aot_eager", fullgraph=True)
     with pytest.raises(Exception, match=r"tdc\.adaptive_avg_pool: expected one derivative"):
-        fn(x.values)
+        fn(torch.randn(14, 2, dtype=DOUBLE))
 
 
 def test_what_torch_refuses_goes_to_torch():
