@@ -201,6 +201,8 @@ def test_positions_that_are_not_those_of_the_sizes():
     x = torch.randn(13, 2)
     with pytest.raises(StructureError, match=r"tdc\.avg_pool: expected as many positions as its sizes have"):
         WAYS["avg_pool"](x)
+    with pytest.raises(StructureError, match=r"tdc\.adaptive_avg_pool: expected as many positions as its sizes have"):
+        WAYS["one bin"](x)
     with pytest.raises(StructureError, match=r"tdc\.adaptive_max_pool: expected as many positions as its sizes have"):
         WAYS["adaptive_max"](x)
 

@@ -8,7 +8,7 @@
     max_pool, adaptive_max    the largest, and where it is in x
 
 Torch reads planes with channels innermost faster, so that others are copied, example by example. Where each example is
-one bin, small ones are summed all at once, and others read as they are.
+one bin, those with channels innermost are summed all at once, and others read as they are.
 
 Invariants: results and gradients are those of each example by itself; among equal numbers the first is the largest, in
 the order in which torch sees the dims of a plane.
@@ -21,13 +21,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import adaptive_avg_backwards
-from tdc.ops.convolution.planes import Reads, Windows, innermost, planes, room, runs
+from tdc.ops.convolution.planes import Reads, Run, Windows, innermost, planes, room, runs
+from tdc.ragged.segments import offsets_of
 
-SMALL = 4096  # positions of an example, up to which one sum after another is exact enough
+FEW = 1024  # positions that are summed one after another, so that rounding errors do not add up
 aten: Any = torch.ops.aten
 
 
@@ -52,14 +54,16 @@ def avg_pool(x: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """Means of windows, (N, C) -> (M, C)."""
     w, given = averages(*how)
     pool = aten.avg_pool3d if len(given[0]) == 3 else aten.avg_pool2d
-    return by_example(x, sizes, total, w, lambda x, size: pool(ready(x), *given))
+    found = runs(sizes, w, x.shape[0], total)
+    return by_example(x, found, total, lambda x, size: pool(ready(x), *given))
 
 
 def avg_pool_backward(grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """The gradient of x, (M, C) -> (N, C)."""
     w, given = averages(*how)
     back = aten.avg_pool3d_backward if len(given[0]) == 3 else aten.avg_pool2d_backward
-    return gradient_by_example(grad, sizes, total, w, lambda grad, like: back(grad, like, *given))
+    found = runs(sizes, w, total, grad.shape[0])
+    return gradient_by_example(grad, found, total, lambda grad, like: back(grad, like, *given))
 
 
 def averages(
@@ -74,26 +78,34 @@ def averages(
 def adaptive_avg(x: Tensor, sizes: Tensor, total: int, counts: Any) -> Tensor:
     """Means of adaptive bins, (N, C) -> (M, C)."""
     w = Bins(tuple(counts), "adaptive_avg_pool")
-    if w.single and x.shape[0] <= SMALL * sizes.shape[0] and x.is_contiguous():
-        lengths, wide = sizes.prod(1), widened(x)
-        summed = wide.new_zeros(total, x.shape[1]).index_add_(0, torch.repeat_interleave(lengths), wide)
-        return (summed / lengths.unsqueeze(1)).to(x.dtype)
+    found = runs(sizes, w, x.shape[0], total)
+    if w.single and x.is_contiguous():
+        return means(x, sizes.prod(1)).to(x.dtype)
     pool = aten.adaptive_avg_pool3d if len(counts) == 3 else aten.adaptive_avg_pool2d
-    return by_example(x, sizes, total, w, lambda x, size: pool(x if w.single else ready(x), size))
+    return by_example(x, found, total, lambda x, size: pool(x if w.single else ready(x), size))
 
 
 def adaptive_avg_backward(grad: Tensor, sizes: Tensor, total: int, counts: Any) -> Tensor:
     """The gradient of x, (M, C) -> (N, C)."""
     w = Bins(tuple(counts), "adaptive_avg_pool")
-    if w.single and total <= SMALL * sizes.shape[0]:
+    found = runs(sizes, w, total, grad.shape[0])
+    if w.single:
         lengths = sizes.prod(1)
         return (grad / lengths.unsqueeze(1)).index_select(0, torch.repeat_interleave(lengths))
-    return gradient_by_example(grad, sizes, total, w, adaptive_avg_backwards[max(2, len(counts))])
+    return gradient_by_example(grad, found, total, adaptive_avg_backwards[max(2, len(counts))])
 
 
-def by_example(x: Tensor, sizes: Tensor, total: int, w: Reads, pool: Callable[[Tensor, Any], Tensor]) -> Tensor:
+def means(x: Tensor, lengths: Tensor) -> Tensor:
+    """The mean of each example, (N, C) -> (B, C): sums of few positions, and sums of these."""
+    pieces = (lengths + FEW - 1) // FEW
+    rows, offsets = torch.repeat_interleave(pieces), offsets_of(lengths)
+    starts = offsets[rows] + FEW * (torch.arange(rows.shape[0]) - offsets_of(pieces)[rows])
+    sums = F.embedding_bag(torch.arange(x.shape[0]), widened(x), starts, mode="sum")
+    return sums.new_zeros(lengths.shape[0], x.shape[1]).index_add_(0, rows, sums) / lengths.unsqueeze(1)
+
+
+def by_example(x: Tensor, found: list[Run], total: int, pool: Callable[[Tensor, Any], Tensor]) -> Tensor:
     """What `pool(planes, size of a result)` makes of each run, (N, C) -> (M, C)."""
-    found = runs(sizes, w, x.shape[0], total)
     out = room(x, found, total, x.shape[1])
     for run in found:
         planes(out, run.out, run.results).copy_(pool(planes(x, run.x, run.planes), run.results[1:]))
@@ -101,10 +113,9 @@ def by_example(x: Tensor, sizes: Tensor, total: int, w: Reads, pool: Callable[[T
 
 
 def gradient_by_example(
-    grad: Tensor, sizes: Tensor, total: int, w: Reads, back: Callable[[Tensor, Tensor], Tensor]
+    grad: Tensor, found: list[Run], total: int, back: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """What `back(gradients, planes)` makes of each run, (M, C) -> (N, C); it reads the shape of planes only."""
-    found = runs(sizes, w, total, grad.shape[0])
     out, grad = room(grad, found, total, grad.shape[1], True), grad.contiguous()
     for run in found:
         at = planes(out, run.x, run.planes)
@@ -151,9 +162,11 @@ def largest(
             back = 0, 1, *[2 + d for d in order]
             positions = torch.arange(math.prod(plane)).view(plane).permute(in_order(range(len(plane)), order))
             part, where = part.permute(back), positions.flatten()[where].permute(back)
-        starts = torch.arange(count) * math.prod(plane) + run.x.start
+        start: Any = run.x.start
+        if count > 1:
+            start = (torch.arange(count) * math.prod(plane) + start).view(-1, *[1] * (where.ndim - 1))
         planes(out, run.out, run.results).copy_(part)
-        torch.add(where, starts.view(-1, *[1] * (where.ndim - 1)), out=planes(index, run.out, run.results))
+        torch.add(where, start, out=planes(index, run.out, run.results))
     return out, index
 
 

@@ -97,8 +97,13 @@ def room(like: Tensor, found: list[Run], rows: int, channels: int, back: bool = 
 
 
 def planes(x: Tensor, at: slice, shape: tuple[int, ...]) -> Tensor:
-    """The planes (E, C, *P) of some examples, a view of x (N, C)."""
-    return x[at].view(*shape, x.shape[1]).movedim(-1, 1)
+    """The planes (E, C, *P) of some examples, a view of x (N, C): in one step, since there is one for each example."""
+    count, *plane = shape
+    step, strides = x.stride(0), [x.stride(1)]
+    for size in reversed(plane):
+        strides.insert(1, step)
+        step *= size
+    return x.as_strided((count, x.shape[1], *plane), (step, *strides), x.storage_offset() + at.start * x.stride(0))
 
 
 def innermost(x: Tensor) -> Tensor:
