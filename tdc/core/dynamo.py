@@ -130,8 +130,15 @@ def never() -> bool:
 
 
 def readable() -> bool:
-    """Whether tensors have numbers that can be read: `eager`, and under no dispatch mode, as `torch.export` traces."""
-    return not (under_transform() or internals._C._len_torch_dispatch_stack())
+    """Whether tensors have numbers that can be read: `eager`, and under no dispatch mode, as `torch.export` traces, but
+    for those that only watch and say so by an attribute `watches`."""
+    modes = internals._C._len_torch_dispatch_stack()
+    return not (under_transform() or (modes and not only_watched(modes)))
+
+
+def only_watched(modes: int) -> bool:
+    """Whether so many dispatch modes let every operation run as it is called."""
+    return all([hasattr(internals._C._get_dispatch_stack_at(i), "watches") for i in range(modes)])
 
 
 trace_as(eager, never)
@@ -143,18 +150,26 @@ def version(x: Any) -> int:
     return x._version if type(x) is Tensor else 0
 
 
-def stamp(x: Tensor) -> Stamp | None:
-    """What tells apart the contents that `x` has had, where a tensor computed from it now may serve later calls.
+PLAIN: set[type] = {Tensor}  # classes of tensors that hold their own numbers
 
-    None where it may not: where `x` is not `readable`, while a CUDA graph records the call, and for a tensor of
-    inference mode, which does not count its changes in place. On CUDA a stream has results of its own.
+
+def content(x: Tensor) -> int | None:
+    """What tells apart the contents that `x` has had, where numbers read from it now may serve later calls.
+
+    None where they may not: where `x` is not `readable`, and for a tensor of inference mode, which does not count its
+    changes in place.
     """
-    if type(x) is not Tensor or not readable() or x.is_inference():
-        return None
-    if not x.is_cuda:
-        return x._version
+    return None if type(x) not in PLAIN or not readable() or x.is_inference() else x._version
+
+
+def stamp(x: Tensor) -> Stamp | None:
+    """`content` for a tensor computed from `x`: on CUDA a stream has results of its own, and none while a CUDA graph
+    records the call."""
+    now = content(x)
+    if now is None or not x.is_cuda:
+        return now
     capturing = torch.cuda.is_current_stream_capturing()
-    return None if capturing else (x._version, torch.cuda.current_stream(x.device).cuda_stream)
+    return None if capturing else (now, torch.cuda.current_stream(x.device).cuda_stream)
 
 
 @constant
@@ -265,15 +280,27 @@ def maps_views_of_bits() -> bool:
 def recorded_operations(fn: Callable[[], Any]) -> list[Any]:
     """The operations that a call runs, as a dispatch mode sees them. The first call takes seconds."""
     seen: list[Any] = []
-
-    class Seen(internals.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Seen():
+    with watching(lambda op, args, kwargs: seen.append(op), reads=False):
         fn()
     return seen
+
+
+def watching(see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None], reads: bool = True) -> Any:
+    """A block in which `see(op, args, kwargs)` is called before each operation of torch runs.
+
+    Args:
+        reads: whether tensors stay `readable` there, so that the same operations run as elsewhere.
+    """
+
+    class Watching(internals.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            see(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    mode = Watching()
+    if reads:
+        mode.watches = True
+    return mode
 
 
 def configured(fn: Callable[[], Out], **settings: bool) -> Out:

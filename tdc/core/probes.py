@@ -140,10 +140,12 @@ def sees_transforms() -> bool:
 
 
 def sees_modes() -> bool:
-    """Numbers are not read where a dispatch mode sees the operations."""
+    """Numbers are not read where a dispatch mode sees the operations, but for one that only watches."""
     found: list[bool] = []
     recorded_operations(lambda: found.append(dynamo.readable()))
-    return dynamo.readable() and found == [False]
+    with dynamo.watching(lambda op, args, kwargs: None):
+        found.append(dynamo.readable())
+    return dynamo.readable() and found == [False, True]
 
 
 def asks_no_size() -> bool:

@@ -44,6 +44,8 @@ class Rule:
         identity: for reductions, the value that changes nothing and that padding is filled with.
         modes: the modes in which the matrix proves the row.
         reason: why there is no implementation; empty where there is one.
+        syncs: what each call reads on the host, or copies to the device from pageable memory, on a GPU; empty where no
+            call does that knows the sizes of its examples on the host. `docs/syncs.md` lists them.
     """
 
     op: Op
@@ -54,6 +56,7 @@ class Rule:
     identity: float | None = None
     modes: tuple[str, ...] = MODES
     reason: str = ""
+    syncs: str = ""
 
     @property
     def name(self) -> str:
@@ -119,6 +122,13 @@ def define(
     for kind, impl in (("nested", nested or ragged), ("masked", masked or ragged), ("tensordict", tensordict)):
         if impl is not None:
             add_rule(Rule(op, kind, family, impl, ref or op, **facts), aliases)
+
+
+def note_syncs(text: str, *ops: Op, kinds: Iterable[str] = KINDS) -> None:
+    """State in the rows of operations what each call reads on the host, see `Rule.syncs`."""
+    for n, rule in enumerate(RULES):
+        if rule.op in ops and rule.kind in kinds and not rule.reason:
+            RULES[n] = replace(rule, syncs=text)
 
 
 def swapped(impl: Op) -> Op:

@@ -1,8 +1,9 @@
-"""Slow paths announce themselves, so that a test can forbid them: padding of packed rows, and loops over examples.
+"""Slow paths announce themselves, so that a test can forbid them: padding of packed rows, loops over examples, syncs.
 
     pad_rows, to_padded                        "padding"
     unbind and iteration of a ragged batch     "loops"
     tdc.unbatched                              "loops"
+    what `tdc.testing.forbid` sees torch do    "syncs"
 
 Inside a block of `tdc.testing.forbid` dispatch runs each row by `watched`, which notes the operation that is under way.
 Elsewhere it costs the question whether there is such a block.
@@ -34,6 +35,7 @@ TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 CURES = {
     "padding": "an operation that works on packed rows, or forbid(padding=False)",
     "loops": "an operation on the whole batch, or forbid(loops=False)",
+    "syncs": "docs/syncs.md lists what reads a device, or forbid(syncs=False)",
 }
 
 
@@ -42,18 +44,18 @@ def announce(path: str, op: str) -> str:
     """Say that a slow path is taken.
 
     Args:
-        path: "padding" or "loops".
-        op: what takes it, where no operation was dispatched; in a graph always.
+        path: "padding", "loops" or "syncs".
+        op: what takes it, where no operation was dispatched; in a graph always. Of a sync, the operation of torch.
 
     Raises:
         AssertionError: it is forbidden; names the operation and the user's line.
     """
     if path in FORBIDDEN.get():
-        raise AssertionError(refusal(path, OPERATION.get() or op))
+        raise AssertionError(refusal(path, OPERATION.get() or op, op))
     return DONE
 
 
-def refusal(path: str, op: str) -> str:
+def refusal(path: str, op: str, torch_op: str) -> str:
     """The message for a forbidden path: the operation, and the last line before `tdc` that is not torch's."""
     before: list[Any] = []
     for frame in program_stack():
@@ -62,7 +64,8 @@ def refusal(path: str, op: str) -> str:
         before.append(frame)
     users = [f for f in before if not f.filename.startswith(TORCH)]
     at = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}: {f.line or ''}" for f in users[-1:]]
-    got = f"{'padding' if path == 'padding' else 'a loop over examples'} in {op!r}"
+    found = {"padding": "padding", "loops": "a loop over examples", "syncs": f"a read by aten.{torch_op}"}
+    got = found[path] if path == "syncs" and op == torch_op else f"{found[path]} in {op!r}"
     return message("testing.forbid", f"no {path}", got, at, CURES[path])
 
 

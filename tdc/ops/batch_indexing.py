@@ -18,7 +18,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.container import Container
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import define, unsupported
+from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.batch import NEEDED, Along, along, along_tensordict, lift, on_leaves
 from tdc.ops.indexing import flat_index
 from tdc.ops.leafwise import check_broadcast
@@ -96,3 +96,4 @@ for _op in (torch.nonzero, torch.argwhere):
         _op, ["tensordict"], "results of other sizes from leaf to leaf", family="indexing",
         hint="of one leaf: td['key'].nonzero()",
     )  # fmt: skip
+note_syncs("the number of rows", torch.masked_select, kinds=("tensordict",))

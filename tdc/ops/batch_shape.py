@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message, show_sizes
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims
 from tdc.ops.batch import lift
 from tdc.ops.flatten import filled
@@ -162,3 +162,4 @@ for _op, _impl in (
     (torch.Tensor.unfold, unfold_tensordict),
 ):  # fmt: skip
     define(_op, "shape", tensordict=_impl)
+note_syncs("the number of rows, of repeats that are data", torch.repeat_interleave, kinds=("tensordict",))

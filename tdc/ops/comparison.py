@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, TdcError, UnsupportedError, describe, message, op_name
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.reduction import filled
 from tdc.ragged.masked import MaskedBatch
@@ -131,3 +131,5 @@ for _op in (torch.equal, torch.allclose):
 define(torch.numel, "comparison", ragged=numel, tensordict=numel, modes=TOLD)
 define(torch.is_same_size, "comparison", masked=is_same_size, tensordict=is_same_size, modes=TOLD)
 define(torch.is_same_size, "comparison", nested=is_same_size, modes=("eager", "compile", "grad"))
+note_syncs("the answer", torch.equal, torch.allclose)
+note_syncs("whether sizes are equal", torch.is_same_size, kinds=("nested", "masked"))

@@ -22,7 +22,7 @@ from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
-from tdc.ops.plane_rows import plane_rows, sizes_after, unserved
+from tdc.ops.plane_rows import plane_rows, plane_sizes, unserved
 from tdc.ops.spatial import Sizes, Span, expect_batch, filled, kernel_text, measured, reach, resized, spatial
 from tdc.ragged.nested import NestedTensor
 
@@ -93,7 +93,7 @@ def convolved(
     given = p.total, *[p.ordered(numbers) for numbers in how], groups
     term = rest[0] if rest else None
     if transposed:
-        out = convolve(None, weight, x, None, sizes_after(m, spans, p.order), *given)
+        out = convolve(None, weight, x, None, plane_sizes(m, spans, p.order), *given)
         out = out if term is None else out + term
     else:
         out = convolve(x, weight, None, term, p.sizes, *given)

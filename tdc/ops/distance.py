@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import define, unsupported
+from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
@@ -280,4 +280,8 @@ along(F.cosine_similarity, "x2 dim eps", "distance", default=1, run=cosine_of_le
 unsupported(
     F.pdist, ["nested", "masked"], "distances of n positions, n (n - 1) / 2 in each row, which no lengths hold",
     family="distance", hint="torch.cdist(x, x), both halves of the matrix of each row",
+)  # fmt: skip
+note_syncs(
+    "the number of elements", torch.diagonal, torch.linalg.diagonal, torch.diag_embed, torch.diag, torch.diagflat,
+    kinds=("nested",),
 )  # fmt: skip

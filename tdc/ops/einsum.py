@@ -37,9 +37,17 @@ from tdc.ops.rectangle import cut_padding
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
-from tdc.ragged.segments import longest, reduce_rows, spread, structure_of_sizes, total_of
+from tdc.ragged.segments import (
+    counts_on_host,
+    longest,
+    reduce_rows,
+    sizes_on_host,
+    spread,
+    structure_of_sizes,
+    total_of,
+)
 from tdc.ragged.storage import Ragged, is_ragged, ragged_sizes
-from tdc.ragged.structure import Structure, require_same
+from tdc.ragged.structure import Structure, remember, require_same
 
 
 class Term(NamedTuple):
@@ -316,7 +324,10 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
         return run(ready, out)
     y = run(ready, batch + kept + "".join([c for c in out if c not in kept and c != batch]))
     s = structure_for(kept, owner, sizes, bounds)
-    total = total_of(s.offsets) if owner is None else owner._values.shape[s.packed_dim]
+    if owner is None and counts_on_host(s):
+        known = {c: sizes_on_host(t.x._structure)[:, r] for t in batches for r, c in enumerate(ragged_of(t))}
+        remember(sizes_on_host, s, torch.stack([known[c] for c in kept], 1))
+    total = total_of(s) if owner is None else owner._values.shape[s.packed_dim]
     at = out.replace(batch, "").index(kept[0])
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
 

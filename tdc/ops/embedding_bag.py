@@ -17,7 +17,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import IndexingError, ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import define, unsupported
+from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.pointwise import packed_operand
 from tdc.ops.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
@@ -75,3 +75,4 @@ unsupported(
     torch.embedding_bag, ("nested", "masked"), "offsets of bags, which a ragged batch has itself",
     family="embedding_bag", hint="F.embedding_bag(rows, weight)",
 )  # fmt: skip
+note_syncs("the number of indices", F.embedding_bag, kinds=("masked",))

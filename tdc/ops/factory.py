@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, int_tuple
 from tdc.core.errors import ShapeError, describe, message, show_sizes
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.ops.batch import lift
 from tdc.ops.pointwise import unary
 from tdc.ops.shape import ints
@@ -82,3 +82,4 @@ for _name in ("new_zeros", "new_ones", "new_empty"):
 define(torch.Tensor.new_full, "factory", ragged=partial(new_ragged, "new_full"), tensordict=new_full_tensordict)
 define(torch.Tensor.new_empty_strided, "factory", ragged=partial(new_ragged, "new_empty_strided"))
 define(torch.Tensor.new_tensor, "factory", ragged=lambda x, data, **kwargs: data_of(x).new_tensor(data, **kwargs))
+note_syncs("nothing, but copies the data to the device", torch.Tensor.new_tensor)

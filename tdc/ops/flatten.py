@@ -30,7 +30,7 @@ from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import OpName
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import in_order
@@ -298,3 +298,4 @@ def sizes_for(x: Ragged, like: Any) -> Tensor:
 
 for _op, _impl in ((torch.flatten, flatten_ragged), (torch.unflatten, unflatten_ragged)):
     define(_op, "shape", ragged=_impl)
+note_syncs("the number of elements, of the batch with static dims", torch.flatten, kinds=("nested",))

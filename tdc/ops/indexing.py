@@ -16,7 +16,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.join import grown
 from tdc.ops.masks import put_where
@@ -239,8 +239,15 @@ def index_put_ragged(x: Ragged, indices: Any, values: Any, accumulate: bool = Fa
     if isinstance(values, (NestedTensor, MaskedBatch)):
         hint = "x.index_put((mask,), values) takes a ragged batch, x.index_copy(0, rows, source) whole examples"
         raise StructureError(message("index_put", "dense values", describe(values), hint=hint))
-    values = torch.as_tensor(values, device=None if isinstance(values, Tensor) else x.device).to(x.dtype)
+    values = values.to(x.dtype) if isinstance(values, Tensor) else on_device(values, x)
     return with_data(x, data.index_put(tuple(where), values, accumulate))
+
+
+def on_device(value: Any, x: Ragged) -> Tensor:
+    """A value with the dtype and the device of a batch; a number is no copy from the host."""
+    if isinstance(value, (bool, int, float)):
+        return torch.full((), value, device=x.device).to(x.dtype)
+    return torch.as_tensor(value, device=x.device).to(x.dtype)
 
 
 def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate: bool = False) -> NestedTensor:
@@ -256,7 +263,7 @@ def filled(x: NestedTensor, indices: tuple[Tensor, ...], value: Any, accumulate:
     hits = x.values.new_zeros(sizes, dtype=kind).index_put(indices, x.values.new_ones((), dtype=kind), accumulate)
     hit = spread(hits, s, x.values.shape[e])
     hit = hit.view(*hit.shape, *[1] * (x.values.ndim - hit.ndim)).movedim(0, e)
-    value = torch.as_tensor(value, device=x.device).to(x.dtype)
+    value = on_device(value, x)
     return x.with_values(x.values + hit * value if accumulate else torch.where(hit, value, x.values))
 
 
@@ -353,3 +360,5 @@ for _op in (torch.scatter, torch.scatter_add, torch.scatter_reduce):
     define(_op, "indexing", ragged=scatter_rule(_op))
 for _op in (torch.index_add, torch.index_copy, torch.index_reduce):
     define(_op, "indexing", ragged=index_write_rule(_op))
+note_syncs("the number of elements of the rows", torch.index_select, kinds=("nested",))
+note_syncs("the sizes of the example", torch.select, kinds=("masked",))

@@ -24,6 +24,7 @@ from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import (
+    columns,
     gather_spans,
     local_positions,
     offsets_of,
@@ -31,6 +32,7 @@ from tdc.ragged.segments import (
     strides,
     structure_of_sizes,
     take_spans,
+    tell,
 )
 from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_data
 from tdc.ragged.structure import Structure, extent_of
@@ -125,7 +127,8 @@ def cat_rows(xs: list[NestedTensor]) -> NestedTensor:
     offsets = [s.offsets, *[found[1:] for found in ends[1:]]]
     shapes = None if s.shapes is None else torch.cat([x.sizes for x in xs])
     joined = Structure(torch.cat(offsets), shapes, joined_extent(xs), s.packed_dim, s.batch_dim, s.ragged_ndim)
-    return build_nested(joined.marked(), torch.cat([x.values for x in xs], s.packed_dim))
+    t = tell(joined.marked(), [x.structure for x in xs], torch.cat)
+    return build_nested(t, torch.cat([x.values for x in xs], s.packed_dim))
 
 
 def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
@@ -133,10 +136,12 @@ def cat_ragged(xs: list[NestedTensor]) -> NestedTensor:
     s, count, rows = xs[0].structure, len(xs), cat_rows(xs)
     starts = rows.offsets[:-1].view(count, -1).t().reshape(-1)
     lengths = torch.stack([x.lengths for x in xs], 1)
-    offsets, gather = take_spans(starts, lengths.reshape(-1))
+    total = rows.values.shape[s.packed_dim]
+    offsets, gather = take_spans(starts, lengths.reshape(-1), total=total)
     values = gather_spans(rows.values, s.packed_dim, gather)
     joined = Structure(offsets[::count].contiguous(), None, joined_extent(xs, 0), s.packed_dim, s.batch_dim, 1)
-    return build_nested(joined.marked(), values)
+    t = tell(joined.marked(), [x.structure for x in xs], lambda known: torch.stack(known).sum(0))
+    return build_nested(t, values)
 
 
 def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
@@ -144,7 +149,7 @@ def cat_lines(xs: list[NestedTensor], r: int) -> NestedTensor:
     s, each = xs[0].structure, torch.stack([x.sizes for x in xs], 1)  # (B, K, R)
     others = [k for k in range(s.ragged_ndim) if k != r]
     text = message("cat", "rows that differ in the dim they are joined along only", "others", hint="F.pad or crop them")
-    require((each[:, :, others] == each[:, :1, others]).all(), text, StructureError)
+    require((columns(each, others) == columns(each[:, :1], others)).all(), text, StructureError)
     part, ends = each[:, :, r], each[:, :, r].cumsum(1)
     sizes = torch.stack([ends[:, -1] if k == r else each[:, 0, k] for k in range(s.ragged_ndim)], 1)
     t = Structure(offsets_of(sizes.prod(1)), sizes, joined_extent(xs, r), s.packed_dim, s.batch_dim, s.ragged_ndim)

@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_at_least, expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.positions import dim_of, flat_examples
 from tdc.ops.rectangle import rectangle, with_sizes
@@ -28,7 +28,17 @@ from tdc.ragged.convert import to_packed, to_padded
 from tdc.ragged.index import at_each, rows_at
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import lengths_of, reduce_rows, repeated, row_ids, structure_of_sizes, take_spans
+from tdc.ragged.segments import (
+    elements,
+    lengths_of,
+    on_host_too,
+    reduce_rows,
+    repeated,
+    row_ids,
+    structure_of_sizes,
+    take_spans,
+    tell,
+)
 from tdc.ragged.storage import Ragged, axis_of, changed_sizes, data_of, is_ragged, ragged_sizes, sizes_along, with_data
 from tdc.ragged.structure import Structure, extent_of, require_same
 
@@ -58,7 +68,7 @@ def source(position: Tensor, length: Any, mode: str) -> Tensor:
         return last - (last - position.abs()).abs()
     if mode == "circular":
         return position % (length.clamp(min=1) if isinstance(length, Tensor) else max(length, 1))
-    return position.clamp(min=0).minimum(torch.as_tensor(length - 1, device=position.device))
+    return position.clamp(min=0).clamp(max=length - 1)
 
 
 def check_lengths(lengths: Tensor, front: int, behind: int, mode: str) -> None:
@@ -75,7 +85,8 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
     x: Any = input
     found, packs = amounts(x, pad, mode), x._kind == "nested"
     if packs and len(x.ragged_dims) > 1 and any([d in x.ragged_dims for d, _, _ in found]):
-        return to_packed(pad_rectangle(to_padded(x), found, mode, value))
+        known = on_host_too(x.structure, lambda sizes: grown(sizes, x.ragged_dims, found))
+        return to_packed(pad_rectangle(to_padded(x), found, mode, value), total=elements(known))
     for entry in found:
         d, front, behind = entry
         if d not in x.ragged_dims:
@@ -85,6 +96,12 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
         else:
             x = pad_rectangle(x, [entry], mode, value)
     return x
+
+
+def grown(sizes: Tensor, dims: tuple[int, ...], found: list[tuple[int, int, int]]) -> Tensor:
+    """Ragged sizes (B, R) of padded examples."""
+    more = [sum([front + behind for at, front, behind in found if at == d]) for d in dims]
+    return torch.stack([n + m for n, m in zip(sizes.unbind(1), more, strict=True)], 1)
 
 
 def pad_axis(x: Tensor, axis: int, front: int, behind: int, mode: str, value: float | None) -> Tensor:
@@ -106,7 +123,7 @@ def pad_rows(x: NestedTensor, front: int, behind: int, mode: str, value: float |
     check_lengths(lengths, front, behind, mode)
     extent = None if s.extent is None else extent_of((s.extent.shape[0] + more,), s.offsets.device)
     offsets = s.offsets + torch.arange(s.batch_size + 1, device=x.device) * more
-    t = Structure(offsets, None, extent, e, s.batch_dim, 1).marked()
+    t = tell(Structure(offsets, None, extent, e, s.batch_dim, 1).marked(), [s], lambda known: known[0] + more)
     count = total + s.batch_size * more
     ids = row_ids(t, count)
     position = torch.arange(count, device=x.device) - offsets[ids] - front
@@ -192,10 +209,15 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
     hint = "drop short rows first: x = x[x.lengths >= size]"
     text = message(op, f"rows of at least {size} positions", "a shorter row", hint=hint)
     require((sizes_along(x, d) >= size).all(), text)
-    counts = changed_sizes(x, (d,), lambda n: (n - size) // step + 1)
+
+    def windows(n: Tensor) -> Tensor:
+        return (n - size) // step + 1
+
+    counts = changed_sizes(x, (d,), windows)
     if isinstance(x, MaskedBatch):
         return with_sizes(x.data.unfold(d, size, step), x, counts, x.ragged_dims)
-    offsets, begins = take_spans(x.offsets[:-1], counts[:, 0], step)
+    total = elements(on_host_too(x.structure, windows))
+    offsets, begins = take_spans(x.offsets[:-1], counts[:, 0], step, total)
     where = begins[:, None] + torch.arange(size, device=x.device)
     values = x.values.index_select(axis, where.flatten()).unflatten(axis, where.shape).movedim(axis + 1, -1)
     return build_nested(Structure(offsets, None, None, axis, x._batch_dim, 1).marked(), values)
@@ -222,3 +244,4 @@ define(torch.repeat_interleave, "shape", ragged=repeat_interleave)
 define(torch.Tensor.unfold, "shape", ragged=unfold)
 for _op in (F.pixel_shuffle, F.pixel_unshuffle):
     define(_op, "shape", ragged=partial(pixels, _op))
+note_syncs("the number of elements, of repeats that are data", torch.repeat_interleave, kinds=("nested", "masked"))

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import define, unsupported
+from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
@@ -358,4 +358,8 @@ define(torch.trace, "linalg", ragged=trace)
 unsupported(
     LINALG.lstsq, ["nested", "masked"], "residuals and ranks whose sizes depend on the values", family="linalg",
     hint="torch.linalg.pinv(a) @ b for the solutions",
+)  # fmt: skip
+note_syncs(
+    "whether a matrix has a factorization", torch.cholesky, LINALG.cholesky, LINALG.inv, LINALG.solve, LINALG.lu_factor,
+    LINALG.ldl_factor, torch.Tensor.lu,
 )  # fmt: skip

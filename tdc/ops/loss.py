@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import refuse_integers, rounded_once
 from tdc.core.errors import ShapeError, StructureError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.batch import lift
 from tdc.ops.leafwise import check_broadcast
@@ -272,3 +272,4 @@ for _op in (
     F.poisson_nll_loss,
 ):  # fmt: skip
     define(_op, "loss", tensordict=partial(loss_tensordict, _op, tuple(inspect.signature(_op).parameters)))
+note_syncs("the lengths", F.ctc_loss)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.ops.positions import flat_bounds, flat_examples
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -139,3 +139,4 @@ for _op, _impl in (
 ):  # fmt: skip
     define(_op, "masks", nested=_impl, modes=NO_VMAP)
     define(_op, "masks", masked=_impl)
+note_syncs("the number of elements", torch.masked_select, torch.nonzero, torch.argwhere, kinds=("nested",))

@@ -161,7 +161,8 @@ def quantile_ragged(
     if dim is None and isinstance(x, NestedTensor):
         out = op(x.values, q, interpolation=interpolation)
         return out.view(*out.shape, *[1] * x.ndim) if keepdim else out
-    qs = torch.as_tensor(q, dtype=x.dtype, device=x.device)
+    at = {"dtype": x.dtype, "device": x.device}
+    qs = torch.full((), q, **at) if isinstance(q, (int, float)) else torch.as_tensor(q, **at)  # no copy of a number
     if not qs.numel():
         raise ShapeError(message(op, "at least one quantile", "none", hint="q = 0.5 is the median"))
     each = qs.reshape(-1)

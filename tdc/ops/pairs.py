@@ -15,6 +15,7 @@ device, never on the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ from tdc.core.typing import Op
 from tdc.ops.leafwise import first_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import positions_in, sizes_of, structure_of_sizes, total_of
+from tdc.ragged.segments import counts_on_host, positions_in, sizes_of, sizes_on_host, structure_of_sizes, total_of
 from tdc.ragged.storage import Ragged, ragged_sizes
-from tdc.ragged.structure import require_same
+from tdc.ragged.structure import remember, require_same
 
 UNEQUAL = "rows of different lengths"
 
@@ -70,7 +71,9 @@ def spanned(op: Op, xs: list[NestedTensor]) -> NestedTensor:
         longs = [next(n for x in xs for n, r in bounds(x, ndim) if r == d) for d in ragged]
         known = None if any([n is None for n in longs]) else tuple(longs)
         s = structure_of_sizes(first_sizes(xs, ndim, ragged), known, e, batch)
-        total = total_of(s.offsets)
+        if counts_on_host(s):
+            remember(sizes_on_host, s, first_sizes(xs, ndim, ragged, lambda x: sizes_on_host(x._structure)))
+        total = total_of(s)
     sizes[e : e + len(ragged)] = [total]
     return build_nested(s, xs[0]._values.new_empty(()).expand(sizes))
 
@@ -117,9 +120,15 @@ def operands(xs: list[Any]) -> dict[str, str]:
     return {f"operand {i}": describe(x) for i, x in enumerate(xs)}
 
 
-def first_sizes(xs: list[Any], ndim: int, ragged: tuple[int, ...]) -> Tensor:
-    """The sizes (B, R) of ragged dims among as many dims as `ndim`, each of the first batch that has it."""
-    pairs = [(x, d, n) for x in reversed(xs) for d, n in zip(x.ragged_dims, ragged_sizes(x).unbind(1), strict=True)]
+def first_sizes(
+    xs: list[Any], ndim: int, ragged: tuple[int, ...], of: Callable[[Any], Tensor] = ragged_sizes
+) -> Tensor:  # fmt: skip
+    """The sizes (B, R) of ragged dims among as many dims as `ndim`, each of the first batch that has it.
+
+    Args:
+        of: the ragged sizes of a batch, here or on the host.
+    """
+    pairs = [(x, d, n) for x in reversed(xs) for d, n in zip(x.ragged_dims, of(x).unbind(1), strict=True)]
     found = {d + ndim - x.ndim: n for x, d, n in pairs}
     return torch.stack([found[d] for d in ragged], 1)
 

@@ -12,8 +12,8 @@ are no lines: on CPU, torch's own function runs on one image after another (`eac
 
     M lines of the whole batch; padded, the lines of padding are among them, and empty
 
-Invariants: a line without elements gives what an empty example gives; M is data, so a packed batch reads it on the
-host, and in a graph it is an unbacked size.
+Invariants: a line without elements gives what an empty example gives; M is data, so a packed batch needs its sizes on
+the host, and in a graph M is an unbacked size.
 """
 
 from __future__ import annotations
@@ -30,9 +30,18 @@ from tdc.core.typing import Op, OpName
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import exchange, valid_mask
-from tdc.ragged.segments import offsets_of, positions_in, sizes_of, structure_of_sizes
+from tdc.ragged.segments import (
+    columns,
+    elements,
+    offsets_of,
+    on_host_too,
+    positions_in,
+    sizes_of,
+    sizes_on_host,
+    structure_of_sizes,
+)
 from tdc.ragged.storage import changed_sizes, map_results
-from tdc.ragged.structure import Structure
+from tdc.ragged.structure import Structure, remember
 from tdc.ragged.views import all_have_elements, by_views, inverse, moved, of_each, permuted
 
 
@@ -183,7 +192,9 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     order, turn, count = [*kept, *along], kept[-1] > along[0], len(along)
     values = in_order(x, order) if turn else x.values
     outer, wide = kept_structures(s, dims)
-    rows = torch.repeat_interleave(sizes_of(outer).prod(1))
+    known = on_host_too(s, lambda sizes: columns(sizes, kept))
+    remember(sizes_on_host, outer, known)
+    rows = torch.repeat_interleave(sizes_of(outer).prod(1), output_size=elements(known))
     sizes, longest = sizes_at(s, along)
     inner = structure_of_sizes(sizes[rows], longest, e)
 
@@ -201,7 +212,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
         t = resized_structure(s, new)
         if not turn:
             return build_nested(t, out.values)
-        turned = Structure(t.offsets, sizes_of(t)[:, order], None, e, 0, s.ragged_ndim)
+        turned = Structure(t.offsets, columns(sizes_of(t), order), None, e, 0, s.ragged_ndim)
         return build_nested(t, in_order(build_nested(turned, out.values), inverse(order)))
 
     return Lines(build_nested(inner, values), dim_of, back, again)
@@ -210,7 +221,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
 def in_order(x: NestedTensor, order: list[int]) -> Tensor:
     """The values of a batch with the ragged dims of each example in another order."""
     s, values, e = x.structure, x.values, x.structure.packed_dim
-    turned = Structure(s.offsets, sizes_of(s)[:, order], None, e, 0, s.ragged_ndim)
+    turned = Structure(s.offsets, columns(sizes_of(s), order), None, e, 0, s.ragged_ndim)
     if by_views(x):
         return moved(values, s, turned, permuted(e, order))
     total = values.shape[e]

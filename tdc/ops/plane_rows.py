@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import differentiated_twice, in_direction, is_zero, over_members_inside, trace_as
-from tdc.ops.spatial import Sizes, Span, total_after
+from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
 from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
@@ -82,12 +82,13 @@ def result_structure(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int])
     every = len(kept) == len(m.ragged)
     if every and all([span.same for span in used]):
         return s, x.values.shape[s.packed_dim]
-    columns = [span.of(m.own[d]) for d, span in zip(kept, used, strict=True)]
+    sizes = sizes_after([m.own[d] for d in kept], used)
     none = is_zero(s.batch_size)  # whose planes may be smaller than a kernel
     widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(kept, used, strict=True)])
-    out = structure_of_sizes(torch.stack(columns, 1), widest, s.packed_dim)
+    out = structure_of_sizes(sizes, widest, s.packed_dim)
     total = total_after(x, used) if every and all([span.linear for span in used]) else None
-    return out, total_of(out.offsets) if total is None else total
+    total = total_on_host(x, [m.ragged.index(d) for d in kept], used) if total is None else total
+    return out, total_of(out) if total is None else total
 
 
 def size_after(span: Span | int, size: int) -> int:
@@ -95,9 +96,9 @@ def size_after(span: Span | int, size: int) -> int:
     return span.at(size) if isinstance(span, Span) else span
 
 
-def sizes_after(m: Sizes, spans: Sequence[Span], order: Sequence[int]) -> Tensor:
+def plane_sizes(m: Sizes, spans: Sequence[Span], order: Sequence[int]) -> Tensor:
     """Sizes of each result's plane, (B, n), in `order`."""
-    return torch.stack([spans[d].of(m.own[d]) for d in order], 1)
+    return sizes_after([m.own[d] for d in order], [spans[d] for d in order])
 
 
 def unserved() -> bool:

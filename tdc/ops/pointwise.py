@@ -26,7 +26,7 @@ from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import eager, is_zero, known
 from tdc.core.errors import NAMES, DtypeError, ShapeError, UnsupportedError, describe, message, op_name
-from tdc.core.rules import MODES, define
+from tdc.core.rules import MODES, define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.batch import lift, on_leaves
 from tdc.ops.leafwise import nary_tensordict, unary_tensordict
@@ -380,3 +380,4 @@ define(torch.Tensor.cuda, "pointwise", ragged=to_cuda, tensordict=to_cuda, modes
 for _cls in (NestedTensor, MaskedBatch):  # attributes of a Tensor, not methods
     for _op, _part in ((torch.real, "real"), (torch.imag, "imag")):
         setattr(_cls, _part, property(_op, doc=f"The {_part} part of all elements."))
+note_syncs("all elements", torch.Tensor.cpu)

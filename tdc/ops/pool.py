@@ -27,7 +27,7 @@ from tdc.core.rules import unsupported
 from tdc.core.typing import Op
 from tdc.ops.convolution.average import avg_pool as avg_pool_rows
 from tdc.ops.convolution.max_pool import max_pool as max_pool_rows
-from tdc.ops.plane_rows import PlaneRows, plane_rows, sizes_after, unserved
+from tdc.ops.plane_rows import PlaneRows, plane_rows, plane_sizes, unserved
 from tdc.ops.spatial import (
     Planes,
     Sizes,
@@ -248,7 +248,7 @@ def scattered_rows(op: Op, m: Sizes, where: Sizes, spans: list[Span]) -> Any:
     """Zeros with the elements of packed examples at their positions; in a graph and under vmap indices outside go to
     one more position, cut off."""
     rows, index = plane_rows(m, spans), plane_rows(where, spans).x
-    own = sizes_after(m, spans, rows.order).prod(1)
+    own = plane_sizes(m, spans, rows.order).prod(1)
     example = torch.repeat_interleave(rows.sizes.prod(1), output_size=index.shape[0])
     bound, start = own[example].unsqueeze(1), (own.cumsum(0) - own)[example].unsqueeze(1)
     there = (index >= 0) & (index < bound)

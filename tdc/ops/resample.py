@@ -24,7 +24,7 @@ from tdc.core.arguments import expect_number
 from tdc.core.dtypes import widened
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.ragged_size import RaggedSize
-from tdc.core.rules import define, unsupported
+from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.adaptive_pool import averaged, bins, taken
 from tdc.ops.rectangle import repacked, with_sizes
 from tdc.ops.spatial import Span, each, kernel_text, measured, planes, reach, resized, spatial
@@ -238,3 +238,4 @@ spatial(F.unfold, unfold, 2, "resample")
 define(F.grid_sample, "resample", ragged=grid_sample)
 DENSE = "theta that is ragged; it has one matrix for each example"
 unsupported(F.affine_grid, ["nested", "masked"], DENSE, family="resample", hint="pass theta as a dense tensor")
+note_syncs("the number of windows", F.unfold, kinds=("nested",))

@@ -28,7 +28,7 @@ from torch.func import vjp
 from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
 from tdc.core.operators import refuse_derivative
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops import rnn_steps
 from tdc.ops.rnn_steps import order_of, turned
@@ -329,3 +329,4 @@ def recurrent(mode: str) -> Op:
 
 for _mode, _op in KERNELS.items():
     define(_op, "rnn", ragged=recurrent(_mode))
+note_syncs("the lengths, which say how many rows have a step", *KERNELS.values())

@@ -22,7 +22,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.dynamo import certain, eager, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, ragged_dim
 from tdc.ops.batch import NEEDED, along
@@ -30,9 +30,9 @@ from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views
 from tdc.ops.rectangle import rectangle, repacked
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import gather_spans, lengths_of, take_spans
+from tdc.ragged.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
-from tdc.ragged.structure import Structure
+from tdc.ragged.structure import Structure, remember
 from tdc.ragged.views import by_views
 
 
@@ -94,8 +94,10 @@ def neighbours(op: Op, x: Any, dim: int, fn: Callable[[Tensor, Tensor], Tensor])
         out = build_masked(along_axis(fn, x.filled(0), d), shorter(x.lengths), x.ragged_dims, x.batch_dim)
         return out.with_data(out.data.masked_fill(~out.mask, 0))
     s = x.structure
-    offsets, first = take_spans(s.offsets[:-1], shorter(lengths_of(s)))
+    known = on_host_too(s, shorter)
+    offsets, first = take_spans(s.offsets[:-1], shorter(lengths_of(s)), total=elements(known))
     spans = Structure(offsets, None, s.extent, s.packed_dim, s.batch_dim, 1).marked()
+    remember(sizes_on_host, spans, known)
     former, later = [gather_spans(x.values, s.packed_dim, index) for index in (first, first + 1)]
     return build_nested(spans, fn(later, former))
 
@@ -161,3 +163,7 @@ for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch
 define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])
 define(torch.cumulative_trapezoid, "scan", ragged=cumulative_trapezoid_ragged)
 along(torch.diff, "n dim prepend append", "scan", ragged=diff_ragged, default=-1, spread=("prepend", "append"))
+note_syncs(
+    "the number of elements, along one of several ragged dims", torch.trapezoid, torch.cumulative_trapezoid, torch.diff,
+    kinds=("nested",),
+)  # fmt: skip

@@ -22,7 +22,7 @@ import torch
 
 from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.errors import DtypeError, ShapeError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims, OpName
 from tdc.ops.flatten import filled, flatten_ragged, regrouped, unflatten_ragged
 from tdc.ops.join import cat_rows
@@ -31,7 +31,7 @@ from tdc.ragged.index import at_each, insert_dim, neutral, rows_between
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import mirrored, rolled, sizes_of
+from tdc.ragged.segments import columns, mirrored, rolled, sizes_of, tell
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, without_dims
 from tdc.ragged.structure import Structure, extent_of
 from tdc.ragged.views import by_views, flipped, moved, shifted
@@ -93,7 +93,9 @@ def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
         numbers = [s.ragged_dims.index(d) for d in ragged]
         values = in_order(x, numbers)
         extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in numbers]), x.device)
-        turned = Structure(s.offsets, sizes_of(s)[:, numbers], extent, turned.packed_dim, at, s.ragged_ndim).marked()
+        sizes = columns(sizes_of(s), numbers)
+        turned = Structure(s.offsets, sizes, extent, turned.packed_dim, at, s.ragged_ndim).marked()
+        tell(turned, [s], lambda known: columns(known[0], numbers))
     return build_nested(turned, values.permute(axes))
 
 
@@ -103,7 +105,7 @@ def permute_masked(x: MaskedBatch, order: list[int]) -> MaskedBatch:
     if ragged != tuple(range(ragged[0], ragged[0] + len(ragged))):
         got = f"dims {x.ragged_dims} at {tuple(at)}"
         raise ShapeError(message("permute", "several ragged dims side by side", got, hint="use x.data"))
-    lengths = x.lengths[:, [at.index(d) for d in ragged]] if turned else x.lengths
+    lengths = columns(x.lengths, [at.index(d) for d in ragged]) if turned else x.lengths
     return build_masked(x.data.permute(order), lengths, ragged, order.index(x.batch_dim), turned)
 
 
@@ -315,3 +317,4 @@ for _op, _impl in (
     (torch.roll, roll_ragged),
 ):  # fmt: skip
     define(_op, "shape", ragged=_impl)
+note_syncs("the number of elements of the rows, along the batch", torch.roll, kinds=("nested",))

@@ -32,7 +32,7 @@ from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import longest
+from tdc.ragged.segments import elements, longest, on_host_too
 from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
 
 
@@ -179,10 +179,22 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | int | None]) -> Ragge
     if kept[-1] - kept[0] >= len(kept):
         got, hint = "one between them that is not", "pool one of the outer dims, too"
         raise ShapeError(message("resized", "ragged dims side by side", got, hint=hint))
-    sizes = torch.stack([span.of(p.sizes[d]) for d, span in zip(kept, used, strict=True)], 1)
-    linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
-    total = total_after(x, used) if linear and isinstance(x, NestedTensor) else None
+    sizes, total = sizes_after([p.sizes[d] for d in kept], used), None
+    if isinstance(x, NestedTensor):
+        linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
+        total = total_after(x, used) if linear else None
+        total = total_on_host(x, [p.ragged.index(d) for d in kept], used) if total is None else total
     return with_sizes(out, x, sizes, dims, total)
+
+
+def sizes_after(sizes: Sequence[Tensor], spans: Sequence[Span]) -> Tensor:
+    """Sizes of a result, (B, R), of those of rows along each of its ragged dims."""
+    return torch.stack([span.of(n) for n, span in zip(sizes, spans, strict=True)], 1)
+
+
+def total_on_host(x: NestedTensor, numbers: list[int], spans: Sequence[Span]) -> int | None:
+    """Packed elements of a result along ragged dims of x, by their numbers, where sizes on the host say them."""
+    return elements(on_host_too(x.structure, lambda sizes: sizes_after([sizes[:, r] for r in numbers], spans)))
 
 
 def beside(x: Any, out: Tensor) -> Ragged | Tensor:

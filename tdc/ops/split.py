@@ -25,7 +25,7 @@ from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.dynamo import larger, smaller, trace_as
 from tdc.core.errors import ShapeError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.batch import lift
 from tdc.ragged.index import cut_rows, rows_between
@@ -192,3 +192,5 @@ for _op, _impl in (
 ):  # fmt: skip
     define(_op, "split", ragged=_impl, tensordict=_impl)
 define(torch.unbind, "split", nested=NestedTensor.unbind, masked=MaskedBatch.unbind, tensordict=unbind_tensordict)
+note_syncs("the number of elements of each part", torch.chunk, torch.tensor_split, kinds=("nested",))
+note_syncs("the lengths", torch.unbind, kinds=("masked",))

@@ -64,7 +64,8 @@ def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None)
         raise ShapeError(message("to_padded", expected, got, hint=f"the ragged dims are {s.ragged_dims}"))
     data = pad_rows(x.values.movedim(s.packed_dim, 0), s, padded, fill, cut=length is not None)
     dims = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
-    sizes = x.sizes.clone() if length is None else x.sizes.minimum(x.sizes.new_tensor(padded))  # not the kept ones
+    cut = [n if length is None else n.clamp(max=m) for n, m in zip(x.sizes.unbind(1), padded, strict=True)]
+    sizes = torch.stack(cut, 1)  # not the kept ones
     out = MaskedBatch(data.movedim(tuple(range(1, s.ragged_ndim + 1)), dims), sizes, ragged_dims=dims)
     return out if b == 0 else build_masked(out.data.movedim(0, b), out.lengths, ragged, b)
 
@@ -88,7 +89,7 @@ def to_packed(x: MaskedBatch, *, total: int | None = None) -> NestedTensor:
     dims = tuple([d + (d < b) for d in x.ragged_dims])
     padded = tuple([data.shape[d] for d in dims])
     structure = structure_of_sizes(x.lengths, padded, dims[0] - 1, b)
-    total = total_of(structure.offsets) if total is None else total
+    total = total_of(structure) if total is None else total
     values = pack_rows(data.movedim(dims, tuple(range(1, count + 1))), structure, total).movedim(0, dims[0] - 1)
     return build_nested(structure, values)
 

@@ -9,7 +9,8 @@ gather makes the crop; slices of large examples are copied one by one (`views`).
 
     M positions along the dims that stay ragged, over all rows
 
-Invariant: M is data, so that eager calls read it on the host and a graph has an unbacked size.
+Invariant: M is data, so that eager calls need the sizes on the host, or M itself where ends are data; a graph has an
+unbacked size.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ragged.index_forms import Span, kept, longest_span, positions_of, spans
+from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, spans
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import coordinates, on_host, row_ids, sizes_of, strides, structure_of_sizes, total_of
-from tdc.ragged.structure import Structure
+from tdc.ragged.segments import (
+    coordinates,
+    on_host,
+    on_host_too,
+    row_ids,
+    sizes_of,
+    sizes_on_host,
+    strides,
+    structure_of_sizes,
+    total_of,
+)
+from tdc.ragged.structure import Structure, remember
 from tdc.ragged.views import by_views, moved, spans_taken
 
 
@@ -76,8 +87,13 @@ def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
 
 def spans_of(s: Structure, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
     """Of slices of some ragged dims: where they begin and how many positions they have, (B,) each, and their steps."""
-    sizes = sizes_of(s).unbind(1)
-    return tuple(zip(*[spans(part, sizes[r]) for r, part in parts.items()], strict=True))  # type: ignore[return-value]  # three
+    return spans_at(sizes_of(s), parts)
+
+
+def spans_at(sizes: Tensor, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
+    """The same of examples of ragged sizes (B, R)."""
+    each = sizes.unbind(1)
+    return tuple(zip(*[spans(part, each[r]) for r, part in parts.items()], strict=True))  # type: ignore[return-value]  # three
 
 
 def structure_of_spans(s: Structure, parts: dict[int, Any], lengths: Sequence[Tensor]) -> Structure:
@@ -96,7 +112,9 @@ def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Str
     along, steps = list(parts), strides(s)
     first, lengths, step = spans_of(s, parts)
     t = structure_of_spans(s, parts, lengths)
-    total = total_of(t.offsets)
+    ends = any([has_tensors(part) for part in parts.values()])
+    known = None if ends else on_host_too(s, lambda sizes: torch.stack(spans_at(sizes, parts)[1], 1))
+    total = total_of(remember(sizes_on_host, t, known))
     rows, source = row_ids(t, total), s.offsets[row_ids(t, total)]
     for i, position in enumerate(coordinates(t, total)):
         r = along[i]

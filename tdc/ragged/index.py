@@ -39,6 +39,7 @@ from tdc.ragged.index_forms import (
     check_vectors,
     cut,
     full_index,
+    has_tensors,
     index_example,
     insert_dims,
     kept,
@@ -50,9 +51,23 @@ from tdc.ragged.index_forms import (
 )
 from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import count_rows, gather_spans, lengths_of, mirrored, row_ids, structure_of_sizes, take_spans
+from tdc.ragged.segments import (
+    count_rows,
+    elements,
+    gather_spans,
+    lengths_of,
+    mirrored,
+    offsets_on_host,
+    on_host,
+    on_host_too,
+    row_ids,
+    sizes_on_host,
+    structure_of_sizes,
+    take_spans,
+    tell,
+)
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, require_alike, with_static
-from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.structure import Structure, extent_of, remember
 
 
 def same_structure(x: Any, y: Any) -> bool:
@@ -139,23 +154,28 @@ def rows_at(x: Any, index: Any) -> Pick:
 
     It is for every batch with the structure of `x`; all that depends on the structure alone is done here.
     """
-    rows = as_rows(index, x.batch_size[0], x.device)
+    rows, known = as_rows(index, x.batch_size[0], x.device), None
     if isinstance(rows, slice) and (isinstance(x, NestedTensor) or (rows.step is not None and rows.step < 1)):
         begin, end, step = bounds(rows, x.batch_size[0])
         if step == 1:
             return rows_between(x, begin, max(begin, end))
-        rows = torch.arange(begin, end if (end - begin) * step > 0 else begin, step, device=x.device)
+        run = begin, end if (end - begin) * step > 0 else begin, step
+        rows = torch.arange(*run, device=x.device)
+        if isinstance(x, NestedTensor):
+            known = on_host_too(x.structure, lambda sizes: sizes[torch.arange(*run)])
     if isinstance(x, MaskedBatch):
         return padded_rows(x, rows)
     s = x.structure
     if isinstance(rows, int):
-        ends: list[int] = s.offsets[rows : rows + 2].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
-        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else s.shapes[rows].tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # torch's stub
+        ends: list[int] = on_host(offsets_on_host(s)[rows : rows + 2])
+        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else on_host(sizes_on_host(s)[rows])
         return lambda x: one_row(x, ends[0], ends[1], sizes)
     begin = at_rows(s.offsets[:-1], rows)
-    offsets, gather = take_spans(begin, s.offsets[1:][rows] - begin)  # ends lie in memory beside begins, lengths do not
+    lengths = s.offsets[1:][rows] - begin  # ends lie in memory beside begins, lengths do not
+    offsets, gather = take_spans(begin, lengths, total=elements(known))
     shapes = None if s.shapes is None else s.shapes[rows]
-    part = Structure(offsets, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    part = Structure(offsets, shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    remember(sizes_on_host, part, known)
     return lambda x: build_nested(part, gather_spans(x.values, s.packed_dim, gather))
 
 
@@ -187,9 +207,11 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
     offsets = s.offsets[begin : end + 1]
     shapes = None if s.shapes is None else s.shapes[begin:end]
     first, last = offsets[0], offsets[-1]  # as scalars: an export cannot tell that a slice has one entry
-    part = Structure(offsets - first, shapes, None, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
-    ends: list[Any] = [first.item(), last.item()] if eager() else []
+    part = Structure(offsets - first, shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    where = offsets_on_host(s) if eager() else None
+    ends: list[Any] = [] if where is None else [where[begin].item(), where[end].item()]
     if ends and isinstance(ends[0], int):
+        tell(part, [s], lambda known: known[0][begin:end])
         return lambda x: build_nested(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))
     gather = take_spans(first[None], (last - first)[None])[1]
     return lambda x: build_nested(part, gather_spans(x.values, s.packed_dim, gather))
@@ -252,10 +274,12 @@ def cut_ragged(x: NestedTensor, part: slice | Span) -> NestedTensor:
     if part.start is None and part.stop is None and part.step == -1:
         return build_nested(s, x.values.index_select(e, mirrored(s, x.values.shape[e])))
     first, lengths, step = spans(part, lengths_of(s))
-    offsets, gather = take_spans(s.offsets[:-1] + first, lengths, step)
+    known = None if has_tensors(part) else on_host_too(s, lambda sizes: spans(part, sizes[:, 0])[1][:, None])
+    offsets, gather = take_spans(s.offsets[:-1] + first, lengths, step, elements(known))
     longest = None if s.extent is None else longest_span(part, s.extent.shape[0])
     extent = None if longest is None else extent_of((longest,), s.offsets.device)
-    return build_nested(Structure(offsets, None, extent, e, s.batch_dim, 1).marked(), gather_spans(x.values, e, gather))
+    t = remember(sizes_on_host, Structure(offsets, None, extent, e, s.batch_dim, 1).marked(), known)
+    return build_nested(t, gather_spans(x.values, e, gather))
 
 
 # -- ragged dims of a MaskedBatch

@@ -243,6 +243,11 @@ def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     return first, ((distance + abs(step) - 1) // abs(step)).clamp(min=0), step
 
 
+def has_tensors(part: slice | Span) -> bool:
+    """Whether an end of a slice is data."""
+    return isinstance(part.start, Tensor) or isinstance(part.stop, Tensor)
+
+
 def longest_span(part: slice | Span, size: int) -> int | None:
     """The positions that a slice takes of the longest row, which no other row exceeds; None where that is not known.
 

@@ -33,8 +33,16 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, me
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
-from tdc.ragged.segments import lengths_of, lengths_on_host, longest, on_host, sizes_of
-from tdc.ragged.structure import Structure, check_ends, check_offsets, check_sizes, extent_of, other_size
+from tdc.ragged.segments import known_sizes, lengths_of, lengths_on_host, longest, on_host, sizes_of, sizes_on_host
+from tdc.ragged.structure import (
+    Structure,
+    check_ends,
+    check_offsets,
+    check_sizes,
+    extent_of,
+    other_size,
+    remember,
+)
 
 if TYPE_CHECKING:
     from tdc.ragged.operations import NestedOperations as Operations
@@ -236,8 +244,8 @@ class NestedTensor(Operations):
             return build_nested(s, values)
         offsets, shapes = s.offsets.to(values.device), None if s.shapes is None else s.shapes.to(values.device)
         extent = None if s.extent is None else extent_of(longest(s), values.device)
-        moved = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
-        return build_nested(moved.marked(), values)
+        moved = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+        return build_nested(remember(sizes_on_host, moved, known_sizes(s)), values)
 
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:

@@ -16,7 +16,8 @@ from tdc.core.arguments import int_tuple
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.typing import Dims
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import structure_of_sizes
+from tdc.ragged.segments import sizes_on_host, structure_of_sizes
+from tdc.ragged.structure import remember
 
 
 def from_list(
@@ -142,10 +143,11 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
     check_shapes(tensors, dims)
     e, count = dims[0] - 1, len(dims)
     sizes = [tuple(t.shape[e : e + count]) for t in tensors]
-    shapes = torch.tensor(sizes, device=first.device, dtype=torch.int64).view(len(sizes), count)
+    known = torch.tensor(sizes, dtype=torch.int64, device="cpu").view(len(sizes), count)
     values = torch.cat([t.flatten(e, e + count - 1) for t in tensors] if count > 1 else tensors, e)
     top = tuple([max(column) for column in zip(*sizes, strict=True)])
-    return build_nested(structure_of_sizes(shapes, top, e), values)
+    s = structure_of_sizes(known.to(first.device), top, e)
+    return build_nested(s if first.is_cpu else remember(sizes_on_host, s, known), values)
 
 
 def check_dtypes(tensors: list[Any]) -> None:

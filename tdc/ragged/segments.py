@@ -8,6 +8,7 @@ Invariant: nothing here reads a value on the host, except what says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import eager, is_zero, stamp, trace_as
+from tdc.core.dynamo import eager, is_zero, readable, stamp, trace_as
 from tdc.core.errors import ShapeError, describe, message
-from tdc.ragged.structure import Structure, extent_of, once
+from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -47,17 +48,32 @@ def structure_of_sizes(
 def repeated(s: Structure, times: int) -> Structure:
     """The structure of examples so many times as long along their only ragged dim."""
     extent = None if s.extent is None else extent_of((s.extent.shape[0] * times,), s.offsets.device)
-    return Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked()
+    t = Structure(s.offsets * times, None, extent, s.packed_dim, s.batch_dim, 1).marked()
+    return tell(t, [s], lambda known: known[0] * times)
 
 
-def total_of(offsets: Tensor) -> int:
-    """Packed elements of all examples: one host read in eager, an unbacked size in a graph."""
-    return unbacked_total(offsets) if stamp(offsets) is None else int(offsets[-1])
+def columns(sizes: Tensor, order: Sequence[int]) -> Tensor:
+    """Columns of a matrix in another order; a list as an index would be copied to the device."""
+    return torch.stack([sizes[..., k] for k in order], -1)
 
 
-def unbacked_total(offsets: Tensor) -> int:
+def total_of(s: Structure) -> int:
+    """Packed elements of all examples: one host read in eager, unless the structure was told its sizes; an unbacked
+    size in a graph."""
+    known = elements(remembered(sizes_on_host, s))
+    if known is not None:
+        return known
+    return unbacked_total(s) if stamp(s.offsets) is None else int(s.offsets[-1])
+
+
+def elements(sizes: Tensor | None) -> int | None:
+    """Packed elements of examples of ragged sizes (B, R) on the host; None of sizes that are not known there."""
+    return None if sizes is None else int(sizes.prod(1).sum())
+
+
+def unbacked_total(s: Structure) -> int:
     """What Dynamo traces in place of `total_of`."""
-    return torch.repeat_interleave(offsets.diff()).shape[0]
+    return torch.repeat_interleave(s.offsets.diff()).shape[0]
 
 
 trace_as(total_of, unbacked_total)
@@ -75,10 +91,58 @@ def sizes_of(s: Structure) -> Tensor:
     return s.offsets.diff()[:, None] if s.shapes is None else s.shapes
 
 
+@once_on_host
+def sizes_on_host(s: Structure) -> Tensor:
+    """Ragged sizes of each example on the host, (B, R): a device sync, unless the structure was told them."""
+    return sizes_of(s).cpu()
+
+
+def known_sizes(s: Structure) -> Tensor | None:
+    """Ragged sizes of each example on the host where that takes no sync; None where it would."""
+    return sizes_of(s) if s.offsets.device.type == "cpu" else remembered(sizes_on_host, s)
+
+
+@once_on_host
+def offsets_on_host(s: Structure) -> Tensor:
+    """Offsets on the host, (B+1,): a device sync, unless the structure was told the sizes."""
+    known = known_sizes(s)
+    return s.offsets.cpu() if known is None else offsets_of(known.prod(1))
+
+
+def on_host_too(s: Structure, fn: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """What a function makes of the ragged sizes, computed on the host: the size of a result need not be read then.
+
+    One read for each structure, unless it was told its sizes. None where it would save nothing, see `counts_on_host`.
+    """
+    return fn(sizes_on_host(s)) if counts_on_host(s) else None
+
+
+def tell(t: Structure, sources: Sequence[Structure], fn: Callable[[list[Tensor]], Tensor]) -> Structure:
+    """Let a structure know its sizes on the host, which `fn` makes of those of others, where all of these know theirs.
+    Nothing is read. Returns the structure."""
+    if not counts_on_host(t):
+        return t
+    known = [sizes for s in sources if (sizes := remembered(sizes_on_host, s)) is not None]
+    return remember(sizes_on_host, t, fn(known) if len(known) == len(sources) else None)
+
+
+trace_as(tell, lambda t, sources, fn: t)
+
+
+def counts_on_host(s: Structure) -> bool:
+    """Whether the sizes of results are computed on the host: not on CPU, where reads are no syncs, nor in graphs, where
+    there is nothing to read."""
+    return s.offsets.device.type != "cpu" and readable()
+
+
+trace_as(counts_on_host, lambda s: False)
+
+
 @once
 def lengths_on_host(s: Structure) -> list[int]:
-    """Packed elements of each example as ints: a device sync."""
-    return on_host(lengths_of(s))
+    """Packed elements of each example as ints: a device sync, unless the structure was told the sizes."""
+    known = remembered(sizes_on_host, s)
+    return on_host(lengths_of(s) if known is None else known.prod(1))
 
 
 def on_host(x: Any) -> list[Any]:
@@ -106,7 +170,8 @@ def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
 @once
 def longest_on_host(s: Structure) -> tuple[int, ...]:
     """Largest size of each ragged dim, read from the data, 0 of no examples: a device sync."""
-    return tuple([int(n) for n in F.pad(sizes_of(s), (0, 0, 0, 1)).amax(0).unbind()])
+    known = remembered(sizes_on_host, s)
+    return tuple([int(n) for n in F.pad(sizes_of(s) if known is None else known, (0, 0, 0, 1)).amax(0).unbind()])
 
 
 @once
@@ -195,13 +260,14 @@ def rolled(s: Structure, total: int, shift: int) -> Tensor:
     return s.offsets[ids] + (local_positions(s, total) - shift) % lengths_of(s)[ids]
 
 
-def take_spans(starts: Tensor, lengths: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
+def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None = None) -> tuple[Tensor, Tensor]:
     """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
 
-    The total M is data: one host read in eager, an unbacked size in a graph.
+    Args:
+        total: M, where it is known; else it is data: one host read in eager, an unbacked size in a graph.
     """
     offsets = offsets_of(lengths)
-    rows = torch.repeat_interleave(lengths)
+    rows = torch.repeat_interleave(lengths, output_size=total)
     steps = torch.arange(rows.shape[0], device=rows.device)
     if step == 1:  # no copies of M elements that are times 1
         return offsets, steps + (starts - offsets[:-1]).index_select(0, rows)  # one gather of M instead of two

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import mark_dynamic, readable, stamp, trace_as, version
+from tdc.core.dynamo import Stamp, content, mark_dynamic, readable, stamp, trace_as, version
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.ragged_size import RaggedSize
@@ -154,6 +154,18 @@ def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], 
     result itself were changed in place. In graphs and under transforms nothing is kept, see `stamp`. A result that is
     kept is never a tensor of inference mode, which autograd could not save.
     """
+    return keeping(fn, stamp)
+
+
+def once_on_host(fn: Callable[[Structure], Tensor]) -> Callable[[Structure], Tensor]:
+    """`once` of a function that reads a structure on the host: what it returns serves every stream."""
+    return keeping(fn, content)
+
+
+def keeping(
+    fn: Callable[[Structure, *Args], Out], stamp: Callable[[Tensor], Stamp | None]
+) -> Callable[[Structure, *Args], Out]:
+    """`once` by what tells contents apart."""
     name = fn.__name__
 
     @wraps(fn)
@@ -175,6 +187,25 @@ def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], 
 
     trace_as(kept, fn)
     return kept
+
+
+def remember(fn: Callable[[Structure], Tensor], s: Structure, out: Tensor | None) -> Structure:
+    """Let a structure know what a function of `once_on_host` would read from it. Returns the structure."""
+    now, shapes_now = content(s.offsets), True if s.shapes is None else content(s.shapes)
+    if out is not None and now is not None and shapes_now is not None:
+        memo_of(s)[fn.__name__] = (now, shapes_now, ()), out, version(out)
+    return s
+
+
+def remembered(fn: Callable[[Structure], Tensor], s: Structure) -> Tensor | None:
+    """What a function of `once_on_host` has read from a structure, or was told; None where it would read now."""
+    key = content(s.offsets), True if s.shapes is None else content(s.shapes), ()
+    found = memo_of(s).get(fn.__name__)
+    return found[1] if found is not None and found[0] == key and version(found[1]) == found[2] else None
+
+
+trace_as(remember, lambda fn, s, out: s)
+trace_as(remembered, lambda fn, s: None)
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:

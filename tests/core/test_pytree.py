@@ -21,7 +21,7 @@ EXAMPLES: dict[str, Callable[[int], Any]] = {
     "td, extra dims": lambda n: TensorDict({"p": TensorDict({"q": torch.randn(n, 4, 2)}, [n, 4])}, [n]),
     "td, ragged": lambda n: TensorDict({"x": EXAMPLES["nested"](n), "m": EXAMPLES["masked"](n)}, [n]),
     "nested": lambda n: tdc.pack([torch.randn(i, 3) for i in range(n)]),
-    "nested, no extent": lambda n: tdc.pack([torch.randn(i, 3) for i in range(n + 1)])[:-1],
+    "nested, no extent": lambda n: tdc.NestedTensor(torch.randn(n * (n - 1) // 2, 3), tdc.offsets_of(torch.arange(n))),
     "nested, last": lambda n: tdc.pack([torch.randn(3, i) for i in range(n)], ragged_dim=2).transpose(0, 1),
     "nested, two": lambda n: tdc.pack([torch.randn(i, 4 - i % 3) for i in range(n)], ragged_dim=(1, 2)),
     "masked": lambda n: MaskedBatch(torch.randn(n, n + 1, 2), torch.arange(n)),

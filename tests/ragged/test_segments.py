@@ -256,7 +256,7 @@ def test_copies_start_anew(copied: Callable[[Any], Any]):
     size = len(pickle.dumps(x))
     torch.softmax(x, 1)
     assert kept(x.structure)
-    assert not kept(copied(x).structure)
+    assert kept(copied(x).structure).keys() <= {"sizes_on_host"}
     assert len(pickle.dumps(x)) == size
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import known
 from tdc.core.errors import StructureError, UnsupportedError, describe, message
-from tdc.core.rules import define
+from tdc.core.rules import define, note_syncs
 from tdc.ops.attention.masks import as_dense, causal_mask
 from tdc.ops.attention.padded import How, attend_padded, attention_weights
 from tdc.ops.attention.scaled_dot_product import require_paired, varlen_attention
@@ -187,3 +187,4 @@ def append(parts: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], sizes: Ten
 
 
 define(F.multi_head_attention_forward, "attention", ragged=mha)
+note_syncs("the number of weights, with need_weights", F.multi_head_attention_forward, kinds=("nested",))

@@ -1,0 +1,207 @@
+"""No hidden syncs: on CUDA an operation reads nothing on the host but what its row says.
+
+Every sample of the rule table runs on fake CUDA tensors, which take the ways of CUDA and have no elements to read. The
+structures know their sizes on the host, as those that `pack` makes do. Common operations make no read on structures
+that do not know them either, where they carry a bound. On a GPU the same samples run under torch's own check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from catalogue import samples, title
+from fake_cuda import fake_cuda, on_fake_cuda
+from harness import Sample, case_of
+
+import tdc
+from tdc.core import pytree
+from tdc.core.dynamo import readable
+from tdc.core.rules import Rule
+from tdc.ops import RULES, einsum, pairs
+from tdc.ragged import segments
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import sizes_of, sizes_on_host
+from tdc.ragged.structure import remembered
+from tdc.testing import forbid
+from tdc.testing.conformance import is_input
+
+UNFAKED = ("cuda", "geqrf", "ctc_loss", "contiguous")  # torch asks for the device before its fake kernel runs
+LIVE = [rule for rule in RULES if not rule.reason and rule.name not in UNFAKED]
+SILENT = [rule for rule in LIVE if not rule.syncs]
+READING = [rule for rule in LIVE if rule.syncs]
+FAMILIES = sorted({rule.family for rule in SILENT})
+FEW = 2  # samples of a row in the default run
+COMMON = ("pointwise", "reduction", "norm", "loss", "positionwise")  # families that read nothing, whatever is known
+COMMON_ROWS = ("scaled_dot_product_attention", "cat", "pad", "matmul", "linear", "embedding", "stack", "unsqueeze")
+COUNTING = ("scan", "shape", "split", "indexing", "join", "einsum", "matmul", "resample", "reduction", "conv", "pool", "pointwise")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+def reads(rule: Rule, some: Iterable[Sample], told: bool = True) -> Iterator[tuple[Sample, str]]:
+    """The samples of a row, and what each reads; empty for one that reads nothing."""
+    for sample in some:
+        case = case_of(rule, sample, sample.batches[0])
+        inputs = on_fake_cuda(tuple(case.inputs), told)
+        try:
+            with forbid(padding=False, loops=False, syncs=True):
+                case.run(*inputs)
+        except AssertionError as error:
+            yield sample, str(error)
+        else:
+            yield sample, ""
+
+
+def drawn(rule: Rule) -> list[Sample]:
+    """The samples of a row that run eagerly."""
+    return [sample for sample in samples(rule) if "eager" in sample.modes]
+
+
+def check_silent(family: str, which: slice) -> None:
+    wrong = []
+    with fake_cuda():
+        for rule in SILENT:
+            if rule.family == family:
+                found = reads(rule, drawn(rule)[which])
+                wrong += [f"{title(rule)}, {rule.kind}, {sample.label}: {text}" for sample, text in found if text]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_read_nothing(family: str):
+    check_silent(family, slice(FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_read_nothing_in_other_samples(family: str):
+    check_silent(family, slice(FEW, None))
+
+
+@pytest.mark.parametrize("rule", READING, ids=lambda rule: f"{title(rule)}-{rule.kind}")
+def test_rows_that_say_so_read(rule: Rule):
+    with fake_cuda():
+        assert any(text for _, text in reads(rule, drawn(rule)))
+
+
+def is_simple(x: Any) -> bool:
+    """Whether a batch has one ragged dim, and a bound of its lengths."""
+    return not isinstance(x, NestedTensor) or (x.structure.ragged_ndim == 1 and x.structure.extent is not None)
+
+
+def test_common_operations_need_no_sizes_on_the_host():
+    wrong = []
+    with fake_cuda():
+        for rule in SILENT:
+            if rule.kind == "nested" and (rule.family in COMMON or rule.name in COMMON_ROWS):
+                some = (s for s in drawn(rule) if all(map(is_simple, case_of(rule, s, s.batches[0]).inputs)))
+                found = reads(rule, islice(some, 1), told=False)
+                wrong += [f"{title(rule)}, {sample.label}: {text}" for sample, text in found if text]
+    assert not wrong, "\n".join(wrong)
+
+
+Call = Callable[[Any], Any]
+METHODS: dict[str, Call] = {
+    "x[:, 1:3]": lambda x: x[:, 1:3], "x[:, :-1]": lambda x: x[:, :-1], "x[1:]": lambda x: x[1:],
+    "x[::2]": lambda x: x[::2], "x[0]": lambda x: x[0], "x[:, ::2]": lambda x: x[:, ::2], "x[:, 0]": lambda x: x[:, 0],
+    "x.unbind()": lambda x: x.unbind(), "x[1:][:, 1:]": lambda x: x[1:][:, 1:],
+    "x.to_padded()": lambda x: x.to_padded(), "x.to_padded(length=4)": lambda x: x.to_padded(length=4),
+    "cat, then an index": lambda x: torch.cat([x, x], 1)[:, 1:], "x.flip(0)": lambda x: x.flip(0),
+}  # fmt: skip
+READ_SIZES = [name for name in METHODS if name not in ("x[:, 0]", "x.to_padded()", "x.to_padded(length=4)")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_read_sizes_once_and_never_of_packed_rows(name: str):
+    x = tdc.pack([torch.randn(n, 2) for n in (2, 3, 1)])
+    with fake_cuda():
+        told, silent = on_fake_cuda(x), on_fake_cuda(x, told=False)
+        with forbid(padding=False, loops=False, syncs=True):
+            METHODS[name](told)
+            if name in READ_SIZES:
+                with pytest.raises(AssertionError, match="expected no syncs"):
+                    METHODS[name](silent)
+            else:
+                METHODS[name](silent)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda t: t.sum().item(), lambda t: t.tolist(), lambda t: t.nonzero(), lambda t: t[t > 0], lambda t: bool(t.any()),
+     lambda t: torch.repeat_interleave(t.long()), lambda t: t.unique(), lambda t: torch.equal(t, t), lambda t: t.cpu(),
+     lambda t: torch.tensor([1, 2], device="cuda"), lambda t: t[[0, 1]], lambda t: t.masked_select(t > 0),
+     lambda t: torch.ops.aten.copy_(t, torch.ones(3)), lambda t: torch.ops.aten.copy_(torch.ones(3), t)],
+)  # fmt: skip
+def test_forbid_sees_what_reads(read: Callable[[Any], Any]):
+    with fake_cuda():
+        x = torch.zeros(3, device="cuda")
+        with pytest.raises(AssertionError, match="expected no syncs, got a read by aten"), forbid(syncs=True):
+            read(x)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda t: t[1:], lambda t: t + 1, lambda t: t * torch.tensor(2.0), lambda t: t.masked_fill(t > 0, 1.0),
+     lambda t: torch.repeat_interleave(t.long(), output_size=4), lambda t: t.repeat_interleave(2), lambda t: t.sum(),
+     lambda t: torch.arange(3, device="cuda"), lambda t: t[t.long()], lambda t: torch.full((2,), 1.0, device="cuda"),
+     lambda t: torch.ones(3).tolist(), lambda t: torch.ones(3)[torch.ones(3) > 0], lambda t: t.to(torch.float64)],
+)  # fmt: skip
+def test_forbid_lets_the_rest_run(run: Callable[[Any], Any]):
+    with fake_cuda(), forbid(syncs=True):
+        run(torch.zeros(3, device="cuda"))
+
+
+def test_forbid_keeps_what_structures_know():
+    """Under a mode that only watches, a structure still reads once."""
+    x = tdc.NestedTensor(torch.randn(5, 2), torch.tensor([0, 2, 5]))
+    with forbid(loops=False, syncs=True):
+        assert x.lengths is x.lengths
+        assert x.max_length == 3
+
+
+def told_truly(x: Any) -> bool:
+    """Whether what a structure was told is so."""
+    known = remembered(sizes_on_host, x.structure) if isinstance(x, NestedTensor) else None
+    return known is None or torch.equal(known, sizes_of(x.structure))
+
+
+@pytest.mark.parametrize("family", COUNTING)
+def test_sizes_on_the_host_are_those_of_the_device(family: str, monkeypatch: pytest.MonkeyPatch):
+    """The values of what is computed on the host for CUDA, on CPU."""
+    for module in (segments, einsum, pairs):
+        monkeypatch.setattr(module, "counts_on_host", lambda s: readable())
+    for rule in LIVE:
+        for sample in drawn(rule) if rule.family == family and rule.kind == "nested" else ():
+            case = case_of(rule, sample, sample.batches[0])
+            result = case.run(*case.inputs)
+            assert not case.compare(result)
+            assert all(map(told_truly, pytree.tree_leaves(result, is_leaf=is_input))), f"{rule}, {sample.label}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_tell_what_is_so(name: str, monkeypatch: pytest.MonkeyPatch):
+    x = tdc.pack([torch.randn(n, 2) for n in (2, 3, 1)])
+    want = METHODS[name](x)
+    for module in (segments, einsum, pairs):
+        monkeypatch.setattr(module, "counts_on_host", lambda s: readable())
+    for y in (x, tdc.NestedTensor(x.values, x.offsets, max_length=3)):
+        found = METHODS[name](y)
+        assert all(map(told_truly, pytree.tree_leaves(found, is_leaf=is_input)))
+        tdc.testing.assert_close(found, want)
+
+
+@GPU
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_read_nothing_on_a_gpu(family: str):
+    for rule in SILENT:
+        for sample in drawn(rule)[:FEW] if rule.family == family else ():
+            case = case_of(rule, sample, sample.batches[0])
+            inputs = pytree.tree_map(lambda x: x.to("cuda"), tuple(case.inputs), is_leaf=is_input)
+            case.run(*inputs)  # the first call may load a kernel
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                case.run(*inputs)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
