@@ -148,6 +148,11 @@ def test_support_table_is_up_to_date():
     assert SUPPORT.read_text(encoding="utf-8") == want, "run python docs/tools/make_support.py"
 
 
+def test_page_of_syncs_is_up_to_date():
+    want = runpy.run_path(str(ROOT / "docs" / "tools" / "make_syncs.py"))["render"]()
+    assert (ROOT / "docs" / "syncs.md").read_text(encoding="utf-8") == want, "run python docs/tools/make_syncs.py"
+
+
 def test_architecture_page_is_up_to_date():
     tool = ROOT / "docs" / "tools" / "make_architecture.py"
     want = runpy.run_path(str(tool))["render"]()

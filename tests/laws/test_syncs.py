@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from catalogue import samples, title
 from fake_cuda import fake_cuda, on_fake_cuda
 from harness import Sample, case_of
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import tdc
 from tdc.core import pytree
@@ -37,7 +39,10 @@ FAMILIES = sorted({rule.family for rule in SILENT})
 FEW = 2  # samples of a row in the default run
 COMMON = ("pointwise", "reduction", "norm", "loss", "positionwise")  # families that read nothing, whatever is known
 COMMON_ROWS = ("scaled_dot_product_attention", "cat", "pad", "matmul", "linear", "embedding", "stack", "unsqueeze")
-COUNTING = ("scan", "shape", "split", "indexing", "join", "einsum", "matmul", "resample", "reduction", "conv", "pool", "pointwise")
+COUNTING = (
+    "scan", "shape", "split", "indexing", "join", "einsum", "matmul", "resample", "reduction", "conv", "pool",
+    "pointwise",
+)  # fmt: skip
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 def reads(rule: Rule, some: Iterable[Sample], told: bool = True) -> Iterator[tuple[Sample, str]]:
@@ -190,6 +195,36 @@ def test_methods_tell_what_is_so(name: str, monkeypatch: pytest.MonkeyPatch):
         found = METHODS[name](y)
         assert all(map(told_truly, pytree.tree_leaves(found, is_leaf=is_input)))
         tdc.testing.assert_close(found, want)
+
+
+KNOWN_TOTALS: dict[str, Call] = {
+    "cat": lambda x: torch.cat([x, x * 2], 1), "flip": lambda x: x.flip(1), "roll": lambda x: x.roll(1, 1),
+    "pad": lambda x: F.pad(x, (0, 0, 1, 2)), "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
+    "softmax": lambda x: x.softmax(1), "cat of rows": lambda x: torch.cat([x, x]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN_TOTALS)
+def test_graphs_know_sizes_that_follow_from_the_operands(name: str):
+    unbacked: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        values = [node.meta.get("example_value") for node in graph.graph.nodes]
+        unbacked.append([v for v in values if isinstance(v, torch.Tensor) and free_unbacked_symbols(v)])
+        return graph
+
+    x = tdc.pack([torch.randn(n, 2) for n in (2, 3, 1)])
+    run = torch.compile(KNOWN_TOTALS[name], backend=backend, fullgraph=True)
+    tdc.testing.assert_close(run(x), KNOWN_TOTALS[name](x))
+    assert unbacked == [[]]
+
+
+def test_rows_that_are_chosen_keep_a_bound_in_graphs():
+    x, rows = tdc.pack([torch.randn(n, 2) for n in (2, 3, 1)]), torch.tensor([2, 0])
+    run = torch.compile(lambda x, rows: x[rows].to_padded().data, backend="eager", fullgraph=True)
+    assert torch.equal(run(x, rows), x[rows].to_padded().data)
+    assert x[rows].max_length == x[x.lengths < 3].max_length == x[::2].max_length == 3
+    assert tdc.validate(x[rows]) is not None
 
 
 @GPU
