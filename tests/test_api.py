@@ -246,7 +246,7 @@ lora_unmerge(params, adapters)""",
             """\
 RULES
 class Rule(op, kind, family, impl, ref, identity=None, modes=('eager', 'compile', 'vmap', 'grad', 'export'),
-    reason='')
+    reason='', syncs='')
 implements(op, kinds=('nested',), *, ref=None, identity=None, modes=('eager', 'compile', 'vmap', 'grad',
     'export'), override=False)
 varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0.0, mask=None, score_mod=None)""",
@@ -320,7 +320,7 @@ assert_close(actual, expected, *, rtol=None, atol=None, equal_nan=False, check_d
 assert_one_graph(fn, *examples, compiles=1, backend=backend, dynamic=None)
 check_rule(op, make_args, *, kinds=None, modes=None, ref=None, lengths=((3, 0, 5, 1), (2, 6, 1, 0, 4), (7, 2,
     3)), backend='aot_eager')
-forbid(*, padding=True, loops=True)""",
+forbid(*, padding=True, loops=True, syncs=False)""",
         )
 
 

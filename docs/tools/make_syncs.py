@@ -57,9 +57,9 @@ among them. It says nothing of tensors on the CPU, where no read waits.
 ## What each call reads
 
 These read whatever a structure knows, and so do `x[mask]`, `x[rows]` and `x[:, :lengths]` of packed batches, and
-`to_packed()` without `total=`: the number of elements. A graph has nothing on the host: there, what follows from the
-lengths alone is an unbacked size, which it reads when it runs. Totals that follow from those of the operands, as of
-`torch.cat` and `F.pad`, are known in graphs, too.
+`to_packed()` without `total=`: the number of elements. `tdc.pack` of rows on a device copies their sizes there. A
+graph has nothing on the host: there, what follows from the lengths alone is an unbacked size, which it reads when it
+runs. Totals that follow from those of the operands, as of `torch.cat` and `F.pad`, are known in graphs, too.
 
 | operation | container | read on the host |
 | --- | --- | --- |

@@ -53,15 +53,18 @@ from tdc.ragged.masked import MaskedBatch, build_masked, crop
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import (
     count_rows,
+    counts_on_host,
     elements,
     gather_spans,
     lengths_of,
     mirrored,
     offsets_on_host,
+    offsets_to_read,
     on_host,
     on_host_too,
     row_ids,
     sizes_on_host,
+    sizes_to_read,
     structure_of_sizes,
     take_spans,
     tell,
@@ -167,8 +170,8 @@ def rows_at(x: Any, index: Any) -> Pick:
         return padded_rows(x, rows)
     s = x.structure
     if isinstance(rows, int):
-        ends: list[int] = on_host(offsets_on_host(s)[rows : rows + 2])
-        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else on_host(sizes_on_host(s)[rows])
+        ends: list[int] = on_host(offsets_to_read(s)[rows : rows + 2])
+        sizes: list[int] = [ends[1] - ends[0]] if s.shapes is None else on_host(sizes_to_read(s)[rows])
         return lambda x: one_row(x, ends[0], ends[1], sizes)
     begin = at_rows(s.offsets[:-1], rows)
     lengths = s.offsets[1:][rows] - begin  # ends lie in memory beside begins, lengths do not
@@ -208,8 +211,9 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
     shapes = None if s.shapes is None else s.shapes[begin:end]
     first, last = offsets[0], offsets[-1]  # as scalars: an export cannot tell that a slice has one entry
     part = Structure(offsets - first, shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
-    where = offsets_on_host(s) if eager() else None
-    ends: list[Any] = [] if where is None else [where[begin].item(), where[end].item()]
+    ends: list[Any] = [first.item(), last.item()] if eager() and not counts_on_host(s) else []
+    if counts_on_host(s):
+        ends = [int(offsets_on_host(s)[begin]), int(offsets_on_host(s)[end])]
     if ends and isinstance(ends[0], int):
         tell(part, [s], lambda known: known[0][begin:end])
         return lambda x: build_nested(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))

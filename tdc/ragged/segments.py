@@ -102,10 +102,20 @@ def known_sizes(s: Structure) -> Tensor | None:
     return sizes_of(s) if s.offsets.device.type == "cpu" else remembered(sizes_on_host, s)
 
 
+def offsets_to_read(s: Structure) -> Tensor:
+    """Offsets of which some are read, (B+1,): all on the host, where each read would wait for the device."""
+    return offsets_on_host(s) if counts_on_host(s) else s.offsets
+
+
+def sizes_to_read(s: Structure) -> Tensor:
+    """Ragged sizes of which some are read, (B, R): all on the host, where each read would wait for the device."""
+    return sizes_on_host(s) if counts_on_host(s) else sizes_of(s)
+
+
 @once_on_host
 def offsets_on_host(s: Structure) -> Tensor:
     """Offsets on the host, (B+1,): a device sync, unless the structure was told the sizes."""
-    known = known_sizes(s)
+    known = remembered(sizes_on_host, s)
     return s.offsets.cpu() if known is None else offsets_of(known.prod(1))
 
 
