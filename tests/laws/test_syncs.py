@@ -17,17 +17,18 @@ import torch.nn.functional as F
 from catalogue import samples, title
 from fake_cuda import fake_cuda, on_fake_cuda
 from harness import Sample, case_of
+from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import tdc
 from tdc.core import pytree
-from tdc.core.dynamo import readable
+from tdc.core.dynamo import readable, watching
 from tdc.core.rules import Rule
 from tdc.ops import RULES, einsum, pairs
 from tdc.ragged import segments
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import sizes_of, sizes_on_host
-from tdc.ragged.structure import remembered
+from tdc.ragged.structure import remember, remembered
 from tdc.testing import forbid
 from tdc.testing.conformance import is_input
 
@@ -105,6 +106,31 @@ def test_common_operations_need_no_sizes_on_the_host():
                 found = reads(rule, islice(some, 1), told=False)
                 wrong += [f"{title(rule)}, {sample.label}: {text}" for sample, text in found if text]
     assert not wrong, "\n".join(wrong)
+
+
+def test_attention_by_the_flash_kernel_reads_nothing():
+    x = tdc.pack([torch.randn(n, 4, 16).bfloat16() for n in (3, 5, 2)]).transpose(1, 2)
+    ran: list[str] = []
+    with fake_cuda():
+        q = on_fake_cuda(x, told=False)
+        with forbid(syncs=True), watching(lambda op, args, kwargs: ran.append(str(op))):
+            F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert "tdc.varlen_attention.flash" in ran
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Linear(8, 4), nn.LayerNorm(8), nn.RMSNorm(8), nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1)),
+     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+     nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)],
+    ids=lambda module: type(module).__name__,
+)  # fmt: skip
+def test_modules_read_nothing(module: nn.Module):
+    x = tdc.pack([torch.randn(n, 8) for n in (3, 5, 2)])
+    with fake_cuda():
+        parameters, x = on_fake_cuda((dict(module.named_parameters()), x), told=False)
+        with forbid(padding=False, syncs=True):
+            torch.func.functional_call(module, parameters, (x,))
 
 
 Call = Callable[[Any], Any]
@@ -195,6 +221,24 @@ def test_methods_tell_what_is_so(name: str, monkeypatch: pytest.MonkeyPatch):
         found = METHODS[name](y)
         assert all(map(told_truly, pytree.tree_leaves(found, is_leaf=is_input)))
         tdc.testing.assert_close(found, want)
+
+
+def test_a_structure_forgets_what_it_was_told_when_offsets_change(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segments, "counts_on_host", lambda s: readable())
+    x = tdc.NestedTensor(torch.randn(5, 2), torch.tensor([0, 2, 5]))
+    remember(sizes_on_host, x.structure, torch.tensor([[2], [3]]))
+    assert x[:, 1:].lengths.tolist() == [1, 2]
+    x.offsets[1] = 4
+    assert remembered(sizes_on_host, x.structure) is None
+    assert x[:, 1:].lengths.tolist() == [3, 0]
+
+
+def test_batches_of_the_cpu_know_their_sizes_elsewhere():
+    x = tdc.pack([torch.randn(n, 2, 3) for n in (2, 3)], ragged_dim=(1, 2))
+    for there in (x.to("meta"), tdc.TensorDict({"x": x}, [2]).to("meta")["x"]):
+        known = remembered(sizes_on_host, there.structure)
+        assert known is not None
+        assert torch.equal(known, x.sizes)
 
 
 KNOWN_TOTALS: dict[str, Call] = {
