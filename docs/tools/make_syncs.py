@@ -34,8 +34,8 @@ was read:
 
 Those that need them: slices of examples and of rows, `x[i]`, `x.unbind()`, operations along one of several ragged
 dims, convolutions and pooling that change sizes, products with two ragged dims, `x[:, :, None] + y`. Padding needs
-`x.max_length`, which `pack` knows, `NestedTensor(..., max_length=n)` is told, and rows that are chosen keep as a
-bound; else it is read once.
+`x.max_length`, which `pack` knows, `NestedTensor(..., max_length=n)` is told, and rows that are chosen
+have of their own where sizes are on the host, else as a bound; else it is read once.
 
 ```python
 import torch, tdc
@@ -47,7 +47,7 @@ print(y.shape, x[1:].max_length)
 ```
 
 ```text
-torch.Size([3, 8]) 3
+torch.Size([3, 8]) 2
 ```
 
 `forbid(syncs=True)` raises an `AssertionError` with the operation and the line: at `item()`, `tolist()`, `nonzero()`,

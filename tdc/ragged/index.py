@@ -55,6 +55,7 @@ from tdc.ragged.segments import (
     count_rows,
     counts_on_host,
     elements,
+    extent_of_rows,
     gather_spans,
     lengths_of,
     mirrored,
@@ -177,7 +178,9 @@ def rows_at(x: Any, index: Any) -> Pick:
     lengths = s.offsets[1:][rows] - begin  # ends lie in memory beside begins, lengths do not
     offsets, gather = take_spans(begin, lengths, total=elements(known))
     shapes = None if s.shapes is None else s.shapes[rows]
-    part = Structure(offsets, shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
+    own = lengths[:, None] if shapes is None else shapes
+    extent = extent_of_rows(s, lambda: own if known is None else known)
+    part = Structure(offsets, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     remember(sizes_on_host, part, known)
     return lambda x: build_nested(part, gather_spans(x.values, s.packed_dim, gather))
 
@@ -210,10 +213,11 @@ def rows_between(x: Any, begin: Any, end: Any) -> Pick:
     offsets = s.offsets[begin : end + 1]
     shapes = None if s.shapes is None else s.shapes[begin:end]
     first, last = offsets[0], offsets[-1]  # as scalars: an export cannot tell that a slice has one entry
-    part = Structure(offsets - first, shapes, s.extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
-    ends: list[Any] = [first.item(), last.item()] if eager() and not counts_on_host(s) else []
+    extent = extent_of_rows(s, lambda: sizes_to_read(s)[begin:end])
+    part = Structure(offsets - first, shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim).marked()
     if counts_on_host(s):
-        ends = [int(offsets_on_host(s)[begin]), int(offsets_on_host(s)[end])]
+        first, last = offsets_on_host(s)[begin], offsets_on_host(s)[end]
+    ends: list[Any] = [first.item(), last.item()] if eager() else []
     if ends and isinstance(ends[0], int):
         tell(part, [s], lambda known: known[0][begin:end])
         return lambda x: build_nested(part, x.values.narrow(s.packed_dim, ends[0], ends[1] - ends[0]))

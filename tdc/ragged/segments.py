@@ -115,8 +115,7 @@ def sizes_to_read(s: Structure) -> Tensor:
 @once_on_host
 def offsets_on_host(s: Structure) -> Tensor:
     """Offsets on the host, (B+1,): a device sync, unless the structure was told the sizes."""
-    known = remembered(sizes_on_host, s)
-    return s.offsets.cpu() if known is None else offsets_of(known.prod(1))
+    return offsets_of(sizes_on_host(s).prod(1))
 
 
 def on_host_too(s: Structure, fn: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -146,6 +145,25 @@ def counts_on_host(s: Structure) -> bool:
 
 
 trace_as(counts_on_host, lambda s: False)
+
+
+def extent_of_rows(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
+    """The longest sizes that some rows carry: their own where they lie on the host, else the bound of all; None of a
+    batch without.
+
+    Args:
+        sizes_of_rows: gives their ragged sizes, (K, R).
+    """
+    if s.extent is None or not readable():
+        return s.extent
+    sizes = sizes_of_rows()
+    if sizes.device.type != "cpu":
+        return s.extent
+    longest = sizes.amax(0).tolist() if sizes.shape[0] else [0] * s.ragged_ndim
+    return extent_of(tuple(longest), s.offsets.device)
+
+
+trace_as(extent_of_rows, lambda s, sizes_of_rows: s.extent)
 
 
 @once

@@ -263,12 +263,18 @@ def test_graphs_know_sizes_that_follow_from_the_operands(name: str):
     assert unbacked == [[]]
 
 
-def test_rows_that_are_chosen_keep_a_bound_in_graphs():
+def test_rows_that_are_chosen_have_their_own_longest_or_keep_the_bound():
     x, rows = tdc.pack([torch.randn(n, 2) for n in (2, 3, 1)]), torch.tensor([2, 0])
-    run = torch.compile(lambda x, rows: x[rows].to_padded().data, backend="eager", fullgraph=True)
-    assert torch.equal(run(x, rows), x[rows].to_padded().data)
-    assert x[rows].max_length == x[x.lengths < 3].max_length == x[::2].max_length == 3
-    assert tdc.validate(x[rows]) is not None
+    assert [y.max_length for y in (x[rows], x[x.lengths < 2], x[::2], x[2:])] == [2, 1, 2, 1]
+    assert x[:0].max_length == x[[]].max_length == 0
+    run = torch.compile(lambda x, rows: x[rows].to_padded(), backend="eager", fullgraph=True)
+    assert run(x, rows).data.shape == (2, 3, 2)
+    assert torch.equal(run(x, rows).data[:, :2], x[rows].to_padded().data)
+    assert segments.extent_of_rows(x.structure, lambda: x.sizes.to("meta")) is x.structure.extent
+    with fake_cuda():
+        y = on_fake_cuda(x)
+        with forbid(syncs=True):
+            assert [y[::2].max_length, y[2:].max_length, y[:0].max_length] == [2, 1, 0]
 
 
 @GPU
