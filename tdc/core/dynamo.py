@@ -225,6 +225,11 @@ def is_zero(n: int) -> bool:
     return known(n == 0)
 
 
+def hold(condition: bool) -> None:
+    """Say that a condition on sizes holds, to a graph that does not know them; it is checked when the graph runs."""
+    internals._check(condition)
+
+
 def larger(a: int, b: int) -> int:
     """The larger of two sizes, without a guard on which it is."""
     return internals.sym_max(a, b)

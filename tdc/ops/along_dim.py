@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
+from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
 from tdc.ops import subrows
@@ -115,22 +116,21 @@ def put_back(ndim: int, dim: int | None, out: Tensor, keepdim: bool) -> Tensor:
 
 def at(segments: Segments, position: Tensor, none: float) -> Tensor:
     """The elements at positions of segments, (K, *D) -> (K, *D); `none` where a position is negative."""
-    values = segments.values
-    if values.shape[0] == 0:
-        return values.new_full(position.shape, none)
-    return values.gather(0, index_of(segments, position)).masked_fill(position < 0, none)
+    return taken(segments, segments.values, position).masked_fill(position < 0, none)
 
 
 def position_at(segments: Segments, order: Tensor, rank: Tensor) -> Tensor:
     """The position within its segment of what is at a rank of its order, (K, *D) -> (K, *D); -1 for a negative rank."""
-    if order.shape[0] == 0:
-        return torch.full_like(rank, -1)
-    return (order.gather(0, index_of(segments, rank)) - segments.starts).masked_fill(rank < 0, -1)
+    return (taken(segments, order, rank) - segments.starts).masked_fill(rank < 0, -1)
 
 
-def index_of(segments: Segments, position: Tensor) -> Tensor:
-    """Where positions of segments are along dim 0; anywhere for those of an empty segment, which may lie at the end."""
-    return (segments.starts + position.clamp(min=0)).clamp(max=segments.values.shape[0] - 1)
+def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
+    """What lies along dim 0 of values at positions of segments; anything for those of an empty segment, which may lie
+    at the end, or have no element before them: there is one more where it is not known that there are any."""
+    if not known(values.shape[0] != 0):
+        values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+    index = segments.starts + position.clamp(min=0)
+    return values.gather(0, index.clamp(max=values.shape[0] - 1))
 
 
 def order_of(segments: Segments, descending: bool = False) -> Tensor:

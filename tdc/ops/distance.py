@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
+from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
@@ -143,9 +144,14 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
     check_letters(torch.cdist, terms, ragged, batch, BATCH + "d")
 
     def run(ready: list[Term], out: str) -> Tensor:
-        a, b = [t.x.movedim([t.dims.index(c) for c in t.dims if c != "d"][-1], -2) for t in ready]
+        pair = [t.x.movedim([t.dims.index(c) for c in t.dims if c != "d"][-1], -2) for t in ready]
         found = BATCH * (BATCH in joined(ready)) + "ij"
-        return torch.cdist(a, b, p, mode).movedim([found.index(c) for c in out], list(range(len(out))))
+        rows = next((x.shape[0] for x in pair if x.ndim == 3), 1)
+        if not known(rows != 0):  # torch asks whether there is an element
+            pair = [F.pad(x, (0, 0, 0, 0, 0, 1)) if x.ndim == 3 else x for x in pair]
+        distances = torch.cdist(*pair, p, mode)
+        distances = distances.narrow(0, 0, rows) if BATCH in found else distances
+        return distances.movedim([found.index(c) for c in out], list(range(len(out))))
 
     return in_rectangles(torch.cdist, terms, BATCH + "ij", BATCH, run)
 

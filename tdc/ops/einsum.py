@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.dynamo import eager, larger
+from tdc.core.dynamo import eager, known, larger
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -185,7 +185,7 @@ def without_ones(t: Term, letters: str, exact: str) -> Term:
     """A dense operand without those of its dims that only broadcast over examples and their positions."""
     x, dims = t.x, t.dims
     for c in [c for c in letters if c not in exact]:
-        while c in dims and x.shape[dims.index(c)] == 1:
+        while c in dims and known(x.shape[dims.index(c)] == 1):
             x, dims = x.select(dims.index(c), 0), dims.replace(c, "", 1)
     return Term(dims, x)
 
@@ -203,11 +203,11 @@ def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str
         for c, n in zip(t.dims, t.x.shape, strict=True):
             if c in own and isinstance(t.x, NestedTensor):
                 continue
-            known = sizes.setdefault(c, n)
-            if known != n and (c in exact or (known != 1 and n != 1)):
+            size = sizes.setdefault(c, n)
+            if known(size != n) and (c in exact or (size != 1 and n != 1)):
                 hint = "a dim that two operands share, as summed and batch dims are, has one size"
-                raise ShapeError(message(op, f"one size for dim {c!r}", f"{known} and {n}", listed(terms), hint))
-            sizes[c] = n if known == 1 else known
+                raise ShapeError(message(op, f"one size for dim {c!r}", f"{size} and {n}", listed(terms), hint))
+            sizes[c] = n if known(size == 1) else size
 
 
 def check_result(op: Op, out: str, ragged: str, batch: str) -> None:
@@ -401,9 +401,9 @@ def sizes_by_letter(op: Op, batches: list[Term]) -> dict[str, Tensor]:
         sizes = ragged_sizes(t.x)
         source = t.x._structure.offsets if isinstance(t.x, NestedTensor) else sizes
         for r, c in enumerate(ragged_of(t)):
-            known, other, column = found.setdefault(c, (sizes[:, r], source, r))
+            first, other, column = found.setdefault(c, (sizes[:, r], source, r))
             if other is not source or column != r:
-                require((known == sizes[:, r]).all(), text)
+                require((first == sizes[:, r]).all(), text)
     return {c: column for c, (column, _, _) in found.items()}
 
 

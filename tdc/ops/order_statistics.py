@@ -19,11 +19,13 @@ from torch import Tensor
 
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
+from tdc.core.dynamo import is_zero
 from tdc.core.errors import ShapeError, message
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
 from tdc.ops.batch import along
 from tdc.ops.extremes import extreme_position
+from tdc.ops.scan import scanned
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, ragged_sizes
 
@@ -46,13 +48,13 @@ def median_rank(skip: bool, segments: Segments, order: Tensor) -> Tensor:
 
 def mode_rank(segments: Segments, order: Tensor) -> Tensor:
     """The last of the longest run of equal elements, the smallest of several such values."""
-    if order.shape[0] == 0:
+    if is_zero(order.shape[0]):
         return segments.lengths.expand(-1, *order.shape[1:]) - 1
     values, owner = segments.values.detach().gather(0, order), segments.owner.gather(0, order)
     same = (values[1:] == values[:-1]) & (owner[1:] == owner[:-1])
     here = segments.column(torch.arange(values.shape[0], device=values.device))
     begins = torch.cat([torch.zeros_like(order[:1]), here[1:].masked_fill(same, 0)])
-    run = here - begins.cummax(0).values
+    run = here - scanned(torch.cummax, begins, 0, 0)[0]
     real = None if segments.real is None else owner == 0
     return extreme_position(segments._replace(values=run, real=real), -math.inf)
 

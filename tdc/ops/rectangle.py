@@ -23,12 +23,16 @@ from tdc.ragged.segments import longest
 from tdc.ragged.storage import Ragged
 
 
-def rectangle(x: Any, fill: float) -> Tensor:
-    """The whole batch as a dense tensor of its logical dims, with `fill` where nothing is."""
+def rectangle(x: Any, fill: float, padded: tuple[int, ...] | None = None) -> Tensor:
+    """The whole batch as a dense tensor of its logical dims, with `fill` where nothing is.
+
+    Args:
+        padded: sizes of the ragged dims of a NestedTensor, the longest ones if not given; no others for a MaskedBatch.
+    """
     if isinstance(x, MaskedBatch):
         return x.filled(fill)
     s = x.structure
-    data = pad_rows(x.values.movedim(s.packed_dim, 0), s, longest(s), fill)
+    data = pad_rows(x.values.movedim(s.packed_dim, 0), s, longest(s) if padded is None else padded, fill)
     ragged = tuple(range(1, 1 + s.ragged_ndim))
     at = tuple(range(s.packed_dim + 1, s.packed_dim + 1 + s.ragged_ndim))
     return data.movedim(ragged, at).movedim(0, s.batch_dim)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import widened
+from tdc.core.dynamo import hold
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.rules import define, note_syncs, unsupported
@@ -227,6 +228,7 @@ def unfold(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, st
     p = planes(input, 2, "unfold", spans, kernel_text(each(kernel_size, 2, "unfold")))
     width = (p.data.shape[3] + spans[1].add) // spans[1].by
     blocks = F.unfold(p.data, kernel_size, dilation, padding, stride)
+    hold(blocks.shape[2] != 0)  # what the derivative asks
     high, wide = [span.of(size) for span, size in zip(spans, p.sizes, strict=True)]
     position, own = torch.arange(blocks.shape[2], device=blocks.device), wide.unsqueeze(1)
     index = (position // own * width + position % own).clamp(max=blocks.shape[2] - 1)

@@ -135,6 +135,8 @@ def backward_rows(
         leaves = [t.detach().requires_grad_() for t in (values, *states, *weights)]
         split = 1 + len(states)
         outs = run_rows(leaves[0], starts, lengths, leaves[1:split], leaves[split:], *args)
+        learned = [i for i, out in enumerate(outs) if out.requires_grad]  # without positions the states alone
+        outs, grads = [outs[i] for i in learned], [grads[i] for i in learned]
         found = torch.autograd.grad(outs, leaves, grads, allow_unused=True, materialize_grads=True)
     return [g.contiguous() for g in found]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
 from tdc.core.asserts import require
-from tdc.core.dynamo import is_zero, smaller
+from tdc.core.dynamo import is_zero, known, larger, smaller
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
@@ -83,7 +83,7 @@ class Sizes:
 
     Attributes:
         own: of each row, along each dim behind the channels, (B,).
-        widest: the longest of each of them.
+        widest: the longest of each of them; at least as long as leaves something.
         ragged: which of these dims are ragged, counted from 0.
         source: the container.
     """
@@ -134,18 +134,20 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
     first, fixed = ragged[0], x.shape
     if isinstance(x, NestedTensor):
         top = longest(x.structure)
-        widest = tuple([top[d - first] if d in ragged else fixed[d + 2] for d in range(n)])
+        widest = [top[d - first] if d in ragged else fixed[d + 2] for d in range(n)]
     else:
-        widest = tuple(x.data.shape[2:])
+        widest = list(x.data.shape[2:])
     own = [lengths[:, d - first] if d in ragged else lengths.new_full((lengths.shape[0],), widest[d]) for d in range(n)]
     least = [span.least for span in spans]
     expected = f"rows of at least {' x '.join([f'{k}' for k in least])} for {what}"
     text = message(op, expected, "a smaller one", hint="leave small rows out, or let F.pad grow them first")
-    if not is_zero(lengths.shape[0]) and any([have < k for k, have in zip(least, widest, strict=True)]):
+    if not is_zero(lengths.shape[0]) and any([known(have < k) for k, have in zip(least, widest, strict=True)]):
         raise ShapeError(text)
     fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
     require(functools.reduce(torch.logical_and, fits), text, ShapeError)
-    return Sizes(tuple(own), widest, ragged, x)
+    if isinstance(x, NestedTensor):  # no rows, or sizes that are data
+        widest = [have if known(have >= k) else larger(have, k) for k, have in zip(least, widest, strict=True)]
+    return Sizes(tuple(own), tuple(widest), ragged, x)
 
 
 def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0.0) -> Planes:
@@ -159,11 +161,12 @@ def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: f
 
 def filled(m: Sizes, spans: Sequence[Span], fill: float = 0.0) -> Planes:
     """The rectangle of a batch that is `measured`; one of no rows is as large as its operation wants it."""
-    data = rectangle(m.source, finite(fill, m.source.dtype))
-    if is_zero(m.own[0].shape[0]):
-        least = [span.least for span in spans]
-        short = [max(k - have, 0) for k, have in zip(least, data.shape[2:], strict=True)]
-        data = data.new_zeros((*data.shape[:2], *[a + b for a, b in zip(data.shape[2:], short, strict=True)]))
+    value = finite(fill, m.source.dtype)
+    data = rectangle(m.source, value, tuple([m.widest[d] for d in m.ragged]))
+    for d, span in enumerate(spans, 2):
+        if not known(data.shape[d] >= span.least):
+            more = data.new_full((*data.shape[:d], span.least, *data.shape[d + 1 :]), value)
+            data = torch.cat([data, more], d)
     return Planes(data, m.own, m.ragged, m.source)
 
 

@@ -1,0 +1,140 @@
+"""Steps whose totals are data, and operations behind them: one graph, forward and backward, and exported.
+
+A step such as `x[:, 1:]` makes a batch whose total a graph does not know before it runs. What comes behind it may not
+ask for that, nor for the longest example, nor for the number of examples where the step chooses them. Each step of one
+table stands in front of each operation of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exports import the_same
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import tdc
+from tdc import NestedTensor
+from tdc.compile import counted, export
+
+D = 4
+BATCHES = ((5, 4, 6, 8), (4, 7, 5))  # other lengths, and another number of examples
+FEW = (2, 3, 1)  # of which steps leave little or nothing
+
+
+def batch(lengths: tuple[int, ...]) -> NestedTensor:
+    g = torch.Generator().manual_seed(len(lengths))
+    shift = -9.0 if lengths == FEW else 0.0  # no mask is True
+    return tdc.pack([torch.randn(n, D, generator=g) + shift for n in lengths]).requires_grad_()
+
+
+def fixed(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def channels(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of batches `(B, C, -1)` as one of batches `(B, -1, C)`."""
+    return lambda x: fn(x.transpose(1, 2)).transpose(1, 2)
+
+
+# From a batch (B, -1, D) to another one, with a total that is data.
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "slice": lambda x: x[:, 1:],
+    "steps": lambda x: x[:, ::2],
+    "ragged mask": lambda x: x[x[:, :, 0] > -0.5],
+    "truncate": lambda x: tdc.truncate(x, x.lengths - 1),
+    "rows by a mask": lambda x: x[x.lengths > 4],
+    "strided conv1d": channels(lambda x: F.conv1d(x, KERNEL, stride=2, padding=1)),
+    "permuted rows": lambda x: x[x.lengths.argsort()],
+    "cat of batches": lambda x: torch.cat([x, x[:, 1:]]),
+    "diff": lambda x: x.diff(dim=1),
+    "repeat_interleave": lambda x: x.repeat_interleave(x.lengths % 2 + 1, dim=0),
+    "unfold": lambda x: x.unfold(1, 2, 2).sum(-1),
+    "masked_select": lambda x: torch.masked_select(x, x > -0.5).unsqueeze(-1) * WEIGHT[0],
+    "to_packed": lambda x: x.to_padded().to_packed(),
+}
+
+WEIGHT, KERNEL = fixed(D, D), fixed(D, D, 2)
+NETS: dict[str, Any] = {
+    "batch_norm": nn.BatchNorm1d(D), "gru": nn.GRU(D, 3, batch_first=True), "lstm": nn.LSTM(D, 3, batch_first=True),
+    "attention": nn.MultiheadAttention(D, 2, batch_first=True),
+    "encoder": nn.TransformerEncoderLayer(D, 2, 8, dropout=0.0, batch_first=True),
+}  # fmt: skip
+
+# From such a batch to a batch, a tensor, or several.
+OPS: dict[str, Callable[[Any], Any]] = {
+    "batch_norm": channels(NETS["batch_norm"]),
+    "max": lambda x: x.max(1)[0],
+    "amax": lambda x: x.amax(1),
+    "median": lambda x: x.median(1)[0],
+    "mode": lambda x: x.mode(1)[0],
+    "conv1d": channels(lambda x: F.conv1d(x, KERNEL, padding=1)),
+    "max_pool1d": channels(lambda x: F.max_pool1d(x, 2)),
+    "avg_pool1d": channels(lambda x: F.avg_pool1d(x, 2, padding=1)),
+    "adaptive_avg_pool1d": channels(lambda x: F.adaptive_avg_pool1d(x, 2)),
+    "interpolate": channels(lambda x: F.interpolate(x, scale_factor=2.0)),
+    "cdist": lambda x: torch.cdist(x, x[:, ::1] * 2),
+    "cumsum": lambda x: x.cumsum(1),
+    "to_padded": lambda x: x.to_padded().data,
+    "attention": lambda x: F.scaled_dot_product_attention(*[x.unsqueeze(1)] * 3),
+    "attention with weights": lambda x: NETS["attention"](x, x, x),
+    "encoder": NETS["encoder"],
+    "matmul": lambda x: torch.matmul(x, x.transpose(1, 2)),
+    "einsum": lambda x: torch.einsum("bld,ble->bde", x, x),
+    "softmax": lambda x: x.softmax(1),
+    "sort": lambda x: x.sort(1)[0],
+    "topk": lambda x: x.topk(1, 1)[0],
+    "layer_norm": lambda x: F.layer_norm(x, (D,)),
+    "linear": lambda x: F.linear(x, WEIGHT),
+    "gru": lambda x: NETS["gru"](x)[0],
+    "lstm": lambda x: NETS["lstm"](x)[1],
+    "cat": lambda x: torch.cat([x, x * 2], 1),
+    "stack": lambda x: torch.stack([x, x * 2], 1),
+    "mse_loss": lambda x: F.mse_loss(x, x.detach() * 2),
+    "cross_entropy": lambda x: F.cross_entropy(x.transpose(1, 2), x.detach().argmax(-1)),
+    "mean": lambda x: x.mean(1),
+    "std": lambda x: x.std(1),
+    "norm": lambda x: x.norm(dim=1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "prod": lambda x: x.prod(1),
+    "index": lambda x: x[:, 0],
+    "flip": lambda x: x.flip(1),
+    "pad": lambda x: F.pad(x, (0, 0, 1, 1)),
+}
+
+
+def pairs() -> Iterator[Any]:
+    """Each step with each operation: fast is one step of each operation, slow are others, and the rest by the hour."""
+    for i, op in enumerate(OPS):
+        for k, step in enumerate(STEPS):
+            far = (i + k) % len(STEPS)
+            marks = [] if far == 0 else [pytest.mark.slow] if far < 5 else [pytest.mark.sweep]
+            yield pytest.param(step, op, marks=marks)
+
+
+def run(fn: Callable[[Any], Any], lengths: tuple[int, ...]) -> list[Tensor] | str:
+    """Results but bounds, and gradients; of an error that it is one."""
+    torch.manual_seed(0)
+    x = batch(lengths)
+    try:
+        leaves = [v for v in pytree.tree_leaves(fn(x)) if isinstance(v, Tensor) and v.dtype != torch.uint8]
+    except (tdc.TdcError, RuntimeError):
+        return "error"
+    parts = [(v.sin() * torch.arange(v.numel()).view(v.shape).cos()).sum() for v in leaves if v.requires_grad]
+    return [*leaves, *torch.autograd.grad(sum(parts, x.values.sum() * 0), x.values)]
+
+
+@pytest.mark.parametrize(("step", "op"), list(pairs()))
+def test_a_pair_is_one_graph(step: str, op: str):
+    def fn(x: NestedTensor) -> Any:
+        return OPS[op](STEPS[step](x))
+
+    f = counted(fn, backend="aot_eager")
+    with torch._dynamo.config.patch(allow_rnn=True):
+        for lengths in (*BATCHES, FEW):
+            torch.testing.assert_close(run(f, lengths), run(fn, lengths), equal_nan=True)
+    assert f.counts.compiles == 1
