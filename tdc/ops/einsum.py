@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.dynamo import eager, known, larger
+from tdc.core.dynamo import known, larger, readable
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -315,7 +315,7 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     for t in batches:
         for r, (c, n) in enumerate(zip(ragged_of(t), longest(t.x._structure), strict=True)):
             extent = t.x._structure.extent
-            n = n if extent is not None or eager() else larger(n, 2)  # Inductor asks of products whether a size is 1
+            n = n if extent is not None or readable() else larger(n, 2)  # Inductor asks of products whether a size is 1
             bounds.setdefault(c, Bound(n, extent, r))
     if run is multiply and batch in out and loop_pays(batches, bounds):
         return by_rows(terms, out, batch, kept, partial(structure_for, kept, owner, sizes, bounds))

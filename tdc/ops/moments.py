@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once, sum_dtype, widened
-from tdc.core.dynamo import certain, eager
+from tdc.core.dynamo import certain, readable
 from tdc.core.errors import ShapeError, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -73,7 +73,7 @@ def log_of_sum(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """torch asks whether there is any element, which a graph need not know."""
     dims = tuple(range(values.ndim)) if dim is None else dim if isinstance(dim, tuple) else (dim,)
-    known = eager() or certain(math.prod(values.shape) > 0) or not all([certain(values.shape[d] > 0) for d in dims])
+    known = readable() or certain(math.prod(values.shape) > 0) or not all([certain(values.shape[d] > 0) for d in dims])
     return torch.logsumexp(values, dims, keepdim) if known else log_of_sum(values, dims, keepdim)
 
 

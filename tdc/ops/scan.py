@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect_number, normal_dim
-from tdc.core.dynamo import certain, eager, readable
+from tdc.core.dynamo import certain, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
@@ -69,7 +69,7 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
     Scans and their derivatives ask whether there is more than one element, which a graph need not know: then two are
     put behind along the dim `beside`, and one along each other dim that may be empty.
     """
-    if eager() or certain(math.prod(values.shape) > 1):
+    if readable() or certain(math.prod(values.shape) > 1):
         return op(values, axis, **kwargs)
     more = [2 if d == beside else int(not certain(n > 0)) for d, n in enumerate(values.shape)]
     padded = F.pad(values, [n for k in reversed(more) for n in (0, k)], value=1)

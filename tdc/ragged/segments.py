@@ -199,7 +199,8 @@ def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
 def longest_on_host(s: Structure) -> tuple[int, ...]:
     """Largest size of each ragged dim, read from the data, 0 of no examples: a device sync."""
     known = remembered(sizes_on_host, s)
-    return tuple([int(n) for n in F.pad(sizes_of(s) if known is None else known, (0, 0, 0, 1)).amax(0).unbind()])
+    sizes = sizes_of(s) if known is None else known
+    return tuple([n.item() for n in F.pad(sizes, (0, 0, 0, 1)).amax(0).unbind()])  # an `int` fixes it in export
 
 
 @once

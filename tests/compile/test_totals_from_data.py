@@ -8,12 +8,12 @@ table stands in front of each operation of the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from exports import the_same
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -116,25 +116,48 @@ def pairs() -> Iterator[Any]:
             yield pytest.param(step, op, marks=marks)
 
 
-def run(fn: Callable[[Any], Any], lengths: tuple[int, ...]) -> list[Tensor] | str:
-    """Results but bounds, and gradients; of an error that it is one."""
+def numbers(out: Any) -> list[Tensor]:
+    """All tensors of a result but bounds of lengths."""
+    return [v for v in pytree.tree_leaves(out) if isinstance(v, Tensor) and v.dtype != torch.uint8]
+
+
+def run(fn: Callable[[Any], Any], x: NestedTensor) -> list[Tensor]:
+    """Results and gradients; nothing of an error."""
     torch.manual_seed(0)
-    x = batch(lengths)
     try:
-        leaves = [v for v in pytree.tree_leaves(fn(x)) if isinstance(v, Tensor) and v.dtype != torch.uint8]
+        found = numbers(fn(x))
     except (tdc.TdcError, RuntimeError):
-        return "error"
-    parts = [(v.sin() * torch.arange(v.numel()).view(v.shape).cos()).sum() for v in leaves if v.requires_grad]
-    return [*leaves, *torch.autograd.grad(sum(parts, x.values.sum() * 0), x.values)]
+        return []
+    parts = [(v.sin() * torch.arange(v.numel()).view(v.shape).cos()).sum() for v in found if v.requires_grad]
+    return [*found, *torch.autograd.grad(sum(parts, x.values.sum() * 0), x.values)]
+
+
+def the_same_in_one_graph(fn: Callable[[Any], Any], batches: list[Callable[[], NestedTensor]]) -> None:
+    """Compiled as in eager, whatever the batch."""
+    f = counted(fn, backend="aot_eager")
+    with torch._dynamo.config.patch(allow_rnn=True):
+        for make in batches:
+            torch.testing.assert_close(run(f, make()), run(fn, make()), equal_nan=True)
+    assert f.counts.compiles == 1
+
+
+def the_same_exported(fn: Callable[[Any], Any], batches: list[NestedTensor]) -> None:
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
+        exported = export(fn, (batches[0],))
+        for x in batches:
+            torch.testing.assert_close(numbers(exported(x)), numbers(fn(x)), equal_nan=True)
+
+
+def behind(step: str, op: str) -> Callable[[Any], Any]:
+    return lambda x: OPS[op](STEPS[step](x))
 
 
 @pytest.mark.parametrize(("step", "op"), list(pairs()))
 def test_a_pair_is_one_graph(step: str, op: str):
-    def fn(x: NestedTensor) -> Any:
-        return OPS[op](STEPS[step](x))
+    the_same_in_one_graph(behind(step, op), [partial(batch, lengths) for lengths in (*BATCHES, FEW)])
 
-    f = counted(fn, backend="aot_eager")
-    with torch._dynamo.config.patch(allow_rnn=True):
-        for lengths in (*BATCHES, FEW):
-            torch.testing.assert_close(run(f, lengths), run(fn, lengths), equal_nan=True)
-    assert f.counts.compiles == 1
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "op"), list(pairs()))
+def test_a_pair_is_exported(step: str, op: str):
+    the_same_exported(behind(step, op), [batch(lengths).detach() for lengths in BATCHES])
