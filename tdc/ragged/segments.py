@@ -200,7 +200,7 @@ def longest_on_host(s: Structure) -> tuple[int, ...]:
     """Largest size of each ragged dim, read from the data, 0 of no examples: a device sync."""
     known = remembered(sizes_on_host, s)
     sizes = sizes_of(s) if known is None else known
-    return tuple([n.item() for n in F.pad(sizes, (0, 0, 0, 1)).amax(0).unbind()])  # an `int` fixes it in export
+    return tuple(on_host(F.pad(sizes, (0, 0, 0, 1)).amax(0)))
 
 
 @once

@@ -7,7 +7,7 @@ table stands in front of each operation of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -107,13 +107,15 @@ OPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def pairs() -> Iterator[Any]:
-    """Each step with each operation: fast is one step of each operation, slow are others, and the rest by the hour."""
+def pairs(fast: int, slow: int) -> list[Any]:
+    """Each step with each operation: so many steps of every other operation are fast, more of each slow, the rest swept."""
+    found = []
     for i, op in enumerate(OPS):
         for k, step in enumerate(STEPS):
-            far = (i + k) % len(STEPS)
-            marks = [] if far == 0 else [pytest.mark.slow] if far < 5 else [pytest.mark.sweep]
-            yield pytest.param(step, op, marks=marks)
+            turn = (i + k) % len(STEPS)
+            marks = [] if turn < fast and i % 2 == 0 else [pytest.mark.slow] if turn < fast + slow else [pytest.mark.sweep]
+            found.append(pytest.param(step, op, marks=marks, id=f"{step}, {op}"))
+    return found
 
 
 def numbers(out: Any) -> list[Tensor]:
@@ -132,8 +134,12 @@ def run(fn: Callable[[Any], Any], x: NestedTensor) -> list[Tensor]:
     return [*found, *torch.autograd.grad(sum(parts, x.values.sum() * 0), x.values)]
 
 
-def the_same_in_one_graph(fn: Callable[[Any], Any], batches: list[Callable[[], NestedTensor]]) -> None:
-    """Compiled as in eager, whatever the batch."""
+def behind(step: str, op: str) -> Callable[[Any], Any]:
+    return lambda x: OPS[op](STEPS[step](x))
+
+
+def the_same_compiled(fn: Callable[[Any], Any], batches: list[Callable[[], NestedTensor]]) -> None:
+    """One graph for all batches has the results, gradients and errors of eager calls."""
     f = counted(fn, backend="aot_eager")
     with torch._dynamo.config.patch(allow_rnn=True):
         for make in batches:
@@ -141,23 +147,68 @@ def the_same_in_one_graph(fn: Callable[[Any], Any], batches: list[Callable[[], N
     assert f.counts.compiles == 1
 
 
-def the_same_exported(fn: Callable[[Any], Any], batches: list[NestedTensor]) -> None:
-    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
-        exported = export(fn, (batches[0],))
-        for x in batches:
-            torch.testing.assert_close(numbers(exported(x)), numbers(fn(x)), equal_nan=True)
+def the_same_exported(fn: Callable[[Any], Any], batches: list[Callable[[], NestedTensor]]) -> None:
+    with torch.no_grad():
+        exported = export(fn, (batches[0](),))
+        for make in batches:
+            torch.testing.assert_close(numbers(exported(make())), numbers(fn(make())), equal_nan=True)
 
 
-def behind(step: str, op: str) -> Callable[[Any], Any]:
-    return lambda x: OPS[op](STEPS[step](x))
+@pytest.mark.parametrize(("step", "op"), pairs(fast=1, slow=2))
+def test_compiled(step: str, op: str):
+    the_same_compiled(behind(step, op), [partial(batch, lengths) for lengths in (*BATCHES, FEW)])
 
 
-@pytest.mark.parametrize(("step", "op"), list(pairs()))
-def test_a_pair_is_one_graph(step: str, op: str):
-    the_same_in_one_graph(behind(step, op), [partial(batch, lengths) for lengths in (*BATCHES, FEW)])
+@pytest.mark.parametrize(("step", "op"), pairs(fast=0, slow=2))
+def test_exported(step: str, op: str):
+    the_same_exported(behind(step, op), [partial(batch, lengths) for lengths in BATCHES])
+
+
+# -- images
+
+
+class Block(nn.Module):
+    """Two convolutions, the first with a stride, beside one that skips them."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after)
+        self.second, self.last_norm = nn.Conv2d(after, after, 3, 1, 1), nn.BatchNorm2d(after)
+        self.skip = nn.Conv2d(before, after, 1, 2)
+
+    def forward(self, x: Any) -> Any:
+        y = F.relu(self.norm(self.first(x)))
+        return F.relu(self.last_norm(self.second(y)) + self.skip(x))
+
+
+def images(*sizes: tuple[int, int]) -> NestedTensor:
+    g = torch.Generator().manual_seed(len(sizes))
+    return tdc.pack([torch.randn(2, *size, generator=g) for size in sizes], ragged_dim=(2, 3)).requires_grad_()
+
+
+IMAGES = [partial(images, (9, 12), (16, 8), (10, 10)), partial(images, (12, 9), (8, 8), (14, 10), (9, 9))]
+
+
+def resnet() -> nn.Module:
+    stem = nn.Conv2d(2, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    return nn.Sequential(*stem, Block(4, 6), Block(6, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "op"), list(pairs()))
-def test_a_pair_is_exported(step: str, op: str):
-    the_same_exported(behind(step, op), [batch(lengths).detach() for lengths in BATCHES])
+def test_a_residual_network_of_images():
+    net = resnet()
+    the_same_compiled(net, IMAGES)
+    the_same_exported(net.eval(), IMAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [
+    lambda x: F.conv2d(x, fixed(2, 2, 3, 3)), lambda x: F.avg_pool2d(x, 2), lambda x: F.unfold(x, 2),
+    lambda x: x.max(3)[0], lambda x: x.softmax(2), lambda x: x.to_padded().data,
+], ids=["conv2d", "avg_pool2d", "unfold", "max of lines", "softmax of lines", "to_padded"])  # fmt: skip
+def test_images_by_a_mask(op: Callable[[Any], Any]):
+    def fn(x: Any) -> Any:
+        return op(x[x.sizes[:, 0] > 8][:, :, 1:, ::2])
+
+    the_same_compiled(fn, IMAGES)
+    the_same_exported(fn, IMAGES)
