@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.dynamo import known
+from tdc.core.dynamo import certain
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
 from tdc.ops import subrows
@@ -127,7 +127,7 @@ def position_at(segments: Segments, order: Tensor, rank: Tensor) -> Tensor:
 def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
     """What lies along dim 0 of values at positions of segments; anything for those of an empty segment, which may lie
     at the end, or have no element before them: there is one more where it is not known that there are any."""
-    if not known(values.shape[0] != 0):
+    if not certain(values.shape[0] != 0):
         values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
     index = segments.starts + position.clamp(min=0)
     return values.gather(0, index.clamp(max=values.shape[0] - 1))

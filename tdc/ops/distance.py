@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
-from tdc.core.dynamo import known
+from tdc.core.dynamo import certain
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
@@ -147,7 +147,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
         pair = [t.x.movedim([t.dims.index(c) for c in t.dims if c != "d"][-1], -2) for t in ready]
         found = BATCH * (BATCH in joined(ready)) + "ij"
         rows = next((x.shape[0] for x in pair if x.ndim == 3), 1)
-        if not known(rows != 0):  # torch asks whether there is an element
+        if not certain(rows != 0):  # torch asks whether there is an element
             pair = [F.pad(x, (0, 0, 0, 0, 0, 1)) if x.ndim == 3 else x for x in pair]
         distances = torch.cdist(*pair, p, mode)
         distances = distances.narrow(0, 0, rows) if BATCH in found else distances

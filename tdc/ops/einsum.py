@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.dynamo import known, larger, readable
+from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
@@ -39,7 +39,7 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import (
     counts_on_host,
-    longest,
+    longest_at_least,
     reduce_rows,
     sizes_on_host,
     spread,
@@ -313,10 +313,10 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
         return cut_padding(build_masked(y, lengths, at, out.index(batch), new_lengths=owner is None), y)
     bounds: dict[str, Bound] = {}
     for t in batches:
-        for r, (c, n) in enumerate(zip(ragged_of(t), longest(t.x._structure), strict=True)):
-            extent = t.x._structure.extent
-            n = n if extent is not None or readable() else larger(n, 2)  # Inductor asks of products whether a size is 1
-            bounds.setdefault(c, Bound(n, extent, r))
+        s: Structure = t.x._structure
+        found = longest_at_least(s, (2,) * s.ragged_ndim)  # Inductor asks of products whether a size is 1
+        for r, (c, n) in enumerate(zip(ragged_of(t), found, strict=True)):
+            bounds.setdefault(c, Bound(n, s.extent, r))
     if run is multiply and batch in out and loop_pays(batches, bounds):
         return by_rows(terms, out, batch, kept, partial(structure_for, kept, owner, sizes, bounds))
     ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]

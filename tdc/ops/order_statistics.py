@@ -51,9 +51,10 @@ def mode_rank(segments: Segments, order: Tensor) -> Tensor:
     if is_zero(order.shape[0]):
         return segments.lengths.expand(-1, *order.shape[1:]) - 1
     values, owner = segments.values.detach().gather(0, order), segments.owner.gather(0, order)
-    same = (values[1:] == values[:-1]) & (owner[1:] == owner[:-1])
-    here = segments.column(torch.arange(values.shape[0], device=values.device))
-    begins = torch.cat([torch.zeros_like(order[:1]), here[1:].masked_fill(same, 0)])
+    at = torch.arange(values.shape[0], device=values.device)
+    former, here = (at - 1).clamp(min=0), segments.column(at)
+    same = (values == values[former]) & (owner == owner[former]) & (here > 0)
+    begins = here.masked_fill(same, 0)
     run = here - scanned(torch.cummax, begins, 0, 0)[0]
     real = None if segments.real is None else owner == 0
     return extreme_position(segments._replace(values=run, real=real), -math.inf)

@@ -32,7 +32,7 @@ from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import elements, longest, on_host_too
+from tdc.ragged.segments import elements, longest_at_least, on_host_too
 from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
 
 
@@ -133,7 +133,7 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
     ragged, lengths = tuple([d - 2 for d in x.ragged_dims]), ragged_sizes(x)
     first, fixed = ragged[0], x.shape
     if isinstance(x, NestedTensor):
-        top = longest(x.structure)
+        top = longest_at_least(x.structure, tuple([spans[d].least for d in ragged]))
         widest = [top[d - first] if d in ragged else fixed[d + 2] for d in range(n)]
     else:
         widest = list(x.data.shape[2:])
@@ -145,7 +145,7 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
         raise ShapeError(text)
     fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
     require(functools.reduce(torch.logical_and, fits), text, ShapeError)
-    if isinstance(x, NestedTensor):  # no rows, or sizes that are data
+    if isinstance(x, NestedTensor):  # there may be no rows
         widest = [have if known(have >= k) else larger(have, k) for k, have in zip(least, widest, strict=True)]
     return Sizes(tuple(own), tuple(widest), ragged, x)
 

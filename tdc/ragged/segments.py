@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import eager, is_zero, readable, stamp, trace_as
+from tdc.core.dynamo import certain, eager, hold, is_zero, readable, stamp, trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
@@ -32,7 +32,11 @@ def offsets_of(lengths: Tensor) -> Tensor:
     expect("offsets_of", lengths, Tensor)
     if lengths.ndim != 1:
         raise ShapeError(message("offsets_of", "lengths (B,)", describe(lengths), hint="lengths.flatten()"))
-    return F.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
+    whole = lengths.to(torch.int64)
+    if certain(whole.shape[0] != 0):
+        return F.pad(whole.cumsum(0), (1, 0))
+    padded = F.pad(whole, (0, 1))  # in front of no rows Inductor would read (torch 2.13)
+    return padded.cumsum(0) - padded
 
 
 def structure_of_sizes(
@@ -195,12 +199,26 @@ def longest(s: Structure, exact: bool = False) -> tuple[int, ...]:
     return longest_on_host(s)
 
 
+def longest_at_least(s: Structure, least: tuple[int, ...]) -> tuple[int, ...]:
+    """`longest`; what a graph reads from the data is no shorter than `least`, and the graph knows that."""
+    if s.extent is not None or readable():
+        return longest(s)
+    sizes = tuple(on_host(longest_tensor(s).maximum(torch.tensor(least, device=s.offsets.device))))
+    for n, k in zip(sizes, least, strict=True):
+        hold(n >= k)
+    return sizes
+
+
+def longest_tensor(s: Structure) -> Tensor:
+    """Largest size of each ragged dim, 0 of no examples, (R,)."""
+    return F.pad(sizes_of(s), (0, 0, 0, 1)).amax(0)
+
+
 @once
 def longest_on_host(s: Structure) -> tuple[int, ...]:
     """Largest size of each ragged dim, read from the data, 0 of no examples: a device sync."""
     known = remembered(sizes_on_host, s)
-    sizes = sizes_of(s) if known is None else known
-    return tuple(on_host(F.pad(sizes, (0, 0, 0, 1)).amax(0)))
+    return tuple(on_host(longest_tensor(s) if known is None else F.pad(known, (0, 0, 0, 1)).amax(0)))
 
 
 @once

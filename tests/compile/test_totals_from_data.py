@@ -108,12 +108,13 @@ OPS: dict[str, Callable[[Any], Any]] = {
 
 
 def pairs(fast: int, slow: int) -> list[Any]:
-    """Each step with each operation: so many steps of every other operation are fast, more of each slow, the rest swept."""
+    """Each step with each operation: a few steps of every other operation are fast, some of each slow, others swept."""
     found = []
     for i, op in enumerate(OPS):
         for k, step in enumerate(STEPS):
             turn = (i + k) % len(STEPS)
-            marks = [] if turn < fast and i % 2 == 0 else [pytest.mark.slow] if turn < fast + slow else [pytest.mark.sweep]
+            late = [pytest.mark.slow] if turn < fast + slow else [pytest.mark.sweep]
+            marks = [] if turn < fast and i % 2 == 0 else late
             found.append(pytest.param(step, op, marks=marks, id=f"{step}, {op}"))
     return found
 
