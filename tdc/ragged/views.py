@@ -53,9 +53,9 @@ class Plan(NamedTuple):
 
 def by_views(x: Any) -> bool:
     """Whether the examples of a batch are better taken one by one."""
-    if not isinstance(x, NestedTensor) or x.structure.ragged_ndim == 1 or not x._values.is_cpu:
+    if not isinstance(x, NestedTensor) or x.structure.ragged_ndim == 1 or not x._values.is_cpu or not readable():
         return False
-    return 0 < LEAST * x.structure.batch_size <= x._values.numel() and readable()
+    return 0 < LEAST * x.structure.batch_size <= x._values.numel()
 
 
 def never(x: Any) -> bool:
