@@ -58,7 +58,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "to_packed": lambda x: x.to_padded().to_packed(),
 }
 
-WEIGHT, KERNEL = fixed(D, D), fixed(D, D, 2)
+WEIGHT, KERNEL, PLANES = fixed(D, D), fixed(D, D, 2), fixed(2, 2, 3, 3)
 NETS: dict[str, Any] = {
     "batch_norm": nn.BatchNorm1d(D), "gru": nn.GRU(D, 3, batch_first=True), "lstm": nn.LSTM(D, 3, batch_first=True),
     "attention": nn.MultiheadAttention(D, 2, batch_first=True),
@@ -204,7 +204,7 @@ def test_a_residual_network_of_images():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [
-    lambda x: F.conv2d(x, fixed(2, 2, 3, 3)), lambda x: F.avg_pool2d(x, 2), lambda x: F.unfold(x, 2),
+    lambda x: F.conv2d(x, PLANES), lambda x: F.avg_pool2d(x, 2), lambda x: F.unfold(x, 2),
     lambda x: x.max(3)[0], lambda x: x.softmax(2), lambda x: x.to_padded().data,
 ], ids=["conv2d", "avg_pool2d", "unfold", "max of lines", "softmax of lines", "to_padded"])  # fmt: skip
 def test_images_by_a_mask(op: Callable[[Any], Any]):
