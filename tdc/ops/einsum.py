@@ -325,8 +325,8 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
     y = run(ready, batch + kept + "".join([c for c in out if c not in kept and c != batch]))
     s = structure_for(kept, owner, sizes, bounds)
     if owner is None and counts_on_host(s):
-        known = {c: sizes_on_host(t.x._structure)[:, r] for t in batches for r, c in enumerate(ragged_of(t))}
-        remember(sizes_on_host, s, torch.stack([known[c] for c in kept], 1))
+        columns = {c: sizes_on_host(t.x._structure)[:, r] for t in batches for r, c in enumerate(ragged_of(t))}
+        remember(sizes_on_host, s, torch.stack([columns[c] for c in kept], 1))
     total = total_of(s) if owner is None else owner._values.shape[s.packed_dim]
     at = out.replace(batch, "").index(kept[0])
     return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
