@@ -41,7 +41,7 @@ def operator(schema: str, fake: Callable[..., Any], members: Callable[..., Any],
     for key, kernel in kernels.items():
         LIBRARY.impl(full, kernel, key)
     LIBRARY.impl(op, fake, "Meta")  # `register_fake` looks for its caller in every module
-    torch.library.register_vmap(op, partial(members, op))
+    torch.library.register_vmap(op, partial(members, op))  # pyright: ignore[reportUnknownMemberType]  # torch's stub
     return op
 
 

@@ -139,7 +139,12 @@ def tell(t: Structure, sources: Sequence[Structure], fn: Callable[[list[Tensor]]
     return remember(sizes_on_host, t, fn(known) if len(known) == len(sources) else None)
 
 
-trace_as(tell, lambda t, sources, fn: t)
+def tell_traced(t: Structure, sources: Sequence[Structure], fn: Callable[[list[Tensor]], Tensor]) -> Structure:
+    """What Dynamo traces in place of `tell`."""
+    return t
+
+
+trace_as(tell, tell_traced)
 
 
 def counts_on_host(s: Structure) -> bool:
@@ -148,26 +153,36 @@ def counts_on_host(s: Structure) -> bool:
     return s.offsets.device.type != "cpu" and readable()
 
 
-trace_as(counts_on_host, lambda s: False)
+def counts_on_host_traced(s: Structure) -> bool:
+    """What Dynamo traces in place of `counts_on_host`."""
+    return False
+
+
+trace_as(counts_on_host, counts_on_host_traced)
 
 
 def extent_of_rows(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
-    """The longest sizes that some rows carry: their own where they lie on the host, else the bound of all; None of a
-    batch without.
+    """The longest sizes that some rows carry: their own where they lie on the host, else the bound of all. None of a
+    batch without, and where sizes are not `readable`, as in graphs: these read the longest where they need it.
 
     Args:
         sizes_of_rows: gives their ragged sizes, (K, R).
     """
     if s.extent is None or not readable():
-        return s.extent
+        return None
     sizes = sizes_of_rows()
     if sizes.device.type != "cpu":
         return s.extent
-    longest = sizes.amax(0).tolist() if sizes.shape[0] else [0] * s.ragged_ndim
+    longest = on_host(sizes.amax(0)) if sizes.shape[0] else [0] * s.ragged_ndim
     return extent_of(tuple(longest), s.offsets.device)
 
 
-trace_as(extent_of_rows, lambda s, sizes_of_rows: s.extent)
+def extent_of_rows_traced(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
+    """What Dynamo traces in place of `extent_of_rows`."""
+    return None
+
+
+trace_as(extent_of_rows, extent_of_rows_traced)
 
 
 @once

@@ -204,8 +204,18 @@ def remembered(fn: Callable[[Structure], Tensor], s: Structure) -> Tensor | None
     return found[1] if found is not None and found[0] == key and version(found[1]) == found[2] else None
 
 
-trace_as(remember, lambda fn, s, out: s)
-trace_as(remembered, lambda fn, s: None)
+def remember_traced(fn: Callable[[Structure], Tensor], s: Structure, out: Tensor | None) -> Structure:
+    """What Dynamo traces in place of `remember`."""
+    return s
+
+
+def remembered_traced(fn: Callable[[Structure], Tensor], s: Structure) -> Tensor | None:
+    """What Dynamo traces in place of `remembered`."""
+    return None
+
+
+trace_as(remember, remember_traced)
+trace_as(remembered, remembered_traced)
 
 
 def check_offsets(offsets: Tensor, op: OpName) -> None:

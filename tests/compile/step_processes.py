@@ -76,8 +76,8 @@ def is_like_the_whole_batch(rank: int) -> None:
         for _ in range(3):
             state, metrics = ours(state, part(rank))
             expected, wanted = alone(expected, whole())
-            for name in wanted:
-                assert_close(metrics[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+            for name, value in wanted.items():
+                assert_close(metrics[name], value, msg=lambda text, name=name: f"{name}: {text}")
         for path, x in expected.items(True, True):
             assert_close(state[path], x, rtol=1e-4, atol=1e-5)
         same_everywhere(state)

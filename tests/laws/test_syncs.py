@@ -268,7 +268,7 @@ def test_rows_that_are_chosen_have_their_own_longest_or_keep_the_bound():
     assert [y.max_length for y in (x[rows], x[x.lengths < 2], x[::2], x[2:])] == [2, 1, 2, 1]
     assert x[:0].max_length == x[[]].max_length == 0
     run = torch.compile(lambda x, rows: x[rows].to_padded(), backend="eager", fullgraph=True)
-    assert run(x, rows).data.shape == (2, 3, 2)
+    assert run(x, rows).data.shape == x[rows].to_padded().data.shape == (2, 2, 2)  # read there
     assert torch.equal(run(x, rows).data[:, :2], x[rows].to_padded().data)
     assert segments.extent_of_rows(x.structure, lambda: x.sizes.to("meta")) is x.structure.extent
     with fake_cuda():
