@@ -162,27 +162,19 @@ trace_as(counts_on_host, counts_on_host_traced)
 
 
 def extent_of_rows(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
-    """The longest sizes that some rows carry: their own where they lie on the host, else the bound of all. None of a
-    batch without, and where sizes are not `readable`, as in graphs: these read the longest where they need it.
+    """The longest sizes that some rows on a device carry: their own where sizes lie on the host, else the bound of all.
+    None where reading the longest is no sync, on CPU, and in graphs, which read it where they need it.
 
     Args:
         sizes_of_rows: gives their ragged sizes, (K, R).
     """
-    if s.extent is None or not readable():
+    if s.extent is None or not counts_on_host(s):
         return None
     sizes = sizes_of_rows()
     if sizes.device.type != "cpu":
         return s.extent
     longest = on_host(sizes.amax(0)) if sizes.shape[0] else [0] * s.ragged_ndim
     return extent_of(tuple(longest), s.offsets.device)
-
-
-def extent_of_rows_traced(s: Structure, sizes_of_rows: Callable[[], Tensor]) -> Tensor | None:
-    """What Dynamo traces in place of `extent_of_rows`."""
-    return None
-
-
-trace_as(extent_of_rows, extent_of_rows_traced)
 
 
 @once
