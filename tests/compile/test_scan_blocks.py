@@ -76,7 +76,7 @@ def loss(net: nn.Module, batch: TensorDict) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("run", ["eager", "compiled"])
+@pytest.mark.parametrize("run", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_values_gradients_and_buffers_are_those_of_the_layers(case: str, run: str) -> None:
     net, stacked, x = made(case)
     batch = TensorDict({"x": x}, [len(x)])
@@ -98,7 +98,7 @@ def test_values_gradients_and_buffers_are_those_of_the_layers(case: str, run: st
         assert_close(c, b)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 def test_a_training_step_has_one_layer_in_its_graph(backend: str) -> None:
     net, stacked, _ = made("statistics")
     batch = TensorDict({"x": X}, [16])
@@ -114,6 +114,7 @@ def test_a_training_step_has_one_layer_in_its_graph(backend: str) -> None:
     assert_close(loop.eval()(b, batch)["loss"], layers.eval()(a, batch)["loss"])
 
 
+@pytest.mark.slow
 def test_what_goes_round_the_loop_is_in_members_micro_batches_and_exports() -> None:
     net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
     stacked, batch = scan_blocks(net, nn.Sequential), TensorDict({"x": X}, [16])
@@ -157,6 +158,7 @@ def test_further_arguments_and_attributes_are_those_of_the_layers() -> None:
     assert_close(pickle.loads(pickle.dumps(stacked))(x), net(x))
 
 
+@pytest.mark.slow
 def test_checkpoints_in_a_loop_keep_everything() -> None:
     net, stacked, _ = made("ragged")
     batch = TensorDict({"x": ROWS}, [4])
