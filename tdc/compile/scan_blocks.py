@@ -275,4 +275,4 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all([same(x, y) for x, y in zip(a, b, strict=True)])
     if isinstance(a, dict):
         return list(a) == list(b) and all([same(x, b[key]) for key, x in a.items()])
-    return bool(a == b)
+    return (a == b) is True  # of an array it is none
