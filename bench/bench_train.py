@@ -230,7 +230,8 @@ def main() -> None:
         report.version(danling)
     few, many = [measure(report, layers, danling) for layers in sizes]
     for label in ("train_step", "module", "regions"):
-        report.note(f"first step, {label}: {sizes[1]} layers take {many[label] / few[label]:.2f} times {sizes[0]}")
+        if label in few and label in many:
+            report.note(f"first step, {label}: {sizes[1]} layers take {many[label] / few[label]:.2f} times {sizes[0]}")
     report.limit(f"first step, loop: {sizes[1]} layers to {sizes[0]}", exact(many["loop"] / few["loop"]), 1.5)
     report.limit(f"first step, {sizes[1]} layers: loop to module", exact(many["loop"] / many["module"]), 0.5)
     report.write()
