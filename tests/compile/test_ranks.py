@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import run_processes
 from torch import nn
 
 from tdc import DtypeError, TensorDict, UnsupportedError
@@ -23,21 +21,7 @@ SCRIPT = Path(__file__).with_name("step_processes.py")
 
 def run(name: str, folder: Path, world: int = 2) -> list[str]:
     """What each of several processes says of a check."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), name, str(folder / "meeting"), str(rank), str(world)],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
-    return errors
+    return run_processes(SCRIPT, lambda rank: [name, str(folder / "meeting"), str(rank), str(world)], world)
 
 
 @pytest.mark.slow

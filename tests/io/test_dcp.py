@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import run_processes
 from stores import Point, every_kind, same
 from texts import Texts
 
@@ -172,21 +171,8 @@ hint: td.rename_keys({...}) of one of them, or tdc.io.save""",
 def run(world: int, word: str, folder: Path) -> None:
     """Run a word of `dcp_processes` in so many processes."""
     script = Path(__file__).with_name("dcp_processes.py")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     meeting = folder / f"meeting-{word}-{world}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), word, str(rank), str(world), str(meeting), str(folder / "c")],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    run_processes(script, lambda rank: [word, str(rank), str(world), str(meeting), str(folder / "c")], world)
 
 
 @pytest.mark.slow

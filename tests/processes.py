@@ -1,0 +1,31 @@
+"""Scripts that several processes run at once, for what they exchange."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+
+def run_processes(script: Path, arguments: Callable[[int], Sequence[str]], world: int) -> list[str]:
+    """Run a script in so many processes with the arguments of each rank. Returns what each wrote to stderr.
+
+    Raises:
+        AssertionError: one of them failed.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments(rank)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+    return errors
