@@ -118,18 +118,17 @@ def checkpoint_blocks(
         (True, '1.0.weight')
     """
     op = "compile.checkpoint_blocks"
-    check_kinds(op, module, kind)
+    names = check_kinds(op, module, kind)
     known: dict[nn.Module, nn.Module] = {}
     found = with_blocks(module, kind, partial(checkpoint, policy=policy, offload=offload), known)
     if not any([isinstance(m, kind) for m in known]):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        names, there = " or ".join([k.__name__ for k in kinds]), ", ".join(sorted({type(m).__name__ for m in known}))
+        there = ", ".join(sorted({type(m).__name__ for m in known}))
         raise StructureError(message(op, f"a module with a {names}", f"one of {there}", hint="name one of these"))
     return found  # type: ignore[return-value]  # of the class of the module, or a subclass of it
 
 
-def check_kinds(op: str, module: Any, kind: Any) -> None:
-    """Refuse what is no module, and kinds that are no classes of modules."""
+def check_kinds(op: str, module: Any, kind: Any) -> str:
+    """The names of kinds, for messages; refuses what is no module, and kinds that are no classes of modules."""
     if not isinstance(module, nn.Module):
         hint = f"{op.partition('.')[2]}(net, nn.TransformerEncoderLayer)"
         raise DtypeError(message(op, "a module", describe(module), hint=hint))
@@ -138,6 +137,7 @@ def check_kinds(op: str, module: Any, kind: Any) -> None:
     if wrong or not kinds:
         got, hint = ", ".join(wrong) or "none", "kind=nn.TransformerEncoderLayer"
         raise DtypeError(message(op, "classes of modules", got, hint=hint))
+    return " or ".join([k.__name__ for k in kinds])
 
 
 def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, nn.Module]) -> nn.Module:

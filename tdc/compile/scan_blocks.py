@@ -104,7 +104,7 @@ def scan_blocks(
     """A module in which blocks of a kind that stand one behind the other in a list are one loop over them.
 
     Shapes:
-        a parameter `(*S)` of K blocks becomes one of `(K, *S)`, by the name of a module `block` in place of the first.
+        a parameter `(*S)` of K blocks becomes one of `(K, *S)`; its name has the position of the first, then `block`.
         What goes into a block first has the form of what comes out of it; further arguments are the same for all.
 
     Args:
@@ -134,15 +134,13 @@ def scan_blocks(
     Source:
         `nn.scan` of Flax and `layer_stack` of Haiku, for modules of torch.
     """
-    check_kinds(OP, module, kind)
+    names = check_kinds(OP, module, kind)
     if isinstance(ignore, str) or not all([isinstance(name, str) for name in ignore]):
         raise DtypeError(message(OP, "names of attributes", describe(ignore), hint='ignore=["layer_idx"]'))
     uses = Counter([id(p) for _, p in module.named_parameters(remove_duplicate=False)])
     known: dict[nn.Module, nn.Module] = {}
     found = rebuilt(module, partial(stacked_runs, kind, tuple(ignore), uses), known)
     if not any([isinstance(m, BlockStack) for m in found.modules()]):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        names = " or ".join([k.__name__ for k in kinds])
         expected = f"two {names}, one behind the other in an nn.ModuleList or nn.Sequential"
         raise StructureError(message(OP, expected, "no such blocks", hint="name the class of the layers that repeat"))
     return found  # type: ignore[return-value]  # a copy, of the class of the module
