@@ -131,6 +131,22 @@ def test_a_static_dim_beside_a_ragged_one(call: Callable[[Any], Any], ragged: in
     agree(call, parts, (ragged,))
 
 
+@pytest.mark.parametrize("ragged", [(2, 3), (3,)])
+def test_windows_of_padding_alone(ragged: tuple[int, ...]):
+    """Where a window has no element, torch finds minus infinity at a position outside: here no other example has it."""
+    parts = [torch.randn(4, 3, n, dtype=DOUBLE, requires_grad=True) for n in (1, 4, 1)]
+    pool = lambda x: F.max_pool2d(x, 2, 1, 1, (1, 2))  # noqa: E731  # one line for both
+    out = pool(tdc.pack(parts, ragged_dim=ragged))
+    want = [pool(part[None])[0] for part in parts]
+    torch.testing.assert_close(list(out.unbind()), want)
+    assert want[0].isinf().all()
+    (ours,) = torch.autograd.grad(out.unbind()[1].sum(), parts[1], retain_graph=True)
+    (theirs,) = torch.autograd.grad(want[1].sum(), parts[1])
+    torch.testing.assert_close(ours, theirs)
+    others = torch.autograd.grad(out.unbind()[0].sum(), parts, allow_unused=True, materialize_grads=True)
+    assert others[0].sum() == want[0].numel() and not others[1].any() and not others[2].any()
+
+
 @pytest.mark.parametrize("op", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
 def test_a_ragged_dim_behind_bins(op: Any):
     """It is not the first dim of the rows of a result, so this pads."""

@@ -132,7 +132,13 @@ def max_pool(
     w = Windows(*how, ceil_mode=ceil_mode, name="max_pool")
     pool = aten.max_pool3d_with_indices if len(kernel) == 3 else aten.max_pool2d_with_indices
     given = [in_order(numbers, order) for numbers in w.flat[:4]]
-    return largest(x, sizes, total, order, w, lambda x, size: pool(x, *given, ceil_mode))
+
+    def inside(x: Tensor, size: Any) -> tuple[Tensor, Tensor]:
+        """Of a window that dilation leaves nothing but padding, torch names a position that may lie outside."""
+        found, where = pool(x, *given, ceil_mode)
+        return found, where.clamp_(max=math.prod(x.shape[2:]) - 1) if max(dilation) > 1 else where
+
+    return largest(x, sizes, total, order, w, inside)
 
 
 def adaptive_max(x: Tensor, sizes: Tensor, total: int, order: list[int], counts: Any) -> tuple[Tensor, Tensor]:
