@@ -31,11 +31,14 @@ def run(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
 def run_leaves(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Any:
     """`run` where no argument is a tree. Of a ragged batch a block sees one example, and what it returns of them is
     ragged as well."""
-    lanes = []  # loops, not comprehensions: a graph is traced through them faster
-    for x in args:
-        if is_lane(x):
-            lanes.append(x)
-    tensors = data_of(lanes, args)
+    tensors: list[Tensor] = []
+    numbers = False
+    for x in args:  # loops, not comprehensions: a graph is traced through them faster
+        if type(x) is Lane and isinstance(x.data, Tensor):  # not `is_lane`, which is a call more
+            tensors.append(x.data)
+            numbers = numbers or x.number
+    if numbers:
+        tensors = data_of([x for x in args if is_lane(x)], args)
     trees: list[Any] = []
 
     def inner(*given: Tensor) -> Sequence[Any]:
@@ -149,8 +152,6 @@ def example(x: Lane) -> RaggedExample:
 def data_of(lanes: Sequence[Lane], args: Sequence[Any]) -> list[Tensor]:
     """The tensors of lanes. Floats that differ between examples are as wide as the widest tensor, so that none is
     widened."""
-    if not any([x.number for x in lanes]):
-        return [x.data for x in lanes]
     tensors = [x.data if type(x) is Lane else x for x in args if not (type(x) is Lane and x.number)]
     wide = any([isinstance(x, (Tensor, NestedTensor)) and x.dtype == torch.float64 for x in tensors])
     dtype = torch.float64 if wide else torch.get_default_dtype()

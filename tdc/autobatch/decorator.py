@@ -282,6 +282,8 @@ def along(x: Any, dim: Any) -> Any:
         ShapeError: a tensor does not have the dim, or a ragged batch has its examples along another.
         DtypeError: the dim is neither an int nor None nor, for a tuple or list, one for each of its parts.
     """
+    if isinstance(x, Tensor) and type(dim) is int:  # first, since most arguments are
+        return lane(x, dim)
     if isinstance(x, Lanes):
         return along(x.value, 0)
     if dim is None:
@@ -311,9 +313,9 @@ def lane(leaf: Any, dim: int) -> Any:
     if leaf.ndim == 0:
         hint = "None in in_dims for what all examples share"
         raise ShapeError(message(OP, "a tensor with a dim for the examples", describe(leaf), hint=hint))
-    dim = normal_dim(dim, leaf.ndim, OP)
+    dim = normal_dim(dim, leaf.ndim, OP) if dim else 0
     if not is_ragged(leaf):
-        return lane_of(leaf.movedim(dim, 0))
+        return lane_of(leaf.movedim(dim, 0) if dim else leaf)
     return lane_of(examples_in_front(leaf, dim))
 
 
@@ -340,7 +342,7 @@ def count_of(values: dict[str, Any]) -> tuple[int, Any]:
     counts: list[tuple[str, Any]] = []
     device: Any = None
     for name, x in values.items():
-        data = [leaf.data for leaf in flatten(x)[0] if type(leaf) is Lane]
+        data = [leaf.data for leaf in ([x] if type(x) is Lane else flatten(x)[0]) if type(leaf) is Lane]
         for i, leaf in enumerate(data):
             device = leaf.device if device is None else device
             at = name if len(data) == 1 else f"{name}, tensor {i}"

@@ -29,7 +29,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tdc.autobatch.flow import every, passes
+from tdc.autobatch.flow import blocks_of, every, passes, values_of
 from tdc.autobatch.reads import even_lists, loops_in, needed, read_in, reads_of, simple, some, variables, written
 from tdc.autobatch.syntax import may_fail
 from tdc.autobatch.tree import (
@@ -65,6 +65,8 @@ class Writer:
         self.number_of: dict[int, int] = {}  # of each loop
         self.around: list[While | For] = []  # the loops around, the innermost last
         self.names: dict[str, tuple[list[str], NameSet]] = {"return": ([], NOTHING)}  # what those who leave take along
+        self.ready: dict[int, str] = {}  # the variables of expressions that a block has computed
+        self.total = False  # whether none of the code of the loop around can fail
         self.region: NameSet | None = None  # names that are read while some of the examples are elsewhere; None for all
 
     def line(self, text: str) -> None:
@@ -89,20 +91,21 @@ class Writer:
 
     def value(self, value: Value, mask: str) -> str:
         """An expression, evaluated for those of a mask."""
+        ready = self.ready.pop(id(value), None)
+        if ready is not None:
+            return ready
         if value.name is not None:
             return f"read({value.name!r}, v_{value.name}, {value.line})"
-        return f"{self.run(value, [value.expr], mask)}[0]"
+        return f"{self.run(value.fn, value.reads, value.line, [value.expr], mask)}[0]"
 
-    def run(self, piece: Block | Value, code: Sequence[ast.AST], mask: str) -> str:
-        """A call of a piece, not run where it might fail and nobody is there."""
-        given = f"{self.given(piece)}, n"
+    def run(
+        self, fn: Callable[..., Any] | None, reads: Sequence[str], line: int, code: Sequence[ast.AST], mask: str
+    ) -> str:
+        """A call of a piece, given what it reads; not run where it might fail and nobody is there."""
+        given = f"{self.piece(fn)}, {reads!r}, {variables(reads)}, {line}, n"
         if not any(may_fail(part) for part in code):
             return f"block({given})"
         return f"guarded({given}, {mask}, {'sure' if mask == 'm' else 'False'})"
-
-    def given(self, piece: Block | Value) -> str:
-        """What a call of a piece is given: its code, and what it reads."""
-        return f"{self.piece(piece.fn)}, {piece.reads!r}, {variables(piece.reads)}, {piece.line}"
 
     def sequence(
         self, nodes: list[Node], mask: str, ends: str, names: Sequence[str], wanted: NameSet | None = None
@@ -142,9 +145,14 @@ class Writer:
         return mask
 
     def block(self, node: Block, mask: str) -> None:
-        names = node.wanted
-        target = f"{variables(names)} = " if names else ""
-        self.line(f"{target}{self.run(node, node.body, mask)}")
+        """A block, and the expression right behind it."""
+        code, fn, targets = [*node.body], node.fn, [f"v_{name}" for name in node.wanted]
+        if node.along is not None:
+            code, fn = [*code, node.along.expr], node.fn_along
+            targets.append(f"q{self.number()}")
+            self.ready[id(node.along)] = targets[-1]
+        target = f"({', '.join(targets)},) = " if targets else ""
+        self.line(f"{target}{self.run(fn, node.reads_along, node.line, code, mask)}")
 
     def branch(self, node: If, mask: str) -> str:
         """Both ways, each for those who take it. Where nobody leaves on the way, those who get behind are who came."""
@@ -188,7 +196,8 @@ class Writer:
         together again."""
         kept = sorted(names if self.region is None else self.region.intersection(names))
         if kept:
-            self.line(f"{variables(kept)} = enter({way}, {mask}, {variables(kept)})")
+            total = ", True" if self.total else ""
+            self.line(f"{variables(kept)} = enter({way}, {mask}, {variables(kept)}{total})")
 
     def meet(self, k: int, live: list[str]) -> str:
         target = variables(live) if live else "_"
@@ -220,12 +229,12 @@ class Writer:
                 )
         if outer:
             self.resume(node, k, mask, (k, *inner))
-        names, region, read = dict(self.names), self.region, read_in([node])
-        self.around = [*outer, node]
+        names, region, total, read = dict(self.names), self.region, self.total, read_in([node])
+        self.around, self.total = [*outer, node], is_total(node)
         if not outer:
             self.region = read
         self.round(node, k, carry, fixed)
-        self.names, self.around, self.region = names, outer, region
+        self.names, self.around, self.region, self.total = names, outer, region, total
         even = f", {found!r}" if (found := even_lists(node)) else ""
         self.line(f"loop{k} = Loop({k}, round{k}, {tuple(carry)!r}, {tuple(fixed)!r}, {inner!r}{even})")
         self.run_loop(node, k, mask, f"{variables(carry)}, {some(fixed, read)}", variables(carry) if carry else "_")
@@ -396,6 +405,15 @@ class Writer:
             self.line(f"continue_ = [(g, {some(carry, head)})]")
         self.line(f"g, left = split(g, decide({self.value(node.test, mask)}, n, {node.test.line}))")
         self.depth -= 1
+
+
+def is_total(loop: While | For) -> bool:
+    """Whether no code of a loop may fail, or reads what only some examples have."""
+    inside = list(every([loop]))
+    if isinstance(loop, For) or not all(isinstance(n, (Block, If, Assert, Exit)) for n in inside[1:]):
+        return False
+    code = [*[part for n in inside for block in blocks_of(n) for part in block.body]]
+    return not any(may_fail(part) for part in [*code, *[v.expr for n in inside for v in values_of(n)]])
 
 
 def write(nodes: list[Node], arguments: list[str], names: Iterable[str]) -> tuple[str, Pieces]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tdc.autobatch.source import HELPERS, OP, Source, every_argument
@@ -51,6 +52,28 @@ def fill(nodes: list[Node], names: frozenset[str]) -> None:
                 found.visit(stmt)
             block.reads, block.writes = tuple(found.reads), tuple(found.writes)
     live(nodes, frozenset(), {"return": frozenset()})
+    put_along(nodes)
+
+
+def put_along(nodes: list[Node]) -> None:
+    """Tell blocks which expression is right behind them: that of the next node, or the test of a loop that all who
+    began a round come to."""
+    for part in [nodes, *[part for node in every(nodes) for part in children(node)]]:
+        for block, node in pairwise(part):
+            if isinstance(block, Block):
+                block.along = right_behind(node)
+    for node in every(nodes):
+        if isinstance(node, While) and not node.pre and node.body and isinstance(node.body[-1], Block):
+            leaves = leaves_early(node.body, "break", "continue", "return")
+            if not leaves and not any(isinstance(n, (While, For)) for n in every(node.body)):
+                node.body[-1].along = right_behind(node)
+
+
+def right_behind(node: Node) -> Value | None:
+    """The expression that a node begins with, if it has one that needs code."""
+    begins = isinstance(node, (If, Append, Assert, Exit)) or (isinstance(node, While) and not node.pre)
+    found = values_of(node)[0] if begins and values_of(node) else None
+    return None if found is None or found.name is not None or isinstance(found.expr, ast.Constant) else found
 
 
 def ends(nodes: list[Node]) -> bool:

@@ -21,6 +21,7 @@ from tdc.autobatch.values import NUMBERS, differing
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 
+VALUES: Any = (Tensor, RaggedExample)  # what an example has
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "is_", "is_not")},
     "in_": lambda a, b: a in b,
@@ -46,7 +47,8 @@ def and_(first: Any, *rest: Callable[[], Any]) -> Any:
                 return first
             first = arm()
         else:
-            first = joined(first, arm(), truth(first))
+            second = arm()
+            first = first & second if are_tests(first, second) else joined(first, second, truth(first))
     return first
 
 
@@ -58,8 +60,14 @@ def or_(first: Any, *rest: Callable[[], Any]) -> Any:
                 return first
             first = arm()
         else:
-            first = joined(first, arm(), ~truth(first))
+            second = arm()
+            first = first | second if are_tests(first, second) else joined(first, second, ~truth(first))
     return first
+
+
+def are_tests(a: Tensor, b: Any) -> bool:
+    """Whether two values are 0-d bools, as comparisons give: then an operator does it."""
+    return isinstance(b, Tensor) and a.dtype is torch.bool and b.dtype is torch.bool and a.ndim == 0 and b.ndim == 0
 
 
 def joined(old: Any, new: Any, taken: Any) -> Any:
@@ -99,11 +107,11 @@ def chain(first: Any, *pairs: Any) -> Any:
     """`a < b <= c`, each operand evaluated once."""
     found: Any = True
     for name, later in zip(pairs[::2], pairs[1::2], strict=True):
-        if not is_value(found) and not found:
+        if not isinstance(found, VALUES) and not found:
             return found
         second = later()
         now = OPERATORS[name](first, second)
-        found = now if found is True else found & now if is_value(found) else now
+        found = now if found is True else found & now if isinstance(found, VALUES) else now
         first = second
     return found
 
@@ -111,17 +119,13 @@ def chain(first: Any, *pairs: Any) -> Any:
 def matmul(a: Any, b: Any) -> Any:
     """`a @ b`. Dynamo has no `@` of two objects that are no tensors, and turns round that of one and a tensor (torch
     2.13)."""
-    return torch.matmul(a, b) if is_value(a) and is_value(b) else a @ b
+    values = isinstance(a, VALUES) and isinstance(b, VALUES)
+    return torch.matmul(a, b) if values else a @ b
 
 
 def invert(x: Any) -> Any:
     """`~x`, which Dynamo has of tensors and numbers only (torch 2.13)."""
-    return torch.bitwise_not(x) if is_value(x) else ~x
-
-
-def is_value(x: Any) -> bool:
-    """Whether an object is what an example has: a tensor, or a ragged one."""
-    return isinstance(x, (Tensor, RaggedExample))
+    return torch.bitwise_not(x) if isinstance(x, VALUES) else ~x
 
 
 def turned(x: Any, name: str) -> Any:
@@ -203,8 +207,12 @@ def put(x: Any, index: Any, value: Any) -> Any:
     entries = index if isinstance(index, tuple) else (index,)
     if len(entries) == 1 and is_mask(entries[0], x):
         return put_where(x, entries[0], value)
-    numbers = torch.arange(x.numel(), device=x.device).reshape(x.shape)
-    taken = mask_of(numbers, entries)
+    numbers = torch.arange(x.numel(), device=x.device)
+    if x.ndim == len(entries) == 1 and is_position(entries[0]):  # what is below, faster to trace
+        taken = numbers == numbers[entries[0].reshape(1)]
+    else:
+        numbers = numbers.reshape(x.shape)
+        taken = mask_of(numbers, entries)
     value = value.to(x.dtype) if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
     if taken is not None:
         return torch.where(taken, value, x)

@@ -22,6 +22,7 @@ from tdc.autobatch.values import (
     cast,
     common_dtype,
     flatten,
+    is_tree,
     lane_of,
     map_leaves,
     one_shape,
@@ -78,7 +79,8 @@ def refusal(got: str) -> UnsupportedError:
 
 def refuse_returned(result: Any) -> None:
     """Refuse a result that holds a list that grew differently for each example."""
-    if any([isinstance(x, Grown) for x in tree_leaves(result, is_leaf=lambda x: isinstance(x, Grown))]):
+    leaves = tree_leaves(result, is_leaf=lambda x: isinstance(x, Grown)) if is_tree(result) else []
+    if any([isinstance(x, Grown) for x in leaves]):
         raise refusal("one that is returned")
 
 

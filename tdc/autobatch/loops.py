@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.autobatch.lists import behind_loop
-from tdc.autobatch.lowered import Mask, Packing, chosen, either, enter, split, union, where
+from tdc.autobatch.lowered import Mask, Packing, chosen, count, either, enter, split, union, where
 from tdc.autobatch.rounds import Round, State, apart, as_mask, fitted, followed, kept, stable
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import RESULT, UNDEFINED, Lane, lane_of
@@ -32,6 +32,7 @@ from tdc.ragged.storage import is_ragged
 
 FEW = 8  # rounds of a range that are unrolled although examples may leave it early
 UNROLLED = 32  # rounds that a training step unrolls rather than loops
+STAYS = (0, 2, 3)  # of a state, what rounds of a graph keep: all who came and neither broke off nor returned have left
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Inside:
         """Note who goes on in an inner loop, whose rounds are at most so many."""
         if going is not False:
             self.now[number], self.most[number] = going, most
+
+
+NOWHERE = Inside({}, {})  # of a loop without loops inside
 
 
 @dataclass(frozen=True)
@@ -179,58 +183,75 @@ def nobody_left(going: Mask, most: Any) -> None:
 def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None = None, most: int | None = None) -> Out:
     """Rounds as one `while_loop`, at most so many where nothing else says so; `steps` gives the items of a `for`."""
     device = state[0].device
-    fixed = apart(fixed)
+    fixed = apart(fixed) if fixed else fixed
     keys = (RESULT, *loop.names)
-    masks = [as_mask(m, n, device) for m in state[:4]]
+    masks = [as_mask(state[k], n, device) for k in STAYS]
+    zero = torch.zeros((), dtype=torch.long, device=device)
 
     def step(
         counter: Tensor, masks: Sequence[Tensor], inside: dict[int, Tensor], values: list[Any]
     ) -> tuple[Tensor, list[Tensor], Inside, list[Any]]:
-        n = masks[0].shape[0]
-        before: State = (masks[0], masks[1], masks[2], masks[3], values[0], tuple(values[1:]))
-        known = {**dict(zip(keys, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))}
-        waiting = Inside(inside, known)
+        there = count(masks[0], n)
+        before: State = (masks[0], False, masks[1], masks[2], values[0], tuple(values[1:]))
+        waiting = inner_loops(loop, keys, values, fixed, inside)
         item = steps.item(counter) if steps is not None else None
-        now = loop.round(masks[0], before[5], fixed, item, not inside, waiting if loop.inner else None)
-        after = counter + (as_mask(now[0], n, device) if inside else 1)
+        now = loop.round(masks[0], before[5], fixed, item, not inside, waiting)
         if steps is not None:
-            now = (*split(now[0], present(steps, after, n)), *now[2:])
+            counter = counter + (as_mask(now[0], there, device) if inside else 1)
+            now = (split(now[0], present(steps, counter, there))[0], *now[1:])
         out = followed(loop.names, before, now, False)
-        return after, [as_mask(m, n, device) for m in out[:4]], waiting, [out[4], *out[5]]
+        return counter, [as_mask(out[k], there, device) for k in STAYS], waiting or NOWHERE, [out[4], *out[5]]
 
     def first(numbers: tuple[int, ...], values: list[Any]) -> tuple[Any, ...]:
         """A state before the first round; the rounds of each example count for themselves where some may wait."""
-        counter = torch.zeros(n if numbers else (), dtype=torch.long, device=device)
+        counter = zero.repeat(n) if numbers else zero
         return counter, masks, {k: torch.zeros_like(masks[0]) for k in numbers}, values
 
     def outside(values: list[Any], numbers: tuple[int, ...]) -> tuple[Any, ...]:
-        counter, masks, waiting, now = step(*first(numbers, values))
+        counter, start, waiting, values = first(numbers, values)
+        all_there = [start[0] if loop.inner else None, *start[1:]]  # then no values are picked
+        counter, masks, waiting, now = step(counter, all_there, waiting, values)
         longest = None if steps is None else steps.longest()
         rounds = [most if longest is None else longest, *[waiting.most[k] for k in waiting.now]]
         bound = None if any([x is None for x in rounds]) else math.prod(rounds)
         return tuple([k for k in loop.inner if k in waiting.now]), bound, counter, masks, waiting.now, now
 
-    values, (numbers, _, *after) = stable(outside, keys, [state[4], *state[5]], n)
+    values, (numbers, _, *after), own = stable(outside, keys, [state[4], *state[5]], n)
     packing, end_of_masks = Packing(values), 2 + len(numbers)
 
     def flat(counter: Tensor, masks: Sequence[Tensor], inside: dict[int, Tensor], now: list[Any]) -> list[Tensor]:
         n = masks[0].shape[0]
         there = [as_mask(inside.get(k, False), n, device) for k in numbers]
-        return [counter, masks[0], *there, *masks[1:], *packing.tensors(fitted(keys, now, values, n))]
+        now = now if own or now is values else fitted(keys, now, values, n)
+        return [counter, masks[0], *there, *masks[1:], *packing.tensors(now)]
 
     def body(now: Sequence[Tensor]) -> list[Tensor]:
-        inside = dict(zip(numbers, now[2:end_of_masks], strict=True))
+        inside = {k: now[2 + i] for i, k in enumerate(numbers)}
         rest = now[end_of_masks:]
-        counter, masks, waiting, found = step(now[0], [now[1], *rest[:3]], inside, packing.values(rest[3:]))
+        counter, masks, waiting, found = step(now[0], [now[1], *rest[:2]], inside, packing.values(rest[2:]))
         return flat(counter, masks, waiting.now, found)
 
     def going(now: Sequence[Tensor]) -> Tensor:
         return torch.stack([*now[1:end_of_masks]]).any() if numbers else now[1].any()
 
     end = repeat_in_graph(going, body, flat(*first(numbers, values)), flat(*after))[end_of_masks:]
-    found = packing.values(end[3:])
+    found = packing.values(end[2:])
     carry = behind(loop, state[5], found[1:], None if numbers else steps)
-    return end[0], end[1], end[2] if found[0] is not UNDEFINED else False, found[0], carry
+    broke, out = [state[k] if x is masks[j] else x for j, k, x in zip((1, 2), STAYS[1:], end[:2], strict=True)]
+    left = without(without(either(state[0], state[1]), broke), out)
+    return left, broke, out if found[0] is not UNDEFINED else False, found[0], carry
+
+
+def inner_loops(loop: Loop, keys: Sequence[str], values: Any, fixed: Any, masks: dict[int, Tensor]) -> Inside | None:
+    """Who waits in the loops inside of a loop, if there are any."""
+    if not loop.inner:
+        return None
+    return Inside(masks, {**dict(zip(keys, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))})
+
+
+def without(m: Mask, others: Mask) -> Mask:
+    """Those of a mask that are not among others."""
+    return m if others is False else split(m, others)[1]
 
 
 def present(steps: Steps, k: Any, n: int) -> Any:
@@ -359,16 +380,17 @@ def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[A
         now = step(values, first, waiting)
         return (), steps.longest(), bool(waiting.now), now
 
-    values, (_, _, waits, after) = stable(outside, loop.names, [*carry], n)
+    values, (_, _, waits, after), own = stable(outside, loop.names, [*carry], n)
     if waits:
         return None
     packing = Packing(values)
 
     def combine(flat: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], None]:
-        return packing.tensors(fitted(loop.names, step(packing.values(flat), now), values, now[0].shape[0])), None
+        found = step(packing.values(flat), now)
+        return packing.tensors(found if own else fitted(loop.names, found, values, now[0].shape[0])), None
 
     start, form = split_tree("scan", "the carry", packing.tensors(values))
-    traced = packing.tensors(fitted(loop.names, after, values, n)), None
+    traced = packing.tensors(after if own else fitted(loop.names, after, values, n)), None
     end, _ = scan_in_graph(combine, traced, Slices("scan", xs, 0), start, form)
     return behind(loop, carry, packing.values(end), steps)
 

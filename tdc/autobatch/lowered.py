@@ -22,6 +22,7 @@ from tdc.autobatch.values import (
     as_lane,
     flatten,
     is_lane,
+    is_tree,
     lane_of,
     like,
     map_leaves,
@@ -104,12 +105,17 @@ class Packing:
     """Values as a list of tensors, and back."""
 
     def __init__(self, values: Any) -> None:
-        self.leaves, self.spec = flatten(values)
+        self.flat = type(values) is list and not any([is_tree(x) for x in values])  # which is faster to trace
+        self.leaves, self.spec = (values, None) if self.flat else flatten(values)
 
     def tensors(self, values: Any) -> list[Tensor]:
         """The tensors of values of this form."""
-        leaves = [x.data if type(x) is Lane else x for x in flatten(values)[0]]
-        return [x for x in leaves if isinstance(x, Tensor)]
+        out: list[Tensor] = []
+        for x in values if self.flat else flatten(values)[0]:
+            data = x.data if type(x) is Lane else x
+            if isinstance(data, Tensor):
+                out.append(data)
+        return out
 
     def values(self, tensors: Sequence[Tensor]) -> Any:
         """The values with other tensors."""
@@ -119,7 +125,7 @@ class Packing:
                 leaves.append(lane_of(next(rest), x.number))
             else:
                 leaves.append(next(rest) if isinstance(x, Tensor) else x)
-        return unflatten(leaves, self.spec)
+        return leaves if self.flat else unflatten(leaves, self.spec)
 
 
 def decide(found: Any, n: int, line: int) -> Any:
@@ -179,12 +185,16 @@ def union(masks: Iterable[Mask]) -> Mask:
     return found
 
 
-def enter(way: Mask, outer: Mask, values: Any) -> Any:
-    """Values in which those who do not go a way have those of the first who does."""
-    if way is None or way is False or way is outer:
+def enter(way: Mask, outer: Mask, values: Any, total: bool = False) -> Any:
+    """Values in which those who do not go a way have those of the first who does.
+
+    Args:
+        total: whether the code there cannot fail, whatever they are: then only gradients could
+            tell, which whole numbers have none of.
+    """
+    if way is None or way is False or way is outer or (total and not torch.is_grad_enabled()):
         return values
     first = first_true(way)
-    shapes = {1: way}  # the mask, for each number of dims
 
     def fill(x: Any) -> Any:
         if type(x) is not Lane:
@@ -192,14 +202,16 @@ def enter(way: Mask, outer: Mask, values: Any) -> Any:
         data = x.data
         if not isinstance(data, Tensor):
             return lane_of(rows_of_those(way, data)) if isinstance(data, NestedTensor) else x
-        ndim = data.ndim
-        if ndim not in shapes:
-            shapes[ndim] = like(way, data)
-        return lane_of(torch.where(shapes[ndim], data, data.index_select(0, first)), x.number)
+        if total and not (data.is_floating_point() or data.is_complex()):
+            return x
+        return lane_of(torch.where(like(way, data), data, data.index_select(0, first)), x.number)
 
-    if type(values) is tuple:
-        return tuple([fill(x) if type(x) is Lane else map_leaves(fill, x) for x in values])
-    return map_leaves(fill, values)
+    if type(values) is not tuple:
+        return map_leaves(fill, values)
+    filled: list[Any] = []  # by a loop, which a graph is traced through faster
+    for x in values:
+        filled.append(fill(x) if type(x) is Lane else map_leaves(fill, x))
+    return tuple(filled)
 
 
 def first_true(mask: Tensor) -> Tensor:

@@ -54,18 +54,19 @@ def choose(name: str, mine: Tensor, a: Any, b: Any) -> Any:
     Raises:
         StructureError, ShapeError: as `combine`.
     """
+    if both_plain(a, b):
+        return a if a is b else lane_of(torch.where(like(mine, a.data), a.data, b.data), a.number)
 
     def pick(parts: Sequence[Any], dtype: Any) -> Any:
         return torch.where(like(mine, parts[0]), *cast(parts, dtype))
 
     def leaf(leaves: Sequence[Any]) -> Any:
-        x, y = leaves
-        if both_plain(x, y):
-            return x if x is y else lane_of(torch.where(like(mine, x.data), x.data, y.data), x.number)
+        if both_plain(*leaves):
+            return choose(name, mine, *leaves)
         return combine(name, leaves, counts, pick, one_batch=True)
 
     counts = [mine.shape[0]] * 2
-    return leaf((a, b)) if type(a) is Lane and type(b) is Lane else by_leaves(name, [a, b], counts, leaf)
+    return by_leaves(name, [a, b], counts, leaf)
 
 
 def both_plain(a: Any, b: Any) -> bool:

@@ -24,6 +24,7 @@ from tdc.autobatch.tree import Append, Block, Node, Value, show
 
 Answers = frozenset[str]
 LAYER = "()"  # behind the name of a linear layer
+ALONG = "_along"  # behind the name of a block, with the expression behind it
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,10 @@ def compile_pieces(source: Source, nodes: list[Node]) -> None:
             body = [*block.body, ast.Return(ast.Tuple(outs, ast.Load()))]
             pieces[name] = block
             made.append(definition(name, block.reads, body, block.line))
+            if block.along is not None:
+                outs = [*outs, block.along.expr]
+                both = [*block.body, ast.Return(ast.Tuple(outs, ast.Load()))]
+                made.append(definition(name + ALONG, block.reads_along, both, block.line))
         for value in flow.values_of(node):
             if value.name is None:
                 name = f"value_{len(pieces)}"
@@ -128,6 +133,8 @@ def compile_pieces(source: Source, nodes: list[Node]) -> None:
     code: dict[str, Callable[..., Any]] = dict(functions(source, made, in_block))
     for name, piece in pieces.items():
         piece.fn = code[name]
+        if isinstance(piece, Block):
+            piece.fn_along = code.get(name + ALONG)
 
 
 def driver_text(program: Program) -> tuple[str, Pieces]:

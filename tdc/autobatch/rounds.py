@@ -55,16 +55,20 @@ def followed(names: tuple[str, ...], before: State, now: Round, alone: bool = Tr
 
 def kept(names: Sequence[str], moved: Mask, new: Sequence[Any], old: Sequence[Any]) -> tuple[Any, ...]:
     """The new values of those whose values are new, and the old ones of the others."""
-    if moved is None or moved is False:
-        return tuple(old if moved is False else new)
+    if moved is False:
+        return tuple(old)
+    if moved is None:
+        return tuple([b if a is UNDEFINED else a for a, b in zip(new, old, strict=True)])
     return tuple([where(name, moved, a, b) for name, a, b in zip(names, new, old, strict=True)])
 
 
 # -- values of one form
 
 
-def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int) -> tuple[list[Any], Any]:
-    """Values in a form that a round keeps, and what it makes of them.
+def stable(
+    step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: int
+) -> tuple[list[Any], Any, bool]:
+    """Values in a form that a round keeps, what it makes of them, and whether it gives all of them this form itself.
 
     Args:
         step: `(values, inside) -> (inside, most, ..., values)`; `inside` are the loops in it that examples stay in,
@@ -73,16 +77,18 @@ def stable(step: Callable[..., Any], keys: Sequence[str], values: list[Any], n: 
     Raises:
         StructureError: their form changes with each round.
     """
-    values, inside = [x if x is UNDEFINED else apart(promoted(x, n)) for x in values], ()
+    values, inside = [x if x is UNDEFINED else begun(x, n) for x in values], ()
     before_operator("while_loop")
     for _ in range(ROUNDS):
         found = trace_outside(step, values, inside)
         pairs = zip(keys, values, found[-1], strict=True)
         values = [in_loop(name, before, after, n, found[1]) for name, before, after in pairs]
         now = fitted(keys, values, found[-1], n)
-        kept = [x is UNDEFINED or form_of(x) == form_of(y) for x, y in zip(values, now, strict=True)]
+        kept = [x is UNDEFINED or x is y or form_of(x) == form_of(y) for x, y in zip(values, now, strict=True)]
         if all(kept) and found[0] == inside:
-            return now, found
+            triples = zip(values, now, found[-1], strict=True)
+            own = [x is y and (x is UNDEFINED or new is not UNDEFINED) for x, y, new in triples]
+            return now, found, all(own)
         values, inside = now, found[0]
     got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"
     raise StructureError(message(OP, "values of one form in a loop", got, hint=hint))
@@ -115,13 +121,22 @@ def promoted(x: Any, n: int) -> Any:
     """A value of a loop: tensors and numbers as lanes, since examples leave it with their own. Whole numbers become
     tensors at once, as what is computed of them does."""
 
-    def leaf(x: Any) -> Any:
-        if not isinstance(x, (Lane, Tensor, *NUMBERS)):
-            return x
-        found = as_lane(x, n)
-        return lane_of(found.data) if found.number and not found.data.is_floating_point() else found
+    return map_leaves(lambda leaf: promoted_leaf(leaf, n), x)
 
-    return map_leaves(leaf, x)
+
+def promoted_leaf(x: Any, n: int) -> Any:
+    """`promoted` of a leaf."""
+    if not isinstance(x, (Lane, Tensor, *NUMBERS)):
+        return x
+    found = as_lane(x, n)
+    return lane_of(found.data) if found.number and not found.data.is_floating_point() else found
+
+
+def begun(x: Any, n: int) -> Any:
+    """A value before the first round: promoted, in memory of its own."""
+    if is_lane(x) and not x.number:
+        return lane_of(copied(x.data))
+    return map_leaves(lambda leaf: apart_leaf(promoted_leaf(leaf, n)), x)
 
 
 def zeros(x: Any, n: int) -> Any:
@@ -132,10 +147,12 @@ def zeros(x: Any, n: int) -> Any:
 def apart(values: Any) -> Any:
     """Values in memory of their own: an operator takes no two tensors that share it."""
 
-    def leaf(x: Any) -> Any:
-        return lane_of(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x
+    return map_leaves(apart_leaf, values)
 
-    return map_leaves(leaf, values)
+
+def apart_leaf(x: Any) -> Any:
+    """`apart` of a leaf."""
+    return lane_of(copied(x.data), x.number) if is_lane(x) else copied(x) if isinstance(x, Tensor) else x
 
 
 def as_mask(m: Mask, n: int, device: Any) -> Tensor:

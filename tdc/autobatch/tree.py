@@ -46,7 +46,12 @@ class Value:
 
 @dataclass(eq=False)
 class Block:
-    """Statements that every example runs alike, with their text."""
+    """Statements that every example runs alike, with their text.
+
+    Attributes:
+        along: the expression right behind it, which a driver has computed in one go with the block.
+        fn_along: the code of both; the last of its results is the value of the expression.
+    """
 
     body: list[ast.stmt]
     line: int
@@ -55,6 +60,14 @@ class Block:
     writes: tuple[str, ...] = ()
     fn: Callable[..., Any] | None = None
     live: Names = NOTHING
+    along: Value | None = None
+    fn_along: Callable[..., Any] | None = None
+
+    @property
+    def reads_along(self) -> tuple[str, ...]:
+        """The names that the block and the expression behind it read."""
+        more = self.along.reads if self.along is not None else ()
+        return (*self.reads, *[name for name in more if name not in self.reads and name not in self.writes])
 
     @property
     def wanted(self) -> list[str]:

@@ -140,7 +140,7 @@ def select(x: Any, positions: Tensor) -> Any:
 
 def like(mask: Tensor, x: Tensor) -> Tensor:
     """A mask of examples with as many dims as a tensor."""
-    return mask.reshape(-1, *[1] * (x.ndim - 1))
+    return mask if x.ndim == 1 else mask.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def as_lane(x: Any, count: int) -> Lane:

@@ -29,10 +29,15 @@ def map_lanes(fn: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], count
 
     A result is mapped where it is a tensor that differs between examples; any other is returned once.
     """
+    given: list[Tensor] = []
+    found: list[Any] = []
+    mapped: list[bool] = []
     with level_of_vmap(count, "different") as level:
-        out = list(fn(*[add_batch_dim(x, 0, level) for x in tensors]))
-        mapped = [isinstance(x, Tensor) and is_batched(x) for x in out]
-        found = [remove_batch_dim(x, level, count, 0) if m else x for x, m in zip(out, mapped, strict=True)]
+        for x in tensors:  # loops, not comprehensions: a graph is traced through them faster
+            given.append(add_batch_dim(x, 0, level))
+        for x in fn(*given):
+            mapped.append(isinstance(x, Tensor) and is_batched(x))
+            found.append(remove_batch_dim(x, level, count, 0) if mapped[-1] else x)
     return found, mapped
 
 
