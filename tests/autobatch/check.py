@@ -76,8 +76,11 @@ class NotANumber(AssertionError):
     """A program that compares nothing: examples give NaN by themselves."""
 
 
-def check(p: Program, compiler: Compiler | None = None, **options: Any) -> int:
+def check(p: Program, compiler: Compiler | None = None, grads: bool = True, **options: Any) -> int:
     """Compare the batch with the loop. Returns how many gradients were not zero.
+
+    Args:
+        grads: whether gradients are compared; if not, autograd is off for the batch.
 
     Raises:
         AssertionError: a value or a gradient differs.
@@ -86,13 +89,18 @@ def check(p: Program, compiler: Compiler | None = None, **options: Any) -> int:
     given = inputs(p)
     f = functions(p, given, **options)
     rows = [*zip(given.x, given.v, given.n, given.xs, given.ys, strict=True)]
-    examples = Examples(rows, DIMS.get(p.style, 0), NAMES, grads=True, ragged=() if p.rows == "static" else NAMES[3:])
+    examples = Examples(rows, DIMS.get(p.style, 0), NAMES, grads, ragged=() if p.rows == "static" else NAMES[3:])
     tolerance = 1e-9 if p.double else 1e-5
     alone = Alone(f.fn, examples, captured("", f), tolerance, tolerance)
     for one in alone.ones:
         found = [x for x in pytree.tree_leaves(one.result) if isinstance(x, Tensor)]
         if any([x.isnan().any() for x in found]):
             raise NotANumber("an example alone gives NaN")
-    wrong = alone.differences(lambda *args: batched(f, p, args, compiler), range(p.size), p.rows == "padded")
+
+    def run(*args: Any) -> Any:
+        with torch.set_grad_enabled(grads):
+            return batched(f, p, args, compiler)
+
+    wrong = alone.differences(run, range(p.size), p.rows == "padded")
     assert not wrong, "\n".join(wrong)
     return sum([bool(g.abs().sum() > 0) for one in alone.ones for g in (*one.own.values(), *one.common.values())])

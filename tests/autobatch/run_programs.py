@@ -42,6 +42,7 @@ MODES: dict[str, tuple[Compiler | None, dict[str, Any]]] = {
     "eager": (None, {}),
     "graph": (compiled("eager"), {}),
     "while": (compiled("eager"), {"lower": "while"}),
+    "inference": (compiled("eager"), {"grads": False}),
     "unroll": (compiled("eager"), {"lower": "unroll", "max_iters": MOST}),
     "aot_eager": (compiled("aot_eager"), {}),
     "inductor": (compiled("inductor"), {}),

@@ -20,11 +20,12 @@ def test_random_programs_equal_the_loop():
     assert seen["gradients that are not zero"] > 100
 
 
-MORE = [pytest.param(mode, 3, marks=pytest.mark.slow) for mode in ("while", "unroll", "graph")]
+MORE = [pytest.param(mode, 3, marks=pytest.mark.slow) for mode in ("while", "inference", "unroll", "graph")]
 
 
 @pytest.mark.parametrize(
-    ("mode", "count"), [("while", 1), ("unroll", 1), pytest.param("aot_eager", 1, marks=pytest.mark.slow), *MORE]
+    ("mode", "count"),
+    [("while", 1), ("inference", 1), ("unroll", 1), pytest.param("aot_eager", 1, marks=pytest.mark.slow), *MORE],
 )
 def test_random_programs_in_graphs_equal_the_loop(mode: str, count: int):
     seen, failed = run_programs.run(count, 7, mode, calls=count > 1, statements=4 if count == 1 else 6)
