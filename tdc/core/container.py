@@ -37,6 +37,7 @@ from tdc.core.rules import (
     SELF_SECOND,
     SWAPPED,
     UNARY_OPERATORS,
+    Rule,
     method_of,
     name_of,
 )
@@ -252,12 +253,12 @@ class Absent:
         raise MethodError(message(self.name, expected, got, hint=hint))
 
 
-def install_methods(classes: dict[str, type]) -> None:
+def install_methods(classes: dict[str, type], rules: Iterable[Rule] = RULES) -> None:
     """Give each container a method for each row whose function is a Tensor method, too: one line that runs its rule.
 
     For every other Tensor method it gets an attribute that says what to do instead.
     """
-    for rule in RULES:
+    for rule in rules:
         cls, name, method = classes[rule.kind], rule.name, method_of(rule.op)
         if name.isidentifier() and method is not None and not hasattr(cls, name):
             setattr(cls, name, as_method(method if rule.op in SELF_SECOND else rule.op, name))

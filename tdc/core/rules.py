@@ -68,7 +68,7 @@ class Rule:
 
 RULES: list[Rule] = []
 METHOD, REFLECTED_ROW = "_method", "_reflected"  # how the names of an operation's further rows end
-DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in KINDS}
+DISPATCH: dict[str, dict[Op, str]] = {kind: {} for kind in (*KINDS, "two_level")}
 ROWS = SimpleNamespace()  # an attribute for each row: of a dict Dynamo would wrap every entry to read one, in 15 ms
 IMPLS: dict[str, Op] = vars(ROWS)
 
@@ -164,11 +164,14 @@ def name_of(op: Op) -> str:
     return known if known != "operation" else (own_name(op) or known).rpartition("::")[2].partition(".")[0]
 
 
-CLASS_NAMES = {"tensordict": "TensorDict", "nested": "NestedTensor", "masked": "MaskedBatch"}
+CLASS_NAMES = {
+    "tensordict": "TensorDict", "nested": "NestedTensor", "masked": "MaskedBatch", "two_level": "TwoLevelTensor",
+}  # fmt: skip
 CONVERSIONS = {
     "tensordict": "apply it leaf by leaf with td.apply(fn)",
     "nested": "convert with x.to_padded(), or loop over x.unbind()",
     "masked": "convert with x.to_packed(), or use x.data and x.mask",
+    "two_level": "x.with_values(fn(x.values)), where dim 1 of x.values counts the elements of an inner example",
 }
 INSTEAD = {  # of functions that no kind of ragged batch has a rule for
     "_is_all_true": "in torch.distributions packed values: Normal(x.values, 1.0), or x.to_packed().values if padded",

@@ -12,6 +12,7 @@ from tdc.ops.attention.scaled_dot_product import varlen_attention as varlen_atte
 from tdc.ops.extend import implements as implements
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict import methods as _tensordict_methods  # noqa: F401  # and TensorDict its own
 from tdc.tensordict.tensordict import TensorDict
 
@@ -21,10 +22,13 @@ from tdc.ops import (  # noqa: F401  # each fills the table with the rows of its
     distance, einsum, embedding_bag, extend, extremes, factory, flatten, indexing, join, lengths, linalg, loss, masks,
     matmul, memory,
     moments, norm, order_statistics, partial_ragged, pointwise, pool, positionwise, random, reduction, resample,
-    rnn, scan, shape, shape_moves, sort, split, torch_masked, unbatched, vector_norm,
+    rnn, scan, shape, shape_moves, sort, split, torch_masked, two_level, unbatched,
+    vector_norm,
 )  # fmt: skip
 # isort: on
 
-CLASSES: dict[str, type] = {"tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch}
+CLASSES: dict[str, type] = {
+    "tensordict": TensorDict, "nested": NestedTensor, "masked": MaskedBatch, "two_level": TwoLevelTensor,
+}  # fmt: skip
 alias.install(CLASSES)
-install_methods(CLASSES)
+install_methods(CLASSES, (*RULES, *two_level.TWO_LEVEL_RULES))

@@ -41,6 +41,7 @@ from tdc.ragged.padding import exchange, valid_mask
 from tdc.ragged.segments import longest, structure_of_sizes
 from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, ragged_sizes, sizes_along, with_static
 from tdc.ragged.structure import Structure, check_sizes, extent_of
+from tdc.ragged.two_level import TwoLevelTensor, as_levels
 
 
 def regrouped(op: OpName, x: Ragged, got: str) -> ShapeError:
@@ -203,9 +204,12 @@ def into_batch_masked(x: MaskedBatch, first: int, last: int) -> MaskedBatch:
 # -- one dim into several
 
 
-def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged:
-    """A static dim into static ones; the ragged dim into one and static ones, or into several by their sizes."""
+def unflatten_ragged(x: Ragged, dim: int, sizes: Any) -> Ragged | TwoLevelTensor:
+    """A static dim into static ones; the ragged dim into one and static ones, into several by their sizes, or into two
+    levels by the lengths of the parts of each example."""
     d = normal_dim(dim, x.ndim, "unflatten")
+    if isinstance(x, NestedTensor) and isinstance(sizes, NestedTensor) and len(sizes.ragged_dims) == 1:
+        return as_levels(x, d, sizes)
     of_each = is_ragged(sizes) or isinstance(sizes, Tensor)
     if d in x.ragged_dims and len(x.ragged_dims) > 1:
         got, hint = f"dim {dim}, one of several ragged dims", "x.flatten(d, d + 1) first"

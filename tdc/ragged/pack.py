@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tdc.core.typing import Dims
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import sizes_on_host, structure_of_sizes
 from tdc.ragged.structure import remember
+from tdc.ragged.two_level import TwoLevelTensor, build_two_level, check_batch
 
 
 def from_list(
@@ -109,15 +110,20 @@ def row_of(op: str, row: Any, i: int, dtype: torch.dtype | None, device: Any) ->
         raise DtypeError(message(op, "rows of numbers", "something else", at, hint)) from None
 
 
-def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
-    """Pack tensors of different sizes into one batch.
+@overload
+def pack(tensors: Sequence[NestedTensor]) -> TwoLevelTensor: ...
+@overload
+def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor: ...
+def pack(tensors: Sequence[Any], *, ragged_dim: Dims = 1) -> NestedTensor | TwoLevelTensor:
+    """Pack tensors of different sizes into one batch, or NestedTensors, as documents of sentences, into a TwoLevelTensor.
 
     Shapes:
-        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`.
+        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`; NestedTensors `[(S_i, *S0, -1, *S1), ...] -> (B, -1, *S0, -1, *S1)`.
 
     Args:
         tensors: at least one; equal dtype, device and sizes outside the ragged dims.
         ragged_dim: logical dim (the batch is dim 0) in which they may differ; a tuple of neighbouring dims for several.
+            NestedTensors have their own.
 
     Raises:
         StructureError: no tensor at all (then dtype and feature sizes are unknown).
@@ -139,6 +145,8 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
         hint = "NestedTensor(values of shape (0, ...), torch.zeros(1, dtype=torch.int64)) is a batch of no rows"
         raise StructureError(message("pack", "at least one tensor", "an empty list", hint=hint))
     first, dims = tensors[0], int_tuple("pack", ragged_dim)
+    if isinstance(first, NestedTensor):
+        return pack_nested(tensors, dims)
     check_dtypes(tensors)
     check_shapes(tensors, dims)
     e, count = dims[0] - 1, len(dims)
@@ -148,6 +156,29 @@ def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor:
     top = tuple([max(column) for column in zip(*sizes, strict=True)])
     s = structure_of_sizes(known.to(first.device), top, e)
     return build_nested(s if first.is_cpu else remember(sizes_on_host, s, known), values)
+
+
+def pack_nested(rows: list[Any], dims: tuple[int, ...]) -> TwoLevelTensor:
+    """NestedTensors of one layout as one batch of two levels."""
+    if dims != (1,):
+        hint = "tdc.pack(rows): the ragged dims are those of the rows"
+        raise ShapeError(message("pack", "NestedTensors without ragged_dim=", f"{dims}", hint=hint))
+    wrong = {f"row {i}": describe(x) for i, x in enumerate(rows) if not isinstance(x, NestedTensor)}
+    if wrong:
+        got, hint = f"{len(wrong)} that are none", "one NestedTensor for each row"
+        raise DtypeError(message("pack", "rows that are all NestedTensors", got, wrong, hint))
+    first = rows[0]
+    for x in rows:
+        check_batch(x, "pack")
+    alike = [(x.dtype, x.device, x.ragged_dims, x.shape[1:]) for x in rows]
+    wrong = {f"row {i}": f"{describe(x)} on {x.device}" for i, x in enumerate(rows) if alike[i] != alike[0]}
+    if wrong:
+        expected, hint = f"rows like the first, {describe(first)} on {first.device}", "convert them with .to(...)"
+        raise ShapeError(message("pack", f"{expected}, but for their lengths", f"{len(wrong)} others", wrong, hint))
+    values, lengths = torch.cat(rows), [x.structure.batch_size for x in rows]
+    sizes = torch.tensor(lengths, dtype=torch.int64, device="cpu").view(-1, 1)
+    s = structure_of_sizes(sizes.to(first.device), (max(lengths),))
+    return build_two_level(s if sizes.device == first.device else remember(sizes_on_host, s, sizes), values)
 
 
 def check_dtypes(tensors: list[Any]) -> None:

@@ -118,7 +118,7 @@ class TensorDict(Operations):
         "device": "td = td.with_device(device)",
     }
     _instead = "td = td.set(key, value), which returns a new one"
-    _rank = 2
+    _rank = 3
 
     def __init__(
         self, source: Mapping[Any, Any] | TensorDict | None = None, batch_size: Any = (), *, device: Any = None,

@@ -1,0 +1,246 @@
+"""Operations on a TwoLevelTensor, documents of sentences for instance, by those of the inner batch.
+
+    torch.relu(x), linear(x)      on every element: that of `x.values`, in the same documents
+    x + y                         y of the same structure; NestedTensor (B, -1, 1, D), one entry for each sentence;
+                                  dense, (B, 1, 1, D) for each document
+    x.mean(2)                     over the elements of each sentence  -> NestedTensor (B, -1, D)
+    x.mean((1, 2))                over those of each document         -> (B, D)
+    x.flatten(1, 2)               documents of elements               -> NestedTensor (B, -1, D)
+    y.unflatten(1, x)             and back
+
+Everything else is an operation on `x.values`, whose result goes to `x.with_values`.
+
+Invariants: dim d of x is dim d - 1 of `x.values`, and no operation here takes dims 0 and 1 for one of these; a batch
+with one level never meets the inner batch, whose examples may agree with it by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.dynamo import known
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
+from tdc.core.rules import DISPATCH, ROWS, RULES, Rule, add_rule
+from tdc.core.signatures import run_named
+from tdc.core.typing import Op
+from tdc.ops import (  # noqa: F401  # which fill the table
+    extremes, factory, flatten as _flatten, join, loss, moments, norm, pointwise, positionwise, random, reduction, scan,
+)  # fmt: skip
+from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.segments import row_ids
+from tdc.ragged.structure import Structure, require_same
+from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level
+from tdc.tensordict.leaf import register_leaf
+
+FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
+ALONG = (
+    torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin, F.glu, torch.cumsum, torch.cumprod,
+    torch.logcumsumexp, torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all,
+    torch.logsumexp, torch.std, torch.var, torch.nansum, torch.nanmean, torch.count_nonzero, torch.argmax, torch.argmin,
+)  # fmt: skip
+OVER_ALL = (
+    torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.std,
+    torch.var, torch.nansum, torch.nanmean, torch.count_nonzero,
+)  # fmt: skip
+NEEDS_SIZES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor")
+OF_DTYPE = (torch.is_floating_point, torch.is_complex, torch.is_signed)
+TWO_LEVEL_RULES: list[Rule] = []
+HINT = "x.with_values(fn(x.values)), where dim d of x is dim d - 1"
+
+
+def around(x: TwoLevelTensor, result: Any) -> Any:
+    """What the inner batch gave, in the outer examples of `x`: also each of several results."""
+    if isinstance(result, tuple):
+        parts = [around(x, part) for part in result]
+        return tuple(parts) if type(result) is tuple else type(result)(*parts)
+    return x.with_values(result) if isinstance(result, (NestedTensor, Tensor)) and result.ndim else result
+
+
+def nested_row(op: Op) -> Op:
+    """What runs `op` on a NestedTensor; a method is no function that takes one."""
+    row = DISPATCH["nested"][op]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return run_named(row, op, args, kwargs) if kwargs else getattr(ROWS, row)(*args)
+
+    return run
+
+
+def lifted(op: Op, elementwise: bool) -> Op:
+    """A rule that runs `op` on inner batches.
+
+    Args:
+        elementwise: dense and ragged operands broadcast, as weights and the like do not.
+    """
+    on_inner = nested_row(op)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        like = next(a for a in (*args, *kwargs.values()) if isinstance(a, TwoLevelTensor))
+        own = [inner(op, like, a, elementwise) for a in args]
+        return around(like, on_inner(*own, **{name: inner(op, like, a, elementwise) for name, a in kwargs.items()}))
+
+    return run
+
+
+def inner(op: Op, like: TwoLevelTensor, a: Any, elementwise: bool) -> Any:
+    """An argument for the inner batch."""
+    if isinstance(a, TwoLevelTensor):
+        require_same(like._structure, a._structure, op)
+        return a._values
+    if isinstance(a, MaskedBatch) or (isinstance(a, NestedTensor) and not elementwise):
+        raise StructureError(message(op, "operands of two levels", describe(a), hint=HINT))
+    if isinstance(a, NestedTensor):
+        return of_each_inner(op, like, a)
+    return spread_out(op, like, a) if elementwise and isinstance(a, Tensor) else a
+
+
+def of_each_inner(op: Op, like: TwoLevelTensor, a: NestedTensor) -> Tensor:
+    """A NestedTensor (B, -1, ...) with as many dims as two levels have: one dense entry for each inner example."""
+    ones = [d - 1 for d in like.ragged_dims[1:]]
+    s = a.structure
+    if s.packed_dim or s.batch_dim or s.ragged_ndim > 1 or a.ndim != like.ndim or a.values.ndim <= ones[-1]:
+        got, hint = describe(a), "x.mean(2, keepdim=True), or y.unsqueeze(2): size 1 in the dims of inner examples"
+        raise StructureError(message(op, f"an entry for each inner example of {describe(like)}", got, hint=hint))
+    require_same(like._structure, s, op)
+    if not all([known(a.values.shape[d] == 1) for d in ones]):
+        got, hint = describe(a), "y.unsqueeze(2)"
+        raise ShapeError(message(op, f"size 1 in the dims {like.ragged_dims[1:]}", got, hint=hint))
+    return a.values
+
+
+def spread_out(op: Op, like: TwoLevelTensor, a: Tensor) -> Tensor:
+    """A dense operand, which broadcasts against the logical shape, for the inner batch."""
+    more = a.ndim - like._values.ndim  # dims in front of the inner examples' own: those of dims 0 and 1, plus 1
+    if more < 0:
+        return a
+    if more > 1 or not known(a.shape[more] == 1):
+        got, hint = describe(a), "size 1 in dim 1, or a NestedTensor with one entry for each inner example"
+        raise ShapeError(message(op, f"an operand that broadcasts against {describe(like)}", got, hint=hint))
+    if more == 0 or known(a.shape[0] == 1):
+        return a[0] if more else a
+    if known(a.shape[0] != like._structure.batch_size):
+        expected = f"1 or {like._structure.batch_size} rows in dim 0"
+        raise ShapeError(message(op, expected, describe(a), hint="one for each outer example"))
+    return a[:, 0].index_select(0, row_ids(like._structure, like._values.batch_size[0]))
+
+
+def along(op: Op) -> Op:
+    """A rule that runs `op` along dims of inner examples, or over all elements of each outer one."""
+    on_inner = nested_row(op)
+
+    def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(input, TwoLevelTensor):
+            raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
+        named = "dim" in kwargs
+        dim = kwargs["dim"] if named else args[0] if args else -1 if op is F.glu else None
+        if dim is None or isinstance(dim, bool):
+            if op in ALONG[:5]:
+                raise ShapeError(message(op, "a dim", "none", hint="dim=-1"))
+            return on_inner(input._values, *args, **kwargs)
+        x, dims = inner_dims(op, input, dim)
+        dims = dims if isinstance(dim, (tuple, list)) else dims[0]
+        out = on_inner(x, **kwargs | {"dim": dims}) if named else on_inner(x, dims, *args[1:], **kwargs)
+        if isinstance(x, NestedTensor) and x is input._values:
+            return around(input, out)
+        return out.unsqueeze(1) if out.ndim == x.ndim else out
+
+    return run
+
+
+def inner_dims(op: Op, x: TwoLevelTensor, dim: Any) -> tuple[NestedTensor, Any]:
+    """Where dims of x are: among those of the inner batch, or of the flattened one where dim 1 is with dim 2."""
+    dims = [normal_dim(d, x.ndim, op) for d in int_tuple(op, dim)]
+    if dims and min(dims) >= 2:
+        return x._values, tuple([d - 1 for d in dims])
+    if 0 not in dims and 1 in dims and 2 in dims and op in OVER_ALL:
+        return flat(op, x), (1, *[d - 1 for d in dims if d > 2])
+    if set(dims) == set(range(x.ndim)) and op in OVER_ALL:
+        return x._values, tuple(range(x._values.ndim))
+    hint = "x.values, or x.flatten(1, 2) for all elements of an outer example"
+    raise ShapeError(message(op, f"dims of inner examples of {describe(x)}", f"dim {dim}", hint=hint))
+
+
+def flat(op: Op, x: TwoLevelTensor) -> NestedTensor:
+    """Documents of elements: both ragged dims as one. Copies nothing."""
+    s = x._values.structure
+    if s.packed_dim or s.ragged_ndim > 1:
+        got, hint = describe(x), "x.values for operations on inner examples"
+        raise ShapeError(message(op, "ragged dims 1 and 2", got, hint=hint))
+    return build_nested(Structure(s.offsets[x.offsets]).marked(), x._values.values)
+
+
+def flatten(x: TwoLevelTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """Neighbouring dims as one: the two levels, those of inner examples, or the outer dims, which leaves `x.values`."""
+    first, last = normal_dim(start_dim, x.ndim, "flatten"), normal_dim(end_dim, x.ndim, "flatten")
+    if first == last:
+        return x
+    if first >= 2:
+        return around(x, x._values.flatten(first - 1, last - 1))
+    if first == 1:
+        return flat(torch.flatten, x).flatten(1, last - 1)
+    if last == 1:
+        return x._values
+    got, hint = f"dims {start_dim} to {end_dim}", "x.flatten(1, 2), or x.values.values for all elements"
+    raise ShapeError(message("flatten", f"neighbouring dims of {describe(x)}", got, hint=hint))
+
+
+def unflatten(x: Any, dim: int, sizes: Any) -> Any:
+    """A static dim of inner examples into several, or the ragged dim of a NestedTensor into the levels of `sizes`."""
+    if isinstance(sizes, TwoLevelTensor) and isinstance(x, NestedTensor):
+        return as_levels(x, dim, sizes.inner_lengths, sizes._values.structure)
+    if not isinstance(x, TwoLevelTensor) or isinstance(sizes, TwoLevelTensor):
+        got, hint = f"{describe(x)} by {describe(sizes)}", "y.unflatten(1, x)"
+        raise UnsupportedError(message("unflatten", "a NestedTensor by two levels", got, hint=hint))
+    d = normal_dim(dim, x.ndim, "unflatten")
+    if d < 2:
+        raise ShapeError(message("unflatten", f"a dim of inner examples of {describe(x)}", f"dim {dim}", hint=HINT))
+    return around(x, x._values.unflatten(d - 1, sizes))
+
+
+def cat(tensors: Sequence[Any], dim: int = 0) -> TwoLevelTensor:
+    """Outer examples after outer ones; along a dim of inner examples each goes on in its partner."""
+    wrong = {f"operand {i}": describe(x) for i, x in enumerate(tensors) if not isinstance(x, TwoLevelTensor)}
+    if wrong:
+        expected = "operands that are all TwoLevelTensors"
+        raise StructureError(message("cat", expected, f"{len(wrong)} others", wrong, "tdc.pack([nested]) makes one"))
+    first, d = tensors[0], normal_dim(dim, tensors[0].ndim, "cat")
+    values = [x._values for x in tensors]
+    if d >= 2:
+        for x in tensors[1:]:
+            require_same(first._structure, x._structure, "cat")
+        return build_two_level(first._structure, torch.cat(values, d - 1))
+    if d == 1:
+        hint = "torch.cat of x.values, or x.flatten(1, 2) for elements"
+        raise UnsupportedError(message("cat", "dim 0, or a dim of inner examples", "dim 1", hint=hint))
+    outer = torch.cat([x.with_values(x._values.lengths) for x in tensors]).structure
+    return build_two_level(outer, torch.cat(values))
+
+
+def put(op: Op, impl: Op) -> None:
+    """A row, under all names that the row of a NestedTensor has. The matrix of tests lists the latter only."""
+    table, own = DISPATCH["two_level"], DISPATCH["nested"]
+    add_rule(Rule(op, "two_level", "two_level", impl, op, modes=()), rows=TWO_LEVEL_RULES)
+    for name in [name for name, row in own.items() if row == own[op] and name not in ALONG]:
+        table.setdefault(name, table[op])
+
+
+for _op in ALONG:
+    put(_op, along(_op))
+for _op, _impl in ((torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat)):
+    put(_op, _impl)
+for _rule in RULES:
+    chosen = _rule.family in FAMILIES and _rule.name not in NEEDS_SIZES or _rule.op in OF_DTYPE
+    if _rule.kind == "nested" and chosen and not _rule.reason and _rule.op not in DISPATCH["two_level"]:
+        put(_rule.op, lifted(_rule.op, _rule.family == "pointwise"))
+
+register_leaf(
+    TwoLevelTensor, shape=lambda x: x.batch_size, index=TwoLevelTensor.__getitem__, cat=cat, to=TwoLevelTensor.to,
+    ops={_rule.op: _rule.impl for _rule in TWO_LEVEL_RULES if _rule.name not in ("cat", "flatten", "unflatten")},
+)  # fmt: skip
