@@ -4,7 +4,7 @@
              argument  TensorDict     key                              tensor: dims by number
 
 Words of a container: `batch` (a list where there are several batch dims), `length` (a list where several dims are
-ragged), `total` (of the packed axis, which follows from the lengths). What a dim may be:
+ragged), `total` (of the packed axis, which follows from the lengths), `values` (of two levels, the words of the inner). What a dim may be:
 
     "B"                     a name; one name given twice is one size
     (1, 64), ("B", 1, 64)   bounds, either of them None; with a name
@@ -33,6 +33,7 @@ from tdc.core.errors import DtypeError, KeyPathError, ShapeError, TdcError, Unsu
 from tdc.core.keys import parts, show
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
@@ -139,6 +140,8 @@ class Reader:
             return self.tensordict(x, spec, rest, path, batch)
         if isinstance(x, NestedTensor):
             return self.nested(x, spec, rest, path, batch)
+        if isinstance(x, TwoLevelTensor):
+            return self.two_level(x, spec, rest, path, batch)
         if isinstance(x, MaskedBatch):
             return self.masked(x, spec, rest, path, batch)
         if isinstance(x, Tensor):
@@ -206,6 +209,18 @@ class Reader:
             entries.append(Entry(f"{name}.shapes", name, s.shapes, (rows, s.ragged_ndim), bound))
         if extent is not None:
             entries.append(Entry(f"{name}.extent", name, extent, (*wishes, 0)))
+        return entries
+
+    def two_level(self, x: TwoLevelTensor, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:
+        s, name = x.structure, show(path)
+        self.unknown(spec, ("batch", "length", "values"), "words", path)
+        (rows,) = self.batch(spec.get("batch", rest), [s.batch_size], path, outer and outer[:1])
+        ends = rows._replace(plus=1) if isinstance(rows, Vary) else rows + 1
+        entries = self.container(x.values, spec.get("values", rest), (*path, "values"))
+        entries.append(Entry(f"{name}.offsets", name, s.offsets, (ends,)))
+        if s.extent is not None:
+            (wish,) = self.lengths(spec.get("length", rest), [s.extent.shape[0]], path)
+            entries.append(Entry(f"{name}.extent", name, s.extent, (wish, 0)))
         return entries
 
     def masked(self, x: MaskedBatch, spec: Any, rest: Any, path: Keys, outer: Any) -> list[Entry]:

@@ -28,9 +28,12 @@ from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import data_of, is_ragged, with_data
+from tdc.ragged.storage import data_of, with_data
+from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, build_td
+
+BATCHES = (NestedTensor, MaskedBatch, TwoLevelTensor)  # which hold one tensor that may have a gradient
 
 
 def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -150,7 +153,7 @@ class Part:
             self.tensors: list[Tensor] = values[:count]
             self.others: list[Any] = values[count:]
         else:
-            self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_ragged)
+            self.leaves, self.spec = pytree.tree_flatten(arg, is_leaf=is_batch)
             self.tensors = [data_of(x) for x in self.leaves if differentiable(x)]
             self.others = [x for x in self.leaves if not differentiable(x)]
         if not self.tensors:
@@ -171,7 +174,7 @@ class Part:
             found = with_leaves(self.arg, permuted([*tensors, *self.others], self.back))
             return found if not self.others else self.arg.apply(lambda x, g: g if differentiable(x) else None, found)
         it = iter(tensors)
-        return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_container)
+        return pytree.tree_map(lambda x: gradient_of(x, it), self.arg, is_leaf=is_whole)
 
 
 def with_leaves(td: TensorDict, values: list[Any]) -> TensorDict:
@@ -223,9 +226,19 @@ def by_path(td: TensorDict, given: Iterator[Any]) -> dict[KeyPath, tuple[Any, An
     return {p: (td._leaves[p], next(given)) for p in ordered(td._leaves) if differentiable(td._leaves[p])}
 
 
+def is_batch(x: Any) -> bool:
+    """Whether a value is a ragged batch, of one level or two."""
+    return isinstance(x, BATCHES)
+
+
+def is_whole(x: Any) -> bool:
+    """Whether a value is a container, whose gradient is one."""
+    return isinstance(x, (*BATCHES, TensorDict))
+
+
 def differentiable(x: Any) -> bool:
     """Whether a leaf may have a gradient."""
-    return isinstance(x, (Tensor, NestedTensor, MaskedBatch)) and (x.dtype.is_floating_point or x.dtype.is_complex)
+    return isinstance(x, (Tensor, *BATCHES)) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest
 from tdc.ragged.structure import Structure, extent_of
+from tdc.ragged.two_level import TwoLevelTensor, build_two_level
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import Static
 from tdc.tensordict.paths import ordered
@@ -48,6 +49,8 @@ class Mismatch:
             self.nested(want, got, at)
         elif isinstance(want, MaskedBatch):
             self.masked(want, got, at)
+        elif isinstance(want, TwoLevelTensor):
+            self.two_level(want, got, at)
         elif isinstance(want, (tuple, list, dict)):
             want, got = (dict(x) if isinstance(x, dict) else dict(enumerate(x)) for x in (want, got))
             self.keys([str(k) for k in want], [str(k) for k in got], at)
@@ -99,6 +102,14 @@ class Mismatch:
         if at in self.read and t.batch_size:
             self.sizes.setdefault(self.read[at], {})[at, "length"] = longest(t)[0]
 
+    def two_level(self, want: TwoLevelTensor, got: TwoLevelTensor, at: str) -> None:
+        """The inner batch, then where outer examples are in it."""
+        self.nested(want.values, got.values, f"{at}.values")
+        s, t = want.structure, got.structure
+        for w, g in ((s.offsets, t.offsets), (s.extent, t.extent)):
+            if isinstance(w, Input) and g is not None:
+                self.note(w, g)
+
     def masked(self, want: MaskedBatch, got: MaskedBatch, at: str) -> None:
         """One padded batch."""
         same = (want.ragged_dims, want.batch_dim) == (got.ragged_dims, got.batch_dim)
@@ -131,6 +142,8 @@ class Mismatch:
 
 def ndim_of(want: Any) -> int:
     """Number of logical dims of a leaf."""
+    if isinstance(want, TwoLevelTensor):
+        return ndim_of(want.values) + 1
     if isinstance(want, NestedTensor):
         return ndim_of(want.values) + want.structure.ragged_ndim
     return len(want.sizes) if isinstance(want, Input) else ndim_of(want.data)
@@ -162,11 +175,21 @@ def form_text(want: Any) -> str:
         rows = s.offsets.sizes[0]
         sizes.insert(s.batch_dim, Size(rows.name, rows.plus - 1) if isinstance(rows, Size) else rows - 1)
         return f"NestedTensor {dtype_name(want.values.dtype)}{show_sizes(sizes)}"
+    if isinstance(want, TwoLevelTensor):
+        return f"TwoLevelTensor of {form_text(want.values)}"
     if isinstance(want, MaskedBatch):
         return f"MaskedBatch {want.data}"
     if isinstance(want, (tuple, list, dict)):
         return f"{type(want).__name__} of {len(want)}"
     return type(want).__name__
+
+
+def same_extent(want: Structure, s: Structure) -> Structure:
+    """A structure with its longest length where the expected one has it, and without where not."""
+    if (want.extent is None) == (s.extent is None):
+        return s
+    extent = extent_of(longest(s), s.offsets.device) if s.extent is None else None
+    return Structure(s.offsets, s.shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
 
 
 def same_layout(want: Any, got: Any) -> Any:
@@ -177,12 +200,10 @@ def same_layout(want: Any, got: Any) -> Any:
     if type(want) is not type(got) or isinstance(want, Input):
         return got
     if isinstance(want, NestedTensor):
-        s = got.structure
-        if (want.structure.extent is None) == (s.extent is None):
-            return got
-        extent = extent_of(longest(s), s.offsets.device) if s.extent is None else None
-        t = Structure(s.offsets, s.shapes, extent, s.packed_dim, s.batch_dim, s.ragged_ndim)
-        return build_nested(t, got.values)
+        return build_nested(same_extent(want.structure, got.structure), got.values)
+    if isinstance(want, TwoLevelTensor):
+        outer = same_extent(want.structure, got.structure)
+        return build_two_level(outer, same_layout(want.values, got.values))
     if is_tensordict(want):
         leaves = {p: same_layout(want._leaves.get(p), x) for p, x in got._leaves.items()}
         return build_td(leaves, got._nodes, got._size, want._device)

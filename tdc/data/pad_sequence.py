@@ -263,6 +263,8 @@ def stack_leaves(
             shapes[show(path)] = wrong_shape
         elif dims is None:
             leaves[path] = torch.stack(xs)  # type: ignore[arg-type]  # they may be ragged or registered leaves
+        elif isinstance(xs[0], NestedTensor):
+            leaves[path] = convert(path, pack(xs))
         else:
             leaves[path] = convert(path, with_known_structure(pack(xs, ragged_dim=dims), xs, dims, known))
     which, cure = "keys of other kinds or dtypes", "convert them with .to(dtype), or td.exclude(key) first"
@@ -276,7 +278,7 @@ def misfits(xs: tuple[Any, ...], dims: Any) -> tuple[str, str]:
     """How leaves differ from the first: in kind or dtype, or in shape but for ragged dims. An empty text if not."""
     first = xs[0]
     ragged = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
-    if ragged and not isinstance(first, Tensor):
+    if ragged and not isinstance(first, Tensor) and not (isinstance(first, NestedTensor) and ragged == (1,)):
         return f"{describe(first)}, no tensor", ""
     if ragged and not (ragged[0] >= 1 and ragged[-1] <= first.ndim):
         return "", f"{describe(first)} has no dim {ragged[-1] - 1} that could differ"

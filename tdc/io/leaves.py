@@ -2,6 +2,7 @@
 
     NestedTensor   "jagged"    values, offsets, shapes where there are several ragged dims
     MaskedBatch    "padded"    data, lengths
+    TwoLevelTensor "two_level" those of its NestedTensor, and outer, its offsets
     ObjectArray    "objects"   no tensor, its objects as JSON
     Static         "json"      no tensor, its value as JSON
     any tensor     "tensor"    itself
@@ -30,6 +31,7 @@ from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest
 from tdc.ragged.structure import Structure
+from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap, wrap_leaf
 from tdc.tensordict.nodes import Nodes, Static, Typed, extra_of, is_inner, name_of
 from tdc.tensordict.object_array import ObjectArray, ints
@@ -100,6 +102,10 @@ def taken_apart(x: Any) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
         bound = {} if s.extent is None else {"max_length": longest(s)}
         shapes = {} if s.shapes is None else {"shapes": s.shapes}
         return "jagged", {"ragged_idx": x.ragged_dims[0], **bound}, {"values": x.values, "offsets": s.offsets, **shapes}
+    if isinstance(x, TwoLevelTensor):
+        _, data, own = taken_apart(x.values)
+        bound = {} if x.structure.extent is None else {"outer_max_length": longest(x.structure)[0]}
+        return "two_level", data | bound, own | {"outer": x.offsets}
     if isinstance(x, MaskedBatch):
         if x.batch_dim:
             raise Faulty("whose batch is not dim 0")
@@ -254,6 +260,15 @@ def check_offsets(offsets: Tensor, total: int, shapes: Tensor | None) -> None:
             raise Faulty("with sizes of examples that do not agree with its offsets")
 
 
+def make_two_level(
+    data: dict[str, Any], parts: dict[str, Tensor], structures: dict[Any, Structure]
+) -> TwoLevelTensor:
+    """A TwoLevelTensor around the NestedTensor that the other parts make."""
+    inner, outer = make_jagged(data, parts, structures), parts["outer"]
+    check_offsets(outer, inner.batch_size[0], None)
+    return TwoLevelTensor(inner, outer, max_length=data.get("outer_max_length"))
+
+
 def make_padded(data: dict[str, Any], parts: dict[str, Tensor], structures: Any) -> MaskedBatch:
     """A MaskedBatch, whose lengths lie inside of its data."""
     x, lengths, dims = parts["data"], parts["lengths"], data["ragged_dims"]
@@ -265,6 +280,7 @@ def make_padded(data: dict[str, Any], parts: dict[str, Tensor], structures: Any)
 MAKERS: dict[str, Callable[..., Any]] = {
     "tensor": lambda data, parts, structures: parts[""],
     "jagged": make_jagged,
+    "two_level": make_two_level,
     "padded": make_padded,
     "objects": lambda data, parts, structures: ObjectArray(data["values"], data["shape"]),
     "json": lambda data, parts, structures: Static(data["value"]),

@@ -12,6 +12,7 @@
             T                                                                           a tensor
             {"kind": "jagged", "ragged_idx": int, ["max_length": [..],]
              "values": T, "offsets": T, ["shapes": T]}                                  a NestedTensor
+            {"kind": "two_level", as "jagged", "outer": T, ["outer_max_length": int]}   a TwoLevelTensor
             {"kind": "padded", "ragged_dims": [..], "data": T, "lengths": T}            a MaskedBatch
             {"kind": "objects", "shape": [..], "values": [any JSON]}                    an ObjectArray
             {"kind": "json", "value": any JSON but objects}                             a Static; lists are tuples
@@ -313,19 +314,21 @@ class Reader:
 
 
 Read = Callable[[Reader, Keys, Any], Any]
+JAGGED: dict[str, Read] = {
+    "ragged_idx": Reader.size, "max_length": Reader.sizes, "values": Reader.tensor, "offsets": Reader.tensor,
+    "shapes": Reader.tensor,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Read]] = {  # how each field of a kind is read
     "node": {"batch_shape": Reader.sizes, "class": Reader.text, "entries": Reader.entries},
     "tensor": {"dtype": Reader.dtype, "shape": Reader.sizes, "crc32": Reader.size},
     "tie": {"key": Reader.strings, "part": Reader.text},
-    "jagged": {
-        "ragged_idx": Reader.size, "max_length": Reader.sizes, "values": Reader.tensor, "offsets": Reader.tensor,
-        "shapes": Reader.tensor,
-    },
+    "jagged": JAGGED,
+    "two_level": {**JAGGED, "outer": Reader.tensor, "outer_max_length": Reader.size},
     "padded": {"ragged_dims": Reader.sizes, "data": Reader.tensor, "lengths": Reader.tensor},
     "objects": {"shape": Reader.sizes, "values": Reader.values},
     "json": {"value": Reader.hashable},
 }  # fmt: skip
-OPTIONAL = {"class", "crc32", "part", "max_length", "shapes"}
+OPTIONAL = {"class", "crc32", "part", "max_length", "shapes", "outer_max_length"}
 
 
 def misfit(op: str, keys: Keys, text: str) -> FormatError:
@@ -377,6 +380,13 @@ def fit_jagged(data: dict[str, Any], parts: dict[str, Stored]) -> tuple[int, ...
     return (offsets.shape[0] - 1, *values[: dim - 1], *[-1] * ragged, *values[dim:]) if fits else None
 
 
+def fit_two_level(data: dict[str, Any], parts: dict[str, Stored]) -> tuple[int, ...] | None:
+    """What `fit_jagged` takes, as inner examples, and outer offsets (B+1,): (B, -1, *S0, -1, ..., *S1)."""
+    inner, outer = fit_jagged(data, parts), parts["outer"]
+    fits = inner is not None and outer.dtype == "int64" and len(outer.shape) == 1 and outer.shape[0] > 0
+    return (outer.shape[0] - 1, -1, *inner[1:]) if fits and inner is not None else None
+
+
 def fit_padded(data: dict[str, Any], parts: dict[str, Stored]) -> tuple[int, ...] | None:
     """Data (B, ..., L, ...) and lengths (B, R)."""
     shape, lengths, dims = parts["data"].shape, parts["lengths"], data["ragged_dims"]
@@ -389,5 +399,6 @@ def fit_objects(data: dict[str, Any], parts: dict[str, Stored]) -> tuple[int, ..
 
 
 FITS: dict[str, Callable[..., Any]] = {
-    "tensor": fit_tensor, "jagged": fit_jagged, "padded": fit_padded, "objects": fit_objects,
+    "tensor": fit_tensor, "jagged": fit_jagged, "two_level": fit_two_level, "padded": fit_padded,
+    "objects": fit_objects,
 }  # fmt: skip

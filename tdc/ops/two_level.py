@@ -37,7 +37,6 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import row_ids
 from tdc.ragged.structure import Structure, require_same
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level
-from tdc.tensordict.leaf import register_leaf
 
 FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
 ALONG = (
@@ -239,8 +238,3 @@ for _rule in RULES:
     chosen = _rule.family in FAMILIES and _rule.name not in NEEDS_SIZES or _rule.op in OF_DTYPE
     if _rule.kind == "nested" and chosen and not _rule.reason and _rule.op not in DISPATCH["two_level"]:
         put(_rule.op, lifted(_rule.op, _rule.family == "pointwise"))
-
-register_leaf(
-    TwoLevelTensor, shape=lambda x: x.batch_size, index=TwoLevelTensor.__getitem__, cat=cat, to=TwoLevelTensor.to,
-    ops={_rule.op: _rule.impl for _rule in TWO_LEVEL_RULES if _rule.name not in ("cat", "flatten", "unflatten")},
-)  # fmt: skip

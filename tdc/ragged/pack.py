@@ -175,7 +175,8 @@ def pack_nested(rows: list[Any], dims: tuple[int, ...]) -> TwoLevelTensor:
     if wrong:
         expected, hint = f"rows like the first, {describe(first)} on {first.device}", "convert them with .to(...)"
         raise ShapeError(message("pack", f"{expected}, but for their lengths", f"{len(wrong)} others", wrong, hint))
-    values, lengths = torch.cat(rows), [x.structure.batch_size for x in rows]
+    known = [x for x in rows if x.structure.extent is not None or x.structure.batch_size]  # an empty one tells nothing
+    values, lengths = torch.cat(known or rows), [x.structure.batch_size for x in rows]
     sizes = torch.tensor(lengths, dtype=torch.int64, device="cpu").view(-1, 1)
     s = structure_of_sizes(sizes.to(first.device), (max(lengths),))
     return build_two_level(s if sizes.device == first.device else remember(sizes_on_host, s, sizes), values)

@@ -16,10 +16,11 @@ from tdc.core.typing import OpName
 from tdc.ragged.masked import MaskedBatch, build_masked, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.structure import require_same
+from tdc.ragged.two_level import TwoLevelTensor
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
 Results: TypeAlias = "Ragged | Tensor | tuple[Any, ...]"  # what a function of torch gives for a batch
-R = TypeVar("R", NestedTensor, MaskedBatch, Ragged)
+R = TypeVar("R", NestedTensor, MaskedBatch, TwoLevelTensor, Ragged)
 B = TypeVar("B", bound=Ragged)
 
 
@@ -36,8 +37,10 @@ def map_results(result: Any, fn: Callable[[Tensor], Any]) -> Any:
     return tuple(parts) if type(result) is tuple else type(result)(parts)
 
 
-def data_of(x: Ragged | Tensor) -> Tensor:
+def data_of(x: Ragged | TwoLevelTensor | Tensor) -> Tensor:
     """The one differentiable tensor of a batch; a tensor is its own."""
+    if isinstance(x, TwoLevelTensor):
+        return x.values.values
     return x.values if isinstance(x, NestedTensor) else x.data if isinstance(x, MaskedBatch) else x
 
 
@@ -45,6 +48,8 @@ def with_data(x: R, data: Tensor) -> R:
     """A batch of the same lengths with other values, or another rectangle; for a tensor, the data itself."""
     if isinstance(x, NestedTensor):
         return x.with_values(data)
+    if isinstance(x, TwoLevelTensor):
+        return x.with_values(x.values.with_values(data))
     out: Any = x.with_data(data) if isinstance(x, MaskedBatch) else data
     return out
 

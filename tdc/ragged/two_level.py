@@ -113,6 +113,10 @@ class TwoLevelTensor(Container):
         return self._values
 
     @property
+    def _content(self) -> Any:
+        return self._values._content if isinstance(self._values, NestedTensor) else None
+
+    @property
     def structure(self) -> Structure:
         """Where outer examples begin and end among the inner ones."""
         return self._structure

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import TypeVar
 
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, on_host, sizes_of
-from tdc.ragged.storage import B
+from tdc.ragged.storage import Ragged
 from tdc.ragged.structure import Structure
+from tdc.ragged.two_level import TwoLevelTensor
+
+B = TypeVar("B", NestedTensor, MaskedBatch, TwoLevelTensor, Ragged)
 
 
 def validate(x: B) -> B:
@@ -31,6 +35,11 @@ def validate(x: B) -> B:
     if isinstance(x, NestedTensor):
         wrong = structure_faults(x.structure, x.values.shape[x.structure.packed_dim])
         hint = "build it with tdc.pack(rows), or from offsets = tdc.offsets_of(lengths)"
+    elif isinstance(x, TwoLevelTensor):
+        outer, inner = x.structure, x.values.structure
+        wrong = [f"outer {line}" for line in structure_faults(outer, inner.batch_size)]
+        wrong += [f"inner {line}" for line in structure_faults(inner, x.values.values.shape[inner.packed_dim])]
+        hint = "build it with tdc.pack(rows) of NestedTensors, or from offsets = tdc.offsets_of(lengths)"
     elif isinstance(x, MaskedBatch):
         wrong = lengths_faults(x)
         hint = "lengths count the real positions of each row: tdc.from_padded(data, mask=mask)"

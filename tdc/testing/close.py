@@ -14,6 +14,7 @@ from tdc.core.errors import describe, message, show_sizes
 from tdc.core.keys import parts
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
+from tdc.ragged.two_level import TwoLevelTensor
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.nodes import statics
 from tdc.tensordict.object_array import ObjectArray
@@ -75,6 +76,9 @@ def mismatches(a: Any, b: Any, path: tuple[str, ...], compare: Compare) -> Found
     elif isinstance(a, (TensorDict, NestedTensor, MaskedBatch)) and type(a) is type(b):
         by_kind: Any = of_keys if isinstance(a, TensorDict) else of_examples
         yield from by_kind(a, b, path, compare)
+    elif isinstance(a, TwoLevelTensor) and isinstance(b, TwoLevelTensor):
+        yield from of_tensors(a.offsets, b.offsets, (*path, "offsets"), compare)
+        yield from mismatches(a.values, b.values, (*path, "values"), compare)
     elif isinstance(a, Mapping) and isinstance(b, Mapping):
         yield from of_entries(dict(a), dict(b), path, compare)
     elif isinstance(a, (list, tuple)) and type(a) is type(b):
