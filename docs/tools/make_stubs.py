@@ -1,6 +1,7 @@
 """Writes the stubs of the methods that no class body shows: those of the rules, and those of the tables of methods.
 
     tdc/ragged/operations.pyi        RaggedOperations, and what NestedTensor and MaskedBatch have besides
+                                     TwoLevelOperations
     tdc/tensordict/operations.pyi    TensorDictOperations
 
 For type checkers these classes are bases of the containers; at run time there is no such module. A method of an
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import torch
 
 from tdc import MaskedBatch, NestedTensor, TensorDict
 from tdc.core.rules import DISPATCH, RULES, Rule
+from tdc.ops.two_level import TWO_LEVEL_RULES
+from tdc.ragged import TwoLevelTensor
 
 ROOT = Path(__file__).resolve().parents[2]
 RAGGED, DICTS = ROOT / "tdc" / "ragged" / "operations.pyi", ROOT / "tdc" / "tensordict" / "operations.pyi"
@@ -59,6 +62,7 @@ OPEN = {
     "baddbmm", "bmm", "det", "gather", "logdet", "matmul", "mm", "mv", "narrow", "new_full", "new_ones", "new_zeros",
     "select", "slogdet", "take", "take_along_dim", "topk", "trace",
 }  # fmt: skip
+LEVELS = ("flatten", "unflatten", "index_select", "split", "chunk", "split_with_sizes")  # may leave one of two levels
 DENSE = ("addbmm", "corrcoef", "cov", "dist", "dot", "new_empty", "new_empty_strided", "new_tensor", "vdot")
 WIDER = {"unflatten": ("sizes: Sequence[_int]", "sizes: Sequence[_int] | Tensor | Self")}  # than torch's parameters
 QUOTED = re.compile(r"(?<=: |> )'([^']*)'")  # annotations as `inspect` writes them
@@ -162,6 +166,8 @@ def result_of(rule: Rule, fn: Function) -> str:
             tensor = "Tensor"
         elif rule.name in OPEN or (rule.family in ALONG and "dim" in names):
             tensor = "Any"
+        elif rule.kind == "two_level" and rule.name in LEVELS:
+            tensor = "Any"
     if rule.family == "join":
         return f"tuple[{tensor}, ...]"
     if fn.returns is None:
@@ -214,10 +220,10 @@ def attached(cls: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def members(cls: type, needed: dict[str, str]) -> dict[str, list[str]]:
+def members(cls: type, needed: dict[str, str], known: Sequence[Rule] = RULES) -> dict[str, list[str]]:
     """The lines of each attached member."""
     torchs, kind = methods_of_torch(), cls._kind  # type: ignore[attr-defined]
-    rules = {DISPATCH[kind][rule.op]: rule for rule in RULES if rule.kind == kind and not rule.reason}
+    rules = {DISPATCH[kind][rule.op]: rule for rule in known if rule.kind == kind and not rule.reason}
     found: dict[str, list[str]] = {}
     for name, value in attached(cls):
         if isinstance(value, property):
@@ -265,7 +271,8 @@ def render() -> dict[Path, str]:
     ragged: dict[str, Any] = {"RaggedOperations": ("Container", both)}
     for name, own in (("NestedOperations", nested), ("MaskedOperations", masked)):
         ragged[name] = "RaggedOperations", {key: lines for key, lines in own.items() if key not in both}
-    text = page("Methods of NestedTensor and MaskedBatch", ragged, needed)
+    ragged["TwoLevelOperations"] = "Container", members(TwoLevelTensor, needed, TWO_LEVEL_RULES)
+    text = page("Methods of NestedTensor, MaskedBatch and TwoLevelTensor", ragged, needed)
     needed = {
         "Container": "from tdc.core.container import Container", "Keyed": "from tdc.tensordict.mapping import Keyed",
     }  # fmt: skip

@@ -4,7 +4,8 @@
              argument  TensorDict     key                              tensor: dims by number
 
 Words of a container: `batch` (a list where there are several batch dims), `length` (a list where several dims are
-ragged), `total` (of the packed axis, which follows from the lengths), `values` (of two levels, the words of the inner). What a dim may be:
+ragged), `total` (of the packed axis, which follows from the lengths), and of two levels `values`, the words of the
+inner one. What a dim may be:
 
     "B"                     a name; one name given twice is one size
     (1, 64), ("B", 1, 64)   bounds, either of them None; with a name

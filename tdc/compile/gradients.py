@@ -19,21 +19,15 @@ from torch import Tensor
 
 from tdc.compile._torch.autograd import recording
 from tdc.compile._torch.retraced import begin
-from tdc.compile.vectorize import is_container
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, int_tuple
 from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.core.keys import parts, unravel_key
 from tdc.core.typing import KeyPath
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.storage import data_of, with_data
-from tdc.ragged.two_level import TwoLevelTensor
+from tdc.ragged.storage import BATCHES, data_of, with_data
 from tdc.tensordict.paths import ordered
 from tdc.tensordict.tensordict import TensorDict, build_td
-
-BATCHES = (NestedTensor, MaskedBatch, TwoLevelTensor)  # which hold one tensor that may have a gradient
 
 
 def grad(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:

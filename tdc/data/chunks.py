@@ -17,7 +17,7 @@ from tdc.interop.spec import differences, spec_of
 from tdc.io.origin import origin_of
 from tdc.ops.copy import copy_
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import BATCHES
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
@@ -73,7 +73,7 @@ def chunks_of(length: int, chunksize: int | None, num_chunks: int) -> Chunks:
 
 def check_result(result: Any, number: int, chunks: Chunks) -> None:
     """Refuse a result that can be joined to none."""
-    if not is_tensordict(result) and not isinstance(result, (Tensor, NestedTensor, MaskedBatch)):
+    if not is_tensordict(result) and not isinstance(result, (Tensor, *BATCHES)):
         hint = "td.update({'y': y}), a tensor for each example, or None everywhere"
         got = f"{describe(result)} of {chunks.at(number)}"
         raise DtypeError(message(OP, "a TensorDict, a tensor or a ragged batch", got, hint=hint))

@@ -23,8 +23,7 @@ from tdc.core.typing import NestedKey
 from tdc.io.by_path import source_of
 from tdc.io.load import load
 from tdc.io.save import PathLike
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import BATCHES
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "data.Dataset"
@@ -134,7 +133,7 @@ def check_examples(op: str, td: Any) -> None:
 
 def index_device(td: TensorDict) -> torch.device:
     """Where positions of examples are looked up at once: the one device of all leaves, or the host, which suits all."""
-    devices = {x.device for x in td._leaves.values() if isinstance(x, (Tensor, NestedTensor, MaskedBatch))}
+    devices = {x.device for x in td._leaves.values() if isinstance(x, (Tensor, *BATCHES))}
     return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
 

@@ -14,6 +14,7 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
+from tdc.ragged.two_level import TwoLevelTensor
 
 
 def example_lengths(op: str, given: Any) -> Tensor:
@@ -25,6 +26,8 @@ def example_lengths(op: str, given: Any) -> Tensor:
     """
     if isinstance(given, NestedTensor):
         return lengths_of(given.structure).cpu()
+    if isinstance(given, TwoLevelTensor):  # elements, as tokens of a document
+        return given.values.offsets[given.offsets].diff().cpu()
     if isinstance(given, MaskedBatch):
         return given.lengths.to(torch.int64).prod(1).cpu()
     hint = "td['tokens'] of ragged tokens, or their lengths as a vector of whole numbers"

@@ -24,8 +24,7 @@ from tdc.core.errors import ChunkError, DtypeError, TdcError, UnsupportedError, 
 from tdc.core.pytree import tree_map
 from tdc.data.chunks import OP, Chunk, write
 from tdc.io.by_path import Alone, Parcel, Sealed, is_open_store
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import BATCHES
 from tdc.tensordict.storage import is_tensordict
 from tdc.tensordict.tensordict import TensorDict
 
@@ -73,7 +72,7 @@ def run(fn: Callable[..., Any], part: Any, target: Any, chunk: Chunk, caller: in
 
 def is_batch(x: Any) -> bool:
     """Whether a result is sent as a Parcel."""
-    return is_tensordict(x) or isinstance(x, (Tensor, NestedTensor, MaskedBatch))
+    return is_tensordict(x) or isinstance(x, (Tensor, *BATCHES))
 
 
 def sendable(x: Any) -> Any:

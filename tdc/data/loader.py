@@ -33,8 +33,7 @@ from tdc.data.epochs import Batches, EpochSampler, Plan, whole_number
 from tdc.data.prefetch import prefetched
 from tdc.data.token_budget import TokenBudgetSampler
 from tdc.io.save import PathLike
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import BATCHES
 from tdc.tensordict.combine import named_leaves
 from tdc.tensordict.leaf import unwrap
 from tdc.tensordict.tensordict import TensorDict, build_td
@@ -215,12 +214,12 @@ def sampler_of(
 
 def lengths_at(td: TensorDict, key: Any) -> Any:
     """The leaf whose lengths count for max_tokens."""
-    ragged = [show(p) for p, x in td._leaves.items() if isinstance(x, (NestedTensor, MaskedBatch))]
+    ragged = [show(p) for p, x in td._leaves.items() if isinstance(x, BATCHES)]
     if key is None:
         hint = f"key={ragged[0]!r}" if ragged else "key= of a leaf with the lengths of examples"
         raise KeyPathError(message(OP, "a key whose tokens max_tokens counts", "none", hint=hint))
     found = unwrap(named_leaves(OP, td, [key])[1][0])
-    if isinstance(found, (NestedTensor, MaskedBatch)) or (isinstance(found, Tensor) and found.ndim == td.ndim):
+    if isinstance(found, BATCHES) or (isinstance(found, Tensor) and found.ndim == td.ndim):
         return found
     hint = f"ragged leaves are {', '.join(ragged)}" if ragged else "tdc.data.ragged_stack makes ragged leaves"
     raise DtypeError(message(OP, "a ragged leaf, or one length for each example", describe(found), hint=hint))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_number, keys_of
 from tdc.core.container import Container
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.core.typing import Dims, KeyPath, NestedKey, OpName
 from tdc.interop.records import as_tensordict, batch_of, has_fields
@@ -264,7 +264,8 @@ def stack_leaves(
         elif dims is None:
             leaves[path] = torch.stack(xs)  # type: ignore[arg-type]  # they may be ragged or registered leaves
         elif isinstance(xs[0], NestedTensor):
-            leaves[path] = convert(path, pack(xs))
+            two_levels: Any = pack(xs)
+            leaves[path] = convert(path, two_levels)
         else:
             leaves[path] = convert(path, with_known_structure(pack(xs, ragged_dim=dims), xs, dims, known))
     which, cure = "keys of other kinds or dtypes", "convert them with .to(dtype), or td.exclude(key) first"
@@ -306,6 +307,9 @@ def with_known_structure(
 
 def pad(packed: NestedTensor, value: float, known: list[tuple[Any, MaskedBatch]]) -> MaskedBatch:
     """A packed batch as a padded one, with the lengths of an earlier one of the same structure."""
+    if not isinstance(packed, NestedTensor):
+        hint = "name it in ragged_keys="
+        raise UnsupportedError(message("data.collate", "tensors in keys to be padded", describe(packed), hint=hint))
     padded = to_padded(packed, value)
     for structure, earlier in known:
         if structure is packed.structure:

@@ -30,9 +30,7 @@ from tdc.core.keys import show
 from tdc.core.typing import OpName
 from tdc.interop.pytrees import as_entry
 from tdc.interop.struct_array import columns, is_struct_array
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.two_level import TwoLevelTensor
+from tdc.ragged.storage import BATCHES
 from tdc.tensordict.mapping import Keyed
 from tdc.tensordict.storage import common, is_tensordict
 from tdc.tensordict.tensordict import TensorDict
@@ -283,7 +281,7 @@ def fields_class(names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
 
 def batch_of(leaf: Any) -> torch.Size:
     """Sizes of a leaf that may be batch sizes: of a ragged one the number of examples, of any other all."""
-    return leaf.batch_size if isinstance(leaf, (NestedTensor, MaskedBatch, TwoLevelTensor)) else leaf.shape
+    return leaf.batch_size if isinstance(leaf, BATCHES) else leaf.shape
 
 
 def shared_size(td: TensorDict, dims: int) -> torch.Size:

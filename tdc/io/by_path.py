@@ -33,9 +33,7 @@ from tdc.io.leaves import MAKERS, NAMES, Faulty, taken_apart
 from tdc.io.load import OP, map_all, open_store
 from tdc.io.manifest import parse, stored
 from tdc.io.origin import Origin, Source, is_written, origin_of
-from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.two_level import TwoLevelTensor
+from tdc.ragged.storage import BATCHES
 from tdc.ragged.structure import Structure
 from tdc.tensordict.nodes import Nodes
 from tdc.tensordict.storage import is_tensordict
@@ -112,7 +110,7 @@ class Sender:
         """A leaf, or what stands for it."""
         if isinstance(x, Tensor):
             return self.tensor(x)
-        if isinstance(x, (NestedTensor, MaskedBatch, TwoLevelTensor)):
+        if isinstance(x, BATCHES):
             try:
                 kind, data, parts = taken_apart(x)
             except Faulty:
@@ -320,7 +318,7 @@ class Sealed:
 def source_of(td: TensorDict) -> Source | None:
     """The store that the first of the mapped tensors comes from; None where there is none."""
     for leaf in td._leaves.values():
-        ragged = isinstance(leaf, (NestedTensor, MaskedBatch, TwoLevelTensor))
+        ragged = isinstance(leaf, BATCHES)
         for x in taken_apart(leaf)[2].values() if ragged else (leaf,):
             found = origin_of(x)
             if found is not None:

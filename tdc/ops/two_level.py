@@ -29,14 +29,11 @@ from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedE
 from tdc.core.rules import DISPATCH, ROWS, RULES, Rule, add_rule
 from tdc.core.signatures import run_named
 from tdc.core.typing import Op
-from tdc.ops import (  # noqa: F401  # which fill the table
-    extremes, factory, flatten as _flatten, join, loss, moments, norm, pointwise, positionwise, random, reduction, scan,
-)  # fmt: skip
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import row_ids
 from tdc.ragged.structure import Structure, require_same
-from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level
+from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
 
 FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
 ALONG = (
@@ -48,8 +45,13 @@ OVER_ALL = (
     torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.std,
     torch.var, torch.nansum, torch.nanmean, torch.count_nonzero,
 )  # fmt: skip
+PICKING = {
+    torch.index_select: 0, torch.narrow: 0, torch.select: 0, torch.split: 1, torch.split_with_sizes: 1, torch.chunk: 1,
+}  # fmt: skip
 NEEDS_SIZES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor")
 OF_DTYPE = (torch.is_floating_point, torch.is_complex, torch.is_signed)
+FAMILY_OF: dict[Op, str] = {F.softmax: "norm", F.log_softmax: "norm"}  # functions of one row each, but for signatures
+FAMILY_OF |= {rule.op: rule.family for rule in RULES if rule.kind == "nested"}
 TWO_LEVEL_RULES: list[Rule] = []
 HINT = "x.with_values(fn(x.values)), where dim d of x is dim d - 1"
 
@@ -137,18 +139,46 @@ def along(op: Op) -> Op:
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input, TwoLevelTensor):
             raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
-        named = "dim" in kwargs
-        dim = kwargs["dim"] if named else args[0] if args else -1 if op is F.glu else None
+        dim = given_dim(args, kwargs, 0, -1 if op is F.glu else None)
         if dim is None or isinstance(dim, bool):
             if op in ALONG[:5]:
                 raise ShapeError(message(op, "a dim", "none", hint="dim=-1"))
             return on_inner(input._values, *args, **kwargs)
         x, dims = inner_dims(op, input, dim)
-        dims = dims if isinstance(dim, (tuple, list)) else dims[0]
-        out = on_inner(x, **kwargs | {"dim": dims}) if named else on_inner(x, dims, *args[1:], **kwargs)
+        args, kwargs = with_dim(args, kwargs, 0, dims if isinstance(dim, (tuple, list)) else dims[0])
+        out = on_inner(x, *args, **kwargs)
         if isinstance(x, NestedTensor) and x is input._values:
             return around(input, out)
         return out.unsqueeze(1) if out.ndim == x.ndim else out
+
+    return run
+
+
+def given_dim(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, default: Any) -> Any:
+    """The dim of a call, by name or as argument number `at` behind the batch."""
+    return kwargs["dim"] if "dim" in kwargs else args[at] if len(args) > at else default
+
+
+def with_dim(
+    args: tuple[Any, ...], kwargs: dict[str, Any], at: int, dim: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with another dim."""
+    return ((*args[:at], dim, *args[at + 1 :]), kwargs) if len(args) > at else (args, kwargs | {"dim": dim})
+
+
+def picking(op: Op, at: int) -> Op:
+    """A rule for examples chosen along a dim, whose number is argument `at`: outer ones, inner ones of each, or what
+    lies in these."""
+    on_inner = nested_row(op)
+
+    def run(input: TwoLevelTensor, *args: Any, **kwargs: Any) -> Any:
+        d = normal_dim(given_dim(args, kwargs, at, 0), input.ndim, op)
+        args, kwargs = with_dim(args, kwargs, at, d if d < 2 else d - 1)
+        if d >= 2:
+            return around(input, on_inner(input._values, *args, **kwargs))
+        found = on_inner(numbered(input), *args, **kwargs)
+        parts = [inner_at(input, which, ()) for which in (found if isinstance(found, tuple) else (found,))]
+        return tuple(parts) if isinstance(found, tuple) else parts[0]
 
     return run
 
@@ -203,7 +233,7 @@ def unflatten(x: Any, dim: int, sizes: Any) -> Any:
     return around(x, x._values.unflatten(d - 1, sizes))
 
 
-def cat(tensors: Sequence[Any], dim: int = 0) -> TwoLevelTensor:
+def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     """Outer examples after outer ones; along a dim of inner examples each goes on in its partner."""
     wrong = {f"operand {i}": describe(x) for i, x in enumerate(tensors) if not isinstance(x, TwoLevelTensor)}
     if wrong:
@@ -214,27 +244,30 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> TwoLevelTensor:
     if d >= 2:
         for x in tensors[1:]:
             require_same(first._structure, x._structure, "cat")
-        return build_two_level(first._structure, torch.cat(values, d - 1))
+        return first.with_values(torch.cat(values, d - 1))
     if d == 1:
         hint = "torch.cat of x.values, or x.flatten(1, 2) for elements"
         raise UnsupportedError(message("cat", "dim 0, or a dim of inner examples", "dim 1", hint=hint))
-    outer = torch.cat([x.with_values(x._values.lengths) for x in tensors]).structure
-    return build_two_level(outer, torch.cat(values))
+    outer: Any = torch.cat([x.inner_lengths for x in tensors])
+    joined: Any = torch.cat(values)
+    return build_two_level(outer.structure, joined)
 
 
 def put(op: Op, impl: Op) -> None:
     """A row, under all names that the row of a NestedTensor has. The matrix of tests lists the latter only."""
     table, own = DISPATCH["two_level"], DISPATCH["nested"]
-    add_rule(Rule(op, "two_level", "two_level", impl, op, modes=()), rows=TWO_LEVEL_RULES)
+    add_rule(Rule(op, "two_level", FAMILY_OF[op], impl, op, modes=()), rows=TWO_LEVEL_RULES)
     for name in [name for name, row in own.items() if row == own[op] and name not in ALONG]:
         table.setdefault(name, table[op])
 
 
 for _op in ALONG:
     put(_op, along(_op))
+for _op, _at in PICKING.items():
+    put(_op, picking(_op, _at))
 for _op, _impl in ((torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat)):
     put(_op, _impl)
 for _rule in RULES:
-    chosen = _rule.family in FAMILIES and _rule.name not in NEEDS_SIZES or _rule.op in OF_DTYPE
+    chosen = (_rule.family in FAMILIES and _rule.name not in NEEDS_SIZES) or _rule.op in OF_DTYPE
     if _rule.kind == "nested" and chosen and not _rule.reason and _rule.op not in DISPATCH["two_level"]:
         put(_rule.op, lifted(_rule.op, _rule.family == "pointwise"))

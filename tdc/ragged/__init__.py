@@ -1,4 +1,4 @@
-"""Ragged batches: NestedTensor, packed, and MaskedBatch, padded, TwoLevelTensor of two levels; their structure, indices and conversions."""
+"""Ragged batches: NestedTensor, packed, MaskedBatch, padded, and TwoLevelTensor; their structure and conversions."""
 
 from tdc.ragged import methods as methods  # gives the classes their methods
 from tdc.ragged.two_level import TwoLevelTensor as TwoLevelTensor

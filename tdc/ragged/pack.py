@@ -115,10 +115,11 @@ def pack(tensors: Sequence[NestedTensor]) -> TwoLevelTensor: ...
 @overload
 def pack(tensors: Sequence[Tensor], *, ragged_dim: Dims = 1) -> NestedTensor: ...
 def pack(tensors: Sequence[Any], *, ragged_dim: Dims = 1) -> NestedTensor | TwoLevelTensor:
-    """Pack tensors of different sizes into one batch, or NestedTensors, as documents of sentences, into a TwoLevelTensor.
+    """Pack tensors of different sizes into one batch; NestedTensors, as documents of sentences, into one of two levels.
 
     Shapes:
-        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`; NestedTensors `[(S_i, *S0, -1, *S1), ...] -> (B, -1, *S0, -1, *S1)`.
+        `[(*S0, L_i, *S1), ...] -> (B, *S0, -1, *S1)`.
+        NestedTensors `[(S_i, *S0, -1, *S1), ...] -> (B, -1, *S0, -1, *S1)`, a TwoLevelTensor.
 
     Args:
         tensors: at least one; equal dtype, device and sizes outside the ragged dims.
@@ -176,7 +177,8 @@ def pack_nested(rows: list[Any], dims: tuple[int, ...]) -> TwoLevelTensor:
         expected, hint = f"rows like the first, {describe(first)} on {first.device}", "convert them with .to(...)"
         raise ShapeError(message("pack", f"{expected}, but for their lengths", f"{len(wrong)} others", wrong, hint))
     known = [x for x in rows if x.structure.extent is not None or x.structure.batch_size]  # an empty one tells nothing
-    values, lengths = torch.cat(known or rows), [x.structure.batch_size for x in rows]
+    values: Any = torch.cat(known or rows)
+    lengths = [x.structure.batch_size for x in rows]
     sizes = torch.tensor(lengths, dtype=torch.int64, device="cpu").view(-1, 1)
     s = structure_of_sizes(sizes.to(first.device), (max(lengths),))
     return build_two_level(s if sizes.device == first.device else remember(sizes_on_host, s, sizes), values)

@@ -20,7 +20,8 @@ from tdc.ragged.two_level import TwoLevelTensor
 
 Ragged: TypeAlias = "NestedTensor | MaskedBatch"
 Results: TypeAlias = "Ragged | Tensor | tuple[Any, ...]"  # what a function of torch gives for a batch
-R = TypeVar("R", NestedTensor, MaskedBatch, TwoLevelTensor, Ragged)
+BATCHES = (NestedTensor, MaskedBatch, TwoLevelTensor)  # every ragged batch, of one level and of two
+R = TypeVar("R", NestedTensor, MaskedBatch, Ragged)
 B = TypeVar("B", bound=Ragged)
 
 

@@ -4,9 +4,9 @@
     values        a NestedTensor of all sentences      3 examples of 3, 1 and 2 tokens
     offsets       0 2 2 3                              where documents begin among the sentences
 
-An outer example (a document) is a NestedTensor, its inner examples (the sentences) are tensors. `x.values` has the inner
-examples of all documents in one ordinary packed batch, so every operation and every stock module works on this level
-as it does on any NestedTensor, and `x.with_values(result)` puts the documents back around it. Neither copies an
+An outer example (a document) is a NestedTensor, its inner examples (the sentences) are tensors. `x.values` has the
+inner examples of all documents in one ordinary packed batch, so every operation and every stock module works on this
+level as it does on any NestedTensor, and `x.with_values(result)` puts the documents back around it. Neither copies an
 element:
 
     logical shape (B, -1, -1, D)      x.values (S, -1, D)      S inner examples
@@ -23,7 +23,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, final, overload
 
 import torch
 from torch import Tensor
@@ -38,14 +38,19 @@ from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, mapped, require_bound
-from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host
+from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same
+
+if TYPE_CHECKING:
+    from tdc.ragged.operations import TwoLevelOperations as Operations
+else:
+    Operations = Container
 
 OP = "TwoLevelTensor"
 
 
 @final
-class TwoLevelTensor(Container):
+class TwoLevelTensor(Operations):
     """A batch of NestedTensors, documents of sentences for instance, packed into one.
 
     Shapes:
@@ -138,7 +143,7 @@ class TwoLevelTensor(Container):
 
     @property
     def max_length(self) -> int:
-        """Inner examples of the longest outer one, or the bound the batch was built with; read from the data without."""
+        """Inner examples of the longest outer one, or a bound it was built with; else read from the data."""
         return longest(self._structure)[0]
 
     @property
@@ -262,13 +267,13 @@ class TwoLevelTensor(Container):
     def __getitem__(self, index: Any) -> Any:
         """Outer examples, inner ones of each, and what lies in these.
 
-            x[i]  x[a:b]  x[mask]  x[rows]      documents: one as a NestedTensor, several with two levels
-            x[:, 1:]  x[m]                      sentences of each document, `m` a bool NestedTensor (B, -1): two levels
-            x[:, 0]  x[rows, positions]         one sentence of each document, of each one named: NestedTensor (B, -1, D)
-            x[:, :, 0]  x[..., 0]               positions and features of each sentence, as of `x.values`
+            x[i]  x[a:b]  x[mask]  x[rows]   documents: one as a NestedTensor, several with two levels
+            x[:, 1:]  x[:, [0, 2]]  x[m]     sentences of each, `m` a bool NestedTensor (B, -1): two levels
+            x[:, 0]  x[rows, positions]      one sentence of each document, or of each named: NestedTensor (B, -1, D)
+            x[:, :, 0]  x[..., 0]            positions and features of each sentence, as of `x.values`
 
         Raises:
-            IndexingError: a list of sentences for all documents, or a new dim in front of them.
+            IndexingError: an example that is not there, or a new dim in front of inner examples.
 
         Compile:
             One graph, but for one document, whose sizes are read.
@@ -276,7 +281,7 @@ class TwoLevelTensor(Container):
         if isinstance(index, TwoLevelTensor):
             require_same(self._structure, index._structure, "index")
             return build_two_level(self._structure, self._values[index._values])
-        numbers = build_nested(self._structure, torch.arange(self._values.batch_size[0], device=self.device))
+        numbers = numbered(self)
         if isinstance(index, NestedTensor):
             return inner_at(self, numbers[index], ())
         first, second, rest = levels_of(index, self.ndim)
@@ -305,13 +310,22 @@ def one_outer(x: TwoLevelTensor, i: int) -> NestedTensor:
     return x._values[ends[0] : ends[1]]
 
 
+def numbered(x: TwoLevelTensor) -> NestedTensor:
+    """The number of each inner example among all, (B, -1)."""
+    return build_nested(x._structure, torch.arange(x._values.batch_size[0], device=x.device))
+
+
 def inner_at(x: TwoLevelTensor, which: NestedTensor | Tensor, rest: tuple[Any, ...]) -> Any:
     """Inner examples by their number among all, indexed by `rest`, in the outer ones that `which` has."""
+    if isinstance(which, Tensor) and which.ndim == 2:  # as many of each outer one
+        rows, count = which.shape
+        sizes = torch.full((rows, 1), count, device=which.device)
+        which = build_nested(structure_of_sizes(sizes, (count,)), which.flatten())
     nested = isinstance(which, NestedTensor)
     numbers = which.values if nested else which
     if numbers.ndim != 1:
-        got, hint = "a list of positions for all outer examples", "x[:, a:b], or x[rows, positions]"
-        raise IndexingError(message("index", "one inner example of each outer one, or a span", got, hint=hint))
+        got, hint = f"positions with {numbers.ndim - 1} dims", "x[:, positions], (K,)"
+        raise IndexingError(message("index", "positions (K,) among inner examples", got, hint=hint))
     found = x._values[numbers]
     found = found[(FULL, *rest)] if rest else found
     if not nested:
@@ -320,7 +334,7 @@ def inner_at(x: TwoLevelTensor, which: NestedTensor | Tensor, rest: tuple[Any, .
 
 
 def levels_of(index: Any, ndim: int) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The entries of an index for outer examples, for inner ones, and the rest, which are those of `x.values[:, ...]`."""
+    """The entries of an index for outer examples, for inner ones, and those of `x.values[:, ...]`."""
     parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
     gaps = [i for i, part in enumerate(parts) if part is Ellipsis]
     if len(gaps) > 1:
