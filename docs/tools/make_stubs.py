@@ -164,9 +164,7 @@ def result_of(rule: Rule, fn: Function) -> str:
     if rule.kind != "tensordict":
         if rule.name in DENSE or (rule.family in ALONG and not names & {"dim", "other"}):
             tensor = "Tensor"
-        elif rule.name in OPEN or (rule.family in ALONG and "dim" in names):
-            tensor = "Any"
-        elif rule.kind == "two_level" and rule.name in LEVELS:
+        elif rule.name in (*OPEN, *LEVELS * (rule.kind == "two_level")) or (rule.family in ALONG and "dim" in names):
             tensor = "Any"
     if rule.family == "join":
         return f"tuple[{tensor}, ...]"

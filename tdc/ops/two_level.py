@@ -48,7 +48,11 @@ OVER_ALL = (
 PICKING = {
     torch.index_select: 0, torch.narrow: 0, torch.select: 0, torch.split: 1, torch.split_with_sizes: 1, torch.chunk: 1,
 }  # fmt: skip
-NEEDS_SIZES = ("new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor")
+LEFT_OUT = (  # what takes sizes, or lengths of its own
+    "new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided", "new_tensor", "ctc_loss",
+)  # fmt: skip
+TABLES = ("isin", "bucketize")  # whose second argument all elements share
+MOVES = ("cuda", "cpu", "to", "type_as")  # these call `x.to`, which takes the structure along
 OF_DTYPE = (torch.is_floating_point, torch.is_complex, torch.is_signed)
 FAMILY_OF: dict[Op, str] = {F.softmax: "norm", F.log_softmax: "norm"}  # functions of one row each, but for signatures
 FAMILY_OF |= {rule.op: rule.family for rule in RULES if rule.kind == "nested"}
@@ -267,7 +271,9 @@ for _op, _at in PICKING.items():
     put(_op, picking(_op, _at))
 for _op, _impl in ((torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat)):
     put(_op, _impl)
-for _rule in RULES:
-    chosen = (_rule.family in FAMILIES and _rule.name not in NEEDS_SIZES) or _rule.op in OF_DTYPE
-    if _rule.kind == "nested" and chosen and not _rule.reason and _rule.op not in DISPATCH["two_level"]:
-        put(_rule.op, lifted(_rule.op, _rule.family == "pointwise"))
+for _rule in [rule for rule in RULES if rule.kind == "nested" and not rule.reason]:
+    chosen = (_rule.family in FAMILIES and _rule.name not in LEFT_OUT) or _rule.op in OF_DTYPE
+    if _rule.name in MOVES:
+        put(_rule.op, _rule.impl)
+    elif chosen and _rule.op not in DISPATCH["two_level"]:
+        put(_rule.op, lifted(_rule.op, _rule.family in ("pointwise", "loss") and _rule.name not in TABLES))

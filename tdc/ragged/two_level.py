@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
     Operations = Container
 
-OP = "TwoLevelTensor"
+OP = "ragged.TwoLevelTensor"
 
 
 @final
@@ -88,6 +88,7 @@ class TwoLevelTensor(Operations):
     __slots__ = ("__weakref__", "_structure", "_values")
     _kind = "two_level"
     _rank = 2
+    _title = OP
     _settings: ClassVar = {"requires_grad": "x.requires_grad_()"}
     _instead = "x.with_values(values), or tdc.pack(documents)"
 
@@ -205,9 +206,9 @@ class TwoLevelTensor(Operations):
 
     def __repr__(self) -> str:
         if not isinstance(self._values, NestedTensor):
-            return f"{OP}({type(self._values).__name__})"
+            return f"TwoLevelTensor({type(self._values).__name__})"
         packed = f"inner={self._values.batch_size[0]}, packed={tuple(self._values.values.shape)}"
-        return f"{OP}(shape={self.shape}, {packed}, dtype={self.dtype}, device={self.device})"
+        return f"TwoLevelTensor(shape={self.shape}, {packed}, dtype={self.dtype}, device={self.device})"
 
     @overload
     def with_values(self, values: NestedTensor) -> TwoLevelTensor: ...
@@ -263,6 +264,11 @@ class TwoLevelTensor(Operations):
             return build_two_level(s, values)
         extent = None if s.extent is None else extent_of(longest(s), values.device)
         return build_two_level(Structure(s.offsets.to(values.device), None, extent).marked(), values)
+
+    def pin_memory(self) -> TwoLevelTensor:
+        """A copy in page-locked memory, as `DataLoader(pin_memory=True)` asks for."""
+        s = self._structure
+        return build_two_level(Structure(s.offsets.pin_memory(), None, s.extent).marked(), self._values.pin_memory())
 
     def __getitem__(self, index: Any) -> Any:
         """Outer examples, inner ones of each, and what lies in these.
