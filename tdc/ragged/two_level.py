@@ -205,7 +205,7 @@ class TwoLevelTensor(Operations):
         return iter(self.unbind())
 
     def __repr__(self) -> str:
-        if not isinstance(self._values, NestedTensor):
+        if not isinstance(self._content, Tensor):
             return f"TwoLevelTensor({type(self._values).__name__})"
         packed = f"inner={self._values.batch_size[0]}, packed={tuple(self._values.values.shape)}"
         return f"TwoLevelTensor(shape={self.shape}, {packed}, dtype={self.dtype}, device={self.device})"
