@@ -376,7 +376,8 @@ def as_levels(x: NestedTensor, dim: int, lengths: NestedTensor, like: Structure 
     """
     s, t = x.structure, lengths.structure
     if lengths.dtype != torch.int64:
-        raise DtypeError(message("unflatten", "int64 lengths", describe(lengths), hint="lengths.long()"))
+        expected = "int64 lengths of parts, or a batch with several ragged dims"
+        raise DtypeError(message("unflatten", expected, describe(lengths), hint="lengths.long()"))
     one = s.packed_dim == s.batch_dim == t.batch_dim == 0 and s.ragged_ndim == 1
     if not one or normal_dim(dim, x.ndim, "unflatten") != 1 or lengths.ndim != 2 or len(lengths) != len(x):
         expected = f"dim 1 of a NestedTensor (B, -1, ...) and lengths ({len(x)}, -1) of its parts"
