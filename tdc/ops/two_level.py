@@ -259,11 +259,15 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 def put(op: Op, impl: Op) -> None:
     """A row, under all names that the row of a NestedTensor has. The matrix of tests lists the latter only."""
-    table, own = DISPATCH["two_level"], DISPATCH["nested"]
+    table = DISPATCH["two_level"]
     add_rule(Rule(op, "two_level", FAMILY_OF[op], impl, op, modes=()), rows=TWO_LEVEL_RULES)
-    for name in [name for name, row in own.items() if row == own[op] and name not in ALONG]:
+    for name in NAMES_OF[DISPATCH["nested"][op]]:
         table.setdefault(name, table[op])
 
+
+NAMES_OF: dict[str, list[Op]] = {}  # of rows of a NestedTensor; those below are rows of their own
+for _op, _row in DISPATCH["nested"].items():
+    NAMES_OF.setdefault(_row, []).extend([_op] if _op not in ALONG else [])
 
 for _op in ALONG:
     put(_op, along(_op))

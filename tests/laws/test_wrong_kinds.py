@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import tdc
 from tdc import DtypeError, MaskedBatch, NestedTensor, TdcError, TensorDict
 
-SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.io", "tdc.nn", "tdc.optim", "tdc.testing")
+SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.io", "tdc.nn", "tdc.optim", "tdc.ragged", "tdc.testing")
 METHODS: tuple[Any, ...] = (  # which are functions, too
     NestedTensor.to_padded, NestedTensor.to_torch, MaskedBatch.to_packed, TensorDict.summary,
 )  # fmt: skip
@@ -81,6 +81,7 @@ tdc.io.dcp_save(td(), f"{STORE}.dcp")
 CALLS: dict[str, tuple[Any, ...]] = {
     "TensorDict": (td(), [3]),
     "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
+    "TwoLevelTensor": (rows(), torch.tensor([0, 2])),
     "MaskedBatch": (X, torch.tensor([1, 2, 0])),
     "ObjectArray": (["a", "b"], [2]),
     "BucketSampler": ([3, 1, 2], 2, {"window": 2, "shuffle": True, "seed": 0, "drop_last": False, "rank": 0}),
