@@ -18,7 +18,7 @@ from tdc.core.rules import define, note_syncs
 from tdc.ops.positions import flat_bounds, flat_examples
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import count_rows, local_positions, row_ids, structure_of_sizes
+from tdc.ragged.segments import coordinates, count_rows, row_ids, structure_of_sizes
 from tdc.ragged.storage import Ragged, data_of, ragged_sizes, require_alike, with_data
 
 
@@ -102,24 +102,27 @@ def masked_scatter_ragged(x: Any, mask: Any, source: Any) -> Ragged:
 
 
 def nonzero_ragged(x: Ragged, *, as_tuple: bool = False) -> Ragged:
-    """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`.
+    """The positions within its example of each element that is not zero: `(B, -1, dims of an example)`; of a pair map
+    that says which pairs are neighbours, the edges.
 
     Packed there are as many as the data says; a rectangle keeps its size, and they are moved to the front.
     """
-    if as_tuple or x._batch_dim or (isinstance(x, NestedTensor) and len(x.ragged_dims) > 1):
+    if as_tuple or x._batch_dim:
+        got = "as_tuple=True" if as_tuple else f"the batch at dim {x._batch_dim}"
         hint = "x.nonzero().unbind(-1) for one batch of positions for each dim"
-        raise UnsupportedError(message("nonzero", "positions of one ragged dim, as one batch", "others", hint=hint))
+        raise UnsupportedError(message("nonzero", "positions as one batch, in examples along dim 0", got, hint=hint))
     return nonzero_packed(x) if isinstance(x, NestedTensor) else nonzero_padded(x)
 
 
 def nonzero_packed(x: NestedTensor) -> NestedTensor:
     s, e = x.structure, x.structure.packed_dim
     found, total = x.values.nonzero(), x.values.shape[e]
-    rows, local = row_ids(s, total)[found[:, e]], local_positions(s, total)[found[:, e]]
+    rows = row_ids(s, total)[found[:, e]]
     if e:
         rows, order = rows.sort(stable=True)
-        found, local = found[order], local[order]
-    columns = [local if a == e else column for a, column in enumerate(found.unbind(1))]
+        found = found[order]
+    columns = list(found.unbind(1))
+    columns[e : e + 1] = [position[columns[e]] for position in coordinates(s, total)]
     return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), torch.stack(columns, 1))
 
 

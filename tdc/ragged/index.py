@@ -5,6 +5,7 @@
     x[:, a:b:c]  x[:, :lengths]             a span of each row, with one end for all or one for each
     x[rows, positions]                      one position of each row named: dense
     x[m]                                    what a ragged mask is True on: rows again
+    x[:, p]                                 ragged positions p, those of each row its own: as ragged as p
     x[..., k]  x[..., None]                 static dims, new dims
 
 Rows are picked first, then every entry acts on its own dim, so an index means what it means for each row on its own.
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dynamo import eager, mark_dynamic
-from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.errors import DtypeError, IndexingError, ShapeError, describe, describe_index, message
 from tdc.ragged.crop import crop_rows
 from tdc.ragged.index_forms import (
     FULL,
@@ -70,7 +71,7 @@ from tdc.ragged.segments import (
     take_spans,
     tell,
 )
-from tdc.ragged.storage import B, Ragged, axis_of, data_of, require_alike, with_static
+from tdc.ragged.storage import B, Ragged, axis_of, data_of, is_ragged, require_alike, sizes_along, with_static
 from tdc.ragged.structure import Structure, extent_of, remember
 
 
@@ -105,6 +106,8 @@ def index_ragged(x: Any, index: Any) -> Any:
     """`x[index]`, whatever the index is."""
     if isinstance(index, type(x)):
         return select_where(x, index)
+    if isinstance(index, tuple) and any([is_ragged(part) for part in index]):
+        return at_own(x, index)
     return rows_at(x, index)(x) if names_rows(x, index) else index_dims(x, index)
 
 
@@ -256,6 +259,33 @@ def select_where(x: Any, mask: Any) -> Ragged:
         rows, order = rows.sort(stable=True)
         positions = positions[order]
     return build_nested(structure_of_sizes(count_rows(rows, s)[:, None]), x.values[positions.unbind(1)])
+
+
+def at_own(x: Any, index: tuple[Any, ...]) -> Any:
+    """Positions of each example that a ragged batch of them names, on the ragged dim, in the order of that batch.
+
+    Shapes:
+        x `(B, *S0, -1, *S1)`, positions `(B, -1)`, as many of each example as it says -> `(B, *S0, -1, *S1)`.
+
+    Raises:
+        IndexingError: positions in another form, or that an example does not have; a second batch of them.
+    """
+    (i, positions), *others = [(i, part) for i, part in enumerate(index) if is_ragged(part)]
+    behind = len([part for part in index[i:] if part is not None])
+    ahead = [part for part in index[:i] if part is not None]
+    d = x.ndim - behind if any([part is Ellipsis for part in ahead]) else len(ahead)
+    own = type(positions) is type(x) and positions.ndim == 2 and positions.ragged_dims == (1,)
+    whole = own and positions.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    first = index[0] if i else None
+    if others or not whole or x.ragged_dims != (d,) or not (first is Ellipsis or takes_all(first)) or x._batch_dim:
+        expected = f"x[:, positions] with one {type(x).__name__} of whole numbers (B, -1) at the ragged dim"
+        hint = "x[rows] in front of it; x[mask] with a ragged mask; x.gather(d, index) for each column its own"
+        raise IndexingError(message("index", expected, describe_index(index), hint=hint))
+    positions = torch.where(positions < 0, positions + sizes_along(x, d).unsqueeze(1), positions)
+    for k in range(1, x.ndim):
+        positions = positions if k == d else positions.unsqueeze(k)
+    out, rest = torch.take_along_dim(x, positions, d), (*index[:i], FULL, *index[i + 1 :])
+    return out if all([part is Ellipsis or takes_all(part) for part in rest]) else out[rest]
 
 
 # -- the ragged dim of a NestedTensor

@@ -23,7 +23,7 @@ from tdc.ragged.convert import to_packed, to_padded, to_torch
 from tdc.ragged.index import index_ragged, picker, same_structure, with_structure_of
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import longest, offsets_int32
+from tdc.ragged.segments import longest, offsets_int32, row_ids
 from tdc.ragged.storage import R, Ragged, data_of, with_data
 from tdc.ragged.structure import Structure
 
@@ -100,6 +100,12 @@ def cu_seqlens(x: NestedTensor) -> Tensor:
     return offsets_int32(x.structure)
 
 
+def row_ids_of(x: NestedTensor) -> Tensor:
+    """The example that each packed element belongs to, (N,) int64: `batch` of PyTorch Geometric, `value_rowids` of
+    TensorFlow."""
+    return row_ids(x.structure, x.values.shape[x.structure.packed_dim])
+
+
 def occupancy(x: Ragged) -> float:
     """How much of the padded batch is real, from 0 to 1: of `x.to_padded().data`, or of `x.data`; 1 of nothing.
 
@@ -170,6 +176,7 @@ NESTED: dict[str, Any] = {
     "to_torch": to_torch,
     "cu_seqlens": property(cu_seqlens),
     "max_seqlen": NestedTensor.max_length,
+    "row_ids": property(row_ids_of),
 }
 MASKED: dict[str, Any] = {"to_packed": to_packed}
 

@@ -267,6 +267,12 @@ def nonzero(rule: Rule) -> Iterator[Sample]:
     modes = ("eager", "grad") if rule.kind == "nested" else LIGHT
     yield Sample("second", lambda d: call(d.ragged("second", "coin")), want, modes)
 
+    def pairs(d: Draw) -> Call:
+        x = d.ragged(domain="coin")
+        return call(Ragged([r[:, None, 0] * r[None, :, 0] for r in x.rows], (1, 2), slack=x.slack))
+
+    yield Sample("pairs", pairs, want, modes)
+
 
 # -- parts
 

@@ -38,6 +38,7 @@ def test_pickles_name_these():
     nested = restore | {"tdc.ragged.nested:NestedTensor", "tdc.ragged.structure:Structure"}
     td = restore | {"tdc.tensordict.tensordict:TensorDict"}
     assert names_in(packed) == nested
+    assert names_in(tdc.pack([packed])) == nested | {"tdc.ragged.two_level:TwoLevelTensor"}
     assert names_in(packed.to_padded()) == restore | {"tdc.ragged.masked:MaskedBatch"}
     assert names_in(tdc.TensorDict({"a": torch.ones(2)}, [2])) == td
     inner = tdc.TensorDict({"a": packed, "b": {"c": torch.ones(2)}, "s": tdc.Static("s")}, [2])

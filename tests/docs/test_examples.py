@@ -26,7 +26,7 @@ def ran(name: str, *arguments: str) -> str:
     "name",
     [
         "train", "ensemble", "actor_critic", "batch/adaptive_computation", "batch/ctc", "batch/decoding",
-        "batch/environment", "batch/newton", "batch/tree_lstm",
+        "batch/environment", "batch/newton", "batch/tree_lstm", "graphs",
     ],
 )  # fmt: skip
 def test_example(name: str):

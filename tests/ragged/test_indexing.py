@@ -275,3 +275,60 @@ def test_inductor_takes_batches_of_empty_rows():
     for got, want in zip(torch.compile(run, fullgraph=True)(x), run(x), strict=True):
         assert torch.equal(got.offsets, want.offsets)
         assert torch.equal(got.values, want.values)
+
+
+class TestOwnPositions:
+    """`x[:, positions]` with a ragged batch of positions, those of each example its own."""
+
+    POSITIONS = ([0, 1, -1], [], [2, 0, 0, 1], [-2])
+    FORMS: tuple[tuple[Any, Any], ...] = (
+        (lambda x, p: x[:, p], lambda row, p: row[p]),
+        (lambda x, p: x[..., p, :], lambda row, p: row[p]),
+        (lambda x, p: x[:, p, 1:], lambda row, p: row[p][:, 1:]),
+        (lambda x, p: x[:, p, 0], lambda row, p: row[p][:, 0]),
+    )
+
+    @pytest.mark.parametrize("kind", ["nested", "masked"])
+    @pytest.mark.parametrize("form", range(4))
+    def test_equals_each_row(self, kind: str, form: int):
+        run, ref = self.FORMS[form]
+        counter = Counter()
+        graph = torch.compile(run, fullgraph=True, backend=counter)
+        for lengths, given in ((LENGTHS, self.POSITIONS), ((3, 3, 5), ([2], [1, 0, 2, 2, 1], [4]))):
+            rows = rows_of(3, lengths=lengths)
+            positions = [T(p, dtype=torch.int64) for p in given]
+            index = tdc.pack(positions) if kind == "nested" else tdc.pack(positions).to_padded(99)
+            want = [ref(row, p) for row, p in zip(rows, positions, strict=True)]
+            for out in (run(batch(rows, kind), index), graph(batch(rows, kind), index)):
+                for got, expected in zip(out.unbind(), want, strict=True):
+                    assert torch.equal(got, expected)
+        assert counter.graphs == 1
+
+    def test_gradients(self):
+        x: Any = tdc.pack(rows_of(3)).requires_grad_()
+        index = tdc.pack([T(p, dtype=torch.int64) for p in self.POSITIONS])
+        x[:, index].sum().backward()
+        pairs = zip(self.POSITIONS, LENGTHS, strict=True)
+        counts = [torch.bincount(T(p, dtype=torch.int64) % n, minlength=n) for p, n in pairs]
+        assert torch.equal(x.grad.values, torch.cat(counts)[:, None].expand(-1, 3).float())
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, p: x[1:, p], lambda x, p: x[:, :, p], lambda x, p: x[:, p > 0], lambda x, p: x[:, p, p],
+            lambda x, p: x[:, p.to_padded()], lambda x, p: x[p, 0], lambda x, p: x[:, p + 5],
+            lambda x, p: x[:, p.float()],
+        ],
+    )  # fmt: skip
+    def test_refused(self, call: Any):
+        index = tdc.pack([T(p, dtype=torch.int64) for p in self.POSITIONS])
+        with pytest.raises(IndexingError):
+            call(tdc.pack(rows_of(3)), index)
+
+
+def test_row_ids():
+    assert tdc.pack(rows_of(3, lengths=(2, 0, 3))).row_ids.tolist() == [0, 0, 2, 2, 2]
+    images = tdc.pack([torch.ones(1, 2, 2), torch.ones(1, 1, 3)], ragged_dim=(2, 3))
+    assert images.row_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    with pytest.raises(tdc.ImmutableError):
+        setattr(images, "row_ids", None)  # noqa: B010  # which a type checker would refuse, too
