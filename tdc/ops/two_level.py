@@ -37,10 +37,11 @@ from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inn
 
 FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
 ALONG = (
-    torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin, F.glu, torch.cumsum, torch.cumprod,
-    torch.logcumsumexp, torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all,
+    torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin, F.glu, F.gumbel_softmax, torch.cumsum,
+    torch.cumprod, torch.logcumsumexp, torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all,
     torch.logsumexp, torch.std, torch.var, torch.nansum, torch.nanmean, torch.count_nonzero, torch.argmax, torch.argmin,
 )  # fmt: skip
+LAST = (F.glu, F.gumbel_softmax)  # whose dim is the last by default
 OVER_ALL = (
     torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.std,
     torch.var, torch.nansum, torch.nanmean, torch.count_nonzero,
@@ -64,7 +65,7 @@ def around(x: TwoLevelTensor, result: Any) -> Any:
     """What the inner batch gave, in the outer examples of `x`: also each of several results."""
     if isinstance(result, tuple):
         parts = [around(x, part) for part in result]
-        return tuple(parts) if type(result) is tuple else type(result)(*parts)
+        return tuple(parts) if type(result) is tuple else type(result)(parts)
     return x.with_values(result) if isinstance(result, (NestedTensor, Tensor)) and result.ndim else result
 
 
@@ -87,7 +88,11 @@ def lifted(op: Op, elementwise: bool) -> Op:
     on_inner = nested_row(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        like = next(a for a in (*args, *kwargs.values()) if isinstance(a, TwoLevelTensor))
+        given = (*args, *kwargs.values())
+        like = next(a for a in given if isinstance(a, TwoLevelTensor))
+        if any([isinstance(a, str) and a == "batchmean" for a in given]):  # of sentences, or of documents
+            hint = "reduction='sum', divided by len(x) or by x.values.batch_size[0]"
+            raise UnsupportedError(message(op, "another reduction", "'batchmean'", hint=hint))
         own = [inner(op, like, a, elementwise) for a in args]
         return around(like, on_inner(*own, **{name: inner(op, like, a, elementwise) for name, a in kwargs.items()}))
 
@@ -138,18 +143,18 @@ def spread_out(op: Op, like: TwoLevelTensor, a: Tensor) -> Tensor:
 
 def along(op: Op) -> Op:
     """A rule that runs `op` along dims of inner examples, or over all elements of each outer one."""
-    on_inner = nested_row(op)
+    on_inner, at = nested_row(op), 3 if op is F.gumbel_softmax else 0
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input, TwoLevelTensor):
             raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
-        dim = given_dim(args, kwargs, 0, -1 if op is F.glu else None)
+        dim = given_dim(args, kwargs, at, -1 if op in LAST else None)
         if dim is None or isinstance(dim, bool):
             if op in ALONG[:5]:
                 raise ShapeError(message(op, "a dim", "none", hint="dim=-1"))
             return on_inner(input._values, *args, **kwargs)
         x, dims = inner_dims(op, input, dim)
-        args, kwargs = with_dim(args, kwargs, 0, dims if isinstance(dim, (tuple, list)) else dims[0])
+        args, kwargs = with_dim(args, kwargs, at, dims if isinstance(dim, (tuple, list)) else dims[0])
         out = on_inner(x, *args, **kwargs)
         if isinstance(x, NestedTensor) and x is input._values:
             return around(input, out)

@@ -15,6 +15,7 @@ from two_levels import LENGTHS, OTHERS, batch, documents, nested, same, same_row
 
 import tdc
 from tdc.core.rules import DISPATCH, RULES
+from tdc.core.signatures import forms_of
 from tdc.ops.two_level import ALONG, PICKING, TWO_LEVEL_RULES
 
 torch.manual_seed(0)
@@ -212,6 +213,7 @@ class TestRefused:
         [
             (lambda x: x.mean(1), tdc.ShapeError, "dims of inner examples"),
             (lambda x: x.sum(0), tdc.ShapeError, "dims of inner examples"),
+            (lambda x: F.gumbel_softmax(x, dim=1), tdc.ShapeError, "dims of inner examples"),
             (lambda x: x.softmax(1), tdc.ShapeError, "dims of inner examples"),
             (lambda x: F.softmax(x), tdc.ShapeError, "expected a dim"),
             (lambda x: x.argmax(1), tdc.ShapeError, "dims of inner examples"),
@@ -224,6 +226,7 @@ class TestRefused:
             (lambda x: x + torch.ones(4, 2, 1, 1).double(), tdc.ShapeError, "broadcasts"),
             (lambda x: F.mse_loss(x, torch.ones(6, 1, 4).double()), tdc.ShapeError, "broadcasts"),
             (lambda x: F.mse_loss(x, x.values), tdc.StructureError, "an entry for each inner example"),
+            (lambda x: F.kl_div(x, x, reduction="batchmean"), tdc.UnsupportedError, "another reduction"),
             (lambda x: F.linear(x.values, x), tdc.StructureError, "two levels"),
             (lambda x: x.matmul(x), tdc.MethodError, r"hint: x.with_values\(fn\(x.values\)\)"),
             (lambda x: x.transpose(1, 2), tdc.MethodError, r"hint: x.with_values\(fn\(x.values\)\)"),
@@ -252,6 +255,27 @@ class TestRefused:
         for call in (lambda: x + x.values, lambda: functional.mse_loss(x, x.values), lambda: x + torch.ones(3, 1, 4)):
             with pytest.raises(tdc.TdcError):
                 call()
+
+
+def test_rows_with_a_dim_count_it_anew():
+    """A row that hands a dim on as it is would take sentences for tokens."""
+    own = {*ALONG, *PICKING, torch.flatten, torch.unflatten, torch.cat}
+    names = {"dim", "dims", "axis", "dim0", "dim1", "start_dim"}
+    taken = {rule.op: {name for form in forms_of(rule.op) for name, _ in form} for rule in TWO_LEVEL_RULES}
+    assert not [op for op, found in taken.items() if found & names and op not in own]
+
+
+def test_drawn_along_tokens():
+    x = batch(documents())
+    for drawn in (F.gumbel_softmax(x, dim=2), F.gumbel_softmax(x, 1.0, False, 1e-10, 2)):  # type: ignore[arg-type]  # torch's stub knows tensors
+        assert_close(drawn.sum(2).values, (x.inner_lengths.values > 0).double()[:, None].expand(-1, 4))
+    assert_close(F.gumbel_softmax(x).sum(-1).values.values, torch.ones(15).double())  # type: ignore[arg-type]  # torch's stub knows tensors
+
+
+def test_results_with_names():
+    docs = documents()
+    mantissa, exponent = torch.frexp(batch(docs))  # type: ignore[arg-type]  # torch's stub knows tensors
+    same(torch.ldexp(mantissa, exponent), docs)
 
 
 def test_every_row_runs_one_of_a_nested_tensor():
