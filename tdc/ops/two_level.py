@@ -36,15 +36,14 @@ from tdc.ragged.structure import Structure, require_same
 from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inner_at, numbered
 
 FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
-ALONG = (
-    torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin, F.glu, F.gumbel_softmax, torch.cumsum,
-    torch.cumprod, torch.logcumsumexp, torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all,
-    torch.logsumexp, torch.std, torch.var, torch.nansum, torch.nanmean, torch.count_nonzero, torch.argmax, torch.argmin,
-)  # fmt: skip
+NEED_DIM = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin)  # torch would guess one
 LAST = (F.glu, F.gumbel_softmax)  # whose dim is the last by default
-OVER_ALL = (
+OVER_ALL = (  # which take several dims, both levels among them
     torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.std,
     torch.var, torch.nansum, torch.nanmean, torch.count_nonzero,
+)  # fmt: skip
+ALONG = (
+    *NEED_DIM, *LAST, *OVER_ALL, torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.argmax, torch.argmin,
 )  # fmt: skip
 PICKING = {
     torch.index_select: 0, torch.narrow: 0, torch.select: 0, torch.split: 1, torch.split_with_sizes: 1, torch.chunk: 1,
@@ -150,7 +149,7 @@ def along(op: Op) -> Op:
             raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
         dim = given_dim(args, kwargs, at, -1 if op in LAST else None)
         if dim is None or isinstance(dim, bool):
-            if op in ALONG[:5]:
+            if op in NEED_DIM:
                 raise ShapeError(message(op, "a dim", "none", hint="dim=-1"))
             return on_inner(input._values, *args, **kwargs)
         x, dims = inner_dims(op, input, dim)
