@@ -53,53 +53,52 @@ def mean_over_parts(of: Of, params: TensorDict, buffers: Any, batch: Any, count:
         hint = "accumulate=1, or larger batches"
         raise ShapeError(message(OP, f"a batch of at least {count} rows", f"{rows}", hint=hint))
     loops = traced() and not under_transform() and count >= LEAST and rows % count == 0
-    if loops and is_dense(batch, rows):
-        sums, metrics, buffers, total = in_a_loop(of, params, buffers, batch, count)
-    else:
-        sums, metrics, buffers, total = one_by_one(of, params, buffers, batch, count)
-    by = not_zero(total) if isinstance(total, Tensor) else total
+    loops = loops and is_dense(batch, rows)
+    sums, metrics, buffers, total = (in_a_loop if loops else one_by_one)(of, params, buffers, batch, count)
+    by = not_zero(total) if isinstance(total, Tensor) else rows
     grads = sums.apply_with_path(lambda p, g: (g / by).to(params[p].dtype))
     return Gradients(grads, metrics.apply(lambda x: x / by if x.is_floating_point() else x), buffers, total)
 
 
-def one_by_one(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
-    """Sums of gradients and metrics, the last buffers, and the sum of counts."""
+def one_by_one(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
+    """Sums of gradients, metrics and counts, and the last buffers."""
     at_trace_time(keep_activations)
     sums: list[Any] = []
-    total: Any = 0
+    total: Any = {}
     for part, rows in split(batch, count):
         grads, metrics, buffers, counted = of(params, buffers, part)
         by = counted if isinstance(counted, Tensor) else rows
         found = [grads.apply(lambda g, n=by: widened(g) * n), metrics.apply(lambda x, n=by: weighted(x, n))]
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
-        total = total + by
-    return sums[0], sums[1], buffers, total
+        if isinstance(counted, Tensor):
+            total = total + counted if isinstance(total, Tensor) else counted
+    return Gradients(sums[0], sums[1], buffers, total)
 
 
-def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> tuple[Any, Any, Any, Any]:
-    """The same as one loop of a graph, which carries sums and buffers along."""
+def in_a_loop(of: Of, params: TensorDict, buffers: Any, batch: Any, count: int) -> Gradients:
+    """The same as one loop of a graph, which carries sums of gradients and buffers along."""
     leaves, spec = pytree.tree_flatten(batch)
     size = leaves[0].shape[0] // count
     xs = [x.reshape(count, size, *x.shape[1:]) for x in leaves]
     zeros = params.apply(lambda p: torch.zeros_like(widened(p)) if p.is_floating_point() or p.is_complex() else None)
     held: list[Tensor] = [] if buffers is None else [x.clone() for x in buffers._leaves.values()]
-    double = any([x.dtype == torch.float64 for x in params._leaves.values()])
-    total = torch.zeros((), dtype=torch.float64 if double else torch.float32, device=leaves[0].device)
 
     def body(carry: list[list[Tensor]], slices: list[Tensor]) -> tuple[list[list[Tensor]], dict[str, Any]]:
-        sums, held, (total,) = carry
+        sums, held = carry
         here = None if buffers is None else with_values(buffers, held)
         grads, metrics, after, counted = of(params, here, pytree.tree_unflatten(slices, spec), True)
         by: Any = counted if isinstance(counted, Tensor) else size
         new = [a + (widened(g) * by).to(a.dtype) for a, g in zip(sums, grads._leaves.values(), strict=True)]
         kept = [] if buffers is None else [after._leaves[p].clone() for p in buffers._leaves]
         terms = metrics.apply(lambda x: weighted(x, by).clone())
-        return [new, kept, [(total + by).to(total.dtype)]], terms.to_dict()
+        counts = [counted.clone()] if isinstance(counted, Tensor) else []
+        return [new, kept], {"metrics": terms.to_dict(), "counts": counts}
 
-    carry, terms = loop_operator("scan")(body, [list(zeros._leaves.values()), held, [total]], xs)
-    metrics = TensorDict(terms).apply(lambda x: x.sum(0))
+    carry, terms = loop_operator("scan")(body, [list(zeros._leaves.values()), held], xs)
+    metrics = TensorDict(terms["metrics"]).apply(lambda x: x.sum(0))
     after = None if buffers is None else with_values(buffers, carry[1])
-    return with_values(zeros, carry[0]), metrics, after, carry[2][0]
+    total = terms["counts"][0].sum(0) if terms["counts"] else {}
+    return Gradients(with_values(zeros, carry[0]), metrics, after, total)
 
 
 def with_values(td: TensorDict, values: list[Tensor]) -> TensorDict:

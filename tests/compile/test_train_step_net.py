@@ -190,6 +190,26 @@ def test_tokens_of_a_ragged_batch(backend: str | None):
         assert step.counts.compiles == 1
 
 
+@pytest.mark.parametrize(("backend", "accumulate"), [(None, 1), (None, 4), ("eager", 1), ("eager", 2), ("eager", 4)])
+def test_tokens_of_a_dense_batch_without_a_count(backend: str | None, accumulate: int):
+    """In a loop of the graph rows went for tokens."""
+    step = make_step(nn.Linear(8, 3), loss, sgd(0.1), backend, metrics=("tokens",), accumulate=accumulate)
+    with pytest.raises(Exception, match="tokens to count, for metrics 'tokens', got a dense batch and a loss without"):
+        step(step.init(), make_batch())
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_counts_of_parts_are_summed_as_they_are(backend: str | None):
+    """A loop of the graph summed them in float32, in which 2 ** 24 + 1 is 2 ** 24."""
+
+    def counted(net: nn.Module, batch: Any) -> Any:
+        return loss(net, batch).double(), batch["label"][0] + 2**23
+
+    step = make_step(nn.Linear(8, 3), counted, sgd(0.1), backend, metrics=("tokens",), accumulate=4)
+    _, metrics = step(step.init(), make_batch(4))
+    assert metrics["tokens"] == 2**25 + 3
+
+
 class Holding:
     """SGD with its rates in the state, each a tenth smaller than the last."""
 
