@@ -235,6 +235,7 @@ zeros(schema, batch_size=None, *, device=None)""",
             """\
 class KVCache(key, value, length, *, batch_size=(), device=None)
 class TensorDictParams(td, *, buffers=())
+expose_tensors(module)
 lora_init(params, rank=8, *, alpha=None, select='*weight', seed=0)
 lora_merge(params, adapters)
 lora_unmerge(params, adapters)""",
