@@ -258,10 +258,12 @@ varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0
             listing("tdc.optim"),
             """\
 class LossScale(init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000)
-class Optimizer(init, update, takes='gradients', gives='parameters', rates=no_rates)
+class Optimizer(init, update, takes='gradients', gives='parameters', rates=no_rates, elementwise=False,
+    process_group=None)
 Rate
 Schedule
-class Transform(init, update, takes='gradients', gives='gradients', rates=no_rates)
+class Transform(init, update, takes='gradients', gives='gradients', rates=no_rates, elementwise=False,
+    process_group=None)
 adadelta(lr=1.0, rho=0.9, eps=1e-06, weight_decay=0.0)
 adafactor(lr=0.01, beta2_decay=-0.8, eps=(None, 0.001), d=1.0, weight_decay=0.0)
 adagrad(lr=0.01, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10)
@@ -306,6 +308,7 @@ rmsprop(lr=0.01, alpha=0.99, eps=1e-08, weight_decay=0.0, momentum=0.0, centered
 schedule_free_adamw(lr=0.0025, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, warmup=0)
 schedule_free_sgd(lr=1.0, momentum=0.9, weight_decay=0.0, warmup=0)
 sgd(lr=0.001, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
+sharded(optimizer, process_group)
 skip_nonfinite(optimizer)
 to_torch_state_dict(state, optimizer, module)
 wsd(lr, steps, warmup, decay, floor=0.0)""",

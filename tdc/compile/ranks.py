@@ -5,7 +5,8 @@
 The weight of a rank is the count of its loss, or else its rows, as that of a micro-batch is. All sums are one
 `torch.distributed.all_reduce`, in the graph of the step; whole numbers are another one, where there are some.
 
-Invariant: states that are equal on all ranks are equal after the step, to the last digit.
+Invariant: states that are equal on all ranks are equal after the step, to the last digit. What `optim.sharded` keeps
+differs, and only that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from tdc.compile.loss import not_zero
 from tdc.compile.micro_batches import Gradients
@@ -31,13 +32,21 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 def check_group(group: Any, net: Any) -> None:
     """Refuse what is no process group, and modules that exchange gradients by hooks, which a step does not call."""
-    wrapper = [c.__name__ for c in type(net).__mro__ if c.__name__ in WRAPPERS]
-    if wrapper:
-        hint = "train_step(net, loss, optimizer, process_group=torch.distributed.group.WORLD) with the net itself"
-        raise UnsupportedError(message(OP, "a module without wrappers", wrapper[0], hint=hint))
+    modules = net.named_modules() if isinstance(net, nn.Module) else ()
+    wrapped = {
+        name or "the net": kind.__name__ for name, m in modules for kind in type(m).__mro__ if kind.__name__ in WRAPPERS
+    }
+    cure = "leave fully_shard out: train_step(net, loss, sharded(adamw(1e-3), group), process_group=group)"
+    cure = cure if "FSDPModule" in wrapped.values() else "train_step(net, loss, optimizer, process_group=group)"
+    refuse_wrong(UnsupportedError, OP, "a module without wrappers", wrapped, "of them", cure)
     if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
         hint = "torch.distributed.init_process_group(...), then process_group=torch.distributed.group.WORLD"
         raise DtypeError(message(OP, "a process group", describe(group), hint=hint))
+
+
+def group_of(optimizer: Any) -> Any:
+    """The processes that have other states of an optimiser, as of `optim.sharded`; None where all have the same."""
+    return getattr(optimizer, "process_group", None)
 
 
 def rank_of(group: Any) -> int:

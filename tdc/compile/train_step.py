@@ -42,7 +42,7 @@ from tdc.compile.inductor import backend as inductor
 from tdc.compile.loss import loss_of
 from tdc.compile.loss_scale import SCALING, first_scale
 from tdc.compile.one_step import DTYPES, Step, device_of
-from tdc.compile.ranks import as_on_first, check_group, rank_of
+from tdc.compile.ranks import as_on_first, check_group, group_of, rank_of
 from tdc.compile.seeds import advanced, mixed, seeded
 from tdc.compile.train_metrics import check_names, refuse_nonfinite
 from tdc.compile.train_state import (
@@ -120,7 +120,7 @@ def train_step(
     """
     net, fn, optimizer = (None, net, loss) if optimizer is None else (net, loss, optimizer)
     found = loss_of(net, fn, buffers)
-    check_optimizer(optimizer, average)
+    check_optimizer(optimizer, average, process_group)
     check_settings(accumulate, dtype, options, process_group, net)
     names = names_for(metrics, skip_nonfinite, error_if_nonfinite, dtype)
     how = {"backend": backend, "mode": mode, "options": options, "dynamic": dynamic} if compile else None
@@ -176,11 +176,15 @@ class TrainStep:
         size = params.batch_size
         params = params.apply(torch.clone)
         device = device_of(params) if params._leaves else None
+        own = None if own is None else own.apply(torch.clone)
+        if run.process_group is not None:
+            given = {"params": params} if own is None else {"params": params, "buffers": own}
+            as_on_first(TensorDict(given, size), device_of(params), run.process_group)
         entries: dict[str, Any] = {"params": params, "optimizer": unshared(run.optimizer.init(params), params)}
         check_update(run.optimizer, params, entries["optimizer"])
         entries["step"] = torch.zeros(size, dtype=torch.int64, device=device)
         if own is not None:
-            entries["buffers"] = own.apply(torch.clone)
+            entries["buffers"] = own
         if run.average is not None:
             entries["average"] = unshared(run.average.init(params), params)
         if run.skips:
@@ -190,7 +194,10 @@ class TrainStep:
         if seed is not None:
             entries["rng"] = torch.full(size, mixed(seed), dtype=torch.int64)
         state = TensorDict(entries, size)
-        return state if run.process_group is None else as_on_first(state, device_of(params), run.process_group)
+        if run.process_group is not None:
+            alike = state if group_of(run.optimizer) is None else state.exclude("optimizer")
+            as_on_first(alike, device_of(params), run.process_group)
+        return state
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         """Take one step.
@@ -376,8 +383,8 @@ class TrainStep:
 # -- checks
 
 
-def check_optimizer(optimizer: Any, average: Any) -> None:
-    """Refuse what is no optimizer, and what makes no average."""
+def check_optimizer(optimizer: Any, average: Any, group: Any) -> None:
+    """Refuse what is no optimizer, one that is sharded over other processes, and what makes no average."""
     given = [("optimizer", optimizer, "tdc.optim.adamw(1e-3)")]
     given += [] if average is None else [("average", average, "tdc.optim.ema(0.999)")]
     for name, x, hint in given:
@@ -385,6 +392,9 @@ def check_optimizer(optimizer: Any, average: Any) -> None:
         if missing:
             got = f"{describe(x)} without {' and '.join(missing)}"
             raise DtypeError(message(OP, f"an {name} with init and update", got, hint=hint))
+    if group_of(optimizer) not in (None, group):
+        got, hint = "none" if group is None else "another", "train_step(..., process_group=group), that of sharded(...)"
+        raise StructureError(message(OP, "the process group of the sharded optimizer", got, hint=hint))
 
 
 def names_for(metrics: Any, skips: bool, raises: bool, dtype: torch.dtype | None) -> tuple[str, ...]:

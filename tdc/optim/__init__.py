@@ -51,6 +51,7 @@ from tdc.optim.schedule import wsd as wsd
 from tdc.optim.schedule_free import schedule_free_adamw as schedule_free_adamw
 from tdc.optim.schedule_free import schedule_free_sgd as schedule_free_sgd
 from tdc.optim.sgd import sgd as sgd
+from tdc.optim.sharded import sharded as sharded
 from tdc.optim.torch_optim import from_torch_optim as from_torch_optim
 from tdc.optim.torch_optim import to_torch_state_dict as to_torch_state_dict
 from tdc.optim.transform import Optimizer as Optimizer

@@ -88,7 +88,7 @@ def optimizer(
 
         return updated(op, run, grads, state, params, names, tuple(numbers), found, own_shapes)
 
-    return Optimizer(init, update, rates=rates)
+    return Optimizer(init, update, rates=rates, elementwise=features is None and not own_shapes)
 
 
 def begin(

@@ -145,7 +145,7 @@ def clip_by_value(limit: float) -> Transform:
 
         return of_columns(grads, between)
 
-    return stateless(clipped)
+    return stateless(clipped, elementwise=True)
 
 
 def pairs(xs: list[Any], ys: list[Any]) -> list[tuple[Any, Any]]:
@@ -182,7 +182,7 @@ def decay(weight: float) -> Transform:
         check_grads(op, grads, params)
         return of_columns(grads, lambda gs, ps: c.plus(gs, ps, weight), params)
 
-    return stateless(added)
+    return stateless(added, elementwise=True)
 
 
 def noise(eta: float, gamma: float = 0.55, seed: int = 0) -> Transform:

@@ -23,6 +23,7 @@ from tdc.optim.transform import (
     check_keys,
     check_td,
     check_transform,
+    group_of,
     rates_of,
     trainable,
 )
@@ -174,7 +175,10 @@ def by_paths(op: str, parts: Mapping[str, T], groups: Groups) -> T:
         out = build_td(leaves, base._nodes, base._size, base._device)
         return out, states[""] if alone else TensorDict(states, params.batch_size)
 
-    return replace(transforms[0], init=init, update=update, rates=transforms[0].rates if alone else rates_of(parts))
+    rates = transforms[0].rates if alone else rates_of(parts)
+    return replace(
+        transforms[0], init=init, update=update, rates=rates, elementwise=False, process_group=group_of(parts)
+    )
 
 
 @constant

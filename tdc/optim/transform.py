@@ -51,6 +51,8 @@ class Transform:
     Args:
         takes, gives: what the updates are before and after, "gradients" or "parameters".
         rates: of a state the learning rates that the next update takes, by the keys of parts with dots; "" is its own.
+        elementwise: whether a new number depends on nothing but those at its own position.
+        process_group: of `sharded`, the processes that have other states.
 
     Raises:
         StructureError, DtypeError, ShapeError: in `update`, updates or a state of other parameters.
@@ -67,6 +69,8 @@ class Transform:
     takes: str = GRADIENTS
     gives: str = GRADIENTS
     rates: Rates = no_rates
+    elementwise: bool = False
+    process_group: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Optimizer(Transform):
     takes: str = GRADIENTS
     gives: str = PARAMETERS
     rates: Rates = no_rates
+    elementwise: bool = False
+    process_group: Any = None
 
 
 def of_parts(parts: Mapping[str, Transform], init: Callable[[TensorDict], TensorDict], update: Update) -> Transform:
@@ -86,7 +92,22 @@ def of_parts(parts: Mapping[str, Transform], init: Callable[[TensorDict], Tensor
     own = list(parts.values())
     first, last = own[0], own[-1]
     kind = Optimizer if (first.takes, last.gives) == (GRADIENTS, PARAMETERS) else Transform
-    return kind(init, update, first.takes, last.gives, rates_of(parts))
+    elementwise = all([part.elementwise for part in own])
+    return kind(init, update, first.takes, last.gives, rates_of(parts), elementwise, group_of(parts))
+
+
+def around(
+    inner: Transform, init: Callable[[TensorDict], TensorDict], update: Update, elementwise: bool = False,
+    process_group: Any = None,
+) -> Optimizer:  # fmt: skip
+    """An optimiser around another one, whose state is at "inner" in its own."""
+    group = inner.process_group if process_group is None else process_group
+    return Optimizer(init, update, rates=rates_of({"inner": inner}), elementwise=elementwise, process_group=group)
+
+
+def group_of(parts: Mapping[str, Transform]) -> Any:
+    """The processes that one of the parts is sharded over; None where none is."""
+    return next((part.process_group for part in parts.values() if part.process_group is not None), None)
 
 
 def rates_of(parts: Mapping[str, Transform]) -> Rates:
@@ -102,11 +123,12 @@ def rates_of(parts: Mapping[str, Transform]) -> Rates:
     return rates
 
 
-def stateless(update: Callable[[TensorDict, TensorDict], TensorDict]) -> Transform:
+def stateless(update: Callable[[TensorDict, TensorDict], TensorDict], elementwise: bool = False) -> Transform:
     """A transform of gradients, `(grads, params) -> grads`, with an empty state."""
     return Transform(
         lambda params: TensorDict({}, params.batch_size),
         lambda grads, state, params: (update(grads, params), state),
+        elementwise=elementwise,
     )
 
 

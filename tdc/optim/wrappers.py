@@ -20,12 +20,12 @@ from tdc.optim.foreach import extended
 from tdc.optim.transform import (
     Optimizer,
     Transform,
+    around,
     check_grads,
     check_keys,
     check_td,
     check_transform,
     differing,
-    rates_of,
     trainable,
 )
 from tdc.tensordict.paths import gathered
@@ -90,7 +90,7 @@ def multi_steps(optimizer: Transform, k: int) -> Optimizer:
         }  # fmt: skip
         return either(due, new, params), TensorDict(after, params.batch_size)
 
-    return Optimizer(init, update, rates=rates_of({"inner": optimizer}))
+    return around(optimizer, init, update, optimizer.elementwise)
 
 
 def skip_nonfinite(optimizer: Transform) -> Optimizer:
@@ -132,7 +132,7 @@ def skip_nonfinite(optimizer: Transform) -> Optimizer:
         after = {"inner": either(fine, inner, state["inner"]), "skipped": skipped}
         return either(fine, new, params), TensorDict(after, params.batch_size)
 
-    return Optimizer(init, update, rates=rates_of({"inner": optimizer}))
+    return around(optimizer, init, update)
 
 
 def master_weights(optimizer: Transform) -> Optimizer:
@@ -182,7 +182,7 @@ def master_weights(optimizer: Transform) -> Optimizer:
         out = build_td({**new._leaves, **rounded}, params._nodes, params._size, params._device)
         return out, TensorDict(after, params.batch_size)
 
-    return Optimizer(init, update, rates=rates_of({"inner": optimizer}))
+    return around(optimizer, init, update, optimizer.elementwise)
 
 
 def check_copies(op: str, name: str, state: TensorDict, params: TensorDict) -> None:

@@ -16,7 +16,19 @@ from torch.testing import assert_close
 import tdc
 from tdc import StructureError, TensorDict
 from tdc.compile import train_step
-from tdc.optim import adamw, chain, clip_by_global_norm
+from tdc.optim import (
+    adamw,
+    chain,
+    clip_by_global_norm,
+    ema,
+    inject,
+    lion,
+    master_weights,
+    partition,
+    schedule_free_adamw,
+    sgd,
+    sharded,
+)
 
 LENGTHS = [3, 1, 0, 5, 2, 4, 6]
 METRICS = ("loss", "grad_norm", "rows", "tokens")
@@ -136,6 +148,77 @@ def other_nets_are_refused(rank: int) -> None:
     step = train_step(nn.Linear(3, 2 + rank), lambda net, x: net(x).sum(), adamw(0.1), process_group=dist.group.WORLD)
     with pytest.raises(StructureError, match=r"rank 1, params.weight: .*, on rank 0 "):
         step.init()
+
+
+def run_both(rank: int, ours: Any, whole_state: Any, *, compiles: bool = False, **how: Any) -> tuple[Any, Any]:
+    """States after steps of a sharded optimiser on parts, and of one that is not on the whole batch."""
+    torch.manual_seed(0)
+    own, first = Net(), Net()
+    if rank == 0:  # whose tensors the others take over
+        own.load_state_dict(first.state_dict())
+    how |= {"metrics": METRICS, "compile": compiles, "backend": "aot_eager"}
+    step = train_step(own, by_tokens, ours, process_group=dist.group.WORLD, **how)
+    alone = train_step(first, by_tokens, whole_state, compile=False, metrics=METRICS)
+    state, expected = step.init(), alone.init()
+    for _ in range(4):
+        (state, metrics), (expected, wanted) = step(state, part(rank)), alone(expected, whole())
+        for name, value in wanted.items():
+            assert_close(metrics[name].float(), value.float())
+    if compiles:
+        assert (step.counts.graphs, step.counts.breaks) == (1, 0)
+    for path, x in expected["params"].items(True, True):
+        assert_close(state["params", path], x, rtol=1e-5, atol=1e-6, msg=lambda text, path=path: f"{path}: {text}")
+    same_everywhere(state["params"])
+    return state, expected
+
+
+def shards_are_like_the_whole(rank: int) -> None:
+    """Of optimisers that treat numbers one by one each rank keeps half, and takes the step of the whole."""
+    group = dist.group.WORLD
+    pairs: list[tuple[Any, Any]] = [
+        (sharded(adamw(0.05), group), adamw(0.05)),
+        (sharded(schedule_free_adamw(0.05), group), schedule_free_adamw(0.05)),  # its state begins as the parameters
+        (sharded(inject(adamw, lr=0.05), group), inject(adamw, lr=0.05)),
+        (chain(clip_by_global_norm(0.1), sharded(adamw(0.05), group)), chain(clip_by_global_norm(0.1), adamw(0.05))),
+        (
+            partition({"*.bias": sharded(sgd(0.1, 0.9), group), "*": sharded(lion(0.01), group)}),
+            partition({"*.bias": sgd(0.1, 0.9), "*": lion(0.01)}),
+        ),
+    ]
+    for ours, whole_state in pairs:
+        state, expected = run_both(rank, ours, whole_state)
+        mine, all_of_it = tdc.nbytes(state["optimizer"]), tdc.nbytes(expected["optimizer"])
+        assert mine < 0.5 * all_of_it + 128  # what is filled up, and numbers such as the step
+    run_both(rank, *pairs[-2], compiles=True)
+
+
+def shards_of_half_precision(rank: int) -> None:
+    """Copies in float32 are shards, too."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).bfloat16()
+    states = []
+    for group in (None, dist.group.WORLD):
+        inner = master_weights(adamw(1e-3))
+        optimizer = inner if group is None else sharded(inner, group)
+        step = train_step(
+            net, lambda net, x: net(x.bfloat16()).float().square().mean(), optimizer, process_group=dist.group.WORLD,
+            compile=False,
+        )  # fmt: skip
+        state = step.init()
+        for i in range(5):
+            torch.manual_seed(i)
+            state, _ = step(state, torch.randn(8, 4)[rank::2])
+        states.append(state)
+    for path, x in states[0]["params"].items(True, True):
+        assert torch.equal(states[1]["params", path], x)
+    copies = states[1]["optimizer", "inner", "master", "bfloat16"]
+    assert (copies.dtype, copies.shape) == (torch.float32, (8,))  # 15 numbers, and one that fills up
+
+
+def shards_compile_with_donation(rank: int) -> None:
+    """With memory handed on, steps left out, micro-batches and an average."""
+    ours = sharded(adamw(0.05), dist.group.WORLD)
+    run_both(rank, ours, adamw(0.05), compiles=True, donate=True, skip_nonfinite=True, average=ema(0.9), accumulate=2)
 
 
 if __name__ == "__main__":

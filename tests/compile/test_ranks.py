@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from processes import run_processes
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from tdc import DtypeError, TensorDict, UnsupportedError
+from tdc import DtypeError, StructureError, TensorDict, UnsupportedError
 from tdc.compile import train_step
-from tdc.optim import sgd
+from tdc.optim import chain, clip_by_global_norm, sgd, sharded
 
 SCRIPT = Path(__file__).with_name("step_processes.py")
 
@@ -27,7 +28,10 @@ def run(name: str, folder: Path, world: int = 2) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["is_like_the_whole_batch", "buffers_agree", "draws_differ", "nothing_to_count", "other_nets_are_refused"],
+    [
+        "is_like_the_whole_batch", "buffers_agree", "draws_differ", "nothing_to_count", "other_nets_are_refused",
+        "shards_are_like_the_whole", "shards_of_half_precision", "shards_compile_with_donation",
+    ],
 )
 def test_each_rank_has_the_step_of_the_whole_batch(name: str, tmp_path: Path) -> None:
     assert run(name, tmp_path) == ["", ""]
@@ -63,10 +67,31 @@ def test_what_a_group_cannot_have_is_refused(group: Any) -> None:
     members: Any = torch.stack([step.init(), step.init()])  # type: ignore[list-item]  # a stack of TensorDicts is one
     with pytest.raises(UnsupportedError, match="no vmap around a step with process_group="):
         step.vmap()(members, torch.randn(5, 3))
-    with pytest.raises(UnsupportedError, match=r"got DistributedDataParallel\nhint: .*process_group="):
+    with pytest.raises(UnsupportedError, match=r"at the net: DistributedDataParallel\nhint: .*process_group="):
         train_step(nn.parallel.DistributedDataParallel(net), loss, sgd(0.1))
     with pytest.raises(DtypeError, match="expected a process group, got str"):
         train_step(net, loss, sgd(0.1), process_group="gloo")
+
+
+def test_what_fully_shard_wraps_is_refused_with_what_to_write(group: Any) -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    fully_shard(net[1])
+    with pytest.raises(UnsupportedError, match=r"at 1: FSDPModule\nhint: leave fully_shard out: .*sharded\(adamw"):
+        train_step(net, loss, sgd(0.1), process_group=group)
+
+
+def test_a_sharded_optimizer_needs_the_group_of_the_step(group: Any) -> None:
+    net, optimizer = nn.Linear(3, 2), chain(clip_by_global_norm(1.0), sharded(sgd(0.1, 0.9), group))
+    with pytest.raises(StructureError, match=r"expected the process group of the sharded optimizer, got none"):
+        train_step(net, loss, optimizer)
+    step = train_step(net, loss, optimizer, process_group=group, backend="eager", metrics=("loss", "lr"))
+    alone = train_step(net, loss, chain(clip_by_global_norm(1.0), sgd(0.1, 0.9)), compile=False, metrics=("lr",))
+    state, expected, x = step.init(), alone.init(), torch.randn(5, 3)
+    for _ in range(3):
+        (state, metrics), (expected, known) = step(state, x), alone(expected, x)
+        assert metrics["lr"] == known["lr"]
+    for path, p in expected["params"].items(True, True):
+        torch.testing.assert_close(state["params", path], p, rtol=0, atol=1e-6)
 
 
 def test_without_processes_a_group_is_none() -> None:

@@ -30,7 +30,7 @@ METHODS: tuple[Any, ...] = (  # which are functions, too
 MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
     "Spec", "LeafSpec", "LoadReport", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report",
     "Signature", "TrainStep", "LossScale", "Optimizer", "Transform", "Static", "backend", "assert_one_graph",
-    "check_rule", "forbid", "assert_close", "Loader", "expose_tensors",
+    "check_rule", "forbid", "assert_close", "Loader", "expose_tensors", "sharded",
     "from_arrow", "to_arrow", "from_parquet", "to_parquet", "to_dataset",
 }  # fmt: skip
 WRONG: dict[str, Any] = {

@@ -1,0 +1,169 @@
+"""The state of an optimiser shared out over processes, each of which updates its own part of the parameters.
+
+    parameters      w (3, 2), b (3,)      w w w w w w b b b 0      one vector for each dtype, in parts of one size
+    process 0       w w w w w             its state, its new numbers
+    process 1       w b b b 0             its state, its new numbers
+    all             w w w w w w b b b     gathered, and cut into w and b again
+
+All processes have all parameters and the same gradients, so all have the same new parameters. Of two moments each holds
+`1 / processes`; one `torch.distributed.all_gather` for each dtype sends the parameters once.
+
+Invariant: a step is that of the optimiser alone, number for number, since it treats each number by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tdc.core.dynamo import under_transform
+from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
+from tdc.core.keys import show
+from tdc.core.typing import KeyPath
+from tdc.optim.transform import Optimizer, around, check_grads, check_keys, check_td, check_transform, trainable
+from tdc.tensordict.paths import gathered, replaced
+from tdc.tensordict.tensordict import TensorDict, build_td
+
+OP = "optim.sharded"
+
+
+def sharded(optimizer: Optimizer, process_group: Any) -> Optimizer:
+    """An optimiser of which each process of a group has the state of its own part of the parameters only.
+
+    Gradients and parameters are those of all processes, as `train_step(process_group=)` makes them.
+
+    Shapes:
+        the state has one vector `(ceil(n / processes),)` in place of all moments of one dtype, n numbers in all.
+
+    Args:
+        optimizer: one that treats each number by itself, as `adamw`, `sgd`, `lion`. What looks at norms or keys stands
+            outside: `chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))`, or `partition` of sharded parts.
+        process_group: such as `torch.distributed.group.WORLD`.
+
+    Returns:
+        An `Optimizer`; its state is `{"inner": …}`, other numbers in each process, which each saves by itself. The
+        average that `schedule_free_adamw` keeps is a part, too: to evaluate with, take `train_step(average=ema())`.
+
+    Raises:
+        DtypeError: no optimiser, or no process group.
+        StructureError: an optimiser that takes norms, shapes or keys; in `update`, parameters without a gradient.
+        ShapeError: parameters with batch dims, of an ensemble.
+
+    Compile:
+        fullgraph; the exchange is part of the graph. Under `vmap` it is refused.
+
+    Example:
+        >>> from tdc.optim import adamw
+        >>> store = dist.HashStore()  # with torchrun, init_process_group() alone
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> opt = sharded(adamw(0.1), dist.group.WORLD)
+        >>> params = TensorDict({"w": torch.ones(3, 2), "b": torch.ones(3)})
+        >>> params, state = opt.update(params, opt.init(params), params)
+        >>> state["inner", "mean"].to_dict(), params["b"].shape
+        ({'float32': tensor([0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000, 0.1000])}, torch.Size([3]))
+        >>> dist.destroy_process_group()
+
+    Source:
+        Rajbhandari et al., ZeRO, 2020, stage 1; `torch.distributed.optim.ZeroRedundancyOptimizer`.
+    """
+    check_transform(OP, optimizer, optimizer=True)
+    if not optimizer.elementwise:
+        hint = "put it outside: chain(clip_by_global_norm(1.0), sharded(adamw(1e-3), group))"
+        got = "one that looks at norms, shapes or keys, or is sharded already"
+        raise StructureError(message(OP, "an optimizer that treats each number by itself", got, hint=hint))
+    if not (dist.is_available() and isinstance(process_group, dist.ProcessGroup)):
+        hint = "torch.distributed.init_process_group(...), then torch.distributed.group.WORLD"
+        raise DtypeError(message(OP, "a process group", describe(process_group), hint=hint))
+    shards = Shards(optimizer, process_group, dist.get_world_size(process_group), dist.get_rank(process_group))
+    return around(optimizer, shards.init, shards.update, process_group=process_group)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The two functions of a sharded optimiser."""
+
+    optimizer: Optimizer
+    group: Any
+    count: int
+    rank: int
+
+    def init(self, params: TensorDict) -> TensorDict:
+        check_td("optim.init", params)
+        return TensorDict({"inner": self.optimizer.init(self.own(params, kinds_of(params)))})
+
+    def update(self, grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        check_td(OP, grads, params)
+        check_keys(OP, state, ("inner",))
+        check_grads(OP, grads, params)
+        kinds = kinds_of(params)
+        lacking = [show(p) for paths in kinds.values() for p in paths if p not in grads._leaves]
+        hint = "gradients of all of them, or partition({'frozen.*': None, '*': sharded(...)})"
+        refuse_wrong(StructureError, OP, "a gradient for each parameter", lacking, "without one", hint)
+        if under_transform():
+            raise UnsupportedError(message(OP, "no vmap around processes", "one", hint="train members apart"))
+        new, inner = self.optimizer.update(self.own(grads, kinds), state["inner"], self.own(params, kinds))
+        leaves = params._leaves
+        for name, paths in kinds.items():
+            whole = from_all(new[name], self.count, self.group)
+            leaves = replaced(leaves, paths, cut(whole, gathered(params._leaves, paths)))
+        return build_td(leaves, params._nodes, params._size, params._device), TensorDict({"inner": inner})
+
+    def own(self, td: TensorDict, kinds: Kinds) -> TensorDict:
+        """The part of this process, one vector for each dtype."""
+        parts = {name: part_of(gathered(td._leaves, paths), self.rank, self.count) for name, paths in kinds.items()}
+        return TensorDict(parts)
+
+
+# -- parts of vectors
+
+Kinds = dict[str, list[KeyPath]]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+
+
+def kinds_of(params: TensorDict) -> Kinds:
+    """The paths of the trainable leaves of each dtype."""
+    if params.ndim:
+        hint = "one model in each process, or the optimizer without sharded"
+        raise ShapeError(message(OP, "parameters without batch dims", f"{params.ndim} of them", hint=hint))
+    leaves = {p: x for p, x in params._leaves.items() if trainable(x)}
+    first = next(iter(leaves.values()), None)
+    elsewhere = [f"{show(p)}: {x.device}" for p, x in leaves.items() if first is not None and x.device != first.device]
+    hint = "partition of sharded parts, one for each device"
+    refuse_wrong(StructureError, OP, "parameters on one device", elsewhere, "on others", hint)
+    kinds: Kinds = {}
+    for path, x in leaves.items():
+        kinds.setdefault(NAMES[x.dtype], []).append(path)
+    return kinds
+
+
+def part_of(tensors: list[Tensor], rank: int, count: int) -> Tensor:
+    """What a process has of tensors one behind the other; the last part is filled up with zeros."""
+    size = -(-sum([x.numel() for x in tensors]) // count)
+    first, begin, found = rank * size, 0, []
+    for x in tensors:
+        low, high = max(first - begin, 0), min(first + size - begin, x.numel())
+        if low < high:
+            found.append(x.reshape(-1)[low:high])
+        begin += x.numel()
+    return torch.cat([*found, tensors[0].new_zeros(size - sum([x.numel() for x in found]))])
+
+
+def from_all(part: Tensor, count: int, group: Any) -> Tensor:
+    """The parts of all processes, one behind the other."""
+    mine = (torch.view_as_real(part) if part.is_complex() else part).contiguous()
+    parts = [torch.empty_like(mine) for _ in range(count)]
+    dist.all_gather(parts, mine, group=group)
+    whole = torch.cat(parts)
+    return torch.view_as_complex(whole) if part.is_complex() else whole
+
+
+def cut(whole: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Tensors one behind the other, each with memory of its own, in the shapes of others."""
+    sizes = [x.numel() for x in like]
+    parts = whole[: sum(sizes)].split(sizes)
+    return [part.reshape(x.shape).clone() for part, x in zip(parts, like, strict=True)]
