@@ -102,7 +102,7 @@ def allows_none(note: Any, default: Any) -> bool:
 
 def class_of(note: Any) -> type[TensorDict] | None:
     """The tensorclass that an annotation names, alone or beside None; None for any other."""
-    named: list[Any] = [p for p in (get_args(note) or (note,)) if p is not type(None)]
+    named: list[Any] = [array_of(p) for p in (get_args(note) or (note,)) if p is not type(None)]
     if len(named) != 1 or not isinstance(named[0], type):
         return None
     cls: type[Any] = named[0]
@@ -118,8 +118,13 @@ def kind_of(note: Any) -> str:
     return kinds.pop() if len(kinds) == 1 else "any"
 
 
+def array_of(note: Any) -> Any:
+    """The class that an annotation of jaxtyping says the shape of, as `Float[Tensor, "b d"]`; another as it is."""
+    return getattr(note, "array_type", note)
+
+
 def kind_of_class(note: Any) -> str:
-    cls = get_origin(note) or note
+    cls = get_origin(note) or array_of(note)
     if not isinstance(cls, type) or cls in (object, Any):  # Any is a class since Python 3.11
         return "any"
     if issubclass(cls, TensorDict):

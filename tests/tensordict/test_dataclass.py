@@ -281,3 +281,13 @@ at seed: InitVar
 at norm: init=False
 hint: a classmethod that computes them, or a property""",
         )
+
+
+def test_annotations_that_say_a_shape():
+    """Of jaxtyping, `Float[Tensor, "b d"]`, which has the class as `array_type`: fields were Python objects."""
+    shaped = {cls: type("Float", (), {"array_type": cls}) for cls in (Tensor, tdc.NestedTensor, Point)}
+    notes = {"x": shaped[Tensor] | None, "rows": shaped[tdc.NestedTensor], "p": shaped[Point]}
+    cls: Any = tdc.tensorclass(type("Batch", (), {"__annotations__": notes, "__module__": __name__}))
+    rows = tdc.pack([torch.ones(2), torch.ones(1), torch.ones(3)])
+    batch = cls(torch.ones(3), rows, point(), batch_size=[3])
+    assert (batch[:2].x.shape, batch[0].rows.shape, type(batch[0].p)) == ((2,), (2,), Point)
