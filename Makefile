@@ -16,18 +16,22 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.t
 other := .venv-torch-$(TORCH)
 other-pip := $(other)/bin/python -m pip --disable-pip-version-check install --quiet -c $(other)/constraints.txt
 
-# And two with the packages of others that batches are handed to. torchvision is built for one build of torch: both are
-# those of TORCH_INDEX where it has them, else of PyPI (with TORCH_INDEX= all are of PyPI).
+# And three with the packages of others that batches are handed to. torchvision is built for one build of torch: both are
+# those of TORCH_INDEX where it has them, else of PyPI (with TORCH_INDEX= all are of PyPI). torchrl 0.14 asks for an
+# earlier tensordict than the one that is pinned.
 clients := .venv-clients
 vision := .venv-vision
+rl := .venv-rl
+pins-rl := s/^tensordict==.*/tensordict==0.14.3/
 index-vision := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 # Which extras each kind of target needs; a stamp for each, so that `make demo` installs no test tools.
 extras-demo := viz
 extras-dev := arrow,dask,dev,io,viz
 extras-bench := bench,viz
-extras-clients := dev,einops,hf,trainers
+extras-clients := dev,einops,hf,jaxtyping,trainers
 extras-vision := dev,vision
+extras-rl := dev,rl
 
 # Inductor takes $CXX, else the platform's default name; when only the other one is there, say so to it.
 ifneq ($(filter environment command% file override,$(origin CXX)),)
@@ -52,7 +56,7 @@ no-python = no Python runs as '$(PYTHON)': install Python 3.11 or newer, or name
 python-problem = $(shell "$(PYTHON)" .ci/preflight.py 2>/dev/null || echo "$(no-python)")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-torch test-clients test-vision sweep mutants soak bench lint types clean compiler
+.PHONY: help demo test test-all test-slow test-torch test-clients test-vision test-rl sweep mutants soak bench lint types clean compiler
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -79,6 +83,9 @@ test-clients: compiler $(clients)/.ready ## the tests with transformers, lightni
 
 test-vision: compiler $(vision)/.ready ## the tests with torchvision and timm, in .venv-vision
 	$(test-env) $(vision)/bin/python -m pytest -n $(JOBS) tests/clients/test_vision.py tests/docs -m "clients and not sweep" $(ARGS)
+
+test-rl: compiler $(rl)/.ready ## the tests with torchrl, in .venv-rl
+	$(test-env) $(rl)/bin/python -m pytest -n $(JOBS) tests/clients/test_torchrl.py tests/docs -m "clients and not sweep" $(ARGS)
 
 sweep: compiler .venv/.ready-dev ## torch's own samples of every operation as batches: the counts of docs/exactness.md (ARGS="--limit 3" for few)
 	$(test-env) $(PY) tests/opinfo/sweep.py --all --jobs $(JOBS) $(ARGS)
@@ -127,12 +134,13 @@ $(other)/.ready: pyproject.toml constraints.txt
 	@$(other-pip) --no-build-isolation -e ".[$(extras-dev)]"
 	@touch $@
 
-$(clients)/.ready $(vision)/.ready: .venv-%/.ready: pyproject.toml constraints.txt
+$(clients)/.ready $(vision)/.ready $(rl)/.ready: .venv-%/.ready: pyproject.toml constraints.txt
 	$(call require,$(python-problem))
 	@echo "making .venv-$* (torch is large: this takes minutes)"
 	@"$(PYTHON)" -m venv --clear .venv-$* || { rm -rf .venv-$*; exit 1; }
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt hatchling editables
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt $(index-$*) --no-build-isolation -e ".[$(extras-$*)]"
+	@sed '$(pins-$*)' constraints.txt > .venv-$*/constraints.txt
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c .venv-$*/constraints.txt hatchling editables
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet -c .venv-$*/constraints.txt $(index-$*) --no-build-isolation -e ".[$(extras-$*)]"
 	@touch $@
 
 .venv/.ready-%: pyproject.toml constraints.txt | .venv/bin/python

@@ -31,6 +31,7 @@ LONGEST = 150
 CLIENTS = {  # pages that `make test-clients` runs, and what their blocks need
     "huggingface": ("transformers",), "encoder_decoder": ("transformers",), "einops": ("einops",),
     "vision": ("torchvision",), "frameworks": ("lightning", "accelerate", "torchmetrics"),
+    "jaxtyping": ("jaxtyping", "beartype"), "torchrl": ("torchrl", "gymnasium"),
 }  # fmt: skip
 OPTIONAL: dict[str, tuple[str, ...]] = {"arrow": ("pyarrow",), **CLIENTS}
 ACCEPT = os.environ.get("EXPECTTEST_ACCEPT") == "1"
@@ -90,6 +91,7 @@ def blocks() -> Iterator[Any]:
         for n, block in enumerate(found.blocks):
             marks = [pytest.mark.slow] if block["slow"] else []
             marks += [pytest.mark.clients] if path.stem in CLIENTS else []
+            marks += [pytest.mark.filterwarnings("ignore")] if path.stem == "torchrl" else []  # it warns of itself
             yield pytest.param(path, n, id=f"{path.stem}-{n + 1}", marks=[*marks, *skip])
 
 
