@@ -13,6 +13,7 @@ Invariant: `Average` differentiates the operators, and nothing else does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -57,15 +58,15 @@ class Directed(Average):
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
-        return average(ctx.op, directions[1], ctx.saved_tensors[0], ctx.total, ctx.how)  # type: ignore[no-any-return]  # untyped in torch
+        return average(ctx.op, directions[1], ctx.saved_tensors[0], ctx.total, ctx.how)
 
 
-average = with_directions(Average, Directed)
+average: Callable[..., Tensor] = with_directions(Average, Directed)
 
 
 def derived(*args: Any) -> Tensor:
     """`average` of a derivative."""
-    return average(*args)  # type: ignore[no-any-return]  # untyped in torch
+    return average(*args)
 
 
 trace_with_grad(derived, Average.forward)
@@ -73,12 +74,12 @@ trace_with_grad(derived, Average.forward)
 
 def avg_pool(x: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """Means of windows, with all derivatives."""
-    return average(rows, x, sizes, total, how)  # type: ignore[no-any-return]  # untyped in torch
+    return average(rows, x, sizes, total, how)
 
 
 def adaptive_avg(x: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     """Means of adaptive bins, with all derivatives."""
-    return average(adaptive_rows, x, sizes, total, how)  # type: ignore[no-any-return]  # untyped in torch
+    return average(adaptive_rows, x, sizes, total, how)
 
 
 def differentiated(op: Any, x: Tensor, sizes: Tensor, total: int, *how: Any) -> Any:

@@ -13,6 +13,7 @@ Invariant: `MaxPool` differentiates the operators, and nothing else does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -69,17 +70,17 @@ def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
 trace_with_grad(put)
 
 
-differentiable = with_directions(MaxPool, Directed)
+differentiable: Callable[..., tuple[Tensor, Tensor]] = with_directions(MaxPool, Directed)
 
 
 def max_pool(*args: Any) -> tuple[Tensor, Tensor]:
     """The largest of each window and its position, with all derivatives."""
-    return differentiable(rows, *args[:3], args[3:])  # type: ignore[no-any-return]  # untyped in torch
+    return differentiable(rows, *args[:3], args[3:])
 
 
 def adaptive_max(*args: Any) -> tuple[Tensor, Tensor]:
     """The largest of each adaptive bin and its position, with all derivatives."""
-    return differentiable(adaptive_rows, *args[:3], args[3:])  # type: ignore[no-any-return]  # untyped in torch
+    return differentiable(adaptive_rows, *args[:3], args[3:])
 
 
 def differentiated(op: Any, *args: Any) -> Any:

@@ -17,6 +17,7 @@ Invariant: `Convolve` differentiates the operations, and nothing else does.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -95,12 +96,12 @@ class Directed(Convolve):
         return functools.reduce(torch.add, parts)
 
 
-convolve = with_directions(Convolve, Directed)  # `product` with all its derivatives
+convolve: Callable[..., Tensor] = with_directions(Convolve, Directed)  # `product` with all its derivatives
 
 
 def derived(*args: Any) -> Tensor:
     """`convolve` of a derivative."""
-    return convolve(*args)  # type: ignore[no-any-return]  # untyped in torch
+    return convolve(*args)
 
 
 trace_with_grad(derived, product)
