@@ -143,8 +143,7 @@ def check_kinds(op: str, module: Any, kind: Any) -> str:
 def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, nn.Module]) -> nn.Module:
     """A copy of the tree of modules, with each module that is there twice once; blocks are wrapped, tensors shared."""
     if module not in known:
-        known[module] = own = copy.copy(module)
-        own._parameters, own._buffers, own._modules = dict(module._parameters), dict(module._buffers), {}
+        known[module] = own = copy_of(module)
         within = kind
         if isinstance(module, kind):
             run, within = wrap(type(module).forward), ()
@@ -152,6 +151,14 @@ def with_blocks(module: nn.Module, kind: Any, wrap: Any, known: dict[nn.Module, 
         for name, child in module._modules.items():
             own._modules[name] = None if child is None else with_blocks(child, within, wrap, known)
     return known[module]
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """A copy of a module with the same tensors and children, which may be given others."""
+    own = copy.copy(module)
+    own._parameters, own._buffers = dict(module._parameters), dict(module._buffers)
+    own._modules = dict(module._modules)
+    return own
 
 
 # -- what is kept

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tdc.compile.checkpoint import check_kinds
+from tdc.compile.checkpoint import check_kinds, copy_of
 from tdc.compile.functional import Store, find_stores, stack_modules, with_values
 from tdc.compile.loops import scan
 from tdc.compile.upstream import traced
@@ -203,8 +203,7 @@ def rebuilt(
 ) -> nn.Module:
     """A copy of the tree of modules with the children of numbered lists rewritten; tensors are shared."""
     if module not in known:
-        known[module] = own = copy.copy(module)
-        own._parameters, own._buffers = dict(module._parameters), dict(module._buffers)
+        known[module] = own = copy_of(module)
         children: Children = list(module._modules.items())
         if isinstance(module, LISTS) and all([name.isdigit() for name, _ in children]):
             children = [(str(i), child) for i, child in enumerate(rewrite(children))]
