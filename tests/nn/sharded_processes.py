@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from processes import leave
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -233,6 +233,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=240), 2, rank)
     globals()[name](rank)
-    dist.barrier()  # a process that leaves early takes the connection of the others along
-    dist.destroy_process_group()
-    os._exit(0)  # without the destructors of torch 2.13, which now and then find a thread of gloo that still runs
+    leave()
