@@ -4,9 +4,8 @@
     MaskedBatch, any dim         values (L, *D), one segment for each position beside it; a mask tells its real elements
 
 Both answer three questions with plain tensor code and no read of the data: how many elements a segment has, what is at
-a position of it, and in which order its elements are. A sort is two stable sorts, by value and then by segment: exact
-for NaN, infinities and equal elements, and without a padding value that could meet them. Long examples are sorted one
-by one on CPU. Along a static dim torch's own function runs on packed or padded data.
+a position of it, and in which order its elements are (`segments`). Along a static dim torch's own function runs on
+packed or padded data.
 
     D the other dims      K segments side by side along dim 0: one for each example (B), or 1
 """
@@ -24,16 +23,15 @@ from tdc.core.arguments import normal_dim
 from tdc.core.dynamo import certain
 from tdc.core.errors import ShapeError, describe, message, op_name
 from tdc.core.typing import Op
-from tdc.ops import subrows
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import settle
+from tdc.ops.segments import all_rows
+from tdc.ops.segments.operator import order_rows, serves
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of, lengths_on_host, local_positions, reduce_rows, row_ids
+from tdc.ragged.segments import lengths_of, local_positions, reduce_rows, row_ids
 from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, without_dims
 from tdc.ragged.structure import Structure
-
-SORTED = 32  # what sorting an element twice costs, in elements to copy
 
 
 class Segments(NamedTuple):
@@ -136,12 +134,11 @@ def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
 def order_of(segments: Segments, descending: bool = False) -> Tensor:
     """Where in dim 0 the sorted elements of each segment are, (M, *D); equal ones stay in order, NaN is largest."""
     values, s = segments.values.detach(), segments.structure
-    if s is not None and subrows.pays(values, s.batch_size, SORTED * values.numel()):
-        parts = zip(values.split(lengths_on_host(s)), s.offsets.tolist(), strict=False)
-        return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
-    by_value = values.argsort(dim=0, descending=descending, stable=True)
-    by_segment = segments.owner.gather(0, by_value).argsort(dim=0, stable=True)
-    return by_value.gather(0, by_segment)
+    if s is None:
+        return all_rows.by_owner(values, segments.owner, descending)
+    if serves(values):
+        return order_rows(values, s.offsets, descending)  # type: ignore[no-any-return]  # untyped in torch
+    return all_rows.order(values, s, descending)
 
 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:

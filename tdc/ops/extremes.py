@@ -24,33 +24,27 @@ from tdc.ops.along_dim import Segments, named_result, picked, reduce_along, segm
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
+from tdc.ops.segments.all_rows import extreme, is_extreme
+from tdc.ops.segments.operator import extreme_rows, serves
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import reduce_rows, spread
 from tdc.ragged.storage import Ragged, Results
 
-NONE = torch.iinfo(torch.int64).max
-REDUCE = {-math.inf: ("amax", torch.amax), math.inf: ("amin", torch.amin)}  # by the value that changes nothing
+REDUCE = {-math.inf: torch.amax, math.inf: torch.amin}  # by the value that changes nothing
 PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}
 IDENTITY: dict[Op, float] = {torch.max: -math.inf, torch.min: math.inf, torch.argmax: -math.inf, torch.argmin: math.inf}
 
 
 def extreme_position(segments: Segments, identity: float) -> Tensor:
     """The first position of the extreme of each segment, (K, *D); -1 where there are no elements."""
-    values, (how, reduce), none = segments.values.detach(), REDUCE[identity], finite(identity, segments.values.dtype)
-    if segments.structure is not None:
-        total = values.shape[0]
-        extreme = spread(reduce_rows(values, segments.structure, how, none), segments.structure, total)
-        position = torch.where(is_extreme(values, extreme), segments.positions, NONE)
-        position = reduce_rows(position, segments.structure, "amin", NONE)
-        return position.masked_fill(position == NONE, -1)
+    values, s = segments.values.detach(), segments.structure
+    if s is not None and serves(values):
+        return extreme_rows(values, s.offsets, identity < 0)  # type: ignore[no-any-return]  # untyped in torch
+    if s is not None:
+        return extreme(values, s, identity < 0)
     real: Any = segments.real
+    reduce, none = REDUCE[identity], finite(identity, values.dtype)
     hit = real & is_extreme(values, reduce(values.masked_fill(~real, none), 0, True))
     return hit.to(torch.int32).argmax(0, True).masked_fill(~real.any(0, True), -1)
-
-
-def is_extreme(values: Tensor, extreme: Tensor) -> Tensor:
-    """Where values are their extreme; every NaN is."""
-    return (values == extreme) | (values != values)
 
 
 def arg_ragged(op: Op, x: Any, dim: int | None = None, keepdim: bool = False) -> Ragged | Tensor:
@@ -99,6 +93,6 @@ for _op in (torch.argmax, torch.argmin):
     along(_op, "dim keepdim", "extremes", ragged=partial(arg_ragged, _op), identity=IDENTITY[_op])
 for _op, _pointwise in PAIRED.items():
     define(_op, "extremes", ragged=partial(extreme_ragged, _op), identity=IDENTITY[_op])
-    _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=REDUCE[IDENTITY[_op]][1])
+    _how = Along(("dim", "keepdim"), on_leaves(_op), over_all=REDUCE[IDENTITY[_op]])
     define(_op, "extremes", tensordict=partial(extreme_tensordict, _op, _pointwise, _how))
 along(torch.aminmax, "dim keepdim", "extremes", ragged=aminmax_ragged)

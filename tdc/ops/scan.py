@@ -2,8 +2,9 @@
 
     cumsum(x, 1)      each example for itself      diff(x, dim=1)      examples become one shorter, empty ones stay so
 
-A scan along a ragged dim runs on a rectangle: padding lies behind the real elements, and a scan never looks ahead, so
-that it is exact whatever padding holds. Differences and trapezoids look at neighbours on packed values.
+Sums and extremes along a ragged dim run on packed values on CPU (`segments`). Other scans run on a rectangle: padding
+lies behind the real elements, and a scan never looks ahead, so that it is exact whatever padding holds. Differences and
+trapezoids look at neighbours on packed values.
 
 Invariant: the batch size stays, except that `diff` of a TensorDict makes its dim shorter.
 """
@@ -24,13 +25,14 @@ from tdc.core.dynamo import certain, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
-from tdc.ops.along_dim import along_static, ragged_dim
+from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
 from tdc.ops.rectangle import rectangle, repacked
+from tdc.ops.segments.operator import cumextreme_rows, cumulative_sum, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, take_spans
+from tdc.ragged.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, spread, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure, remember
 from tdc.ragged.views import by_views
@@ -45,10 +47,30 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if by_views(x):
         axis = axis_of_example(x, d)
         return views_along(x, lambda v: op(v, axis, **kwargs))
+    if op in PACKED and isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1 and serves(x.values):
+        return PACKED[op](x, **kwargs)
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)
     return map_results(scanned(op, data, d, d, **kwargs), lambda t: repacked(t, x))
+
+
+def sums_up_to(x: NestedTensor, dtype: torch.dtype | None = None) -> NestedTensor:
+    """`cumsum` of packed values."""
+    s = x.structure
+    values = x.values.movedim(s.packed_dim, 0)
+    out = cumulative_sum(values if dtype is None else values.to(dtype), s.offsets, False)
+    return x.with_values(out.movedim(0, s.packed_dim))
+
+
+def extremes_up_to(op: Op, x: NestedTensor) -> tuple[Any, ...]:
+    """`cummax` and `cummin` of packed values: by positions, at which values are gathered."""
+    s = x.structure
+    values = x.values.movedim(s.packed_dim, 0)
+    where = cumextreme_rows(values.detach(), s.offsets, op is torch.cummax)
+    begin = spread(s.offsets[:-1], s, values.shape[0]).view(-1, *[1] * (values.ndim - 1))
+    found = [x.with_values(t.movedim(0, s.packed_dim)) for t in (values.gather(0, where), where - begin)]
+    return named_result(op, *found)
 
 
 def row_by_row(op: Op, data: Tensor, x: Any, dim: int) -> Tensor:
@@ -158,6 +180,9 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
     return (areas * (dx / 2)).cumsum(dim) if x is None else areas.cumsum(dim) / 2
 
 
+PACKED: dict[Op, Op] = {torch.cumsum: sums_up_to} | {
+    op: partial(extremes_up_to, op) for op in (torch.cummax, torch.cummin)
+}
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
     along(_op, "dim", "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0), default=NEEDED)
 define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])

@@ -27,6 +27,8 @@ from tdc.ops.along_dim import along_static, named_result, order_of, ragged_dim, 
 from tdc.ops.batch import along, lift
 from tdc.ops.order_statistics import check_lengths
 from tdc.ops.partial_ragged import along_lines, by_lines, over_lines
+from tdc.ops.segments import all_rows
+from tdc.ops.segments.operator import serves, top_rows
 from tdc.ragged.storage import Ragged
 
 RECTANGLE = "x.filled(value) first"  # sorted columns would have other lengths
@@ -79,12 +81,13 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
         none = x.sum(dim, keepdim=True).narrow(dim, 0, 0)
         return named_result(torch.topk, none.to(x.dtype), none.to(torch.int64))
     segments = segments_of(torch.topk, x, dim)
-    order = order_of(segments, largest)
-    start = segments.starts if segments.structure is None else segments.starts.unsqueeze(1)
-    ranks = start + torch.arange(k, device=order.device).view(1, k, *[1] * (order.ndim - 1))
-    shape = (ranks.shape[0], k, *order.shape[1:])
-    index = order.gather(0, ranks.expand(shape).flatten(0, 1))
-    values, positions = segments.values.gather(0, index).view(shape), index.view(shape) - start
+    values, s = segments.values, segments.structure
+    start = segments.starts if s is None else segments.starts.unsqueeze(1)
+    if s is not None and serves(values):
+        positions = top_rows(values.detach(), s.offsets, k, largest)
+    else:
+        positions = all_rows.top(order_of(segments, largest), start, k)
+    values = values.gather(0, (positions + start).flatten(0, 1)).view(positions.shape)
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)
     found = [torch.stack([segments.back(t, False) for t in each.unbind(1)], dim) for each in (values, positions)]

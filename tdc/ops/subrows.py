@@ -27,8 +27,11 @@ def pays(values: Tensor, rows: int, work: int) -> bool:
     Args:
         work: about how many elements the other way writes, padding and indices included.
     """
-    if not readable() or values.device.type != "cpu":
-        return False
+    return readable() and values.device.type == "cpu" and worth_calls(rows, work)
+
+
+def worth_calls(rows: int, work: int) -> bool:
+    """Whether so much work is worth a call for each example."""
     return rows > 0 and work >= rows * LEAST
 
 

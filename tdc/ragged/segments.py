@@ -230,10 +230,14 @@ def longest_on_host(s: Structure) -> tuple[int, ...]:
 
 @once
 def row_ids(s: Structure, total: int) -> Tensor:
-    """The example that each packed position belongs to, (N,): a binary search, which Inductor fuses into its reader.
+    """The example that each packed position belongs to, (N,).
 
-    All offsets are searched: of a view, as `offsets[1:]`, Inductor of torch 2.11 reads the wrong end on a GPU.
+    On CPU each is written as often as the example is long. Elsewhere it is a binary search, which Inductor fuses into
+    its reader, as it does not on CPU. All offsets are searched: of a view, as `offsets[1:]`, Inductor of torch 2.11
+    reads the wrong end on a GPU.
     """
+    if s.offsets.device.type == "cpu":
+        return torch.repeat_interleave(lengths_of(s), output_size=total)
     positions = torch.arange(total, device=s.offsets.device)
     return torch.bucketize(positions, s.offsets, right=True) - 1
 

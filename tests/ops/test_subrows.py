@@ -11,13 +11,11 @@ from harness import check
 
 import tdc
 from tdc.core.rules import Rule
-from tdc.ops import RULES, along_dim, einsum, subrows
+from tdc.ops import RULES, einsum, subrows
+from tdc.ops.segments import all_rows
 
-LOOPS = [
-    r
-    for r in RULES
-    if r.kind == "nested" and r.family in ("matmul", "einsum", "sort", "order_statistics") and not r.reason
-]
+FAMILIES = ("matmul", "einsum", "sort", "order_statistics", "scan", "extremes")
+LOOPS = [r for r in RULES if r.kind == "nested" and r.family in FAMILIES and not r.reason]
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_large_rows_are_not_padded(monkeypatch: pytest.MonkeyPatch):
 def test_large_rows_are_sorted_one_by_one(monkeypatch: pytest.MonkeyPatch):
     x = batch(128)
     x = x.with_values(x.values.round())  # equal elements keep their order
-    monkeypatch.setattr(along_dim.Segments, "owner", property(refuse))
+    monkeypatch.setattr(all_rows, "order", refuse)
     values, places = x.sort(1, descending=True)
     for row, v, i in zip(x.unbind(), values.unbind(), places.unbind(), strict=True):
         want = row.sort(dim=0, descending=True, stable=True)

@@ -1,0 +1,92 @@
+"""Orders, extremes and scans along dim 0 of packed values on CPU, each example for itself.
+
+    x (N, *D), offsets (B+1,)
+
+Long examples run one after another through torch's own kernels. A call costs microseconds, however short the example,
+so that short ones run all at once: by `all_rows`, or as a rectangle, which is small then.
+
+Invariants: results are those of torch for each example by itself, NaN and infinities included; which way runs depends
+on sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tdc.core.errors import ShapeError, message
+from tdc.ops.segments import all_rows
+from tdc.ops.subrows import worth_calls
+from tdc.ragged.structure import Structure
+
+SORTED, COMPARED = 32, 4  # what sorting an element twice and finding an extreme cost, in elements to copy
+
+
+def order(x: Tensor, offsets: Tensor, descending: bool) -> Tensor:
+    """Where in dim 0 the sorted elements of each example are, (N, *D); equal ones stay in order, NaN is largest."""
+    if worth_calls(offsets.shape[0] - 1, SORTED * x.numel()):
+        parts = zip(examples(x, offsets), offsets.tolist(), strict=False)
+        return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
+    return all_rows.order(x, Structure(offsets), descending)
+
+
+def extreme(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
+    """The first position of the largest or smallest element within each example, (B, *D); -1 of none. NaN is either."""
+    rows = offsets.shape[0] - 1
+    if not worth_calls(rows, COMPARED * x.numel()):
+        return all_rows.extreme(x, Structure(offsets), largest)
+    out = torch.full((rows, *x.shape[1:]), -1, device=x.device)
+    for b, row in enumerate(examples(x, offsets)):
+        if row.shape[0]:
+            out[b] = (row.max(0) if largest else row.min(0)).indices
+    return out
+
+
+def top(x: Tensor, offsets: Tensor, k: int, largest: bool) -> Tensor:
+    """Positions of the first `k` elements in order within each example, (B, k, *D); of equal ones any.
+
+    Raises:
+        ShapeError: an example has fewer.
+    """
+    rows = offsets.shape[0] - 1
+    if rows and int(offsets.diff().min()) < k:
+        raise ShapeError(message("topk", f"at least {k} elements in each row", "a shorter row"))
+    if worth_calls(rows, SORTED * x.numel()):
+        return torch.stack([row.topk(k, 0, largest).indices for row in examples(x, offsets)])
+    return all_rows.top(order(x, offsets, largest), offsets[:-1].view(-1, 1, *[1] * (x.ndim - 1)), k)
+
+
+def cumsum(x: Tensor, offsets: Tensor, reverse: bool) -> Tensor:
+    """Sums of all elements of an example up to each, (N, *D); `reverse`: from each on."""
+    if reverse:
+        return scan(x, offsets, lambda t, dim: t.flip(dim).cumsum(dim).flip(dim))
+    return scan(x, offsets, torch.cumsum)
+
+
+def cumextreme(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
+    """Where in dim 0 the largest or smallest element of an example up to each is, (N, *D)."""
+    run = torch.cummax if largest else torch.cummin
+    found = scan(x, offsets, lambda t, dim: run(t, dim).indices)
+    return found + all_rows.column(offsets[:-1].repeat_interleave(offsets.diff()), x)
+
+
+def scan(x: Tensor, offsets: Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """`run(x, dim)`, which never looks beyond the end of an example, nor at what was put in front of it."""
+    if not x.numel():
+        return run(x, 0)
+    lengths = offsets.diff()
+    rows, longest = lengths.shape[0], int(lengths.max())
+    if worth_calls(rows, rows * longest * x[0].numel()):
+        return torch.cat([run(row, 0) for row in examples(x, offsets)])
+    ids = torch.repeat_interleave(lengths)
+    positions = torch.arange(x.shape[0], device=x.device) - offsets[ids]
+    wide = x.new_zeros(rows, longest, *x.shape[1:])
+    wide[ids, positions] = x
+    return run(wide, 1)[ids, positions]
+
+
+def examples(x: Tensor, offsets: Tensor) -> Sequence[Tensor]:
+    """The examples as views."""
+    return x.split(offsets.diff().tolist())
