@@ -34,8 +34,9 @@ from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import longest, spread
+from tdc.ragged.segments import coordinates, gather_spans, longest, spread
 from tdc.ragged.storage import Ragged, data_of, map_results, with_data
+from tdc.ragged.structure import Structure
 from tdc.tensordict.tensordict import TensorDict
 
 
@@ -146,10 +147,23 @@ def pack_dense(x: Tensor, like: NestedTensor, op: Op) -> Tensor:
         return (spread(x, s, total) if rows == s.batch_size else x).movedim(0, e)
     if not is_zero(s.batch_size):
         require_longest(given, sizes, like, op)
+    if known(rows == 1):
+        shared = x.select(0, 0).movedim(tuple(range(e, e + count)), tuple(range(count))).flatten(0, count - 1)
+        return gather_spans(shared, 0, position_in(sizes, s, total)).movedim(0, e)
     full = tuple([longest(s)[r] if n == 1 else n for r, n in enumerate(sizes)])
     x = x.movedim(tuple(range(e + 1, e + 1 + count)), tuple(range(1, count + 1)))
     x = x.expand(s.batch_size, *full, *x.shape[1 + count :])
     return pack_rows(x, s, total).movedim(0, e)
+
+
+def position_in(sizes: tuple[int, ...], s: Structure, total: int) -> Tensor:
+    """The position of each packed element in a rectangle that all examples share, 1 along some ragged dims, (N,)."""
+    index = None
+    for size, position in zip(sizes, coordinates(s, total), strict=True):
+        if size != 1:
+            index = position if index is None else index * size + position
+    assert index is not None
+    return index
 
 
 def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: Op) -> None:
