@@ -30,7 +30,6 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ops.rectangle import rectangle
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows
@@ -190,46 +189,8 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype 
     return rounded_once(lambda x: sum_of(x, dims, keepdim) / count(x, dims, keepdim), x, dtype)
 
 
-def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Of a rectangle: `scatter_reduce` has no forward mode, and no products of complex numbers."""
-    return prod_dims(rectangle(x, 1), dims, keepdim, dtype=dtype)
-
-
-def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    dims = tuple(range(values.ndim)) if dim is None else dim
-    return rounded_once(partial(product, dims=dims, keepdim=keepdim), values, dtype)
-
-
-def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """torch's product, one dim after another, as a constant, times what has its derivatives and is 1 or 0.
-
-    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
-    one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
-    the second derivative. What alone is not finite, beside zeros, has derivative 0.
-    """
-
-    def times(t: Tensor) -> Tensor:
-        for d in sorted(dims, reverse=True):
-            t = torch.prod(t, d, keepdim)
-        return t
-
-    fixed = values.detach()
-    if not (values.is_floating_point() or values.is_complex()):
-        return times(fixed)
-    zero, odd = fixed == 0, ~fixed.isfinite()
-    still = zero | (odd & zero.any(dims, True) & (odd.sum(dims, True) == 1))
-    scale = torch.where(zero, 1, fixed)
-    ratio = torch.where(still, 1, values) / torch.where(still, 1, fixed)
-    growth = torch.where(odd, 0, torch.log(ratio)).sum(dims, keepdim).exp()
-    zeros, count = torch.where(zero, values, 0), zero.sum(dims, keepdim)
-    once, twice = zeros.sum(dims, keepdim), (zeros * zeros).sum(dims, keepdim)
-    none = torch.where(count == 1, once, torch.where(count == 2, (once * once - twice) / 2, 0))
-    return times(scale) * growth * torch.where(count == 0, 1, none)
-
-
 reduction(torch.sum, sum_of, identity=0)
 reduction(torch.mean, mean_of, identity=0)
-reduction(torch.prod, prod_of, dense=prod_dims, several=False, identity=1)
 for _op, _how, _identity in (
     (torch.amax, "amax", -math.inf), (torch.amin, "amin", math.inf), (torch.any, "amax", 0), (torch.all, "amin", 1),
 ):  # fmt: skip

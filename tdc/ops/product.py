@@ -1,0 +1,151 @@
+"""Products along ragged dims, and of whole batches.
+
+    prod(x, 1)    (B, -1, D) -> (B, D)    1 of an empty example
+
+On CPU packed values are multiplied as they are, and so are their gradients. Elsewhere, and where more than one
+derivative is taken, a rectangle is multiplied whose padding is 1: `scatter_reduce` has no forward mode, and no products
+of complex numbers.
+
+Invariant: the derivative by an element is the product of the others, zeros, infinities and NaN among them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.core.dtypes import rounded_once
+from tdc.core.dynamo import readable, trace_as
+from tdc.core.operators import with_directions
+from tdc.ops.rectangle import rectangle
+from tdc.ops.reduction import reduction, settle, static_axes
+from tdc.ops.segments.operator import serves
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.padding import pad_rows
+from tdc.ragged.segments import longest, reduce_rows, spread
+from tdc.ragged.structure import Structure
+
+
+def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
+    if isinstance(x, NestedTensor) and serves(x.values) and not x.dtype.is_complex:
+        return rounded_once(partial(packed_product, dims=dims, keepdim=keepdim), x, dtype)
+    return prod_dims(rectangle(x, 1), dims, keepdim, dtype=dtype)
+
+
+def packed_product(x: NestedTensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Of static dims first, then of each example."""
+    s, static = x.structure, static_axes(torch.prod, x, dims)
+    values = product(x.values, static, True) if static else x.values
+    values = values.movedim(s.packed_dim, 0)
+    if not values.is_floating_point():
+        return settle(reduce_rows(values.to(torch.int64), s, "prod", 1), s, dims, keepdim)
+    return settle(product_rows(values, s.offsets), s, dims, keepdim)
+
+
+class ProductRows(torch.autograd.Function):
+    """Products of examples (N, *D) -> (B, *D) with their gradients, also under `torch.func`."""
+
+    generate_vmap_rule = True
+    apply: Any  # torch leaves it untyped
+
+    @staticmethod
+    def forward(x: Tensor, offsets: Tensor) -> Tensor:
+        return reduce_rows(x, Structure(offsets), "prod", 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return gradient(grads[0], *ctx.saved_tensors), None
+
+
+class Directed(ProductRows):
+    """`ProductRows` with a derivative in a direction."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *directions: Any) -> Tensor:
+        x, offsets = ctx.saved_tensors
+        return torch.func.jvp(partial(padded_product, offsets=offsets), (x,), (directions[0],))[1]
+
+
+product_rows = with_directions(ProductRows, Directed)
+
+
+def padded_product(x: Tensor, offsets: Tensor) -> Tensor:
+    """Products of examples by a rectangle, with two derivatives."""
+    s = Structure(offsets)
+    return product(pad_rows(x, s, longest(s), 1.0), (1,), False)
+
+
+def gradient(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """The gradient of x, which has a derivative itself where one is asked for."""
+    if not torch.is_grad_enabled():
+        if readable() and bool((x.isfinite() & (x != 0)).all()):
+            s = Structure(offsets)
+            return spread(grad * reduce_rows(x, s, "prod", 1), s, x.shape[0]) / x
+        return grad_once(grad, x, offsets)
+    return torch.func.vjp(partial(padded_product, offsets=offsets), x)[1](grad)[0]
+
+
+def grad_once(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """The gradient of x: products of the others, from the product of all that are not 0.
+
+    Where there is no zero they are divided by the element itself, as torch does. Beside a zero they are 0, but for the
+    only zero of an example, and NaN where another element is not finite.
+    """
+    s, total = Structure(offsets), x.shape[0]
+    zero, odd = x == 0, ~x.isfinite()
+    zeros, odds = [spread(reduce_rows(t.to(torch.int32), s, "sum", 0), s, total) for t in (zero, odd)]
+    rest = spread(reduce_rows(torch.where(zero, 1, x), s, "prod", 1), s, total)
+    beside = torch.where(odds > odd.to(torch.int32), math.nan, 0.0).to(x.dtype)
+    alone = torch.where(zeros == zero.to(torch.int32), rest / torch.where(zero, 1, x), beside)
+    return spread(grad, s, total) * alone
+
+
+trace_as(gradient, grad_once)  # where more than one derivative is taken a graph has rectangles, see `serves`
+
+
+def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    dims = tuple(range(values.ndim)) if dim is None else dim
+    return rounded_once(partial(product, dims=dims, keepdim=keepdim), values, dtype)
+
+
+def product(values: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """torch's product, one dim after another, as a constant, times what has its derivatives and is 1 or 0.
+
+    Backward torch's own asks whether there are elements, which a graph cannot say of sizes that are data; and a zero in
+    one example changes its formula for all. The product of zeros is their elementary symmetric polynomial: exact up to
+    the second derivative. What alone is not finite, beside zeros, has derivative 0.
+    """
+
+    def times(t: Tensor) -> Tensor:
+        for d in sorted(dims, reverse=True):
+            t = torch.prod(t, d, keepdim)
+        return t
+
+    fixed = values.detach()
+    if not (values.is_floating_point() or values.is_complex()):
+        return times(fixed)
+    zero, odd = fixed == 0, ~fixed.isfinite()
+    still = zero | (odd & zero.any(dims, True) & (odd.sum(dims, True) == 1))
+    scale = torch.where(zero, 1, fixed)
+    ratio = torch.where(still, 1, values) / torch.where(still, 1, fixed)
+    growth = torch.where(odd, 0, torch.log(ratio)).sum(dims, keepdim).exp()
+    zeros, count = torch.where(zero, values, 0), zero.sum(dims, keepdim)
+    once, twice = zeros.sum(dims, keepdim), (zeros * zeros).sum(dims, keepdim)
+    none = torch.where(count == 1, once, torch.where(count == 2, (once * once - twice) / 2, 0))
+    return times(scale) * growth * torch.where(count == 0, 1, none)
+
+
+reduction(torch.prod, prod_of, dense=prod_dims, several=False, identity=1)
