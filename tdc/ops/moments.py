@@ -63,7 +63,7 @@ def log_of_sum(x: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Of what lies below the largest element, so that nothing overflows; -inf where there is nothing."""
     x = filled(x, -math.inf)
     top = (torch.real(x) if x.dtype.is_complex else x).detach().amax(dims, True)
-    top = top.masked_fill(top.isinf(), 0)
+    top = top.masked_fill(top.abs() == math.inf, 0)  # Inductor (2.13) asks `isinf` of each element by itself
     total = torch.sub(x, top).exp().sum(dims, keepdim)
     none = total == 0
     top = top if keepdim else top.squeeze(dims)
