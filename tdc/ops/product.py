@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import readable, trace_as
+from tdc.core.dynamo import readable, trace_with_grad
 from tdc.core.operators import with_directions
 from tdc.ops.rectangle import rectangle
 from tdc.ops.reduction import reduction, settle, static_axes
@@ -76,7 +76,8 @@ class Directed(ProductRows):
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         x, offsets = ctx.saved_tensors
-        return torch.func.jvp(partial(padded_product, offsets=offsets), (x,), (directions[0],))[1]
+        others = gradient(x.new_ones(offsets.shape[0] - 1, *x.shape[1:]), x, offsets)
+        return reduce_rows(directions[0] * others, Structure(offsets), "sum", 0)
 
 
 product_rows = with_directions(ProductRows, Directed)
@@ -94,26 +95,29 @@ def gradient(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
         if readable() and bool((x.isfinite() & (x != 0)).all()):
             s = Structure(offsets)
             return spread(grad * reduce_rows(x, s, "prod", 1), s, x.shape[0]) / x
-        return grad_once(grad, x, offsets)
+        return grad_packed(grad, x, offsets)
     return torch.func.vjp(partial(padded_product, offsets=offsets), x)[1](grad)[0]
 
 
-def grad_once(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
-    """The gradient of x: products of the others, from the product of all that are not 0.
+def grad_packed(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+    """The gradient of x, which has one derivative: products of the others, from the product of all that are not 0.
 
-    Where there is no zero they are divided by the element itself, as torch does. Beside a zero they are 0, but for the
-    only zero of an example, and NaN where another element is not finite.
+    Where there is no zero they are divided by the element itself, as torch does. Beside one zero they are that zero
+    times the rest, beside several 0, and NaN where another element is not finite.
     """
     s, total = Structure(offsets), x.shape[0]
     zero, odd = x == 0, ~x.isfinite()
-    zeros, odds = [spread(reduce_rows(t.to(torch.int32), s, "sum", 0), s, total) for t in (zero, odd)]
-    rest = spread(reduce_rows(torch.where(zero, 1, x), s, "prod", 1), s, total)
-    beside = torch.where(odds > odd.to(torch.int32), math.nan, 0.0).to(x.dtype)
-    alone = torch.where(zeros == zero.to(torch.int32), rest / torch.where(zero, 1, x), beside)
-    return spread(grad, s, total) * alone
+    nothing, product = torch.where(zero, x, 0), reduce_rows(torch.where(zero, 1, x), s, "prod", 1)
+    sums = [reduce_rows(t, s, "sum", 0) for t in (zero.to(torch.int32), odd.to(torch.int32), nothing)]
+    zeros, odds, zero_sum, rest = [spread(t, s, total) for t in (*sums, product)]
+    rest = rest / torch.where(zero, 1, x)
+    others = zeros - zero.to(torch.int32)
+    beside = torch.where(others == 1, torch.where(odds > 0, 1, rest) * (zero_sum - nothing), 0)
+    beside = torch.where(odds > odd.to(torch.int32), math.nan, beside)
+    return spread(grad, s, total) * torch.where(others == 0, rest, beside)
 
 
-trace_as(gradient, grad_once)  # where more than one derivative is taken a graph has rectangles, see `serves`
+trace_with_grad(gradient, grad_packed)  # a second derivative under `torch.func` has rectangles, see `serves`
 
 
 def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

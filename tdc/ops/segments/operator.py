@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_with_grad
+from tdc.core.dynamo import trace_as, trace_with_grad, under_transform
 from tdc.core.operators import derive, operator, refuse_mapped, with_directions
 from tdc.ops.plane_rows import unserved
 from tdc.ops.segments import cpu
@@ -75,6 +75,20 @@ trace_with_grad(derived, CumulativeSum.forward)
 def serves(x: Tensor) -> bool:
     """Whether an operator is called on values: on CPU, where no transform is in the way."""
     return x.device.type == "cpu" and not unserved()
+
+
+def sums(x: Tensor) -> bool:
+    """Whether `cumulative_sum` is called on values."""
+    return serves(x)
+
+
+def sums_traced(x: Tensor) -> bool:
+    """What Dynamo traces in place of `sums`: under `torch.func.grad` the derivative of an operator, which may be
+    differentiated, has no place in a graph."""
+    return serves(x) and not under_transform()
+
+
+trace_as(sums, sums_traced)
 
 
 def fake_positions(x: Tensor, *rest: Any) -> Tensor:

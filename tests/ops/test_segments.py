@@ -1,0 +1,269 @@
+"""Orders, extremes, scans and products of packed rows on CPU: no rectangle, eagerly, in graphs and under transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tdc
+from tdc.compile import counted, export
+from tdc.ops import subrows
+from tdc.ops.segments import operator
+
+DOUBLE = torch.float64
+LENGTHS = (3, 1, 0, 6)
+CALLS: dict[str, Callable[[Any, int], Any]] = {  # of a batch, or of one example, along a dim
+    "sort": lambda x, d: x.sort(dim=d, stable=True).values,
+    "argsort": lambda x, d: x.argsort(dim=d, stable=True, descending=True),
+    "cumsum": lambda x, d: x.cumsum(d),
+    "cummax": lambda x, d: x.cummax(d),
+    "cummin": lambda x, d: x.cummin(d),
+    "max": lambda x, d: x.max(d),
+    "min": lambda x, d: x.min(d),
+    "argmax": lambda x, d: x.argmax(d),
+    "prod": lambda x, d: x.prod(d),
+    "topk": lambda x, d: x.topk(2, d),
+    "median": lambda x, d: x.median(d),
+    "logsumexp": lambda x, d: x.logsumexp(d),
+}
+LOOSE = ("sort", "argsort", "cumsum", "cummax", "cummin", "prod")  # which take empty examples
+SMOOTH = ("sort", "cumsum", "cummax", "max", "prod", "topk", "logsumexp")
+
+
+@pytest.fixture(params=["one by one", "all at once"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any size are worth a call, or none is."""
+    monkeypatch.setattr(subrows, "LEAST", 0 if request.param == "one by one" else 1 << 40)
+
+
+def rows_of(name: str, dtype: torch.dtype = DOUBLE, features: tuple[int, ...] = (2,)) -> list[Tensor]:
+    """Examples with distinct elements; of an operation that needs elements with two at least."""
+    g = torch.Generator().manual_seed(0)
+    lengths = LENGTHS if name in LOOSE else (3, 2, 5)
+    whole = [torch.randperm(n * math.prod(features), generator=g).view(n, *features) - 2 for n in lengths]
+    return [row.to(dtype) / (1 if not dtype.is_floating_point else 4) for row in whole]
+
+
+def parts(y: Any) -> list[Any]:
+    return list(y) if isinstance(y, tuple) else [y]
+
+
+def alike(name: str, rows: list[Tensor], got: Any) -> None:
+    """Results are those of one example after another."""
+    want = [parts(CALLS[name](row, 0)) for row in rows]
+    for i, one in enumerate(parts(got)):
+        for a, b in zip(one.unbind(), want, strict=True):
+            torch.testing.assert_close(a, b[i], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_one_example_after_another(name: str, dtype: torch.dtype, way: None):
+    rows = [row.abs() for row in rows_of(name, dtype)]
+    with tdc.testing.forbid(loops=False):
+        alike(name, rows, CALLS[name](tdc.pack(rows), 1))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nan_and_infinities(name: str, way: None):
+    rows = rows_of(name)
+    for row, odd in zip([r for r in rows if len(r) > 1], (math.nan, math.inf, -math.inf), strict=False):
+        row[1, 0] = odd
+    alike(name, rows, CALLS[name](tdc.pack(rows), 1))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_ragged_dim_behind_a_static_one_and_no_features(name: str, way: None):
+    rows = rows_of(name)
+    x = tdc.pack([row.T for row in rows], ragged_dim=2)
+    for i, got in enumerate(parts(CALLS[name](x, 2))):
+        want = [parts(CALLS[name](row.T, 1))[i] for row in rows]
+        for a, b in zip(got.unbind(), want, strict=True):
+            torch.testing.assert_close(a, b)
+    lines = rows_of(name, features=())
+    alike(name, lines, CALLS[name](tdc.pack(lines), 1))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_derivatives(name: str, way: None):
+    """Two of them, and in a direction."""
+    x = tdc.pack(rows_of(name))
+
+    def run(values: Tensor) -> Tensor:
+        y = parts(CALLS[name](x.with_values(values), 1))[0]
+        return y if isinstance(y, Tensor) else y.values
+
+    values = x.values.clone().requires_grad_()
+    with tdc.testing.forbid(padding=name != "prod", loops=False):  # whose second derivative has a rectangle
+        assert torch.autograd.gradcheck(run, values, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(run, values)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_under_transforms(name: str, way: None):
+    """Of all members of a vmap, of gradients in it and around it."""
+    x = tdc.pack(rows_of(name))
+
+    def run(values: Tensor) -> Tensor:
+        y = parts(CALLS[name](x.with_values(values), 1))[0]
+        return (y if isinstance(y, Tensor) else y.values).square()
+
+    members = torch.stack([x.values, x.values.flip(0), x.values.roll(1, 1)])
+    torch.testing.assert_close(torch.vmap(run)(members), torch.stack([run(m) for m in members]))
+    grad = torch.func.grad(lambda v: run(v).sum())
+    torch.testing.assert_close(torch.vmap(grad)(members), torch.stack([grad(m) for m in members]))
+    around = torch.func.grad(lambda m: torch.vmap(run)(m).sum())(members)
+    torch.testing.assert_close(around, torch.stack([grad(m) for m in members]))
+    hessian = torch.func.hessian(lambda v: run(v).sum())(x.values)
+    forward = torch.func.jacrev(torch.func.jacrev(lambda v: run(v).sum()))(x.values)
+    torch.testing.assert_close(hessian, forward)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_graph_for_all_lengths(name: str, way: None):
+    """Gradients, too; nothing is padded."""
+    learns = name in SMOOTH
+
+    def run(x: Any) -> Any:
+        return CALLS[name](x, 1)
+
+    torch._dynamo.reset()
+    call = counted(run, backend="aot_eager", fullgraph=True)
+    for lengths in ((3, 4, 2), (7, 2), (2, 2, 5, 3)):
+        rows = [torch.randn(n, 2, dtype=DOUBLE) for n in lengths]
+        x = tdc.pack(rows)
+        leaf = x.values.detach().requires_grad_(learns)
+        with tdc.testing.forbid(loops=False):
+            got = call(x.with_values(leaf))
+        alike(name, rows, got)
+        if learns:
+            first = [parts(f)[0] for f in (got, run(x.with_values(leaf)))]
+            a, b = [torch.autograd.grad((y if isinstance(y, Tensor) else y.values).square().sum(), leaf) for y in first]
+            torch.testing.assert_close(a, b)
+    assert call.counts.compiles == 1
+
+
+@pytest.mark.parametrize("name", ["cumsum", "prod"])
+def test_second_derivatives_inside_a_graph(name: str):
+    """Of autograd, which Dynamo traces; with zeros among the elements."""
+    x = tdc.pack([torch.tensor(row, dtype=DOUBLE) for row in ([2.0, 0.0, 3.0, 0.0], [0.0, 4.0], [1.0, 2.0, 3.0])])
+
+    def run(values: Tensor) -> Tensor:
+        y = CALLS[name](x.with_values(values), 1)
+        (grad,) = torch.autograd.grad((y if isinstance(y, Tensor) else y.values).sin().sum(), values, create_graph=True)
+        return torch.autograd.grad((grad + 1).square().sum(), values)[0]
+
+    torch._dynamo.reset()
+    want = run(x.values.clone().requires_grad_())
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        got = torch.compile(run, backend="aot_eager", fullgraph=True)(x.values.clone().requires_grad_())
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "topk", "max", "prod"])
+def test_transforms_in_graphs(name: str):
+    """A second derivative, one in a direction and one of all members take the ways that have them there."""
+    x = tdc.pack(rows_of(name))
+
+    def total(values: Tensor) -> Tensor:
+        y = parts(CALLS[name](x.with_values(values), 1))[0]
+        return (y if isinstance(y, Tensor) else y.values).square().sum()
+
+    def hessian(values: Tensor) -> Tensor:
+        return torch.func.grad(lambda v: torch.func.grad(total)(v).square().sum())(values)
+
+    def direction(values: Tensor) -> Tensor:
+        return torch.func.jvp(total, (values,), (torch.ones_like(values),))[1]
+
+    for fn in (hessian, direction, torch.func.grad(total)):
+        torch._dynamo.reset()
+        got = torch.compile(fn, backend="aot_eager", fullgraph=True)(x.values)
+        torch.testing.assert_close(got, fn(x.values))
+
+
+def test_exports_need_no_operator():
+    x = tdc.pack(rows_of("topk"))
+    program = export(lambda x: (x.cumsum(1), x.topk(2, 1).values, x.max(1).values, x.prod(1)), (x,))
+    assert "_rows" not in str(program.program.graph)
+
+
+def test_first_of_equal_elements(way: None):
+    rows = [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([2.0, 2.0]), torch.tensor([math.nan, 5.0, math.nan])]
+    x = tdc.pack(rows)
+    assert x.argmax(1).tolist() == [1, 0, 0]
+    assert x.argmin(1).tolist() == [0, 0, 0]
+
+
+def test_an_empty_example_has_no_position(way: None):
+    x = tdc.pack([torch.ones(2, 3), torch.ones(0, 3)])
+    assert x.argmax(1).tolist() == [[0, 0, 0], [-1, -1, -1]]
+    assert x.prod(1)[1].tolist() == [1.0, 1.0, 1.0]
+    assert tdc.pack([torch.ones(0, 3)] * 2).cumsum(1).values.shape == (0, 3)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_examples_and_no_features(count: int, way: None):
+    x = tdc.NestedTensor(torch.zeros(0, 2), torch.zeros(count + 1, dtype=torch.int64))
+    assert x.cumsum(1).values.shape == x.cummax(1).values.values.shape == x.sort(1).values.values.shape == (0, 2)
+    assert x.argmax(1).shape == x.prod(1).shape == (count, 2)
+    none = tdc.pack([torch.zeros(3, 0), torch.zeros(1, 0)])
+    assert none.cumsum(1).values.shape == none.sort(1).values.values.shape == (4, 0)
+    assert none.argmax(1).shape == none.prod(1).shape == (2, 0)
+
+
+def test_a_row_shorter_than_k(way: None):
+    x = tdc.pack([torch.ones(3), torch.ones(1)])
+    with pytest.raises(tdc.ShapeError, match=r"tdc\.topk: expected at least 2 elements in each row"):
+        x.topk(2, 1)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="at least 2 elements in each row"):
+        torch.compile(lambda x: x.topk(2, 1).values, backend="aot_eager", fullgraph=True)(x)
+
+
+def test_offsets_are_shared_by_members():
+    offsets = torch.tensor([[0, 2, 3], [0, 1, 3]])
+    with pytest.raises(tdc.StructureError, match="one ragged structure for all members"):
+        torch.vmap(lambda o: operator.cumsum_rows(torch.ones(3), o, False))(offsets)
+
+
+class TestSharedPositions:
+    """An operand with a ragged dim and no batch is one for all examples, read at each position."""
+
+    def test_its_gradient(self):
+        rows = [torch.randn(n, 2, dtype=DOUBLE) for n in (3, 0, 2)]
+        table = torch.randn(3, 2, dtype=DOUBLE, requires_grad=True)
+        x = tdc.pack(rows)
+
+        def run(table: Tensor) -> Tensor:
+            return (x * table).values
+
+        with tdc.testing.forbid(loops=False):
+            got = run(table)
+        torch.testing.assert_close(got, torch.cat([row * table[: len(row)] for row in rows]))
+        assert torch.autograd.gradcheck(run, table, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(run, table)
+
+    @pytest.mark.parametrize("shape", [(4, 5), (4, 1), (1, 5), (2, 4, 5), (1, 2, 4, 5)])
+    def test_of_two_ragged_dims(self, shape: tuple[int, ...]):
+        rows = [torch.randn(2, *size) for size in ((4, 3), (2, 5), (0, 1))]
+        plane = torch.randn(shape)
+        got = tdc.pack(rows, ragged_dim=(2, 3)) + plane
+        for a, row in zip(got.unbind(), rows, strict=True):
+            h, w = row.shape[1:]
+            own = (plane if plane.ndim < 4 else plane[0])[..., :h, :w]  # 1 stays 1, unless the example has none
+            torch.testing.assert_close(a, row + own)
+
+    def test_one_graph(self):
+        torch._dynamo.reset()
+        call = counted(lambda x, table: x + table, backend="aot_eager", fullgraph=True)
+        for lengths in ((3, 4), (5, 2, 6), (7, 7)):
+            rows, table = [torch.randn(n, 2) for n in lengths], torch.randn(max(lengths), 2)
+            torch._dynamo.maybe_mark_dynamic(table, 0)
+            got = call(tdc.pack(rows), table)
+            torch.testing.assert_close(got.values, torch.cat([row + table[: len(row)] for row in rows]))
+        assert call.counts.compiles == 1
