@@ -24,8 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dtypes import widened
+from tdc.core.dtypes import sum_dtype, widened
 from tdc.core.dynamo import adaptive_avg_backwards
+from tdc.core.errors import StructureError, message
 from tdc.ops.convolution.planes import Reads, Run, Windows, innermost, planes, room, runs
 from tdc.ragged.segments import offsets_of
 
@@ -78,21 +79,31 @@ def averages(
 def adaptive_avg(x: Tensor, sizes: Tensor, total: int, counts: Any) -> Tensor:
     """Means of adaptive bins, (N, C) -> (M, C)."""
     w = Bins(tuple(counts), "adaptive_avg_pool")
+    if w.single:
+        lengths = sizes.prod(1)
+        check_total(w, lengths, x.shape[0], total)
+        return (means if x.is_contiguous() else means_of_channels)(x, lengths).to(x.dtype)
     found = runs(sizes, w, x.shape[0], total)
-    if w.single and x.is_contiguous():
-        return means(x, sizes.prod(1)).to(x.dtype)
     pool = aten.adaptive_avg_pool3d if len(counts) == 3 else aten.adaptive_avg_pool2d
-    return by_example(x, found, total, lambda x, size: pool(x if w.single else ready(x), size))
+    return by_example(x, found, total, lambda x, size: pool(ready(x), size))
 
 
 def adaptive_avg_backward(grad: Tensor, sizes: Tensor, total: int, counts: Any) -> Tensor:
     """The gradient of x, (M, C) -> (N, C)."""
     w = Bins(tuple(counts), "adaptive_avg_pool")
-    found = runs(sizes, w, total, grad.shape[0])
     if w.single:
         lengths = sizes.prod(1)
+        check_total(w, lengths, total, grad.shape[0])
         return (grad / lengths.unsqueeze(1)).index_select(0, torch.repeat_interleave(lengths))
+    found = runs(sizes, w, total, grad.shape[0])
     return gradient_by_example(grad, found, total, adaptive_avg_backwards[max(2, len(counts))])
+
+
+def check_total(w: Bins, lengths: Tensor, positions: int, total: int) -> None:
+    """A StructureError for sizes that are not those of the positions, where each example is one bin."""
+    if (int(lengths.sum()), lengths.shape[0]) != (positions, total):
+        got, hint = f"{positions} and {total}", f"sizes and windows make {int(lengths.sum())} and {lengths.shape[0]}"
+        raise StructureError(message(w.name, "as many positions as its sizes have", got, hint=hint))
 
 
 def means(x: Tensor, lengths: Tensor) -> Tensor:
@@ -102,6 +113,14 @@ def means(x: Tensor, lengths: Tensor) -> Tensor:
     starts = offsets[rows] + FEW * (torch.arange(rows.shape[0]) - offsets_of(pieces)[rows])
     sums = F.embedding_bag(torch.arange(x.shape[0]), widened(x), starts, mode="sum")
     return sums.new_zeros(lengths.shape[0], x.shape[1]).index_add_(0, rows, sums) / lengths.unsqueeze(1)
+
+
+def means_of_channels(x: Tensor, lengths: Tensor) -> Tensor:
+    """The same of channels that do not lie innermost: each is read as it lies, one example after another."""
+    out = x.new_empty((lengths.shape[0], x.shape[1]), dtype=sum_dtype(x.dtype))
+    for example, mean in zip(x.split(lengths.tolist()), out.unbind(), strict=True):
+        torch.sum(example, 0, dtype=out.dtype, out=mean)
+    return out / lengths.clamp(min=1).unsqueeze(1)
 
 
 def by_example(x: Tensor, found: list[Run], total: int, pool: Callable[[Tensor, Any], Tensor]) -> Tensor:
