@@ -169,6 +169,7 @@ real
 requires_grad
 requires_grad_(x, requires_grad=True)
 retain_grad(x)
+row_ids
 shape
 size(self, dim=None)
 sizes

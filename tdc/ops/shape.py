@@ -179,7 +179,8 @@ def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
     whole = x._batch_dim == 0 and (given[0] == -1 or given[0] == x.batch_size[0])
     if not whole or len([n for n in given[1:] if n == -1]) != 1 or any([n == 0 for n in given[1:]]):
         raise regrouped("reshape", x, f"sizes {given}")
-    return unflatten_ragged(flatten_ragged(x, 1), 1, given[1:])
+    out: Any = unflatten_ragged(flatten_ragged(x, 1), 1, given[1:])
+    return out
 
 
 def grouped(given: list[Any], old: list[Any], kept: list[int]) -> tuple[dict[int, int], list[Any]] | None:

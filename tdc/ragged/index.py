@@ -39,6 +39,7 @@ from tdc.ragged.index_forms import (
     bounds,
     check_vectors,
     cut,
+    entries_of,
     full_index,
     has_tensors,
     index_example,
@@ -106,8 +107,9 @@ def index_ragged(x: Any, index: Any) -> Any:
     """`x[index]`, whatever the index is."""
     if isinstance(index, type(x)):
         return select_where(x, index)
-    if isinstance(index, tuple) and any([is_ragged(part) for part in index]):
-        return at_own(x, index)
+    entries = entries_of(index)
+    if entries is index and any([is_ragged(part) for part in entries]):
+        return at_own(x, entries)
     return rows_at(x, index)(x) if names_rows(x, index) else index_dims(x, index)
 
 
@@ -276,7 +278,7 @@ def at_own(x: Any, index: tuple[Any, ...]) -> Any:
     d = x.ndim - behind if any([part is Ellipsis for part in ahead]) else len(ahead)
     own = type(positions) is type(x) and positions.ndim == 2 and positions.ragged_dims == (1,)
     whole = own and positions.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    first = index[0] if i else None
+    first: Any = index[0] if i else None
     if others or not whole or x.ragged_dims != (d,) or not (first is Ellipsis or takes_all(first)) or x._batch_dim:
         expected = f"x[:, positions] with one {type(x).__name__} of whole numbers (B, -1) at the ragged dim"
         hint = "x[rows] in front of it; x[mask] with a ragged mask; x.gather(d, index) for each column its own"

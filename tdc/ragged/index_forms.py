@@ -73,9 +73,14 @@ def as_vector(index: Entry | list[Any] | tuple[Any, ...], device: Any) -> Tensor
     return None if found.is_floating_point() or found.is_complex() else found
 
 
+def entries_of(index: Entry | tuple[Any, ...]) -> tuple[Any, ...]:
+    """An index as its entries."""
+    return index if isinstance(index, tuple) else (index,)
+
+
 def full_index(index: Entry | tuple[Any, ...], shape: Any, batch_dim: int, device: Any) -> tuple[list[Any], list[int]]:
     """One entry for each dim, those of the batch as they were given; and for each new dim the entries before it."""
-    given = index if isinstance(index, tuple) else (index,)
+    given = entries_of(index)
     gaps = [i for i, part in enumerate(given) if part is Ellipsis]
     real = [part for part in given if part is not None and part is not Ellipsis]
     fill = len(shape) - len(real)

@@ -36,7 +36,7 @@ from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureErro
 from tdc.core.pytree import register
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.slow_paths import announce
-from tdc.ragged.index_forms import FULL
+from tdc.ragged.index_forms import FULL, entries_of
 from tdc.ragged.nested import UNMAPPED, NestedTensor, build_nested, mapped, require_bound
 from tdc.ragged.segments import lengths_of, lengths_on_host, longest, offsets_of, on_host, structure_of_sizes
 from tdc.ragged.structure import Structure, check_ends, check_offsets, extent_of, require_same
@@ -247,7 +247,8 @@ class TwoLevelTensor(Operations):
             hint = "x.values.unbind(d - 1) for dims of inner examples"
             raise ShapeError(message("unbind", "dim 0, the outer examples", f"dim {dim}", hint=hint))
         announce("loops", "unbind")
-        begin, rows = 0, []
+        rows: list[NestedTensor] = []
+        begin = 0
         for n in lengths_on_host(self._structure):
             rows.append(self._values[begin : begin + n])
             begin += n
@@ -291,10 +292,10 @@ class TwoLevelTensor(Operations):
         if isinstance(index, NestedTensor):
             return inner_at(self, numbers[index], ())
         first, second, rest = levels_of(index, self.ndim)
-        if isinstance(first, slice) and first == FULL and isinstance(second, slice) and second == FULL:
-            return self.with_values(self._values[(FULL, *rest)])
         if isinstance(first, int):
             return one_outer(self, first)[(second, *rest)]
+        if isinstance(first, slice) and first == FULL and isinstance(second, slice) and second == FULL:
+            return self.with_values(self._values[(FULL, *rest)])
         return inner_at(self, numbers[first] if second is FULL else numbers[first, second], rest)
 
 
@@ -341,7 +342,7 @@ def inner_at(x: TwoLevelTensor, which: NestedTensor | Tensor, rest: tuple[Any, .
 
 def levels_of(index: Any, ndim: int) -> tuple[Any, Any, tuple[Any, ...]]:
     """The entries of an index for outer examples, for inner ones, and those of `x.values[:, ...]`."""
-    parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    parts = list(entries_of(index))
     gaps = [i for i, part in enumerate(parts) if part is Ellipsis]
     if len(gaps) > 1:
         raise IndexingError(message("index", "`...` once", f"{len(gaps)} times", hint="leave the others out"))
