@@ -307,8 +307,8 @@ def build_two_level(s: Structure, values: NestedTensor) -> TwoLevelTensor:
     return out
 
 
-def one_outer(x: TwoLevelTensor, i: int) -> NestedTensor:
-    """An outer example as a view."""
+def one_outer(x: TwoLevelTensor, i: int) -> Any:
+    """An outer example as a view, a NestedTensor."""
     rows = x._structure.batch_size
     if not -rows <= i < rows:
         hint = f"rows are counted from {-rows} to {rows - 1}" if rows else "the batch has no rows"
