@@ -295,7 +295,8 @@ class TwoLevelTensor(Operations):
         if isinstance(first, int):
             return one_outer(self, first)[(second, *rest)]
         if isinstance(first, slice) and first == FULL and isinstance(second, slice) and second == FULL:
-            return self.with_values(self._values[(FULL, *rest)])
+            inner: NestedTensor | Tensor = self._values[(FULL, *rest)]
+            return self.with_values(inner)
         return inner_at(self, numbers[first] if second is FULL else numbers[first, second], rest)
 
 
