@@ -32,13 +32,13 @@ class Inputs:
     c: Tensor
 
 
-def inputs(p: Program) -> Inputs:
-    """The inputs of a program."""
+def inputs(p: Program, grads: bool = True) -> Inputs:
+    """The inputs of a program; `grads` says whether they take part in autograd."""
     g = torch.Generator().manual_seed(p.seed)
     dtype = torch.float64 if p.double else torch.float32
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+        return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype).requires_grad_(grads)
 
     many = range(p.size)
     lengths = torch.randint(0, 5, (p.size,), generator=g).tolist() if p.rows != "static" else [SIZE] * p.size
@@ -86,7 +86,7 @@ def check(p: Program, compiler: Compiler | None = None, grads: bool = True, **op
         AssertionError: a value or a gradient differs.
         NotANumber: there is none to compare.
     """
-    given = inputs(p)
+    given = inputs(p, grads)
     f = functions(p, given, **options)
     rows = [*zip(given.x, given.v, given.n, given.xs, given.ys, strict=True)]
     examples = Examples(rows, DIMS.get(p.style, 0), NAMES, grads, ragged=() if p.rows == "static" else NAMES[3:])

@@ -58,7 +58,7 @@ class Directed(CumulativeSum):
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
-        return cumulative_sum(directions[0], ctx.saved_tensors[0], ctx.reverse)  # type: ignore[no-any-return]  # untyped in torch
+        return cumulative_sum(directions[0], ctx.saved_tensors[0], ctx.reverse)
 
 
 cumulative_sum = with_directions(CumulativeSum, Directed)  # `cumsum_rows` with all derivatives
@@ -66,7 +66,7 @@ cumulative_sum = with_directions(CumulativeSum, Directed)  # `cumsum_rows` with 
 
 def derived(*args: Any) -> Tensor:
     """`cumulative_sum` of a derivative."""
-    return cumulative_sum(*args)  # type: ignore[no-any-return]  # untyped in torch
+    return cumulative_sum(*args)
 
 
 trace_with_grad(derived, CumulativeSum.forward)
