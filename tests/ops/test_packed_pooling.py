@@ -308,6 +308,7 @@ def twice(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return torch.func.grad(lambda t: torch.func.grad(loss)(t).square().sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [F.adaptive_max_pool2d, F.adaptive_avg_pool2d, F.avg_pool2d])
 def test_second_derivative_in_a_graph(op: Any):
     """On the rectangle, since Dynamo would leave a part of that of the operator out."""

@@ -165,7 +165,10 @@ def test_second_derivatives_inside_a_graph(name: str):
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", ["cumsum", "topk", "max", "prod"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("cumsum", "topk", "prod")]
+
+
+@pytest.mark.parametrize("name", ["max", *OTHERS])
 def test_transforms_in_graphs(name: str):
     """A second derivative, one in a direction and one of all members take the ways that have them there."""
     x = tdc.pack(rows_of(name))
