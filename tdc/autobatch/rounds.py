@@ -84,14 +84,19 @@ def stable(
         pairs = zip(keys, values, found[-1], strict=True)
         values = [in_loop(name, before, after, n, found[1]) for name, before, after in pairs]
         now = fitted(keys, values, found[-1], n)
-        kept = [x is UNDEFINED or x is y or form_of(x) == form_of(y) for x, y in zip(values, now, strict=True)]
+        kept = [x is UNDEFINED or same_lane(x, y) or form_of(x) == form_of(y) for x, y in zip(values, now, strict=True)]
         if all(kept) and found[0] == inside:
             triples = zip(values, now, found[-1], strict=True)
-            own = [x is y and (x is UNDEFINED or new is not UNDEFINED) for x, y, new in triples]
+            own = [y is UNDEFINED or (same_lane(x, y) and new is not UNDEFINED) for x, y, new in triples]
             return now, found, all(own)
         values, inside = now, found[0]
     got, hint = "one that changes with each round", "keep shapes and dtypes; collect results in a tensor of fixed size"
     raise StructureError(message(OP, "values of one form in a loop", got, hint=hint))
+
+
+def same_lane(x: Any, y: Any) -> bool:
+    """Whether two values are one object that each example has for itself; Dynamo does not ask it of trees (2.13)."""
+    return type(x) is Lane and x is y
 
 
 def form_of(tree: Any) -> list[Any]:

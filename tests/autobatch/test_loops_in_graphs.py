@@ -231,3 +231,28 @@ def test_a_list_that_grows_once_in_each_round_along_dense_rows():
     """Found by a program: it was ragged, and refused beside a dense tensor."""
     examples = [(torch.randn(4, 3), torch.randn(3)) for _ in range(3)]
     assert_batched_equal(tdc.batch(along_dense_rows), examples, backends=("eager",), lowers=("auto",))
+
+
+@tdc.batch
+def carries_a_tuple(s: Tensor) -> Any:
+    """A pair that each round makes anew, and a number that has no value before the first."""
+    pair, n = (s, s * 2), 0
+    while pair[0] < 4:
+        pair = pair[1], pair[0] * 3 + 1
+        last = n * 2
+        n += 1
+        if n > 2:
+            break
+    else:
+        last = n
+    return pair, last
+
+
+def test_a_loop_carries_a_tuple():
+    """Found by a program: Dynamo does not ask whether two tuples are one object."""
+    starts = torch.tensor([0.5, 9.0, -3.0, 2.0])
+    found = torch.compile(lambda s: carries_a_tuple.map(s), backend="eager", fullgraph=True)(starts)
+    want = [carries_a_tuple(s) for s in starts]
+    torch.testing.assert_close(found[0][0], torch.stack([pair[0] for pair, _ in want]))
+    torch.testing.assert_close(found[0][1], torch.stack([pair[1] for pair, _ in want]))
+    assert found[1].tolist() == [last for _, last in want]
