@@ -412,7 +412,7 @@ def is_total(loop: While | For) -> bool:
     inside = list(every([loop]))
     if isinstance(loop, For) or not all(isinstance(n, (Block, If, Assert, Exit)) for n in inside[1:]):
         return False
-    code = [*[part for n in inside for block in blocks_of(n) for part in block.body]]
+    code = [part for n in inside for block in blocks_of(n) for part in block.body]
     return not any(may_fail(part) for part in [*code, *[v.expr for n in inside for v in values_of(n)]])
 
 

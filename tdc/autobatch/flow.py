@@ -72,7 +72,7 @@ def put_along(nodes: list[Node]) -> None:
 def right_behind(node: Node) -> Value | None:
     """The expression that a node begins with, if it has one that needs code."""
     begins = isinstance(node, (If, Append, Assert, Exit)) or (isinstance(node, While) and not node.pre)
-    found = values_of(node)[0] if begins and values_of(node) else None
+    found = next(iter(values_of(node)), None) if begins else None
     return None if found is None or found.name is not None or isinstance(found.expr, ast.Constant) else found
 
 

@@ -246,7 +246,12 @@ def inner_loops(loop: Loop, keys: Sequence[str], values: Any, fixed: Any, masks:
     """Who waits in the loops inside of a loop, if there are any."""
     if not loop.inner:
         return None
-    return Inside(masks, {**dict(zip(keys, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))})
+    return Inside(masks, known(loop, keys, values, fixed))
+
+
+def known(loop: Loop, keys: Sequence[str], values: Any, fixed: Any) -> dict[str, Any]:
+    """What names stand for in a round."""
+    return {**dict(zip(keys, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))}
 
 
 def without(m: Mask, others: Mask) -> Mask:
@@ -372,11 +377,8 @@ def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[A
         end = loop.round(now[0], tuple(values), fixed, items.values(now[1:]), steps.full, waiting)
         return list(kept(loop.names, end[6], end[5], values))
 
-    def known(values: list[Any]) -> dict[str, Any]:
-        return {**dict(zip(loop.names, values, strict=True)), **dict(zip(loop.fixed, fixed, strict=True))}
-
     def outside(values: list[Any], _: Any) -> tuple[Any, ...]:
-        waiting = Inside({}, known(values))
+        waiting = Inside({}, known(loop, loop.names, values, fixed))
         now = step(values, first, waiting)
         return (), steps.longest(), bool(waiting.now), now
 
