@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import linecache
 import pickle
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,13 +146,18 @@ def driver_text(program: Program) -> tuple[str, Pieces]:
 
 
 def driver(program: Program) -> Callable[..., Any]:
-    """The driver of a program, with the names that it calls as its globals."""
+    """The driver of a program, a closure over what it calls.
+
+    As its globals, Dynamo would name them anew in each of its attempts, and take an attempt for each captured number.
+    """
     text, pieces = driver_text(program)
+    called: dict[str, Any] = {**RUNTIME, **pieces}
+    text = f"def make({', '.join(called)}):\n{textwrap.indent(text, '    ')}\n    return driver\n"
     filename = f"<tdc.batch driver of {program.source.fn.__name__} {next(NUMBERS)}>"
     linecache.cache[filename] = len(text), None, text.splitlines(True), filename
-    found: dict[str, Any] = {**RUNTIME, **pieces}
-    exec(compile(text, filename, "exec"), found)  # text of ours
-    made: Callable[..., Any] = found["driver"]
+    scope: dict[str, Any] = {}
+    exec(compile(text, filename, "exec"), scope)  # text of ours
+    made: Callable[..., Any] = scope["make"](**called)
     return made
 
 

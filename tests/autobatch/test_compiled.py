@@ -331,3 +331,25 @@ def test_a_range_beside_rows_that_examples_leave():
     want = torch.stack([numbered(a) for a in x])
     found = torch.compile(lambda y: numbered.map(y), backend="eager", fullgraph=True)(x)
     torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_a_captured_number_does_not_compile_again_and_again(grads: bool):
+    """Found by the time that a program took: Dynamo made 9 graphs, since it knew the number by another name in each."""
+    scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=grads)
+    graphs: list[int] = []
+
+    @tdc.batch
+    def scaled(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        if n > 1:
+            x = x * scale
+        return x, scale * 1
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    x, n = torch.randn(4, dtype=torch.float64, requires_grad=True), torch.arange(4)
+    found = torch.compile(scaled.map, backend=backend, fullgraph=True)(x, n)
+    torch.testing.assert_close(found, (torch.where(n > 1, x * 0.5, x), torch.full_like(x, 0.5)))
+    assert len(graphs) <= 2
