@@ -13,8 +13,8 @@ from tdc.compile.counts import Counts, counted
 from tdc.compile.loss import read_result
 from tdc.compile.one_step import Step
 from tdc.compile.train_metrics import rows_of, tokens_of
-from tdc.core.errors import StructureError, message
-from tdc.core.keys import parts
+from tdc.core.errors import StructureError, message, refuse_wrong
+from tdc.core.keys import parts, show
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step.eval"
@@ -43,7 +43,7 @@ class Evaluation:
 
     def metrics(self, state: TensorDict, batch: Any) -> TensorDict:
         """The metrics of a batch, not compiled."""
-        params = mean_of(state) if self._averaged else state["params"]
+        params = with_mean(state) if self._averaged else state["params"]
         buffers = state["buffers"] if "buffers" in state._nodes else None
         fn = self._step.loss.fn if self._fn is None else self._fn
         out, _ = self._step.called(fn, params, buffers, batch, training=False)
@@ -68,10 +68,15 @@ class Evaluation:
         return self._run.counts
 
 
-def mean_of(state: TensorDict) -> TensorDict:
-    """The mean of the parameters that a state holds: that of the step, or of a transform in the optimiser."""
+def with_mean(state: TensorDict) -> TensorDict:
+    """The parameters, with those in their places of which a state holds a mean: the step, or a transform in it."""
     found = [p for p in state._nodes if parts(p)[-1] == "average" and parts(p)[0] in ("average", "optimizer")]
     if not found:
         hint = "train_step(..., average=tdc.optim.ema(0.999))"
         raise StructureError(message(OP, "a state with an average", "one without", hint=hint))
-    return state[max([p for p in found if parts(p)[0] == parts(found[0])[0]], key=lambda p: len(parts(p)))]
+    params = state["params"]
+    mean = state[max([p for p in found if parts(p)[0] == parts(found[0])[0]], key=lambda p: len(parts(p)))]
+    other = [show(p) for p in mean._leaves if p not in params._leaves]
+    hint = "a sharded optimizer averages its own part only: train_step(..., average=tdc.optim.ema(0.999))"
+    refuse_wrong(StructureError, OP, "an average of the parameters", other, "of something else", hint)
+    return params.update(mean)

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import tdc
 from tdc import TensorDict
 from tdc.compile import TrainStep, loss_scale, train_step
-from tdc.optim import adamw, ema, sgd
+from tdc.optim import adamw, averaged, chain, ema, masked, sgd
 
 BACKENDS = pytest.mark.parametrize("backend", [None, "aot_eager"])
 GRAPH_LATER = pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
@@ -343,6 +343,16 @@ def test_an_average_that_is_a_transform_of_parameters(backend: str | None):
         state, _ = step(first, batch)
         want = (first["params"] + state["params"]) / 2
         assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
+
+
+@GRAPH_LATER
+def test_an_average_of_some_parameters_stands_in_for_these(backend: str | None):
+    net, batch = nn.Linear(8, 3), make_batch()
+    step = make_step(net, loss, chain(sgd(0.5), masked(ema(0.5), "weight")), backend)
+    state, _ = step(step.init(), batch)
+    want = state["params"].update(averaged(state))
+    assert sorted(averaged(state).keys()) == ["weight"]
+    assert_close(step.eval(averaged=True)(state, batch)["loss"], loss_at(net, want, batch))
 
 
 @GRAPH_LATER

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.testing import assert_close
 
 from tdc import DtypeError, ShapeError, StructureError, TensorDict, UnsupportedError, vmap
+from tdc.compile import train_step
 from tdc.optim import (
     adafactor,
     adam,
@@ -25,6 +26,7 @@ from tdc.optim import (
     masked,
     multi_steps,
     muon,
+    schedule_free_adamw,
     sgd,
     sharded,
     skip_nonfinite,
@@ -101,6 +103,17 @@ def test_what_cannot_be_sharded_is_refused(group: Any):
     single = opt.init(members[0])
     with pytest.raises(UnsupportedError, match="expected no vmap around processes"):
         vmap(lambda p: opt.update(p, single, p)[0])(members)
+
+
+def test_evaluation_with_the_average_of_one_part_is_refused(group: Any):
+    """Found by trying: its one vector for each dtype was taken for the parameters."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = sharded(schedule_free_adamw(0.1), group)
+    step = train_step(net, lambda net, x: net(x).sum(), optimizer, process_group=group, compile=False)
+    state, _ = step(step.init(), torch.ones(4, 3))
+    words = r"expected an average of the parameters, got 1 of something else\nat float32\nhint: a sharded optimizer"
+    with pytest.raises(StructureError, match=words):
+        step.eval(averaged=True)(state, torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("wrong", [None, "gloo", 3, torch.zeros(2), [1]])
