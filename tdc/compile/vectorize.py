@@ -18,17 +18,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from tdc.compile.any_size import AnySize
 from tdc.core import pytree
 from tdc.core.arguments import expect_function, normal_dim
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.keys import as_path, missing_key
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.storage import axis_of, data_of, is_ragged, with_data, with_static
+from tdc.ragged.storage import axis_of, data_of, is_ragged, with_static
 from tdc.tensordict.paths import ancestors, ordered
 from tdc.tensordict.tensordict import TensorDict
 
@@ -77,32 +76,15 @@ def vmap(
 
         def inner(*parts: Any) -> Any:
             positional, named = pytree.tree_unflatten(list(parts), spec)
-            if randomness == "error" or not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling():
                 return fn(*positional, **named)
-            with AnySizeDropout():
+            with AnySize():
                 return fn(*positional, **named)
 
         run = torch.vmap(inner, tuple([d for _, d in pairs]), first(out_dims), randomness, chunk_size=chunk_size)
         return results_at(run(*[x for x, _ in pairs]), out_dims)
 
     return mapped
-
-
-class AnySizeDropout(TorchFunctionMode):
-    """Dropout that traces under vmap with sizes that vary; torch's reads the number of elements (torch 2.11-2.13)."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`torch.native_dropout` in place of `F.dropout`, of the same numbers; all else as it is."""
-        named = kwargs or {}
-        return dropout(*args, **named) if func is F.dropout else func(*args, **named)
-
-
-def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """`F.dropout` of a tensor or ragged batch."""
-    if inplace or not training or not 0 < p < 1 or not (is_ragged(input) or isinstance(input, Tensor)):
-        return F.dropout(input, p, training, inplace)
-    found = torch.native_dropout(data_of(input), p, True)[0]
-    return found if isinstance(input, Tensor) else with_data(input, found)
 
 
 def first(out_dims: Any) -> Any:

@@ -9,8 +9,8 @@
 Dynamo knows its marks by the names of attributes. They are set here by hand, since to import Dynamo takes a second.
 What torch.compile, `torch.export` and Inductor are asked besides is in `tdc/compile/_torch/`.
 
-Invariant: no other module names what is private to torch, but for `core/pytree.py`. `core/probes.py` asks whether the
-torch that is installed still has all of it.
+Invariant: no other module names what is private to torch, but for `core/levels.py` and `core/pytree.py`.
+`core/probes.py` asks whether the torch that is installed still has all of it.
 """
 
 from __future__ import annotations
@@ -132,8 +132,13 @@ def never() -> bool:
 def readable() -> bool:
     """Whether tensors have numbers that can be read: `eager`, and under no dispatch mode, as `torch.export` traces, but
     for those that only watch and say so by an attribute `watches`."""
+    return not (under_transform() or under_mode())
+
+
+def under_mode() -> bool:
+    """Whether a dispatch mode decides what operations do, as where a graph is traced; one that watches does not."""
     modes = internals._C._len_torch_dispatch_stack()
-    return not (under_transform() or (modes and not only_watched(modes)))
+    return bool(modes) and not only_watched(modes)
 
 
 def only_watched(modes: int) -> bool:
@@ -180,18 +185,10 @@ def in_direction() -> bool:
 
 
 @constant
-def over_members_inside() -> bool:
-    """Whether a `torch.vmap` is around the call, and around it a `torch.func.grad` or `vjp`."""
-    keys = [level.key() for level in functorch.get_interpreter_stack() or ()]
-    kinds = functorch.TransformType
-    return kinds.Grad in keys and kinds.Vmap in keys[keys.index(kinds.Grad) :]
-
-
-@constant
-def differentiated_twice() -> bool:
-    """Whether two `torch.func.grad` or `vjp` are around the call."""
-    keys = [level.key() for level in functorch.get_interpreter_stack() or ()]
-    return keys.count(functorch.TransformType.Grad) > 1
+def takes_functions() -> bool:
+    """Whether an autograd function has its place in a graph: under one `torch.func.grad` or `vmap`, or none."""
+    stack = functorch.get_interpreter_stack() or ()
+    return len(stack) <= 1 and not in_direction()
 
 
 def known(condition: bool) -> bool:
@@ -407,17 +404,6 @@ adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane
 def foreach(name: str) -> Op:
     """The kernel that runs an operation, such as "add", on all tensors of a list."""
     return getattr(torch, f"_foreach_{name}")
-
-
-def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
-    """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
-    return op.redispatch(keys & internals._C._after_autograd_keyset, *args)
-
-
-def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
-    """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
-    found: tuple[Tensor, ...] = internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns)
-    return found[:-1]
 
 
 def storage_id(x: Tensor) -> int:

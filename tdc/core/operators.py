@@ -1,9 +1,9 @@
 """Operators of this library, `torch.ops.tdc`: what torch's dispatcher, graphs, vmap and autograd know of each.
 
     operator(schema, fake, members, CPU=kernel)    defined, with a kernel for each device, for graphs and for vmap
-    derive(op, fn, name)                           the derivative of another function, which calls the operator
+    derive(op, function)                           the derivatives of an autograd function, which calls the operator
     refuse_derivative(op, text)                    an error as soon as a derivative is asked for
-    with_directions(plain, directed)               an autograd function that also has a derivative in a direction
+    differentiable(function)                       `apply` of that autograd function, eagerly, in graphs and transforms
 
 A program calls the function. The operator by itself is met in the body of a loop of a graph, in exported programs and
 by who calls `torch.ops.tdc` by hand.
@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import below_autograd, delayed_error, trace_as, under_transform
+from tdc.core.dynamo import trace_as, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message
+from tdc.core.levels import at_level, below_autograd, delayed_error, moving
 
 LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
@@ -45,6 +46,10 @@ def operator(schema: str, fake: Callable[..., Any], members: Callable[..., Any],
     return op
 
 
+def itself(*args: Any) -> tuple[Any, ...]:
+    return args
+
+
 def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
     """A StructureError where `torch.vmap` maps what all members share."""
     if any([d is not None for d in dims]):
@@ -52,35 +57,40 @@ def refuse_mapped(what: str, dims: Iterable[int | None]) -> None:
         raise StructureError(message("vmap", "one ragged structure for all members", f"mapped {what}", hint=hint))
 
 
-def with_directions(plain: Any, directed: Any) -> Callable[..., Any]:
-    """`apply` of an autograd function with a derivative in a direction; in a graph that of one without, since Dynamo
-    takes no function that has it."""
+def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
+    """`apply` of an autograd function, whose `forward` calls operators that `derive` gave its derivatives.
+
+    Under a transform of `torch.func` it is `forward`, eagerly and in a graph.
+
+    Args:
+        directed: the same function with a derivative in a direction, which Dynamo (2.11-2.13) does not take.
+    """
+    eager_function = directed or plain
 
     def run(*args: Any) -> Any:
-        return directed.apply(*args)
+        return plain.forward(*args) if under_transform() else eager_function.apply(*args)
 
     def run_traced(*args: Any) -> Any:
-        return plain.apply(*args)
+        return plain.forward(*args) if under_transform() else plain.apply(*args)
 
     trace_as(run, run_traced)
     return run
 
 
-def derive(op: Any, fn: Callable[..., Any], name: str) -> None:
-    """Give an operator the derivative of `fn(*args)`, which calls it in an autograd function.
+def derive(op: Any, function: Any, inputs: Callable[..., tuple[Any, ...]] = itself) -> None:
+    """Give an operator the derivatives of an autograd function, which calls it.
 
-    A call raises an UnsupportedError in a graph of `torch.func.grad` inside another transform: Dynamo leaves the
-    derivative out there (2.11-2.13), and gradients would be wrong.
+    Args:
+        function: a `torch.autograd.Function` with a `setup_context`.
+        inputs: `inputs(*args)`, those of the function, from the operator's.
     """
 
     def kernel(keys: Any, *args: Any) -> Any:
-        if not learning(args):
+        if not (learning(args) or moving(args)):
             return below_autograd(op, keys, *args)
         if under_transform():
-            got = "torch.func.grad in another transform, in a graph"
-            hint = "call it eagerly, or compile what is differentiated"
-            raise UnsupportedError(message(name, "one derivative", got, hint=hint))
-        return fn(*args)
+            return at_level(function, inputs(*args), partial(below_autograd, op, keys, *args))
+        return function.apply(*inputs(*args))
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import differentiated_twice, in_direction, is_zero, over_members_inside, trace_as
+from tdc.core.dynamo import in_direction, is_zero, trace_as
 from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
 from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import structure_of_sizes, total_of
@@ -103,14 +103,13 @@ def plane_sizes(m: Sizes, spans: Sequence[Span], order: Sequence[int]) -> Tensor
 
 def unserved() -> bool:
     """Whether a graph is traced in which operators of rows do not serve: one to be exported, which needs no Python
-    then; or one with a derivative that they do not have there: a second one, one in a direction, or of all members of a
-    `torch.vmap`."""
+    then; or one with a derivative in a direction, for which torch (2.11-2.13) compares sizes that are data."""
     return torch.compiler.is_exporting()
 
 
 def unserved_traced() -> bool:
     """What Dynamo traces in place of `unserved`."""
-    return torch.compiler.is_exporting() or in_direction() or over_members_inside() or differentiated_twice()
+    return torch.compiler.is_exporting() or in_direction()
 
 
 trace_as(unserved, unserved_traced)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import readable, trace_with_grad
-from tdc.core.operators import with_directions
+from tdc.core.dynamo import readable, takes_functions, trace_as, trace_with_grad
 from tdc.ops.rectangle import rectangle
 from tdc.ops.reduction import reduction, settle, static_axes
 from tdc.ops.segments.operator import serves
@@ -31,7 +30,7 @@ from tdc.ragged.structure import Structure
 
 
 def prod_of(x: Any, dims: tuple[int, ...], keepdim: bool, *, dtype: torch.dtype | None = None) -> Tensor:
-    if isinstance(x, NestedTensor) and serves(x.values) and not x.dtype.is_complex:
+    if is_packed(x):
         return rounded_once(partial(packed_product, dims=dims, keepdim=keepdim), x, dtype)
     return prod_dims(rectangle(x, 1), dims, keepdim, dtype=dtype)
 
@@ -80,7 +79,25 @@ class Directed(ProductRows):
         return reduce_rows(directions[0] * others, Structure(offsets), "sum", 0)
 
 
-product_rows = with_directions(ProductRows, Directed)
+def product_rows(x: Tensor, offsets: Tensor) -> Tensor:
+    """Products of examples with all derivatives."""
+    return Directed.apply(x, offsets)
+
+
+trace_as(product_rows, ProductRows.apply)
+
+
+def is_packed(x: Any) -> bool:
+    """Whether `product_rows` is called."""
+    return isinstance(x, NestedTensor) and serves(x.values) and not x.dtype.is_complex
+
+
+def is_packed_traced(x: Any) -> bool:
+    """What Dynamo traces in place of `is_packed`."""
+    return takes_functions() and isinstance(x, NestedTensor) and serves(x.values) and not x.dtype.is_complex
+
+
+trace_as(is_packed, is_packed_traced)
 
 
 def padded_product(x: Tensor, offsets: Tensor) -> Tensor:
@@ -117,7 +134,7 @@ def grad_packed(grad: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
     return spread(grad, s, total) * torch.where(others == 0, rest, beside)
 
 
-trace_with_grad(gradient, grad_packed)  # a second derivative under `torch.func` has rectangles, see `serves`
+trace_with_grad(gradient, grad_packed)  # a second derivative under `torch.func` has rectangles, see `is_packed`
 
 
 def prod_dims(values: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -29,7 +29,7 @@ from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ops.segments.operator import cumextreme_rows, cumulative_sum, serves, sums
+from tdc.ops.segments.operator import cumextreme_rows, cumulative_sum, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, spread, take_spans
@@ -47,10 +47,8 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if by_views(x):
         axis = axis_of_example(x, d)
         return views_along(x, lambda v: op(v, axis, **kwargs))
-    if op in PACKED and isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1:
-        run, possible = PACKED[op]
-        if possible(x.values):
-            return run(x, **kwargs)
+    if op in PACKED and isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1 and serves(x.values):
+        return PACKED[op](x, **kwargs)  # type: ignore[no-any-return]  # a function of torch's is untyped
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)
@@ -182,11 +180,11 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
     return (areas * (dx / 2)).cumsum(dim) if x is None else areas.cumsum(dim) / 2
 
 
-PACKED: dict[Op, tuple[Op, Callable[[Tensor], bool]]] = {
-    torch.cumsum: (sums_up_to, sums),
-    torch.cummax: (partial(extremes_up_to, torch.cummax), serves),
-    torch.cummin: (partial(extremes_up_to, torch.cummin), serves),
-}  # what runs on packed values, and where
+PACKED: dict[Op, Op] = {  # what runs on packed values
+    torch.cumsum: sums_up_to,
+    torch.cummax: partial(extremes_up_to, torch.cummax),
+    torch.cummin: partial(extremes_up_to, torch.cummin),
+}
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
     along(_op, "dim", "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0), default=NEEDED)
 define(torch.trapezoid, "scan", ragged=trapezoid_ragged, aliases=[torch.trapz])

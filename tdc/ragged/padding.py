@@ -3,8 +3,8 @@
 `exchange` gathers rows along a partial bijection. Its gradient is the gather along the inverse, its derivative in a
 direction the same gather of the direction. So there is no scatter in any order of differentiation, forward or backward.
 
-Dynamo (torch 2.11-2.13) traces no autograd.Function with a `jvp`. A graph holds one without, and plain operations,
-which torch differentiates, where a derivative in a direction is taken in it.
+Dynamo (torch 2.11-2.13) traces no autograd.Function with a `jvp`, and none under several transforms. A graph holds one
+without, and plain operations, which torch differentiates, where it `takes_functions` no more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import in_direction, is_zero, known, larger, trace_as, trace_with_grad
+from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_as, trace_with_grad
 from tdc.core.errors import ShapeError, message
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
@@ -41,9 +41,9 @@ def exchange_traced(
     x: Tensor, index: Tensor, valid: Tensor | None, fill: float, inverse: Tensor, keep: Tensor | None
 ) -> Tensor:
     """What Dynamo traces in place of `exchange`."""
-    if in_direction():
-        return gathered(x, index, valid, fill)
-    return Exchange.apply(x, index, valid, fill, inverse, keep)
+    if takes_functions():
+        return Exchange.apply(x, index, valid, fill, inverse, keep)
+    return gathered(x, index, valid, fill)
 
 
 trace_as(exchange, exchange_traced)

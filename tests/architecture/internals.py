@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from .tree import Module, Tree, absolute, name_of
 
-TORCH_PLACES = ("tdc/core/dynamo.py", "tdc/compile/_torch/")  # all that is private to torch
+TORCH_PLACES = ("tdc/core/dynamo.py", "tdc/core/levels.py", "tdc/compile/_torch/")  # all that is private to torch
 PYTREE_PLACE, PYTREE = "tdc/core/pytree.py", "torch.utils._pytree"
 BY_NAME = {"resolve_name", "import_module", "__import__"}
 GETTERS = {"getattr", "hasattr", "setattr", "delattr"}
@@ -114,8 +114,8 @@ def own_private_names(tree: Tree) -> set[str]:
 
 
 def check_internals(tree: Tree) -> list[str]:
-    """What is private to torch is named in `core/dynamo.py` and `compile/_torch/` alone, torch's pytrees in
-    `core/pytree.py`, and nothing looks at the frames of its callers or switches the garbage collector off."""
+    """What is private to torch is named in `core/dynamo.py`, `core/levels.py` and `compile/_torch/` alone, torch's
+    pytrees in `core/pytree.py`, and nothing looks at the frames of its callers or turns the garbage collector off."""
     own = own_private_names(tree)
     problems = []
     for module in tree.modules.values():

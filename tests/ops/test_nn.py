@@ -10,8 +10,9 @@ import torch
 import torch.nn as nn
 from harness import Counter
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+from torch.func import functional_call, grad_and_value, stack_module_state
 
+import tdc
 from tdc.testing.batches import Cut, Ragged, build, by_how_much, differences, gradients, is_close, unbuild
 
 SIZE = 8
@@ -300,7 +301,7 @@ def ensemble(name: str) -> tuple[list[nn.Module], Callable[..., Any]]:
         return (out if name == "mlp" else out[0]).square().sum()
 
     params = {key: p.detach() for key, p in stack_module_state(members)[0].items()}
-    step = vmap(grad_and_value(loss), in_dims=(0, None))
+    step = tdc.vmap(grad_and_value(loss), in_dims=(0, None))
     return members, lambda batch: step(params, batch)
 
 
@@ -320,17 +321,11 @@ def test_ensemble_over_one_batch(name: str):
     assert_ensemble(name, members, rows(), *step(build(rows(), "nested", torch.Tensor.detach)))
 
 
-def test_ensemble_compiled():
-    members, step = ensemble("mlp")
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_ensemble_compiled(name: str):
+    members, step = ensemble(name)
     counter = Counter()
     run = torch.compile(step, fullgraph=True, backend=counter)
     for lengths in (LENGTHS, *OTHERS):
-        assert_ensemble("mlp", members, rows(lengths), *run(build(rows(lengths), "nested", torch.Tensor.detach)))
+        assert_ensemble(name, members, rows(lengths), *run(build(rows(lengths), "nested", torch.Tensor.detach)))
     assert counter.graphs == 1
-
-
-def test_ensemble_of_attention_compiled_is_a_gap():
-    """torch 2.11-2.13: Dynamo does not trace an autograd.Function, which attention is, under vmap."""
-    _, step = ensemble("mha")
-    with pytest.raises(Exception, match="does not have vmap support"):
-        torch.compile(step, fullgraph=True, backend="eager")(build(rows(), "nested", torch.Tensor.detach))

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import argument_names, trace_with_grad
+from tdc.core.dynamo import argument_names, trace_with_grad, under_mode
 from tdc.core.errors import no_second
-from tdc.core.operators import derive, operator, refuse_derivative, refuse_mapped
+from tdc.core.operators import derive, differentiable, operator, refuse_derivative, refuse_mapped
 from tdc.ops.attention import cpu, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
 from tdc.ops.attention.weights import kept_rectangle
@@ -89,9 +89,8 @@ def folded(x: Tensor, dim: int | None, members: int, heads: int = 1) -> Tensor:
 
 
 class Attend(torch.autograd.Function):
-    """The operator as a differentiable function, also under `torch.func` (`register_autograd` is not, in 2.13)."""
+    """The operator as a differentiable function."""
 
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(
@@ -119,6 +118,9 @@ class Attend(torch.autograd.Function):
         q, k, v, *of_mask = gradients(*given)
         mask = of_mask[0] if ctx.needs_input_grad[5] else None
         return q, k, v, None, None, mask, *(None,) * 7
+
+
+attend = differentiable(Attend)
 
 
 def backward_rows(
@@ -158,7 +160,7 @@ class AttendBackward(torch.autograd.Function):
         dtype = sum_dtype(q.dtype)
         keep = kept_rectangle(pairs, q.shape[1], seeds, ctx.dropout, dtype) if ctx.dropout else None
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        def attended(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
             dense = mask[0] if mask else None
             if dense is not None and mask_offsets is not None:
                 shape = *longest(q_rows), *longest(k_rows)
@@ -170,7 +172,7 @@ class AttendBackward(torch.autograd.Function):
         operands = (q, k, v) if mask is None else (q, k, v, mask)
 
         def first(grad: Tensor, *tensors: Tensor) -> Any:
-            return vjp(attend, *tensors)[1](grad)[: len(grads)]
+            return vjp(attended, *tensors)[1](grad)[: len(grads)]
 
         wanted = grads[: len(operands)]
         grad, q, k, v, *of_mask = vjp(first, grad, *operands)[1](wanted)
@@ -178,8 +180,8 @@ class AttendBackward(torch.autograd.Function):
 
 
 def gradients(*args: Any) -> tuple[Tensor, ...]:
-    """`backward_rows` with a derivative."""
-    return AttendBackward.apply(*args)
+    """`backward_rows` with a derivative, which reads lengths: in a graph it has none."""
+    return backward_rows(*args) if under_mode() else AttendBackward.apply(*args)
 
 
 trace_with_grad(gradients, backward_rows)  # whose derivative is refused
@@ -190,10 +192,10 @@ def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
     return score
 
 
-def attended(op: Any, *args: Any) -> tuple[Tensor, ...]:
-    """`Attend` of the arguments of one of the operators."""
+def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
+    """What `Attend` takes, of the arguments of one of the operators."""
     given = dict.fromkeys(NAMES) | dict(zip(argument_names(op), args, strict=True))
-    return Attend.apply(*given.values())  # type: ignore[no-any-return]  # untyped in torch
+    return tuple(given.values())
 
 
 varlen_rows, masked_rows, weights_rows, flash_rows = [
@@ -215,6 +217,6 @@ varlen_rows_backward, weights_rows_backward, flash_rows_backward = [
 ]
 SEEDS = {weights_rows: 7, weights_rows_backward: 10}  # which argument
 for _op in (varlen_rows, masked_rows, weights_rows, flash_rows):
-    derive(_op, partial(attended, _op), "varlen_attention")
+    derive(_op, Attend, partial(inputs_of, _op))
 for _op in (varlen_rows_backward, weights_rows_backward, flash_rows_backward):
     refuse_derivative(_op, no_second("attention"))

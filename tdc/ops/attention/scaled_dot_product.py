@@ -34,7 +34,7 @@ from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
 from tdc.ops.attention.masks import operand
-from tdc.ops.attention.operator import Attend
+from tdc.ops.attention.operator import attend
 from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, shared_heads
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
@@ -141,7 +141,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: T
     """The operator on packed rows (N, H, D)."""
     # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
     k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
-    return Attend.apply(q, k, v, q_offsets, None if k_offsets is q_offsets else k_offsets, *rest)[0]
+    return attend(q, k, v, q_offsets, None if k_offsets is q_offsets else k_offsets, *rest)[0]
 
 
 def check_heads(heads: int, *groups: int) -> None:

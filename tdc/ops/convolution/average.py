@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, operator, refuse_mapped, with_directions
+from tdc.core.operators import derive, differentiable, operator, refuse_mapped
 from tdc.ops.convolution import cpu_pool
 
 
 class Average(torch.autograd.Function):
-    """`op(x, sizes, total, *how)` of one of the operators with its gradient, also under `torch.func`."""
+    """`op(x, sizes, total, *how)` of one of the operators with its gradient."""
 
-    generate_vmap_rule = True
     apply: Any  # torch leaves it untyped
 
     @staticmethod
@@ -61,7 +60,7 @@ class Directed(Average):
         return average(ctx.op, directions[1], ctx.saved_tensors[0], ctx.total, ctx.how)
 
 
-average: Callable[..., Tensor] = with_directions(Average, Directed)
+average: Callable[..., Tensor] = differentiable(Average, Directed)
 
 
 def derived(*args: Any) -> Tensor:
@@ -82,9 +81,9 @@ def adaptive_avg(x: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
     return average(adaptive_rows, x, sizes, total, how)
 
 
-def differentiated(op: Any, x: Tensor, sizes: Tensor, total: int, *how: Any) -> Any:
-    """`Average` of the arguments of one of the operators."""
-    return Average.apply(op, x, sizes, total, how)
+def inputs_of(op: Any, x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Any, ...]:
+    """What `Average` takes, of the arguments of one of the operators."""
+    return op, x, sizes, total, how
 
 
 def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:
@@ -112,4 +111,4 @@ DERIVATIVE = {
     adaptive_rows: adaptive_rows_backward, adaptive_rows_backward: adaptive_rows,
 }  # fmt: skip
 for _op in DERIVATIVE:
-    derive(_op, partial(differentiated, _op), "avg_pool" if _op in (rows, rows_backward) else "adaptive_avg_pool")
+    derive(_op, Directed, partial(inputs_of, _op))

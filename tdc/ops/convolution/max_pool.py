@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, operator, refuse_mapped, with_directions
+from tdc.core.operators import derive, differentiable, operator, refuse_mapped
 from tdc.ops.convolution import cpu_pool
 
 
 class MaxPool(torch.autograd.Function):
-    """`op(x, sizes, total, *how)` of one of the operators with its gradient, also under `torch.func`."""
+    """`op(x, sizes, total, *how)` of one of the operators with its gradient."""
 
     apply: Any  # torch leaves it untyped
 
@@ -43,10 +43,6 @@ class MaxPool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, index = ctx.saved_tensors
         return None, put(x, index, grads[0]), None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-        return over_members(partial(Directed.apply, args[0]), info, in_dims[1:], *args[1:])
 
 
 class Directed(MaxPool):
@@ -70,22 +66,22 @@ def put(x: Tensor, index: Tensor, grad: Tensor) -> Tensor:
 trace_with_grad(put)
 
 
-differentiable: Callable[..., tuple[Tensor, Tensor]] = with_directions(MaxPool, Directed)
+pooled: Callable[..., tuple[Tensor, Tensor]] = differentiable(MaxPool, Directed)
 
 
 def max_pool(*args: Any) -> tuple[Tensor, Tensor]:
     """The largest of each window and its position, with all derivatives."""
-    return differentiable(rows, *args[:3], args[3:])
+    return pooled(rows, *args[:3], args[3:])
 
 
 def adaptive_max(*args: Any) -> tuple[Tensor, Tensor]:
     """The largest of each adaptive bin and its position, with all derivatives."""
-    return differentiable(adaptive_rows, *args[:3], args[3:])
+    return pooled(adaptive_rows, *args[:3], args[3:])
 
 
-def differentiated(op: Any, *args: Any) -> Any:
-    """`MaxPool` of the arguments of one of the operators."""
-    return MaxPool.apply(op, *args[:3], args[3:])
+def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
+    """What `MaxPool` takes, of the arguments of one of the operators."""
+    return op, *args[:3], args[3:]
 
 
 def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, Tensor]:
@@ -93,10 +89,10 @@ def fake_rows(x: Tensor, sizes: Tensor, total: int, *how: Any) -> tuple[Tensor, 
     return out, torch.empty_like(out, dtype=torch.int64)
 
 
-def over_members(run: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *rest: Any) -> tuple[Any, Any]:
+def over_members(op: Any, info: Any, in_dims: Any, x: Tensor, sizes: Tensor, *rest: Any) -> tuple[Any, Any]:
     """Under vmap members become channels; they share sizes."""
     refuse_mapped("sizes", in_dims[1:2])
-    outs = run(x.movedim(in_dims[0], 1).flatten(1), sizes, *rest)
+    outs = op(x.movedim(in_dims[0], 1).flatten(1), sizes, *rest)
     return tuple([t.unflatten(1, (info.batch_size, -1)) for t in outs]), (1, 1)
 
 
@@ -109,5 +105,5 @@ rows, adaptive_rows = [
         ("adaptive_max_rows", "int[] counts", cpu_pool.adaptive_max),
     )
 ]
-derive(rows, partial(differentiated, rows), "max_pool")
-derive(adaptive_rows, partial(differentiated, adaptive_rows), "adaptive_max_pool")
+for _op in (rows, adaptive_rows):
+    derive(_op, Directed, partial(inputs_of, _op))

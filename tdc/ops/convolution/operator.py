@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, operator, refuse_mapped, with_directions
+from tdc.core.operators import derive, differentiable, operator, refuse_mapped
 from tdc.ops.convolution import cpu
 
 
@@ -48,9 +48,8 @@ def of_sum(operands: list[Any], missing: int, sizes: Tensor, how: tuple[Any, ...
 
 
 class Convolve(torch.autograd.Function):
-    """`product` with its gradients, also under `torch.func` (`register_autograd` is not, in 2.13)."""
+    """`product` with its gradients."""
 
-    generate_vmap_rule = True
     apply: Any  # torch leaves it untyped
 
     @staticmethod
@@ -96,7 +95,7 @@ class Directed(Convolve):
         return functools.reduce(torch.add, parts)
 
 
-convolve: Callable[..., Tensor] = with_directions(Convolve, Directed)  # `product` with all its derivatives
+convolve: Callable[..., Tensor] = differentiable(Convolve, Directed)  # `product` with all its derivatives
 
 
 def derived(*args: Any) -> Tensor:
@@ -119,14 +118,14 @@ def fake_weight(x: Tensor, grad: Tensor, sizes: Tensor, kernel: Any, *how: Any) 
     return x.new_empty(grad.shape[1], x.shape[1] // how[3], *kernel)
 
 
-def convolved(op: Any, *args: Any) -> Tensor:
-    """`Convolve` of the arguments of one of the operations."""
+def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
+    """What `Convolve` takes, of the arguments of one of the operations."""
     *tensors, sizes, size, stride, padding, dilation, groups = args
     given = {rows: (0, 1, 3), rows_input: (1, 2), rows_weight: (0, 2)}[op]
     operands: list[Any] = [None] * 4
     for i, t in zip(given, tensors, strict=True):
         operands[i] = t
-    return Convolve.apply(*operands, sizes, size, stride, padding, dilation, groups)  # type: ignore[no-any-return]  # untyped in torch
+    return *operands, sizes, size, stride, padding, dilation, groups
 
 
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
@@ -160,4 +159,4 @@ rows, rows_input, rows_weight = [
     )
 ]
 for _op in (rows, rows_input, rows_weight):
-    derive(_op, partial(convolved, _op), "conv")
+    derive(_op, Directed, partial(inputs_of, _op))

@@ -22,16 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as, trace_with_grad, under_transform
-from tdc.core.operators import derive, operator, refuse_mapped, with_directions
+from tdc.core.dynamo import trace_with_grad
+from tdc.core.operators import derive, differentiable, operator, refuse_mapped
 from tdc.ops.plane_rows import unserved
 from tdc.ops.segments import cpu
 
 
 class CumulativeSum(torch.autograd.Function):
-    """`cumsum_rows` with its gradient, also under `torch.func`."""
+    """`cumsum_rows` with its gradient."""
 
-    generate_vmap_rule = True
     apply: Any  # torch leaves it untyped
 
     @staticmethod
@@ -61,7 +60,7 @@ class Directed(CumulativeSum):
         return cumulative_sum(directions[0], ctx.saved_tensors[0], ctx.reverse)
 
 
-cumulative_sum = with_directions(CumulativeSum, Directed)  # `cumsum_rows` with all derivatives
+cumulative_sum = differentiable(CumulativeSum, Directed)  # `cumsum_rows` with all derivatives
 
 
 def derived(*args: Any) -> Tensor:
@@ -73,22 +72,8 @@ trace_with_grad(derived, CumulativeSum.forward)
 
 
 def serves(x: Tensor) -> bool:
-    """Whether an operator is called on values: on CPU, where no transform is in the way."""
+    """Whether an operator is called on values: on CPU."""
     return x.device.type == "cpu" and not unserved()
-
-
-def sums(x: Tensor) -> bool:
-    """Whether `cumulative_sum` is called on values."""
-    return serves(x)
-
-
-def sums_traced(x: Tensor) -> bool:
-    """What Dynamo traces in place of `sums`: under `torch.func.grad` the derivative of an operator, which may be
-    differentiated, has no place in a graph."""
-    return serves(x) and not under_transform()
-
-
-trace_as(sums, sums_traced)
 
 
 def fake_positions(x: Tensor, *rest: Any) -> Tensor:
@@ -124,4 +109,4 @@ order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows = [
         ("cumsum_rows", "bool reverse", fake_sums, 1, cpu.cumsum),
     )
 ]
-derive(cumsum_rows, CumulativeSum.apply, "cumsum")
+derive(cumsum_rows, Directed)

@@ -1,0 +1,243 @@
+"""Operations that torch's vmap takes apart by sizes as numbers (torch 2.11-2.13), so that a graph is compiled for each.
+
+    dropout, layer_norm                        read the number of elements
+    index_select, index_add, gather,           are batched by a rule that asks for sizes; so are their gradients
+    scatter_add, scatter_reduce
+
+Under `AnySize` they are others of the same numbers. Each of these operators is the derivative of the other of its pair:
+
+    take_rows    x (.., N, ..), index (M)      ->  (.., M, ..)
+    put_rows     x (.., M, ..), index (M)      ->  (.., N, ..)    sums of what has one index, 0 where nothing has it
+
+    take_each    x (.., N, ..), index (.., M, ..)  ->  (.., M, ..)
+    put_each     x, index (.., M, ..)              ->  (.., N, ..)
+
+Invariant: values are those of torch, gradients as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tdc.core.dtypes import sum_dtype
+from tdc.core.operators import derive, operator
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.storage import data_of, is_ragged, with_data
+
+# -- what runs in place of torch's
+
+
+class AnySize(TorchFunctionMode):
+    """Operations in the form that traces under vmap with sizes that vary."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        return FORMS[func](*args, **named) if func in FORMS else func(*args, **named)
+
+
+def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """`F.dropout` of a tensor or ragged batch."""
+    if inplace or not training or not 0 < p < 1 or not (is_ragged(input) or isinstance(input, Tensor)):
+        return F.dropout(input, p, training, inplace)
+    found = torch.native_dropout(data_of(input), p, True)[0]
+    return found if isinstance(input, Tensor) else with_data(input, found)
+
+
+def layer_norm(
+    input: Any, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Any:
+    """`F.layer_norm` of a tensor, or of the packed positions of a NestedTensor."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    if isinstance(input, NestedTensor) and input.structure.packed_dim < input.values.ndim - len(dims):
+        return input.with_values(layer_norm(input.values, normalized_shape, weight, bias, eps))
+    if not isinstance(input, Tensor) or tuple(input.shape[-len(dims) :]) != tuple(normalized_shape):
+        return F.layer_norm(input, normalized_shape, weight, bias, eps)  # pyright: ignore[reportArgumentType]  # a batch
+    x = input.to(sum_dtype(input.dtype))
+    var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    out = (x - mean) * (var + eps).rsqrt()
+    out = out if weight is None else out * weight
+    return (out if bias is None else out + bias).to(input.dtype)
+
+
+def served(dim: Any, *tensors: Any) -> bool:
+    """Whether an operator takes these arguments; what torch refuses goes to torch."""
+    plain = all([isinstance(t, Tensor) and t.ndim > 0 for t in tensors])
+    return plain and isinstance(dim, int) and -tensors[0].ndim <= dim < tensors[0].ndim
+
+
+def index_select(input: Any, dim: Any, index: Any) -> Any:
+    """`torch.index_select`."""
+    if not served(dim, input, index) or index.ndim != 1:
+        return torch.index_select(input, dim, index)
+    d = dim % input.ndim
+    return take_rows(input, d, index, shape_at(input, d, index.shape[0]))
+
+
+def index_add(input: Any, dim: Any, index: Any, source: Any, *, alpha: float = 1) -> Any:
+    """`torch.index_add`."""
+    if not served(dim, input, index, source) or index.ndim != 1:
+        return torch.index_add(input, dim, index, source, alpha=alpha)
+    return input + put_rows(source if alpha == 1 else source * alpha, dim % input.ndim, index, input.shape)
+
+
+def gather(input: Any, dim: Any, index: Any, *, sparse_grad: bool = False) -> Any:
+    """`torch.gather`."""
+    if not served(dim, input, index) or sparse_grad:
+        return torch.gather(input, dim, index, sparse_grad=sparse_grad)
+    return take_each(input, dim % input.ndim, index, index.shape)
+
+
+def scatter_add(input: Any, dim: Any, index: Any, src: Any) -> Any:
+    """`torch.scatter_add`."""
+    if not served(dim, input, index, src) or index.shape != src.shape:
+        return torch.scatter_add(input, dim, index, src)
+    return input + put_each(src, dim % input.ndim, index, input.shape)
+
+
+def scatter_reduce(input: Any, dim: Any, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """`torch.scatter_reduce`; the gradient of extremes goes in equal parts to those that are equal."""
+    fits = served(dim, input, index, src) and index.shape == src.shape and include_self and reduce in ("amax", "amin")
+    if not fits or input.requires_grad:
+        return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
+    d, given = dim % input.ndim, src.detach()
+    found = extreme_each(input, d, index, given, reduce)
+    equal = (given == take_each(found, d, index, index.shape)).to(src.dtype)
+    share = equal / take_each(put_each(equal, d, index, input.shape), d, index, index.shape).clamp(min=1)
+    return found + put_each((src - given) * share, d, index, input.shape)
+
+
+FORMS: dict[Any, Any] = {
+    F.dropout: dropout, F.layer_norm: layer_norm, torch.layer_norm: layer_norm,
+    torch.index_select: index_select, torch.Tensor.index_select: index_select,
+    torch.index_add: index_add, torch.Tensor.index_add: index_add,
+    torch.gather: gather, torch.Tensor.gather: gather,
+    torch.scatter_add: scatter_add, torch.Tensor.scatter_add: scatter_add,
+    torch.scatter_reduce: scatter_reduce, torch.Tensor.scatter_reduce: scatter_reduce,
+}  # fmt: skip
+
+
+# -- the operators
+
+
+class Linear(torch.autograd.Function):
+    """`op(x, dim, index, shape)` of one of the operators; the shape is that of the result."""
+
+    @staticmethod
+    def forward(op: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+        return op(x, dim, index, shape)  # type: ignore[no-any-return]  # untyped in torch
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.op, x, ctx.dim, index, ctx.shape = inputs
+        ctx.given = x.shape
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return None, OTHER[ctx.op](grads[0], ctx.dim, ctx.saved_tensors[0], ctx.given), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *directions: Any) -> Tensor:
+        return ctx.op(directions[1], ctx.dim, ctx.saved_tensors[0], ctx.shape)  # type: ignore[no-any-return]  # as above
+
+
+def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
+    """What `Linear` takes, of the arguments of one of the operators."""
+    return op, *args
+
+
+def shape_at(x: Tensor, dim: int, size: int) -> tuple[int, ...]:
+    """The shape of x with another size at a dim."""
+    return *x.shape[:dim], size, *x.shape[dim + 1 :]
+
+
+def fake(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.new_empty(shape)
+
+
+def take_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.index_select(dim, index)
+
+
+def put_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.new_zeros(shape).index_add_(dim, index, x)
+
+
+def take_each_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.gather(dim, index)
+
+
+def put_each_kernel(x: Tensor, dim: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.new_zeros(shape).scatter_add_(dim, index, x)
+
+
+def extreme_kernel(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str) -> Tensor:
+    return x.scatter_reduce(dim, index, src, reduce)
+
+
+def fake_extreme(x: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+def in_front(t: Tensor, dim: int | None, members: int) -> Tensor:
+    """The tensor of all members, which come in front."""
+    return t.expand(members, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def rows_over_members(
+    op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, int]:
+    """Members come in front; where each has rows of its own, they are each others' columns."""
+    members, x = info.batch_size, in_front(x, in_dims[0], info.batch_size)
+    if in_dims[2] is None:
+        return op(x, dim + 1, index, (members, *shape)), 0
+    own = index.movedim(in_dims[2], 0).view(members, *[1] * dim, -1, *[1] * (x.ndim - dim - 2))
+    each = take_each if op is take_rows else put_each
+    wide = (members, *(shape if op is take_rows else x.shape[1:]))
+    return each(x, dim + 1, own.expand(wide), (members, *shape)), 0
+
+
+def each_over_members(
+    op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, int]:
+    """Members come in front."""
+    x, index = [in_front(t, d, info.batch_size) for t, d in ((x, in_dims[0]), (index, in_dims[2]))]
+    return op(x, dim + 1, index, (info.batch_size, *shape)), 0
+
+
+def extremes_over_members(
+    op: Any, info: Any, in_dims: Any, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
+) -> tuple[Tensor, int]:
+    """Members come in front."""
+    given = (x, in_dims[0]), (index, in_dims[2]), (src, in_dims[3])
+    x, index, src = [in_front(t, d, info.batch_size) for t, d in given]
+    return op(x, dim + 1, index, src, reduce), 0
+
+
+take_rows, put_rows, take_each, put_each = [
+    operator(
+        f"{name}(Tensor x, int dim, Tensor index, SymInt[] shape) -> Tensor", fake, over_members,
+        CompositeExplicitAutograd=kernel,
+    )
+    for name, over_members, kernel in (
+        ("take_rows", rows_over_members, take_kernel),
+        ("put_rows", rows_over_members, put_kernel),
+        ("take_each", each_over_members, take_each_kernel),
+        ("put_each", each_over_members, put_each_kernel),
+    )
+]  # fmt: skip
+extreme_each = operator(
+    "extreme_each(Tensor x, int dim, Tensor index, Tensor src, str reduce) -> Tensor", fake_extreme,
+    extremes_over_members, CompositeExplicitAutograd=extreme_kernel,
+)  # fmt: skip
+OTHER = {take_rows: put_rows, put_rows: take_rows, take_each: put_each, put_each: take_each}
+for _op in OTHER:
+    derive(_op, Linear, partial(inputs_of, _op))

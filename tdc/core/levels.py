@@ -1,0 +1,79 @@
+"""What the kernel of an operator for autograd does at one level of `torch.func` (torch 2.11-2.13).
+
+    vmap(grad(f))    an operator comes down from grad to vmap to none, through its kernel for autograd where a level
+                     differentiates
+
+    below_autograd   the operator at the next level down
+    at_level         an autograd function at this level alone
+    moving           the tensors that have a direction at this level
+    delayed_error    results without a derivative at this level
+
+`torch.autograd.Function.apply` begins again at the top, which a kernel is below. Dynamo traces it under no `vmap`, and
+leaves its derivative out of derivatives of derivatives. So under a transform a program calls the operator, see
+`core/operators.py`.
+
+Invariant: with `core/dynamo.py`, the place in `core` that names what is private to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function as alone
+
+from tdc.core.dynamo import under_transform
+
+internals: Any = torch  # parts of torch without types
+
+
+def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
+    """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
+    return op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+
+
+def at_level(function: Any, inputs: tuple[Any, ...], below: Callable[[], Any]) -> Any:
+    """The results of `below()`, with the derivatives that an autograd function of the same inputs gives them."""
+    with alone():
+        return level_of(function).apply(*inputs, below)
+
+
+@cache
+def level_of(function: Any) -> Any:
+    """An autograd function for one level; the last of its inputs gives its results."""
+
+    class Level(internals.autograd.function._SingleLevelFunction):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            with torch.enable_grad(), internals.autograd.forward_ad._set_fwd_grad_enabled(True):  # of levels below
+                return inputs[-1]()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            function.setup_context(ctx, inputs[:-1], output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return *function.backward(ctx, *grads), None
+
+        @staticmethod
+        def jvp(ctx: Any, *directions: Any) -> Any:
+            return function.jvp(ctx, *directions[:-1])
+
+    return Level
+
+
+def moving(args: Iterable[Any]) -> list[Tensor]:
+    """The tensors that have a direction."""
+    if internals.autograd.forward_ad._current_level < 0 and not under_transform():  # as a rule, and to ask takes 4 us
+        return []
+    return [a for a in args if isinstance(a, Tensor) and internals._VF._unpack_dual(a, level=0)[1] is not None]
+
+
+def delayed_error(text: str, outs: tuple[Tensor, ...], learns: Tensor) -> tuple[Tensor, ...]:
+    """The same results, whose derivative raises a RuntimeError of this text, also where `torch.func` is traced."""
+    found: tuple[Tensor, ...] = internals._C._functions.DelayedError(text, 1 + len(outs))(*outs, learns)
+    return found[:-1]
