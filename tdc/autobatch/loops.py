@@ -27,6 +27,7 @@ from tdc.compile.control_flow import repeat_in_graph
 from tdc.compile.loops import Steps as Slices
 from tdc.compile.loops import scan_in_graph
 from tdc.core.asserts import require
+from tdc.core.dynamo import constant
 from tdc.core.errors import StructureError, message
 from tdc.ragged.storage import is_ragged
 
@@ -48,6 +49,20 @@ class Options:
 
 
 OPTIONS = Options()
+
+
+MADE = [0]  # loops of graphs, counted while they are traced
+
+
+@constant
+def count_loop() -> int:
+    MADE[0] += 1
+    return MADE[0]
+
+
+@constant
+def loops_made() -> int:
+    return MADE[0]
 
 
 @dataclass
@@ -182,6 +197,7 @@ def nobody_left(going: Mask, most: Any) -> None:
 
 def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None = None, most: int | None = None) -> Out:
     """Rounds as one `while_loop`, at most so many where nothing else says so; `steps` gives the items of a `for`."""
+    count_loop()
     device = state[0].device
     fixed = apart(fixed) if fixed else fixed
     keys = (RESULT, *loop.names)
@@ -365,8 +381,9 @@ def unrolled_along(loop: Loop, steps: Steps, state: State, fixed: Any, sure: boo
 
 
 def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[Any, ...] | None:
-    """All rounds as one `scan`, for a body that everybody runs to its end; None where examples may wait in it."""
-    fixed = apart(fixed)
+    """All rounds as one `scan`, for a body that everybody runs to its end; None where examples may wait in it, or a
+    function that it calls has a loop, which torch does not take inside of a scan with gradients."""
+    fixed, before = apart(fixed), count_loop()
     table = steps.table()
     items = Packing(table)
     there = steps.has(torch.arange(at_least_one(steps.longest()), device=steps.device)[:, None])
@@ -383,7 +400,7 @@ def scanned(loop: Loop, carry: Any, steps: Steps, fixed: Any, n: int) -> tuple[A
         return (), steps.longest(), bool(waiting.now), now
 
     values, (_, _, waits, after), own = stable(outside, loop.names, [*carry], n)
-    if waits:
+    if waits or loops_made() != before:
         return None
     packing = Packing(values)
 

@@ -353,3 +353,28 @@ def test_a_captured_number_does_not_compile_again_and_again(grads: bool):
     found = torch.compile(scaled.map, backend=backend, fullgraph=True)(x, n)
     torch.testing.assert_close(found, (torch.where(n > 1, x * 0.5, x), torch.full_like(x, 0.5)))
     assert len(graphs) <= 2
+
+
+@tdc.batch
+def halved(x: Tensor, n: Tensor) -> Tensor:
+    while n > 0:
+        x, n = x * 0.5, n - 1
+    return x
+
+
+@tdc.batch
+def calls_a_loop(x: Tensor, n: Tensor) -> Tensor:
+    s = n * 0.0
+    for v in x:
+        s = s + halved(v, n)
+    return s
+
+
+def test_a_loop_in_a_function_that_rows_call():
+    """Found by a program: the rows were a scan, in which torch takes no loop with gradients."""
+    x, n = tdc.pack([torch.randn(k) for k in (3, 0, 2)]), torch.tensor([2, 1, 0])
+    x = x.with_values(x.values.requires_grad_())
+    found = torch.compile(calls_a_loop.map, backend="eager", fullgraph=True)(x, n)
+    want = torch.stack([calls_a_loop(a, b) for a, b in zip(x, n, strict=True)])
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x.values)[0] for y in (found, want)])
