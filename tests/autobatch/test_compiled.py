@@ -356,7 +356,7 @@ def test_a_captured_number_does_not_compile_again_and_again(grads: bool):
 
 
 @tdc.batch
-def halved(x: Tensor, n: Tensor) -> Tensor:
+def halved_often(x: Tensor, n: Tensor) -> Tensor:
     while n > 0:
         x, n = x * 0.5, n - 1
     return x
@@ -366,7 +366,7 @@ def halved(x: Tensor, n: Tensor) -> Tensor:
 def calls_a_loop(x: Tensor, n: Tensor) -> Tensor:
     s = n * 0.0
     for v in x:
-        s = s + halved(v, n)
+        s = s + halved_often(v, n)
     return s
 
 
