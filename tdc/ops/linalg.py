@@ -5,8 +5,8 @@
 
 Matrices lie in the last two dims, as torch has it. Where these are static, the operation runs on packed values. Square
 matrices whose size differs from example to example are put into one rectangle, with an identity matrix behind each of
-them: then determinant, inverse, factor and solution of an example are those of its own block, bit for bit up to
-rounding. For decompositions that sort or mix the whole spectrum there is no such padding; they refuse.
+them: then determinant, inverse, factor and solution of an example are those of its own block, up to rounding.
+Decompositions that sort the whole spectrum have other numbers there, see `spectrum`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tdc.core.asserts import require
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
+from tdc.ops import spectrum
 from tdc.ops.pairs import widest_of
 from tdc.ops.pointwise import fits, packed_operand, padded_operand, unbroadcast
 from tdc.ops.positionwise import at_positions, ends_static
-from tdc.ops.rectangle import as_batch, rectangle, repacked
+from tdc.ops.rectangle import as_batch, rectangle, repacked, with_sizes
 from tdc.ragged.masked import MaskedBatch
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.padding import pad_rows
-from tdc.ragged.segments import longest
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows, pad_rows
+from tdc.ragged.segments import longest, structure_of_sizes, tell, total_of
 from tdc.ragged.storage import Ragged, axis_of, data_of, is_ragged, map_results, ragged_sizes, with_data, without_dims
 
 # -- matrices of static size
@@ -94,12 +95,15 @@ def beside(op: Op, like: Any, x: Any, count: int) -> Any:
 # -- square matrices of every size
 
 
-def of_matrices(op: Op, run: Op, parts: tuple[str, ...], cores: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+def of_matrices(
+    op: Op, run: Op, squared: Op, parts: tuple[str, ...], cores: dict[str, int], *args: Any, **kwargs: Any
+) -> Any:
     """Matrices, the first operand, and others, see `of_operands`.
 
     Args:
-        parts: for ragged square matrices what each result is: "ij" such a matrix, "" a number; none where torch's
-            function cannot be had by padding.
+        squared: what runs on ragged square matrices in rectangles, and a mask of what is behind them, see `spectrum`.
+        parts: for ragged square matrices what each result is: "ij" such a matrix, "i" a vector of its size, "" a
+            number; none where torch's function cannot be had by padding.
     """
     x, *rest = args or [kwargs.pop(next(iter(cores)))]
     if not is_ragged(x) or ends_static(x, 2):
@@ -108,10 +112,13 @@ def of_matrices(op: Op, run: Op, parts: tuple[str, ...], cores: dict[str, int], 
         return at_positions(op, run, (x,), kwargs, identities)
     if not parts or x.ragged_dims != (x.ndim - 2, x.ndim - 1):
         raise no_matrices(op, x, bool(parts))
-    out = run(with_identity(op, x), *rest, **kwargs)
+    wrong = [a for a in (*rest, *kwargs.values()) if is_ragged(a)]
+    if wrong:
+        raise UnsupportedError(message(op, "numbers or tensors behind ragged matrices", describe(wrong[0])))
+    out = squared(*squares(op, x), *rest, **kwargs)
     if isinstance(out, Tensor):
         return back(out, parts[0], x)
-    return type(out)([back(t, part, x) for t, part in zip(out, parts, strict=True)])
+    return type(out)([back(t, part, x) for t, part in zip(out, parts, strict=False)])
 
 
 def no_matrices(op: Op, x: Any, squares: bool) -> UnsupportedError:
@@ -121,8 +128,8 @@ def no_matrices(op: Op, x: Any, squares: bool) -> UnsupportedError:
     return UnsupportedError(message(op, expected, describe(x), hint=hint))
 
 
-def with_identity(op: Op, x: Any) -> Tensor:
-    """Ragged square matrices in one rectangle (B, *S, L, L), each followed by an identity matrix.
+def squares(op: Op, x: Any) -> tuple[Tensor, Tensor]:
+    """Ragged square matrices in one rectangle (B, *S, L, L), 0 where there is nothing, and a mask (B, L) of that.
 
     Raises:
         ShapeError: some matrix is not square. Immediate on CPU, asynchronous on CUDA.
@@ -130,13 +137,11 @@ def with_identity(op: Op, x: Any) -> Tensor:
     sizes = ragged_sizes(x)
     text = message(op, "square matrices", "one that is not", hint="x.sizes shows them")
     require((sizes[:, 0] == sizes[:, 1]).all(), text, ShapeError)
-    data = squares(x)
-    rows, n = data.shape[0], data.shape[-1]
-    beyond = torch.arange(n, device=data.device) >= sizes[:, :1]
-    return data + torch.diag_embed(beyond.to(data.dtype)).view(rows, *[1] * (data.ndim - 3), n, n)
+    data = square_data(x)
+    return data, torch.arange(data.shape[-1], device=data.device) >= sizes[:, :1]
 
 
-def squares(x: Any) -> Tensor:
+def square_data(x: Any) -> Tensor:
     """Ragged matrices in square rectangles, 0 where there is nothing, the batch in front."""
     if isinstance(x, MaskedBatch):
         data, n = x.filled(0), min(x.shape[-2:])
@@ -146,12 +151,36 @@ def squares(x: Any) -> Tensor:
     return pad_rows(x._values.movedim(s.packed_dim, 0), s, (n, n), cut=True).movedim((1, 2), (-2, -1))
 
 
+def with_identity(data: Tensor, beyond: Tensor) -> Tensor:
+    """Square matrices, each followed by an identity matrix."""
+    return data + torch.diag_embed(spectrum.along_rows(beyond, data).to(data.dtype))
+
+
+def beside_identity(run: Op, data: Tensor, beyond: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A function whose result for a matrix followed by an identity matrix holds that for the matrix."""
+    return run(with_identity(data, beyond), *args, **kwargs)
+
+
 def back(out: Tensor, part: str, x: Any) -> Ragged | Tensor:
     """A result for square rectangles as the batch it is, or as numbers."""
+    if part == "i":
+        return vectors(out, x)
     if part and isinstance(x, MaskedBatch):
         out = F.pad(out, (0, x.shape[-1] - out.shape[-1], 0, x.shape[-2] - out.shape[-2]))
     out = out.movedim(0, x._batch_dim)
     return repacked(out, x) if part else out
+
+
+def vectors(out: Tensor, x: Any) -> Ragged:
+    """Vectors (B, *S, L) of the sizes of ragged square matrices."""
+    sizes = ragged_sizes(x)[:, :1]
+    if isinstance(x, MaskedBatch):
+        out = F.pad(out, (0, x.shape[-1] - out.shape[-1])).movedim(0, x.batch_dim)
+        return with_sizes(out, x, sizes, (out.ndim - 1,))
+    s = x._structure
+    found = tell(structure_of_sizes(sizes, (out.shape[-1],)), [s], lambda known: known[0][:, :1])
+    values = pack_rows(out.movedim(-1, 1), found, total_of(found))
+    return build_nested(found.moved(s.packed_dim, s.batch_dim), values.movedim(0, s.packed_dim))
 
 
 # -- systems of equations
@@ -175,7 +204,7 @@ def of_system(op: Op, matrix: int, cores: dict[str, int], *args: Any, **kwargs: 
             raise UnsupportedError(message(op, "ragged right-hand sides behind the matrix", "others", given, hint))
         if a.ragged_dims != (1, 2) or b.ragged_dims[0] != 1 or b.ndim != 3 - vector:
             raise no_matrices(op, a, True)
-        ready = with_identity(op, a)
+        ready = with_identity(*squares(op, a))
         data = sides(op, a, b, ready.shape[-1])
         return answer(solved(ready, data), b, data)
     if is_ragged(b) and not ends_static(b, 2 - vector):
@@ -301,6 +330,14 @@ def qr(input: Tensor, some: bool = True) -> tuple[Tensor, Tensor]:
     return LINALG.qr(input, "reduced" if some else "complete")
 
 
+def qr_of_mode(A: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """`torch.linalg.qr`, whose Q of mode "r" has no dims that could be those of a batch."""
+    if mode == "r":
+        got, hint = "mode='r', without Q", "torch.linalg.qr(x).R"
+        raise UnsupportedError(message(LINALG.qr, "mode='reduced' or mode='complete'", got, hint=hint))
+    return LINALG.qr(A, mode)
+
+
 def lu(input: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tensor, ...]:
     return tuple((LINALG.lu_factor_ex if get_infos else LINALG.lu_factor)(input, pivot=pivot))
 
@@ -312,9 +349,12 @@ def lu_solve(b: Any, LU_data: Any, LU_pivots: Any) -> Ragged | Tensor:
 # -- the table
 
 
-def matrix_rule(op: Op, *parts: str, run: Op | None = None, cores: Any = None, **facts: Any) -> None:
+def matrix_rule(
+    op: Op, *parts: str, run: Op | None = None, squared: Op | None = None, cores: Any = None, **facts: Any
+) -> None:
     """Rows for a function of matrices and further operands, see `of_matrices`; `run` is called in its place."""
-    define(op, "linalg", ragged=partial(of_matrices, op, run or op, parts, {"A": 2, **(cores or {})}), ref=run, **facts)
+    cores, squared = {"A": 2, **(cores or {})}, squared or partial(beside_identity, run or op)
+    define(op, "linalg", ragged=partial(of_matrices, op, run or op, squared, parts, cores), ref=run, **facts)
 
 
 LINALG = torch.linalg
@@ -326,17 +366,24 @@ for _op in (LINALG.inv, LINALG.matrix_power, LINALG.matrix_exp, LINALG.cholesky,
     matrix_rule(_op, "ij")
 for _op in (LINALG.inv_ex, LINALG.cholesky_ex):
     matrix_rule(_op, "ij", "")
-matrix_rule(torch.qr, run=qr)
-matrix_rule(torch.Tensor.lu, run=lu, aliases=[torch.lu])
-for _op in (
-    LINALG.qr, torch.svd, LINALG.svd, LINALG.svdvals, LINALG.eig, LINALG.eigh, LINALG.eigvals,
-    LINALG.eigvalsh, LINALG.cond, LINALG.lu, LINALG.lu_factor, LINALG.lu_factor_ex,
-    LINALG.ldl_factor, LINALG.ldl_factor_ex,
-):  # fmt: skip
+matrix_rule(LINALG.qr, "ij", "ij", run=qr_of_mode)
+matrix_rule(torch.qr, "ij", "ij", run=qr)
+matrix_rule(LINALG.lu, "ij", "ij", "ij")
+for _op in (LINALG.lu_factor, LINALG.lu_factor_ex):
+    matrix_rule(_op, "ij", "i", "")
+matrix_rule(torch.Tensor.lu, "ij", "i", "", run=lu, aliases=[torch.lu])
+for _op, _parts in ((LINALG.eigh, ("i", "ij")), (LINALG.eigvalsh, ("i",))):
+    matrix_rule(_op, *_parts, squared=partial(spectrum.eigh, _op))
+matrix_rule(LINALG.eig, "i", "ij", squared=spectrum.eig)
+for _op in (LINALG.eigvals, LINALG.svdvals):
+    matrix_rule(_op, "i", squared=partial(spectrum.values, _op))
+for _op in (LINALG.svd, torch.svd):
+    matrix_rule(_op, "ij", "i", "ij", squared=partial(spectrum.svd, _op))
+for _op in (LINALG.cond, LINALG.ldl_factor, LINALG.ldl_factor_ex):
     matrix_rule(_op)
 matrix_rule(torch.geqrf, modes=("eager", "vmap", "grad"))  # it has no fake kernel (torch 2.11-2.13)
-matrix_rule(LINALG.pinv, cores={"rcond": 0, "atol": 0, "rtol": 0})
-matrix_rule(LINALG.matrix_rank, cores={"tol": 0, "atol": 0, "rtol": 0})
+for _op, _part, _cores in ((LINALG.pinv, "ij", {"rcond": 0}), (LINALG.matrix_rank, "", {"tol": 0})):
+    matrix_rule(_op, _part, squared=partial(spectrum.by_rank, _op), cores={**_cores, "atol": 0, "rtol": 0})
 matrix_rule(LINALG.householder_product, cores={"tau": 1})
 matrix_rule(torch.lu_unpack, cores={"pivots": 1})
 define(LINALG.matrix_norm, "linalg", ragged=matrix_norm)

@@ -284,7 +284,7 @@ def is_close(a: Tensor, b: Tensor) -> bool:
 
 def by_how_much(a: Tensor, b: Tensor) -> str:
     """By how much two tensors differ."""
-    a, b = a.detach().double(), b.detach().double()
+    a, b = [t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (a, b)]
     wrong = int((a.isnan() & ~b.isnan()).sum())
     gap = (a - b).abs().nan_to_num(0.0, posinf=float("inf")).amax().item() if a.numel() else 0.0
     return f": {wrong} NaN" if wrong else f" by up to {gap:.2g}"

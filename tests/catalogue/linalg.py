@@ -28,9 +28,15 @@ def matrices(d: Draw, domain: str = "real") -> Ragged:
     return Ragged([definite(r) for r in rows], (1,), slack=d.slack)
 
 
-def squares(d: Draw) -> Ragged:
+def squares(d: Draw, domain: str = "real") -> Ragged:
     """(B, -1, -1), square."""
-    return Ragged([definite(d.tensor(n, n)) for n in d.lengths], (1, 2), slack=d.slack)
+    return Ragged([definite(d.tensor(n, n, domain=domain)) for n in d.lengths], (1, 2), slack=d.slack)
+
+
+def triangles(d: Draw) -> Ragged:
+    """(B, -1, -1), square, with eigenvalues 1, 2, ... and vectors that rounding leaves as they are."""
+    rows = [d.tensor(n, n, domain="constant").tril(-1) / 4 + torch.arange(1.0, n + 1).diag() for n in d.lengths]
+    return Ragged(rows, (1, 2), slack=d.slack)
 
 
 def of(label: str, draw: Callable[[Draw], Call], *dims: Any, modes: Any = MODES, row: Any = None) -> Sample:
@@ -55,12 +61,20 @@ def of_each(*args: Any, modes: Any = MODES, domain: str = "real", **kwargs: Any)
     return simple(of("at every position", lambda d: call(matrices(d, domain), *args, **kwargs), modes=modes))
 
 
-def of_squares(*dims: Any, args: tuple[Any, ...] = (), modes: Any = MODES) -> Callable[[Rule], Iterator[Sample]]:
+def of_squares(
+    *dims: Any, args: tuple[Any, ...] = (), modes: Any = MODES, domain: str = "real"
+) -> Callable[[Rule], Iterator[Sample]]:
     """A function that has a meaning for padded square matrices as well."""
     return simple(
-        of("at every position", lambda d: call(matrices(d), *args), modes=LIGHT),
-        of("square", lambda d: call(squares(d), *args), *dims, modes=modes),
+        of("at every position", lambda d: call(matrices(d, domain), *args), modes=LIGHT),
+        of("square", lambda d: call(squares(d, domain), *args), *dims, modes=modes),
     )
+
+
+def lu(rule: Rule) -> Iterator[Sample]:
+    """Three matrices as a function, factors and pivots as a method."""
+    dims = ((1, 2), (1, 2), (1, 2)) if rule.op is torch.linalg.lu else ((1, 2), (1,))
+    return of_squares(*dims)(rule)
 
 
 def solve(rule: Rule) -> Iterator[Sample]:
@@ -210,9 +224,14 @@ RAGGED: dict[str, Callable[[Rule], Iterator[Sample]]] = {
     "inv": of_squares((1, 2)), "matrix_power": of_squares((1, 2), args=(3,)), "matrix_exp": of_squares((1, 2)),
     "cholesky": of_squares((1, 2)), "cholesky_inverse": of_squares((1, 2)),
     "inv_ex": of_squares((1, 2), ()), "cholesky_ex": of_squares((1, 2), ()),
-    **dict.fromkeys(("pinv", "svdvals", "eigvalsh", "eigh", "matrix_norm", "cond", "qr", "lu", "lu_factor",
-                     "lu_factor_ex"), of_each()),
-    **dict.fromkeys(("matrix_rank", "eig", "eigvals", "ldl_factor"), of_each(domain="constant")), "svd": of_each(),
+    "pinv": of_squares((1, 2)), "qr": of_squares((1, 2), (1, 2)), "lu": lu,
+    "eigh": of_squares((1,), (1, 2)), "svd": of_squares((1, 2), (1,), (1, 2)),
+    "eigvalsh": of_squares((1,)), "svdvals": of_squares((1,)),
+    "lu_factor": of_squares((1, 2), (1,)), "lu_factor_ex": of_squares((1, 2), (1,), ()),
+    **dict.fromkeys(("matrix_norm", "cond"), of_each()), "ldl_factor": of_each(domain="constant"),
+    "matrix_rank": of_squares((), domain="constant"), "eigvals": of_squares((1,), domain="constant"),
+    "eig": simple(of("at every position", lambda d: call(matrices(d, "constant")), modes=LIGHT),
+                  of("square", lambda d: call(triangles(d)), (1,), (1, 2))),
     "householder_product": simple(of("reflections", product_of_reflections)),
     **dict.fromkeys(("solve", "solve_ex", "solve_triangular", "cholesky_solve"), solve),
     **dict.fromkeys(("ldl_factor_ex", "geqrf"), of_each(domain="constant")), "ormqr": simple(of("dense", reflected)),

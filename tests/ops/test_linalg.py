@@ -143,10 +143,10 @@ hint: torch.linalg.cross(x, y), along the last dim""",
 
     def test_ragged_matrices_of_no_padding(self):
         self.says(
-            lambda: LINALG.eigvalsh(squares(2, 3)),
+            lambda: LINALG.ldl_factor(squares(2, 3)),
             """\
 UnsupportedError
-tdc.eigvalsh: expected matrices of static size in the last two dims, got NestedTensor float32[2, -1, -1]
+tdc.ldl_factor: expected matrices of static size in the last two dims, got NestedTensor float32[2, -1, -1]
 hint: transpose the ragged dim to the front, or loop over x.unbind()""",
         )
 
