@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import normal_dim
+from tdc.core.container import Container
 from tdc.core.dynamo import CALLED_BY, scaled_grouped_mm, trace_as
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
@@ -104,7 +105,11 @@ def letters_of(a: Any, b: Any) -> tuple[str, str, str]:
 
 
 def check_inner(a: Any, b: Any) -> None:
-    """A ShapeError unless the dims that are summed over are both ragged, or static and of one size."""
+    """A ShapeError unless the dims that are summed over are both ragged, or static and of one size; a DtypeError for
+    a number."""
+    if not isinstance(a, (Tensor, Container)) or not isinstance(b, (Tensor, Container)):
+        got, hint = f"{describe(a)} and {describe(b)}", "x * y for a number"
+        raise DtypeError(message("matmul", "batches or tensors", got, hint=hint))
     dims = inner_dims(a, b)
     if dims and dims[0][1] != dims[1][1]:
         got = " and ".join([f"dim {d} {n if n == 'ragged' else f'of size {n}'}" for d, n in dims])

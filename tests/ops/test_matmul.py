@@ -11,6 +11,7 @@ from catalogue import samples
 from harness import check
 from texts import T, Texts
 from texts import ragged as packed_rows
+from torch._dynamo.exc import Unsupported
 
 import tdc
 from tdc import NestedTensor
@@ -127,7 +128,41 @@ def test_a_traced_operator_never_guesses_the_order():
     assert torch.equal((w @ x).values, w @ x.values)
 
 
+@pytest.mark.xfail(
+    reason="Dynamo traces @ of tensors only (torch 2.11-2.13), see pytorch/pytorch#189585",
+    raises=Unsupported,
+)
+def test_the_operator_of_two_batches_makes_one_graph():
+    graphs = 0
+
+    def count(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    def attend(x: Any, y: Any) -> Any:
+        return (x @ y.transpose(1, 2)) @ x
+
+    graph = torch.compile(attend, fullgraph=True, backend=count)
+    for lengths in ((2, 0, 3), (5, 1), (1, 1, 4, 2)):
+        x, y = batch(*lengths).requires_grad_(), batch(*lengths)
+        out = graph(x, y)
+        torch.testing.assert_close(out.values, attend(x, y).values)
+        want = torch.autograd.grad(attend(x, y).values.square().sum(), x.values)
+        torch.testing.assert_close(torch.autograd.grad(out.values.square().sum(), x.values), want)
+    assert graphs == 1
+
+
 class TestTexts(Texts):
+    def test_a_number(self):
+        self.says(
+            lambda: ragged() @ 3,
+            """\
+DtypeError
+tdc.matmul: expected batches or tensors, got NestedTensor float32[3, -1, 4] and int
+hint: x * y for a number""",
+        )
+
     def test_inner_sizes(self):
         self.says(
             lambda: ragged() @ torch.ones(3, 4),
