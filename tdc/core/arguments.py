@@ -20,6 +20,7 @@ LISTED = "['a'] for one key, ['a', ('b', 'c')] for several"
 MADE = {
     "TensorDict": "TensorDict({'key': tensor}, batch_size=[...]), or tdc.as_tensordict(obj)",
     "NestedTensor": "tdc.pack([tensor, ...]) makes one",
+    "TwoLevelTensor": "tdc.pack([nested, ...]) makes one",
     "MaskedBatch": "tdc.from_padded(data, lengths=lengths) makes one",
     "Tensor": "torch.as_tensor(x) makes one",
     "Mapping": "pass a dict",

@@ -5,6 +5,8 @@
                                   dense, (B, 1, 1, D) for each document
     x.mean(2)                     over the elements of each sentence  -> NestedTensor (B, -1, D)
     x.mean((1, 2))                over those of each document         -> (B, D)
+    x.sort(2), x.max(2)           of each sentence; positions count within it
+    x @ w, x @ y                  of each sentence; w (D, E), or (B, 1, D, E) for each document
     x.flatten(1, 2)               documents of elements               -> NestedTensor (B, -1, D)
     y.unflatten(1, x)             and back
 
@@ -24,9 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.asserts import require
+from tdc.core.container import Container
 from tdc.core.dynamo import known
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message
-from tdc.core.rules import DISPATCH, ROWS, RULES, Rule, add_rule
+from tdc.core.rules import DISPATCH, IMPLS, ROWS, RULES, TENSOR_OPERATORS, Rule, add_rule
 from tdc.core.signatures import run_named
 from tdc.core.typing import Op
 from tdc.ragged.masked import MaskedBatch
@@ -37,13 +41,20 @@ from tdc.ragged.two_level import TwoLevelTensor, as_levels, build_two_level, inn
 
 FAMILIES = ("pointwise", "random", "positionwise", "loss", "norm", "factory")
 NEED_DIM = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.softmin)  # torch would guess one
-LAST = (F.glu, F.gumbel_softmax)  # whose dim is the last by default
+LAST = (  # whose dim is the last by default
+    F.glu, F.gumbel_softmax, torch.sort, torch.argsort, torch.topk, torch.mode, torch.kthvalue,
+)  # fmt: skip
+POSITION = {F.gumbel_softmax: 3, torch.topk: 1, torch.kthvalue: 1}  # of the dim, behind the batch; 0 elsewhere
+COUNTED = (torch.topk, torch.kthvalue)  # whose first argument says how many elements there are at least
+PRODUCTS = (torch.matmul, TENSOR_OPERATORS[torch.matmul], torch.Tensor.matmul)
+PAIRED: dict[Op, Op] = {torch.max: torch.maximum, torch.min: torch.minimum}  # of two batches
 OVER_ALL = (  # which take several dims, both levels among them
     torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.std,
     torch.var, torch.nansum, torch.nanmean, torch.count_nonzero,
 )  # fmt: skip
 ALONG = (
-    *NEED_DIM, *LAST, *OVER_ALL, torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.argmax, torch.argmin,
+    *NEED_DIM, *LAST, *OVER_ALL, *PAIRED, torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin,
+    torch.argmax, torch.argmin, torch.median, torch.nanmedian,
 )  # fmt: skip
 PICKING = {
     torch.index_select: 0, torch.narrow: 0, torch.select: 0, torch.split: 1, torch.split_with_sizes: 1, torch.chunk: 1,
@@ -111,14 +122,15 @@ def inner(op: Op, like: TwoLevelTensor, a: Any, elementwise: bool) -> Any:
 
 
 def of_each_inner(op: Op, like: TwoLevelTensor, a: NestedTensor) -> Tensor:
-    """A NestedTensor (B, -1, ...) with as many dims as two levels have: one dense entry for each inner example."""
+    """A NestedTensor (B, -1, ...) with as many dims as two levels have: one dense entry for each inner example, of a
+    product one matrix."""
     ones = [d - 1 for d in like.ragged_dims[1:]]
     s = a.structure
     if s.packed_dim or s.batch_dim or s.ragged_ndim > 1 or a.ndim != like.ndim or a.values.ndim <= ones[-1]:
         got, hint = describe(a), "x.mean(2, keepdim=True), or y.unsqueeze(2): size 1 in the dims of inner examples"
         raise StructureError(message(op, f"an entry for each inner example of {describe(like)}", got, hint=hint))
     require_same(like._structure, s, op)
-    if not all([known(a.values.shape[d] == 1) for d in ones]):
+    if op not in PRODUCTS and not all([known(a.values.shape[d] == 1) for d in ones]):
         got, hint = describe(a), "y.unsqueeze(2)"
         raise ShapeError(message(op, f"size 1 in the dims {like.ragged_dims[1:]}", got, hint=hint))
     return a.values
@@ -142,17 +154,21 @@ def spread_out(op: Op, like: TwoLevelTensor, a: Tensor) -> Tensor:
 
 def along(op: Op) -> Op:
     """A rule that runs `op` along dims of inner examples, or over all elements of each outer one."""
-    on_inner, at = nested_row(op), 3 if op is F.gumbel_softmax else 0
+    on_inner, at = nested_row(op), POSITION.get(op, 0)
 
     def run(input: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(input, TwoLevelTensor):
             raise DtypeError(message(op, "a TwoLevelTensor first", describe(input), hint="x.values has one level"))
         dim = given_dim(args, kwargs, at, -1 if op in LAST else None)
+        if op in PAIRED and ("other" in kwargs or isinstance(dim, (Tensor, Container))):
+            return PAIRED[op](input, kwargs.get("other", dim))
         if dim is None or isinstance(dim, bool):
             if op in NEED_DIM:
                 raise ShapeError(message(op, "a dim", "none", hint="dim=-1"))
             return on_inner(input._values, *args, **kwargs)
         x, dims = inner_dims(op, input, dim)
+        if op in COUNTED and dims[0] in x.ragged_dims:
+            check_inner_lengths(op, input, args[0] if args else kwargs["k"], dims[0])
         args, kwargs = with_dim(args, kwargs, at, dims if isinstance(dim, (tuple, list)) else dims[0])
         out = on_inner(x, *args, **kwargs)
         if isinstance(x, NestedTensor) and x is input._values:
@@ -160,6 +176,14 @@ def along(op: Op) -> Op:
         return out.unsqueeze(1) if out.ndim == x.ndim else out
 
     return run
+
+
+def check_inner_lengths(op: Op, x: TwoLevelTensor, k: Any, dim: int) -> None:
+    """A ShapeError unless every inner example has `k` elements: at once on CPU, asynchronously on CUDA."""
+    sizes = x._values.sizes[:, x._values.ragged_dims.index(dim)]
+    hint = f"drop short ones first: x = x[x.inner_lengths >= {k}]"
+    text = message(op, f"at least {k} elements in each inner example", "fewer", hint=hint)
+    require((sizes >= k).all(), text, ShapeError)
 
 
 def given_dim(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, default: Any) -> Any:
@@ -211,6 +235,15 @@ def flat(op: Op, x: TwoLevelTensor) -> NestedTensor:
         got, hint = describe(x), "x.values for operations on inner examples"
         raise ShapeError(message(op, "ragged dims 1 and 2", got, hint=hint))
     return build_nested(Structure(s.offsets[x.offsets]).marked(), x._values.values)
+
+
+def transpose(x: TwoLevelTensor, dim0: int, dim1: int) -> TwoLevelTensor:
+    """Two dims of inner examples exchanged."""
+    dims = [normal_dim(d, x.ndim, "transpose") for d in (dim0, dim1)]
+    if min(dims) < 2:
+        got = f"dims {dim0} and {dim1}"
+        raise ShapeError(message("transpose", f"two dims of inner examples of {describe(x)}", got, hint=HINT))
+    return x.with_values(x._values.transpose(dims[0] - 1, dims[1] - 1))
 
 
 def flatten(x: TwoLevelTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -277,8 +310,14 @@ for _op in ALONG:
     put(_op, along(_op))
 for _op, _at in PICKING.items():
     put(_op, picking(_op, _at))
-for _op, _impl in ((torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat)):
+for _op, _impl in (
+    (torch.flatten, flatten), (torch.unflatten, unflatten), (torch.cat, cat), (torch.transpose, transpose),
+    (torch.matmul, lifted(torch.matmul, True)),
+):  # fmt: skip
     put(_op, _impl)
+for _op in PRODUCTS[1:]:  # which have a row of their own, see `matmul`
+    IMPLS["two_level_matmul_operator"] = lifted(_op, True)
+    DISPATCH["two_level"][_op] = "two_level_matmul_operator"
 for _rule in [rule for rule in RULES if rule.kind == "nested" and not rule.reason]:
     chosen = (_rule.family in FAMILIES and _rule.name not in LEFT_OUT) or _rule.op in OF_DTYPE
     if _rule.name in MOVES:

@@ -2,3 +2,4 @@
 
 from tdc.ragged import methods as methods  # gives the classes their methods
 from tdc.ragged.two_level import TwoLevelTensor as TwoLevelTensor
+from tdc.ragged.two_level_padded import TwoLevelPadded as TwoLevelPadded

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
 from tdc.ragged.segments import gather_spans, longest, structure_of_sizes, take_spans, total_of
+from tdc.ragged.two_level import TwoLevelTensor
 
 
 def to_padded(x: NestedTensor, fill: float = 0.0, *, length: Dims | None = None) -> MaskedBatch:
@@ -142,20 +143,25 @@ def from_padded(
     return x if side == "right" else x.with_data(shift_rows(data, x.lengths[:, 0], side, "from_padded"))
 
 
-def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
+@overload
+def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor: ...
+@overload
+def nested_like(data: Tensor, like: TwoLevelTensor) -> TwoLevelTensor: ...
+def nested_like(data: Tensor, like: NestedTensor | TwoLevelTensor) -> NestedTensor | TwoLevelTensor:
     """Cut a rectangle into the examples of a packed batch, such as what a model returned for its padded form.
 
     Padding is never read, and gets no gradient.
 
     Shapes:
-        `(B, *S0, L, *S1)` with L at the ragged dims of `like -> (B, *S0, -1, *S1)`; features may differ.
+        `(B, *S0, L, *S1)` with L at the ragged dims of `like -> (B, *S0, -1, *S1)`; features may differ. Of two levels
+        `(B, S, T, *D) -> (B, -1, -1, *D)`.
 
     Raises:
         ShapeError: another number of rows or too few dims; the batch of `like` is not dim 0.
         StructureError: a rectangle shorter than the longest row. Immediate on CPU, asynchronous on CUDA.
 
     Returns:
-        A NestedTensor with the structure of `like`.
+        A batch with the structure of `like`.
 
     Example:
         >>> from tdc.ragged.pack import pack
@@ -164,6 +170,8 @@ def nested_like(data: Tensor, like: NestedTensor) -> NestedTensor:
         [[1.0], [2.0, 3.0]]
     """
     expect("nested_like", data, Tensor)
+    if isinstance(like, TwoLevelTensor):
+        return like.with_values(nested_like(nested_like(data, like.inner_lengths).values, like.values))
     expect("nested_like", like, NestedTensor)
     s, dims = like.structure, like.ragged_dims
     if s.batch_dim != 0 or data.ndim <= dims[-1] or data.shape[0] != s.batch_size:

@@ -1,4 +1,4 @@
-"""Methods and properties of NestedTensor and MaskedBatch that are not in the class bodies; one loop attaches them.
+"""Methods and properties of ragged batches that are not in the class bodies; one loop attaches them.
 
 Conversions and indices are functions of their own modules. The functions here answer what code asks of a tensor besides
 its shape (bytes, contiguity, autograd, pinned memory): for the values of a NestedTensor and the data of a MaskedBatch;
@@ -26,6 +26,8 @@ from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import longest, offsets_int32, row_ids
 from tdc.ragged.storage import R, Ragged, data_of, with_data
 from tdc.ragged.structure import Structure
+from tdc.ragged.two_level import TwoLevelTensor
+from tdc.ragged.two_level_padded import pad_levels
 
 
 def is_contiguous(x: Ragged, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
@@ -179,7 +181,10 @@ NESTED: dict[str, Any] = {
     "row_ids": property(row_ids_of),
 }
 MASKED: dict[str, Any] = {"to_packed": to_packed}
+TWO_LEVEL: dict[str, Any] = {"to_padded": pad_levels}
 
-for _cls, _table in ((NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED)):
+for _cls, _table in (
+    (NestedTensor, SHARED | NESTED), (MaskedBatch, SHARED | MASKED), (TwoLevelTensor, TWO_LEVEL),
+):  # fmt: skip
     for _name, _value in _table.items():
         setattr(_cls, _name, read_only(_name, _value) if isinstance(_value, property) else _value)

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 import tdc
 from tdc import DtypeError, MaskedBatch, NestedTensor, TdcError, TensorDict
+from tdc.ragged import TwoLevelTensor
 
 SPACES = ("tdc", "tdc.compile", "tdc.data", "tdc.interop", "tdc.io", "tdc.nn", "tdc.optim", "tdc.ragged", "tdc.testing")
 METHODS: tuple[Any, ...] = (  # which are functions, too
-    NestedTensor.to_padded, NestedTensor.to_torch, MaskedBatch.to_packed, TensorDict.summary,
+    NestedTensor.to_padded, NestedTensor.to_torch, MaskedBatch.to_packed, TensorDict.summary, TwoLevelTensor.to_padded,
 )  # fmt: skip
 MADE_BY_US = {  # records, and what takes nothing but settings or has a test of its own
     "Spec", "LeafSpec", "LoadReport", "PytreeSpec", "Summary", "TensorClass", "Counts", "Exported", "Report",
@@ -82,6 +83,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "TensorDict": (td(), [3]),
     "NestedTensor": (torch.ones(5), torch.tensor([0, 2, 5])),
     "TwoLevelTensor": (rows(), torch.tensor([0, 2])),
+    "TwoLevelPadded": (torch.zeros(1, 2, 3), torch.tensor([2]), torch.tensor([[2, 3]])),
+    "pad_levels": (tdc.pack([rows()]), 0.0, {"length": (2, 3)}),
     "MaskedBatch": (X, torch.tensor([1, 2, 0])),
     "ObjectArray": (["a", "b"], [2]),
     "BucketSampler": ([3, 1, 2], 2, {"window": 2, "shuffle": True, "seed": 0, "drop_last": False, "rank": 0}),

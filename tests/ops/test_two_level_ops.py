@@ -20,6 +20,7 @@ from tdc.ops.two_level import ALONG, PICKING, TWO_LEVEL_RULES
 
 torch.manual_seed(0)
 LINEAR, NORM, WEIGHT = nn.Linear(4, 3).double(), nn.LayerNorm(4).double(), torch.randn(4).double()
+MATRIX = torch.randn(4, 3).double()
 
 # -- of each sentence alone: an operation, and what it is on one sentence (L, 4)
 SENTENCES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
@@ -48,6 +49,21 @@ SENTENCES: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = 
     "narrow": (lambda x: x.narrow(3, 1, 2), lambda s: s[:, 1:3]),
     "levels and back": (lambda x: (x.flatten(1, 2) * 2).unflatten(1, x), lambda s: s * 2),
     "by lengths": (lambda x: x.flatten(1, 2).unflatten(1, x.inner_lengths), lambda s: s),
+    "padded": (lambda x: tdc.nested_like(x.to_padded(float("nan")).data * 2, x), lambda s: s * 2),
+    "sort": (lambda x: x.sort(2, descending=True)[0], lambda s: s.sort(0, descending=True)[0]),
+    "sort features": (lambda x: x.sort()[1], lambda s: s.sort()[1]),
+    "argsort": (lambda x: torch.argsort(x, dim=-2), lambda s: s.argsort(0)),
+    "topk features": (lambda x: x.topk(2)[0], lambda s: s.topk(2)[0]),
+    "cummax": (lambda x: x.cummax(2)[0], lambda s: s.cummax(0)[0]),
+    "max of two": (lambda x: x.max(x * 2), lambda s: torch.max(s, s * 2)),
+    "min of two": (lambda x: torch.min(x, other=WEIGHT), lambda s: torch.min(s, WEIGHT)),  # type: ignore[call-overload]  # torch's stub knows tensors
+    "weights": (lambda x: torch.matmul(x, MATRIX), lambda s: s @ MATRIX),
+    "operator": (lambda x: x @ MATRIX, lambda s: s @ MATRIX),
+    "vector": (lambda x: x @ WEIGHT, lambda s: s @ WEIGHT),
+    "weights in front": (lambda x: torch.matmul(MATRIX.mT, x.transpose(2, 3)).transpose(2, 3), lambda s: s @ MATRIX),
+    "pairs": (lambda x: torch.matmul(x, x.transpose(2, 3)), lambda s: s @ s.mT),
+    "attention": (lambda x: torch.matmul(torch.matmul(x, x.transpose(-1, -2)).softmax(-1), x),
+                  lambda s: (s @ s.mT).softmax(-1) @ s),
 }  # fmt: skip
 # -- over the elements of each sentence: (L, 4) to one entry
 VECTORS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
@@ -59,7 +75,18 @@ VECTORS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "keepdim": (lambda x: x.sum(2, keepdim=True), lambda s: s.sum(0, keepdim=True)),
     "count": (lambda x: (x > 0).count_nonzero(2), lambda s: (s > 0).count_nonzero(0)),
     "by hand": (lambda x: x.with_values(x.values.sum(1) * 2), lambda s: s.sum(0) * 2),
+    "product": (lambda x: torch.matmul(x.transpose(2, 3), x), lambda s: s.mT @ s),
+    "pooled": (lambda x: torch.matmul(x[..., 0].softmax(-1), x), lambda s: s[:, 0].softmax(-1) @ s),
+    "max": (lambda x: x.max(2)[0], lambda s: s.max(0)[0]),
+    "min": (lambda x: torch.min(x, 2, keepdim=True).values, lambda s: s.min(0, keepdim=True)[0]),
+    "where max": (lambda x: x.max(dim=-2).indices, lambda s: s.max(0)[1]),
+    "argmax": (lambda x: x.argmax(2), lambda s: s.argmax(0)),
+    "argmin": (lambda x: x.argmin(2, keepdim=True), lambda s: s.argmin(0, keepdim=True)),
+    "topk": (lambda x: x.topk(1, 2)[0], lambda s: s.topk(1, 0)[0]),
+    "kthvalue": (lambda x: torch.kthvalue(x, k=1, dim=2)[0], lambda s: s.kthvalue(1, 0)[0]),
+    "median": (lambda x: x.median(2).values, lambda s: s.median(0)[0]),
 }  # fmt: skip
+NONEMPTY = ("amax", "max", "min", "where max", "argmax", "argmin", "topk", "kthvalue", "median")  # of no tokens: none
 # -- over all elements of each document
 DOCUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "sum": (lambda x: x.sum((1, 2)), lambda d: d.sum(0)),
@@ -124,16 +151,24 @@ def test_equals_the_loop(kind: str, name: str):
     torch.manual_seed(0)
     fn = TABLES[kind][name][0]
     for lengths in (LENGTHS, *OTHERS):
-        check(kind, [name], lambda x: [fn(x)], without_empty(lengths) if name == "amax" else lengths)
+        check(kind, [name], lambda x: [fn(x)], without_empty(lengths) if name in NONEMPTY else lengths)
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_equals_the_loop_in_one_graph(kind: str):
     torch.manual_seed(0)
-    names = [name for name in TABLES[kind] if name != "amax"]
+    names = [name for name in TABLES[kind] if name not in NONEMPTY]
     graph, counter = compiled(lambda x: [TABLES[kind][name][0](x) for name in names])
     for lengths in (LENGTHS, *OTHERS):
         check(kind, names, graph, lengths)
+    assert counter.graphs == 1
+
+
+def test_choices_of_tokens_in_one_graph():
+    torch.manual_seed(0)
+    graph, counter = compiled(lambda x: [VECTORS[name][0](x) for name in NONEMPTY])
+    for lengths in (LENGTHS, *OTHERS):
+        check("vectors", list(NONEMPTY), graph, without_empty(lengths))
     assert counter.graphs == 1
 
 
@@ -150,6 +185,15 @@ def test_one_entry_of_each_sentence_and_document():
     x, each = batch(docs), iter(weights)
     y = x * x.with_values(weights)[:, :, None, None] + bias.view(4, 1, 1, 1)
     same(y, [[s * next(each) + b for s in document] for document, b in zip(docs, bias, strict=True)])
+
+
+def test_weights_of_each_document_and_sentence():
+    docs = documents()
+    x: Any = batch(docs)
+    weights, own = torch.randn(4, 1, 4, 2).double(), torch.randn(6, 4, 2).double()
+    same(x @ weights, [[s @ w[0] for s in document] for document, w in zip(docs, weights, strict=True)])
+    each = iter(own)
+    same(x @ x.with_values(own), [[s @ next(each) for s in document] for document in docs])
 
 
 def test_embedding_and_losses():
@@ -228,8 +272,20 @@ class TestRefused:
             (lambda x: F.mse_loss(x, x.values), tdc.StructureError, "an entry for each inner example"),
             (lambda x: F.kl_div(x, x, reduction="batchmean"), tdc.UnsupportedError, "another reduction"),
             (lambda x: F.linear(x.values, x), tdc.StructureError, "two levels"),
-            (lambda x: x.matmul(x), tdc.MethodError, r"hint: x.with_values\(fn\(x.values\)\)"),
-            (lambda x: x.transpose(1, 2), tdc.MethodError, r"hint: x.with_values\(fn\(x.values\)\)"),
+            (lambda x: x.matmul(x), tdc.ShapeError, "a last dim that meets"),
+            (lambda x: x @ x[:3], tdc.StructureError, "one ragged structure"),
+            (lambda x: x @ x.values, tdc.StructureError, "an entry for each inner example"),
+            (lambda x: x @ torch.ones(4, 4, 2).double(), tdc.ShapeError, "broadcasts"),
+            (lambda x: x @ torch.ones(3, 1, 4, 2).double(), tdc.ShapeError, "1 or 4 rows"),
+            (lambda x: x.transpose(1, 2), tdc.ShapeError, "two dims of inner examples"),
+            (lambda x: x.sort(1), tdc.ShapeError, "dims of inner examples"),
+            (lambda x: x.max(0), tdc.ShapeError, "dims of inner examples"),
+            (lambda x: x.max((1, 2)), tdc.TdcError, "dim"),
+            (lambda x: x.topk(2, 2), tdc.ShapeError, r"x\[x.inner_lengths >= 2\]"),
+            (lambda x: torch.max(x.values, x), tdc.DtypeError, "a TwoLevelTensor first"),
+            (lambda x: x.quantile(0.5, 2), tdc.MethodError, r"hint: x.with_values\(fn\(x.values\)\)"),
+            (lambda x: x.to_padded(length=3), tdc.ShapeError, "length with 2 sizes"),
+            (lambda x: x.transpose(2, 3).to_padded(), tdc.ShapeError, "ragged dims right behind dim 1"),
             (lambda x: torch.stack([x, x]), tdc.UnsupportedError, "a rule for TwoLevelTensor"),
             (lambda x: torch.cat([x, x], 1), tdc.UnsupportedError, "dim 0, or a dim of inner examples"),
             (lambda x: torch.cat([x, x.values]), tdc.StructureError, "operand 1: NestedTensor"),
@@ -259,7 +315,7 @@ class TestRefused:
 
 def test_rows_with_a_dim_count_it_anew():
     """A row that hands a dim on as it is would take sentences for tokens."""
-    own = {*ALONG, *PICKING, torch.flatten, torch.unflatten, torch.cat}
+    own = {*ALONG, *PICKING, torch.flatten, torch.unflatten, torch.cat, torch.transpose}
     names = {"dim", "dims", "axis", "dim0", "dim1", "start_dim"}
     taken = {rule.op: {name for form in forms_of(rule.op) for name, _ in form} for rule in TWO_LEVEL_RULES}
     assert not [op for op, found in taken.items() if found & names and op not in own]
