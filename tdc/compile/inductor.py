@@ -1,10 +1,12 @@
 """The compiler backend: Inductor, told that a size may be anything.
 
 Inductor's CPU code generator asks of a sum whether it has more than 4096 terms, and guards on the answer: a batch whose
-packed total crosses that number then compiles a second time (torch 2.11-2.13, `CppKernel.need_use_acc_helper`).
-Questions of this kind have an answer that is right for every size; a flag of torch, `backed_size_oblivious`, makes
-Inductor take that one without a guard. It is set only while Inductor runs: tracing, and with it torch's treatment of
-sizes 0 and 1, is as always. Where Inductor cannot work under the flag (torch 2.11) it stays unset.
+packed total crosses that number then compiles a second time (torch 2.11-2.13, `CppKernel.need_use_acc_helper`). Of the
+outer product in the backward of a layer with one output it asks whether both factors have 32 numbers at most together
+(`decomposition.mm`). Questions of this kind have an answer that is right for every size; a flag of torch,
+`backed_size_oblivious`, makes Inductor take that one without a guard. It is set only while Inductor runs, or decomposes
+a product: tracing, and with it torch's treatment of sizes 0 and 1, is as always. Where Inductor cannot work under the
+flag (torch 2.11) it stays unset for all but products.
 
     torch.compile(fn, backend=tdc.compile.backend, fullgraph=True)
 """
@@ -50,7 +52,7 @@ def backend(
     """
     settings = checked_settings(mode, options, "compile.backend")
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
-    with apart_in_caches("tdc-3"), memory_budget(settings.pop(BUDGET, None)):
+    with apart_in_caches("tdc-4"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
 
 

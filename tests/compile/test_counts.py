@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import tdc
 from tdc.compile import counted
+from tdc.compile._torch.inductor import asks_no_example
 
 N = 6000  # of a sum beyond the 4096 terms that Inductor asks about
 
@@ -55,6 +58,28 @@ def test_modes_reach_inductor(mode: str):
         x = tdc.pack([torch.arange(float(n)) for n in lengths])
         torch.testing.assert_close(f(x), x.sum(1))
     assert f.counts.compiles == 1
+
+
+@pytest.mark.slow
+def test_a_backward_serves_all_lengths():
+    """Attention pooling: Inductor asks of its products whether there are at most 16 rows, and of sums whether more than
+    4096; one graph of each pass serves both, and is found again in the cache on disk."""
+    score = torch.nn.Linear(4, 1)
+
+    def pool(x):
+        return (score(x).softmax(1) * x).sum(1)
+
+    f = counted(pool)
+    for lengths in ((3, 2), (8, 20), (N, 1, 4)):
+        made: list[Any] = [tdc.pack([torch.linspace(0, 1, 4 * n).view(n, 4) for n in lengths]) for _ in range(2)]
+        x, y = [batch.requires_grad_() for batch in made]
+        found, want = f(x), pool(y)
+        torch.testing.assert_close(found, want)
+        for out in (found, want):
+            out.square().sum().backward()
+        torch.testing.assert_close(x.grad.values, y.grad.values)
+    assert f.counts.compiles == (1 if asks_no_example() else 2)  # torch 2.11 asks about the sum
+    assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_bypass"] == 0
 
 
 def test_modes_reach_torch_compile():

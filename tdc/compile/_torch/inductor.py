@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, partial
 from pkgutil import resolve_name as load
 from typing import Any
 
@@ -25,11 +25,32 @@ def compile_graph(
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         change(module.graph)
+        if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
+            kwargs["get_decomp_fn"] = load("torch._inductor.decomposition").select_decomp_table
         with any_size(flag):
             return inductor.compile_fx_inner(module, *args, **kwargs)
 
     with keep_functions():
-        return inductor.compile_fx(graph, inputs, inner_compile=inner_compile, config_patches=settings)
+        return inductor.compile_fx(
+            graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=decompositions(settings)
+        )
+
+
+def decompositions(settings: dict[str, Any]) -> dict[Any, Callable[..., Any]]:
+    """Inductor's decompositions, without its questions about the sizes of matrices."""
+    with load("torch._inductor.config").patch(settings):
+        table = {**load("torch._inductor.decomposition").select_decomp_table()}
+    return table | {op: fn for op, fn in PRODUCTS.items() if op in table}
+
+
+def product_of_any_size(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Inductor's decomposition of a product, which asks on CPU whether the matrices are small: here the answer is no,
+    unless their sizes are numbers, and there is no guard."""
+    with any_size():
+        return load("torch._inductor.decomposition").decompositions[op](*args, **kwargs)
+
+
+PRODUCTS = {op: partial(product_of_any_size, op) for op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)}
 
 
 @cache
