@@ -194,11 +194,11 @@ class Method(BatchFunction):
     and takes in no objects of which it does not (torch 2.13)."""
 
     def __init__(self, function: BatchFunction, owner: Any) -> None:
-        self.function = function
+        self._functions = (function,)  # as an attribute, Dynamo (torch 2.11) would look for it in the class: see `__get__`
         self.owner = owner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.function, name)
+        return getattr(self._functions[0], name)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -139,7 +139,7 @@ def operator_row(op: Op, cls: Any, other: Any) -> str | None:
     if issubclass(other, Container):
         return row_of(op, other if other._rank > cls._rank else cls)
     foreign = hasattr(other, "dtype") and not hasattr(other, "__array__")
-    if issubclass(other, (torch.Tensor, int, float, complex)) or foreign:
+    if issubclass(other, (torch.Tensor, int, float, complex, torch.SymInt, torch.SymFloat)) or foreign:
         return row_of(op, cls)
     return None
 

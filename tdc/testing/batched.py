@@ -162,11 +162,12 @@ class Runs:
     """Runs of a function, and what was wrong in each.
 
     Attributes:
+        run: the function of a batch. It is no attribute itself: Dynamo (torch 2.11) does not find what has a `__get__`.
         wrong: what was wrong, and for each way to run the arrangements in which it was.
     """
 
     def __init__(self, f: BatchFunction, alone: Alone) -> None:
-        self.f = f
+        self.run: Callable[..., Any] = lambda *args: f.map(*args, in_dims=alone.examples.in_dims)
         self.alone = alone
         self.wrong: dict[str, dict[str, list[str]]] = {}
         self.error: Exception | None = None
@@ -178,9 +179,6 @@ class Runs:
         }  # fmt: skip
         self.several = {name: members for name, members in arrangements.items() if len(members) > 1}
         self.single: dict[str, Members] = {f"example {i} alone": [i] for i in everybody}
-
-    def run(self, *args: Any) -> Any:
-        return self.f.map(*args, in_dims=self.alone.examples.in_dims)
 
     def note(self, way: str, name: str, text: str) -> None:
         names = self.wrong.setdefault(text, {}).setdefault(way, [])

@@ -47,6 +47,10 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "table / n": lambda x: TABLE / x.shape[1],
     "n * table": lambda x: x.shape[1] * TABLE,
     "x / n": lambda x: x / x.shape[1],
+    "n - x": lambda x: x.shape[1] - x,
+    "x ** n": lambda x: x ** x.shape[1],
+    "x == n": lambda x: x == x.shape[1],
+    "td + n": lambda x: tdc.TensorDict({"x": x}, batch_size=[2]) + x.shape[1],
     "x.sum(1) / n": lambda x: x.sum(1) / x.shape[1],
     "torch.zeros(shape)": lambda x: torch.zeros(x.shape),
     "torch.zeros(*shape)": lambda x: torch.zeros(*x.shape),
@@ -72,6 +76,8 @@ OF_TORCH = {  # in a graph refused by Dynamo, which asks no method and no `__tor
     "torch.zeros(shape)", "torch.full(shape, 1)", "table.new_zeros(shape)", "F.pad(table, (0, n))",
     "F.interpolate(size=shape)", "torch.broadcast_to(table, shape)",
 }  # fmt: skip
+if torch.__version__ < "2.12":  # torch 2.11 asks still fewer methods
+    OF_TORCH |= {"1 < n", "not n", "int(n)", "float(n)", "list[n]", "torch.arange(n)", "torch.arange(0, n)", "torch.eye(n)"}
 TAKEN: dict[str, Callable[[Any], Any]] = {
     "x.view(shape)": lambda x: x.view(x.shape),
     "x.view(*shape)": lambda x: x.view(*x.shape),
