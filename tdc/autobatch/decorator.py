@@ -194,7 +194,7 @@ class Method(BatchFunction):
     and takes in no objects of which it does not (torch 2.13)."""
 
     def __init__(self, function: BatchFunction, owner: Any) -> None:
-        self._functions = (function,)  # as an attribute, Dynamo (torch 2.11) would look for it in the class: see `__get__`
+        self._functions = (function,)  # in a tuple: what has a `__get__` Dynamo (torch 2.11) seeks in the class
         self.owner = owner
 
     def __getattr__(self, name: str) -> Any:

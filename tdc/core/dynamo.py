@@ -178,6 +178,12 @@ def stamp(x: Tensor) -> Stamp | None:
 
 
 @constant
+def exporting() -> bool:
+    """Whether a graph is traced to be exported. Dynamo of torch 2.11 takes `torch.compiler.is_exporting` for True."""
+    return torch.compiler.is_exporting()
+
+
+@constant
 def in_direction() -> bool:
     """Whether a `torch.func.jvp` is around the call."""
     stack = functorch.get_interpreter_stack()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import in_direction, is_zero, trace_as
+from tdc.core.dynamo import exporting, in_direction, is_zero, trace_as
 from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
 from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import structure_of_sizes, total_of
@@ -109,7 +109,7 @@ def unserved() -> bool:
 
 def unserved_traced() -> bool:
     """What Dynamo traces in place of `unserved`."""
-    return torch.compiler.is_exporting() or in_direction()
+    return exporting() or in_direction()
 
 
 trace_as(unserved, unserved_traced)

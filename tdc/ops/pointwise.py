@@ -187,7 +187,7 @@ def require_longest(x: Tensor, sizes: tuple[int, ...], like: NestedTensor, op: O
 def fits(shape: Sequence[int], logical: Sequence[int]) -> bool:
     """Whether sizes broadcast against a logical shape, counted from the last dim; a ragged dim (-1) takes any."""
     pairs = zip(reversed(shape), reversed(logical), strict=False)
-    return all([n == m or n == 1 or m in (-1, 1) for n, m in pairs])
+    return all([m == -1 or n == m or n == 1 or m == 1 for n, m in pairs])  # not n == -1: no trace on torch 2.11
 
 
 def unbroadcast(op: Op, like: Ragged, dense: Tensor) -> ShapeError:

@@ -77,7 +77,8 @@ OF_TORCH = {  # in a graph refused by Dynamo, which asks no method and no `__tor
     "F.interpolate(size=shape)", "torch.broadcast_to(table, shape)",
 }  # fmt: skip
 if torch.__version__ < "2.12":  # torch 2.11 asks still fewer methods
-    OF_TORCH |= {"1 < n", "not n", "int(n)", "float(n)", "list[n]", "torch.arange(n)", "torch.arange(0, n)", "torch.eye(n)"}
+    OF_TORCH |= {"1 < n", "not n", "int(n)", "float(n)", "list[n]"}
+    OF_TORCH |= {"torch.arange(n)", "torch.arange(0, n)", "torch.eye(n)"}
 TAKEN: dict[str, Callable[[Any], Any]] = {
     "x.view(shape)": lambda x: x.view(x.shape),
     "x.view(*shape)": lambda x: x.view(*x.shape),
