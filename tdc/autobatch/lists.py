@@ -29,6 +29,7 @@ from tdc.autobatch.values import (
     unflatten,
 )
 from tdc.core.asserts import require
+from tdc.core.dynamo import larger
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.pytree import register, tree_leaves
 
@@ -95,7 +96,7 @@ def alike_lists(name: str, values: Sequence[Any], counts: Sequence[Any]) -> Sequ
         return values
     room: Any = 0
     for n in rooms:
-        room = torch.sym_max(room, n)
+        room = larger(room, n)
     first = template(lists)
     fixed = any([is_fixed(x) for x in lists])
     even = all([type(x) is Grown and x.even for x in lists]) and all([n == room for n in rooms])

@@ -12,7 +12,6 @@ gets what another has. What is the same for all examples is walked as Python doe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from tdc.autobatch.lists import Grown, room_of
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import Lane, flatten, lane_of, map_leaves, select, unflatten
 from tdc.compile.upstream import traced
+from tdc.core.dynamo import larger, smaller
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
@@ -141,16 +141,16 @@ class Rows(Steps):
 
 
 class RaggedRows(Steps):
-    """The rows of ragged examples."""
+    """The rows of ragged examples; in a graph `values` are those with one more, for whoever has none."""
 
-    def __init__(self, x: NestedTensor, backwards: bool) -> None:
+    def __init__(self, x: NestedTensor, backwards: bool, values: Tensor | None = None) -> None:
         if x.structure.packed_dim != 0 or x.structure.batch_dim != 0 or x.structure.ragged_ndim != 1:
             got, hint = describe(x), "a batch whose first dim of each example is the ragged one"
             raise ShapeError(message(OP, "rows to walk along", got, hint=hint))
         self.x, self.backwards = x, backwards
         self.lengths, self.begins = x.lengths.long(), x.offsets[:-1].clone().long()
         self.device = x.values.device
-        self.values = with_row(x.values) if traced() else None
+        self.values = with_row(x.values) if values is None and traced() else values
         self.split: Any = None
         self.most = longest(x.structure)[0]
 
@@ -164,12 +164,9 @@ class RaggedRows(Steps):
         return self.x.values if self.values is None else self.values
 
     def with_rows(self, rows: Tensor) -> RaggedRows:
-        new = copy(self)
         if self.values is None:
-            new.x = self.x.with_values(rows)
-        else:
-            new.values = rows
-        return new
+            return RaggedRows(self.x.with_values(rows), self.backwards)
+        return RaggedRows(self.x, self.backwards, rows)
 
     def rows(self, where: Tensor) -> Tensor:
         if self.values is None:
@@ -207,7 +204,7 @@ def with_row(values: Tensor) -> Tensor:
 
 def at_least_one(n: Any) -> Any:
     """The number of rounds of a scan, which has one even if nobody has an item."""
-    return torch.sym_max(n, 1)
+    return larger(n, 1)
 
 
 class ListItems(Steps):
@@ -285,7 +282,7 @@ class Zip(Steps):
 
     def longest(self) -> Any:
         found = [n for n in [p.longest() for p in self.parts] if n is not None]
-        return None if not found else found[0] if len(found) == 1 else torch.sym_min(*found)
+        return None if not found else found[0] if len(found) == 1 else smaller(*found)
 
     def item(self, k: Any) -> Any:
         return tuple([p.item(k) for p in self.parts])
