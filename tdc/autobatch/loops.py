@@ -235,25 +235,22 @@ def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None =
     values, (numbers, _, *after), own = stable(outside, keys, [state[4], *state[5]], n)
     packing, end_of_masks = Packing(values), 2 + len(numbers)
 
-    def flat(counter: Tensor, masks: Sequence[Tensor], inside: dict[int, Tensor], now: list[Any]) -> list[Tensor]:
+    def flat(counter: Tensor, masks: Any, inside: dict[int, Tensor], now: list[Any], fits: bool = own) -> list[Tensor]:
         n = masks[0].shape[0]
         there = [as_mask(inside.get(k, False), n, device) for k in numbers]
+        now = now if fits else fitted(keys, now, values, n)
         return [counter, masks[0], *there, *masks[1:], *packing.tensors(now)]
-
-    def next_state(counter: Tensor, masks: Sequence[Tensor], inside: dict[int, Tensor], now: list[Any]) -> list[Tensor]:
-        """The state behind a round, whose values take the form of those before it."""
-        return flat(counter, masks, inside, now if own else fitted(keys, now, values, masks[0].shape[0]))
 
     def body(now: Sequence[Tensor]) -> list[Tensor]:
         inside = {k: now[2 + i] for i, k in enumerate(numbers)}
         rest = now[end_of_masks:]
         counter, masks, waiting, found = step(now[0], [now[1], *rest[:2]], inside, packing.values(rest[2:]))
-        return next_state(counter, masks, waiting.now, found)
+        return flat(counter, masks, waiting.now, found)
 
     def going(now: Sequence[Tensor]) -> Tensor:
         return torch.stack([*now[1:end_of_masks]]).any() if numbers else now[1].any()
 
-    end = repeat_in_graph(going, body, flat(*first(numbers, values)), next_state(*after))[end_of_masks:]
+    end = repeat_in_graph(going, body, flat(*first(numbers, values), fits=True), flat(*after))[end_of_masks:]
     found = packing.values(end[2:])
     carry = behind(loop, state[5], found[1:], None if numbers else steps)
     broke, out = [state[k] if x is masks[j] else x for j, k, x in zip((1, 2), STAYS[1:], end[:2], strict=True)]

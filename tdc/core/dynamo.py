@@ -243,17 +243,8 @@ def smaller(a: int, b: int) -> int:
     return internals.sym_min(a, b)
 
 
-def larger_traced(a: int, b: int) -> int:
-    """`max`: `torch.sym_max` of two that a graph knows breaks it (torch 2.11)."""
-    return max(a, b)
-
-
-def smaller_traced(a: int, b: int) -> int:
-    return min(a, b)
-
-
-trace_as(larger, larger_traced)
-trace_as(smaller, smaller_traced)
+trace_as(larger, lambda a, b: max(a, b))  # `torch.sym_max` of two that a graph knows breaks it (torch 2.11)
+trace_as(smaller, lambda a, b: min(a, b))
 
 
 def without_vmap(condition: Tensor) -> Tensor:
@@ -283,6 +274,11 @@ def program_stack() -> traceback.StackSummary:
 def maps_views_of_bits() -> bool:
     """Whether `torch.vmap` has a rule for `x.view(dtype)` (from torch 2.12)."""
     return internals._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
+
+
+def differentiates_index_select() -> bool:
+    """Whether `torch.func` has a gradient of `index_select` in graphs, where sizes vary (from torch 2.12)."""
+    return torch.__version__ >= "2.12"
 
 
 def recorded_operations(fn: Callable[[], Any]) -> list[Any]:

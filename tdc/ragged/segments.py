@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import certain, eager, hold, is_zero, readable, stamp, trace_as
+from tdc.core.dynamo import certain, differentiates_index_select, eager, hold, is_zero, readable, stamp, trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
@@ -336,3 +336,18 @@ def gather_spans(values: Tensor, dim: int, index: Tensor) -> Tensor:
     """The values at an index of `take_spans`. A graph may know that there are none, and then Inductor refuses any index
     whose size it does not know (torch 2.13)."""
     return values if is_zero(values.shape[dim]) else values.index_select(dim, index)
+
+
+def spread_by_index(per_row: Tensor, s: Structure, total: int) -> Tensor:
+    """What Dynamo traces in place of `spread`, if need be."""
+    return per_row[row_ids(s, total)]
+
+
+def gather_spans_by_index(values: Tensor, dim: int, index: Tensor) -> Tensor:
+    """What Dynamo traces in place of `gather_spans`, if need be."""
+    return values if is_zero(values.shape[dim]) else values[(slice(None),) * dim + (index,)]
+
+
+if not differentiates_index_select():
+    trace_as(spread, spread_by_index)
+    trace_as(gather_spans, gather_spans_by_index)

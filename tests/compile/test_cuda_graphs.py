@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from versions import OLD
 
 from tdc import TensorDict
 from tdc.compile import train_step
 from tdc.optim import adamw, chain, clip_by_global_norm, cosine, ema
 
+pytestmark = pytest.mark.skipif(OLD, reason="torch 2.11 has no batch_norm of meta tensors under torch.func.grad")
 guards: Any = import_module("torch._guards")
 METRICS = ("loss", "grad_norm", "lr", "rows", "skipped", "finite")
 

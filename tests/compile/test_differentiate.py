@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
+from versions import refused
 
 import tdc
 from tdc import TensorDict
@@ -70,6 +71,11 @@ def constant(params: TensorDict, x: Tensor) -> Tensor:
 
 
 LOSSES = [cond, loops, recomputed, hooked, penalty, closure, regions, constant]
+UNRECORDED = {  # what `torch.func` has no gradient of, in graphs of torch 2.11
+    cond: r"tdc\.cond: expected no transform of torch.func around it",
+    loops: r"tdc\.while_loop: expected no transform of torch.func around it",
+    regions: "Expected FakeTensor",
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
@@ -85,11 +91,12 @@ def test_gradients(loss: Any) -> None:
     def both(params: TensorDict, x: Tensor) -> Any:
         return loss_and_gradients(lambda params, x: (loss(params, x), {}), params, x)
 
-    for run in (both, torch.compile(with_own_graphs(both), backend="aot_eager", fullgraph=True)):
-        with torch.no_grad():
+    compiled = torch.compile(with_own_graphs(both), backend="aot_eager", fullgraph=True)
+    for run in (both, compiled):
+        with torch.no_grad(), refused(UNRECORDED.get(loss, ""), run is compiled and loss in UNRECORDED):
             (value, _), grads = run(params, X)
-        assert (grads.keys(), value.requires_grad) == (("w", "unused"), False)
-        assert_close((value, grads["w"], grads["unused"]), (want.detach(), grad.detach(), torch.zeros(3)))
+            assert (grads.keys(), value.requires_grad) == (("w", "unused"), False)
+            assert_close((value, grads["w"], grads["unused"]), (want.detach(), grad.detach(), torch.zeros(3)))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which Dynamo reads of every input

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from versions import refused
 
 import tdc
 from tdc import StructureError, TensorDict
@@ -105,13 +106,14 @@ def test_a_training_step_has_one_layer_in_its_graph(backend: str) -> None:
     layers = train_step(net, loss, sgd(0.1), compile=False)
     loop = train_step(stacked, loss, sgd(0.1), backend=backend)
     a, b = layers.init(), loop.init()
-    for _ in range(3):
-        (a, metrics), (b, others) = layers(a, batch), loop(b, batch)
-        assert_close(others["loss"], metrics["loss"])
-    assert_close(b["buffers", "1", "block", "norm", "running_mean"][2], a["buffers", "3", "norm", "running_mean"])
-    assert_close(b["params", "1", "block", "linear", "weight"][1], a["params", "2", "linear", "weight"])
-    assert loop.counts.compiles == 1
-    assert_close(loop.eval()(b, batch)["loss"], layers.eval()(a, batch)["loss"])
+    with refused("call_id"):
+        for _ in range(3):
+            (a, metrics), (b, others) = layers(a, batch), loop(b, batch)
+            assert_close(others["loss"], metrics["loss"])
+        assert_close(b["buffers", "1", "block", "norm", "running_mean"][2], a["buffers", "3", "norm", "running_mean"])
+        assert_close(b["params", "1", "block", "linear", "weight"][1], a["params", "2", "linear", "weight"])
+        assert loop.counts.compiles == 1
+        assert_close(loop.eval()(b, batch)["loss"], layers.eval()(a, batch)["loss"])
 
 
 @pytest.mark.slow
@@ -141,11 +143,12 @@ def test_dropout_draws_a_mask_for_each_layer_and_the_gradient_has_it() -> None:
     net = scan_blocks(nn.Sequential(*[Dropped() for _ in range(3)]), Dropped)
     step = train_step(net, lambda net, x: net(x).sum(), sgd(1.0), backend="aot_eager")
     state, x = step.init(seed=3), torch.ones(1, 4096)
-    after, metrics = step(state, x)
-    gradient = (state["params"] - after["params"])["0", "block", "scale"]
-    assert_close(gradient.sum(1), metrics["loss"].expand(3))
-    assert 0.08 < (gradient[0] != 0).float().mean() < 0.17  # an eighth is kept by three masks
-    assert torch.equal(step(state, x)[1]["loss"], metrics["loss"])
+    with refused("call_id"):
+        after, metrics = step(state, x)
+        gradient = (state["params"] - after["params"])["0", "block", "scale"]
+        assert_close(gradient.sum(1), metrics["loss"].expand(3))
+        assert 0.08 < (gradient[0] != 0).float().mean() < 0.17  # an eighth is kept by three masks
+        assert torch.equal(step(state, x)[1]["loss"], metrics["loss"])
 
 
 def test_further_arguments_and_attributes_are_those_of_the_layers() -> None:

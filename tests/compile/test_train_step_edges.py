@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
+from versions import refused
 
 import tdc
 from tdc import TensorDict, functional_call
@@ -118,9 +119,10 @@ def test_a_loss_with_a_count_weighs_tokens(parts: int, count: str, backend: str 
     whole = train_step(tokens("mean"), sgd(0.5), compile=False)
     want, metrics = whole(whole.init(params), batch)
     step = train_step(tokens(count), sgd(0.5), accumulate=parts, compile=backend is not None, backend=backend)
-    found, shown = step(step.init(params), batch)
-    assert_close(found["params", "w"], want["params", "w"])
-    assert_close(shown["loss"], metrics["loss"])
+    with refused("Could not guard on data-dependent", backend is not None and parts > 1):
+        found, shown = step(step.init(params), batch)
+        assert_close(found["params", "w"], want["params", "w"])
+        assert_close(shown["loss"], metrics["loss"])
 
 
 def test_a_loss_in_c():

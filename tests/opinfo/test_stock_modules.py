@@ -42,7 +42,7 @@ def test_a_spread_of_all_modules():
     """The first samples of each; among them one that passes, unless none can."""
     torch.set_num_threads(1)
     silent = {name for name in INFOS if not check(name, SPREAD)["pass"]}
-    assert silent >= ALWAYS.keys()
+    assert silent >= ALWAYS.keys() & INFOS.keys()  # those of this torch
 
 
 @pytest.mark.slow

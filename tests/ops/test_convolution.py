@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from versions import refused
 
 import tdc
 from tdc import NestedTensor, ShapeError, StructureError
@@ -364,7 +365,8 @@ def test_second_derivative_in_a_graph(loss: Callable[..., Tensor]):
     x = packed(images(2))
     given = torch.randn(3, 4, 2, 2, dtype=DOUBLE) if loss is filtered else x.values
     fn = twice(partial(loss, x))
-    torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
+    with refused("Expected FakeTensor"):
+        torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
 def test_second_derivative_of_the_operator_in_a_graph():
@@ -379,7 +381,8 @@ def test_derivative_of_members_in_a_graph(loss: Callable[..., Tensor]):
     shape = (2, 3, 4, 2, 2) if loss is filtered else (2, *x.values.shape)
     fn = torch.func.grad(lambda t: torch.vmap(partial(loss, x))(t).sum())
     given = torch.randn(shape, dtype=DOUBLE)
-    torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
+    with refused("Expected FakeTensor"):
+        torch.testing.assert_close(torch.compile(fn, backend="aot_eager", fullgraph=True)(given), fn(given))
 
 
 def test_what_torch_refuses_goes_to_torch():

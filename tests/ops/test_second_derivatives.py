@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from versions import refused
 
 import tdc
 
@@ -142,6 +143,7 @@ def test_twice_in_one_graph(name: str):
     def twice(values: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda v: torch.func.grad(loss)(v).sin().sum())(values)
 
-    found = torch.compile(twice, backend="aot_eager", fullgraph=True)(x.values)
-    torch.testing.assert_close(found, twice(x.values))
-    assert (found != 0).all()
+    with refused("isIntList"):
+        found = torch.compile(twice, backend="aot_eager", fullgraph=True)(x.values)
+        torch.testing.assert_close(found, twice(x.values))
+        assert (found != 0).all()

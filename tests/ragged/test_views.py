@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 from torch import Tensor
+from versions import refused
 
 import tdc
 from tdc.ragged import views
@@ -82,8 +83,9 @@ def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str):
         (second,) = torch.autograd.grad(grad.square().sum(), x.values)
         return [y.values, y.sizes if hasattr(y, "sizes") else y.lengths, grad, second]
 
-    for a, b in zip(*both(monkeypatch, run), strict=True):
-        torch.testing.assert_close(a, b)
+    with refused("derivative for aten::aminmax is not implemented", name == "both ends"):
+        for a, b in zip(*both(monkeypatch, run), strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
