@@ -276,8 +276,9 @@ def maps_views_of_bits() -> bool:
     return internals._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
 
 
-def differentiates_index_select() -> bool:
-    """Whether `torch.func` has a gradient of `index_select` in graphs, where sizes vary (from torch 2.12)."""
+@constant
+def has_gradients_in_graphs() -> bool:
+    """Whether `torch.func` in a graph has those of operators, and of `index_select` where sizes vary (torch 2.12)."""
     return torch.__version__ >= "2.12"
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import exporting, in_direction, is_zero, trace_as
+from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, is_zero, trace_as, under_transform
 from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
 from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import structure_of_sizes, total_of
@@ -109,6 +109,8 @@ def unserved() -> bool:
 
 def unserved_traced() -> bool:
     """What Dynamo traces in place of `unserved`."""
+    if under_transform() and not has_gradients_in_graphs():
+        return True
     return exporting() or in_direction()
 
 

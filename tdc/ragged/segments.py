@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import certain, differentiates_index_select, eager, hold, is_zero, readable, stamp, trace_as
+from tdc.core.dynamo import certain, eager, has_gradients_in_graphs, hold, is_zero, readable, stamp, trace_as
 from tdc.core.errors import ShapeError, describe, message
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
@@ -348,6 +348,6 @@ def gather_spans_by_index(values: Tensor, dim: int, index: Tensor) -> Tensor:
     return values if is_zero(values.shape[dim]) else values[(slice(None),) * dim + (index,)]
 
 
-if not differentiates_index_select():
+if not has_gradients_in_graphs():
     trace_as(spread, spread_by_index)
     trace_as(gather_spans, gather_spans_by_index)
