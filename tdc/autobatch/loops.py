@@ -198,9 +198,8 @@ def nobody_left(going: Mask, most: Any) -> None:
 def in_graph(loop: Loop, state: State, fixed: Any, n: int, steps: Steps | None = None, most: int | None = None) -> Out:
     """Rounds as one `while_loop`, at most so many where nothing else says so; `steps` gives the items of a `for`."""
     count_loop()
-    device = state[0].device
+    device, keys = state[0].device, (RESULT, *loop.names)
     fixed = apart(fixed) if fixed else fixed
-    keys = (RESULT, *loop.names)
     masks = [as_mask(state[k], n, device) for k in STAYS]
     zero = torch.zeros((), dtype=torch.long, device=device)
 
@@ -341,7 +340,7 @@ def along(
         return unrolled_along(loop, steps, (m, False, False, False, UNDEFINED, carry), fixed, sure, options.max_iters)
     if steps.full and steps.longest() == 0:
         return (m, False, False, UNDEFINED, carry)
-    if simple and m is None and steps.scannable and options.lower == "auto":
+    if simple and m is None and options.lower == "auto" and steps.scannable():
         found = scanned(loop, carry, steps, fixed, n)
         if found is not None:
             return (None, False, False, UNDEFINED, found)

@@ -21,7 +21,7 @@ from tdc.autobatch.lists import Grown, room_of
 from tdc.autobatch.source import OP
 from tdc.autobatch.values import Lane, flatten, lane_of, map_leaves, select, unflatten
 from tdc.compile.upstream import traced
-from tdc.core.dynamo import larger, smaller
+from tdc.core.dynamo import certain, larger, smaller
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest
@@ -38,15 +38,17 @@ class Steps:
         items: those of a Python iterable; None of any other.
         lengths: how many, one number for all or one for each example.
         full: whether somebody has an item in each round of `table`, whose length may be a bound only.
-        scannable: whether all items can be had at once, as `table` gives them.
         device: of the items.
     """
 
-    scannable = True
     items: Any = None
     lengths: Any
     full = False
     device: Any = None
+
+    def scannable(self) -> bool:
+        """Whether a graph has all items at once, as `table` gives them."""
+        return True
 
     def has(self, k: Any) -> Any:
         return self.lengths > k
@@ -233,8 +235,6 @@ class ListItems(Steps):
 class Range(Steps):
     """`range` with bounds that are tensors."""
 
-    scannable = False
-
     def __init__(self, start: Any, stop: Any, step: Any, backwards: bool) -> None:
         begin, end, by = [as_whole(x) for x in (start, stop, step)]
         if not traced() and (by == 0).any():
@@ -246,6 +246,9 @@ class Range(Steps):
         self.begin, self.by = (begin + (rounds - 1) * by, -by) if backwards else (begin, by)
         self.varies = self.begin.ndim + self.by.ndim > 0
         self.numbers = start, step, type(start) is int and type(step) is int and not backwards
+
+    def scannable(self) -> bool:
+        return False
 
     def longest(self) -> Any:
         return None
@@ -271,7 +274,6 @@ class Zip(Steps):
 
     def __init__(self, parts: Sequence[Steps]) -> None:
         self.parts = parts
-        self.scannable = all([p.scannable for p in parts])
         self.device = next((p.device for p in parts if p.device is not None), None)
         lengths = [p.lengths for p in parts]
         if any([isinstance(x, Tensor) for x in lengths]):
@@ -280,8 +282,17 @@ class Zip(Steps):
         else:
             self.lengths = min(lengths)
 
+    def scannable(self) -> bool:
+        """Whether all parts are, and as long as one another: Inductor (torch 2.13) compiles no scan of `min(a, b)`."""
+        found = self.bounds()
+        return all([p.scannable() for p in self.parts]) and all([certain(n == found[0]) for n in found[1:]])
+
+    def bounds(self) -> list[Any]:
+        """The longest lengths of parts that have one."""
+        return [n for n in [p.longest() for p in self.parts] if n is not None]
+
     def longest(self) -> Any:
-        found = [n for n in [p.longest() for p in self.parts] if n is not None]
+        found = self.bounds()
         return None if not found else found[0] if len(found) == 1 else smaller(*found)
 
     def item(self, k: Any) -> Any:
@@ -306,7 +317,10 @@ class Enumerate(Steps):
     def __init__(self, inner: Steps, start: Any) -> None:
         self.inner, self.start = inner, start
         self.lengths, self.device = inner.lengths, inner.device
-        self.full, self.scannable = inner.full, inner.scannable
+        self.full = inner.full
+
+    def scannable(self) -> bool:
+        return self.inner.scannable()
 
     def longest(self) -> Any:
         return self.inner.longest()

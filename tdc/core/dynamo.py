@@ -243,8 +243,18 @@ def smaller(a: int, b: int) -> int:
     return internals.sym_min(a, b)
 
 
-trace_as(larger, lambda a, b: max(a, b))  # `torch.sym_max` of two that a graph knows breaks it (torch 2.11)
-trace_as(smaller, lambda a, b: min(a, b))
+def larger_traced(a: int, b: int) -> int:
+    """What Dynamo traces in place of `larger`: `torch.sym_max` of two that a graph knows breaks it (torch 2.11)."""
+    return max(a, b)
+
+
+def smaller_traced(a: int, b: int) -> int:
+    """What Dynamo traces in place of `smaller`."""
+    return min(a, b)
+
+
+trace_as(larger, larger_traced)
+trace_as(smaller, smaller_traced)
 
 
 def without_vmap(condition: Tensor) -> Tensor:

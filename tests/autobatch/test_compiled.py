@@ -378,3 +378,24 @@ def test_a_loop_in_a_function_that_rows_call():
     want = torch.stack([calls_a_loop(a, b) for a, b in zip(x, n, strict=True)])
     torch.testing.assert_close(found, want)
     torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x.values)[0] for y in (found, want)])
+
+
+@tdc.batch
+def rows_and_numbers(x: Tensor, y: Tensor) -> Tensor:
+    s = x.new_zeros(3)
+    for r, i in zip(x, range(1, 4), strict=False):
+        s = s * 0.5 + r * i
+    for r, v in zip(x, y, strict=False):
+        s = s * 0.5 + r * v
+    return s
+
+
+@pytest.mark.slow
+def test_walks_of_other_lengths_in_inductor():
+    """Found by a program: a scan whose length was the smaller of two did not compile."""
+    x, y = [tdc.pack([torch.randn(n, 3) for n in lengths]) for lengths in ((1, 4, 2, 5), (3, 2, 6, 1))]
+    x = x.with_values(x.values.requires_grad_())
+    found = torch.compile(rows_and_numbers.map, fullgraph=True)(x, y)
+    want = torch.stack([rows_and_numbers(a, b) for a, b in zip(x, y, strict=True)])
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(*[torch.autograd.grad(out.sum(), x.values)[0] for out in (found, want)])
