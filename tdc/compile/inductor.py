@@ -52,14 +52,17 @@ def backend(
     """
     settings = checked_settings(mode, options, "compile.backend")
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
-    with apart_in_caches("tdc-4"), memory_budget(settings.pop(BUDGET, None)):
+    with apart_in_caches("tdc-5"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
 
 
-def prepare(graph: torch.fx.Graph) -> None:
-    """Change a graph before it is lowered."""
-    keep_alpha(graph)
-    drop_detours(graph)
+def prepare(module: torch.fx.GraphModule) -> None:
+    """Change a graph before it is lowered, and the bodies of its loops."""
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            keep_alpha(part.graph)
+            select_rows(part.graph)
+    drop_detours(module.graph)
 
 
 def keep_alpha(graph: torch.fx.Graph) -> None:
@@ -71,6 +74,29 @@ def keep_alpha(graph: torch.fx.Graph) -> None:
         if "alpha" in node.kwargs and node.meta["val"].dtype is not torch.bool:
             node.target = torch.ops.aten.sub.Tensor
             node.kwargs = {"alpha": -node.kwargs["alpha"]}
+
+
+def select_rows(graph: torch.fx.Graph) -> None:
+    """Make `x[i]`, with a number that the graph computes, a row that is gathered.
+
+    Where x has as many columns as there are offsets, less one, Inductor writes `Max(1, n - 1)` into its code, which is
+    no name of Python (torch 2.13). The backward pass of a loop over examples has such rows.
+    """
+    ops = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=ops.select.int):
+        x, dim, i = node.args
+        val = x.meta["val"]
+        if not isinstance(i, torch.fx.Node) or "Max" not in str(val.stride(dim)):
+            continue
+        row = node.meta["val"].clone(memory_format=torch.contiguous_format)
+        with graph.inserting_before(node):
+            at = graph.call_function(ops.full.default, ([1], i), {"dtype": torch.int64, "device": val.device})
+            rows = graph.call_function(ops.index.Tensor, (x, [*[None] * dim, at]))
+            found = graph.call_function(ops.squeeze.dim, (rows, dim))
+        one = val.new_empty(1, dtype=torch.int64)
+        at.meta["val"], rows.meta["val"], found.meta["val"] = one, row.unsqueeze(dim), row
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)
 
 
 def checked_settings(mode: str | None, options: dict[str, Any] | None, op: str) -> dict[str, Any]:

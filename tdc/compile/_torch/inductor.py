@@ -17,14 +17,15 @@ BUDGET = "activation_memory_budget"
 
 
 def compile_graph(
-    graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.Graph], None], settings: dict[str, Any]
-) -> Callable[..., Any]:
+    graph: torch.fx.GraphModule, inputs: list[Any], change: Callable[[torch.fx.GraphModule], None],
+    settings: dict[str, Any],
+) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
     forward and of the backward pass."""
     inductor, flag = load("torch._inductor.compile_fx"), asks_no_example()
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        change(module.graph)
+        change(module)
         if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
             kwargs["get_decomp_fn"] = load("torch._inductor.decomposition").select_decomp_table
         with any_size(flag):
