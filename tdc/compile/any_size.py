@@ -66,15 +66,16 @@ def layer_norm(
     return (out if bias is None else out + bias).to(input.dtype)
 
 
-def served(dim: Any, *tensors: Any) -> bool:
+def served(dim: Any, index: Any, *tensors: Any) -> bool:
     """Whether an operator takes these arguments; what torch refuses goes to torch."""
-    plain = all([isinstance(t, Tensor) and t.ndim > 0 for t in tensors])
-    return plain and isinstance(dim, int) and -tensors[0].ndim <= dim < tensors[0].ndim
+    plain = all([isinstance(t, Tensor) and t.ndim > 0 for t in (index, *tensors)])
+    alike = plain and all([t.dtype == tensors[0].dtype for t in tensors])
+    return alike and isinstance(dim, int) and -tensors[0].ndim <= dim < tensors[0].ndim
 
 
 def index_select(input: Any, dim: Any, index: Any) -> Any:
     """`torch.index_select`."""
-    if not served(dim, input, index) or index.ndim != 1:
+    if not served(dim, index, input) or index.ndim != 1:
         return torch.index_select(input, dim, index)
     d = dim % input.ndim
     return take_rows(input, d, index, shape_at(input, d, index.shape[0]))
@@ -82,35 +83,31 @@ def index_select(input: Any, dim: Any, index: Any) -> Any:
 
 def index_add(input: Any, dim: Any, index: Any, source: Any, *, alpha: float = 1) -> Any:
     """`torch.index_add`."""
-    if not served(dim, input, index, source) or index.ndim != 1:
+    if not served(dim, index, input, source) or index.ndim != 1:
         return torch.index_add(input, dim, index, source, alpha=alpha)
     return input + put_rows(source if alpha == 1 else source * alpha, dim % input.ndim, index, input.shape)
 
 
 def gather(input: Any, dim: Any, index: Any, *, sparse_grad: bool = False) -> Any:
     """`torch.gather`."""
-    if not served(dim, input, index) or sparse_grad:
+    if not served(dim, index, input) or sparse_grad:
         return torch.gather(input, dim, index, sparse_grad=sparse_grad)
     return take_each(input, dim % input.ndim, index, index.shape)
 
 
 def scatter_add(input: Any, dim: Any, index: Any, src: Any) -> Any:
     """`torch.scatter_add`."""
-    if not served(dim, input, index, src) or index.shape != src.shape:
+    if not served(dim, index, input, src) or index.shape != src.shape:
         return torch.scatter_add(input, dim, index, src)
     return input + put_each(src, dim % input.ndim, index, input.shape)
 
 
 def scatter_reduce(input: Any, dim: Any, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
-    """`torch.scatter_reduce`; the gradient of extremes goes in equal parts to those that are equal."""
-    fits = served(dim, input, index, src) and index.shape == src.shape and include_self and reduce in ("amax", "amin")
-    if not fits or input.requires_grad:
+    """`torch.scatter_reduce` of extremes."""
+    fits = served(dim, index, input, src) and index.shape == src.shape
+    if not fits or not include_self or reduce not in ("amax", "amin"):
         return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
-    d, given = dim % input.ndim, src.detach()
-    found = extreme_each(input, d, index, given, reduce)
-    equal = (given == take_each(found, d, index, index.shape)).to(src.dtype)
-    share = equal / take_each(put_each(equal, d, index, input.shape), d, index, index.shape).clamp(min=1)
-    return found + put_each((src - given) * share, d, index, input.shape)
+    return extreme_each(input, dim % input.ndim, index, src, reduce)
 
 
 FORMS: dict[Any, Any] = {
@@ -142,11 +139,32 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return None, OTHER[ctx.op](grads[0], ctx.dim, ctx.saved_tensors[0], ctx.given), None, None, None
+        return None, TRANSPOSED[ctx.op](grads[0], ctx.dim, ctx.saved_tensors[0], ctx.given), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         return ctx.op(directions[1], ctx.dim, ctx.saved_tensors[0], ctx.shape)  # type: ignore[no-any-return]  # as above
+
+
+class Extreme(torch.autograd.Function):
+    """`extreme_each` with its gradient, which goes in equal parts to those that are equal."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str) -> Tensor:
+        return extreme_each(x, dim, index, src, reduce)  # type: ignore[no-any-return]  # untyped in torch
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.dim, index, src, _ = inputs
+        ctx.save_for_backward(x, index, src, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, index, src, out = ctx.saved_tensors
+        own = (x == out).to(x.dtype)
+        others = (src == take_each(out, ctx.dim, index, index.shape)).to(x.dtype)
+        part = grads[0] / (own + put_each(others, ctx.dim, index, x.shape))
+        return own * part, None, None, others * take_each(part, ctx.dim, index, index.shape), None
 
 
 def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
@@ -238,6 +256,7 @@ extreme_each = operator(
     "extreme_each(Tensor x, int dim, Tensor index, Tensor src, str reduce) -> Tensor", fake_extreme,
     extremes_over_members, CompositeExplicitAutograd=extreme_kernel,
 )  # fmt: skip
-OTHER = {take_rows: put_rows, put_rows: take_rows, take_each: put_each, put_each: take_each}
-for _op in OTHER:
+TRANSPOSED = {take_rows: put_rows, put_rows: take_rows, take_each: put_each, put_each: take_each}
+for _op in TRANSPOSED:
     derive(_op, Linear, partial(inputs_of, _op))
+derive(extreme_each, Extreme)
