@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
+from versions import refused
 
 import tdc
 from tdc.compile import counted, train_step
@@ -79,6 +80,9 @@ def loss(net: nn.Module, x: Any) -> Tensor:
     return net(x).square().mean()
 
 
+OLD = "isIntList|Expected FakeTensor"  # what torch 2.11 says where totals are data
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "attention")) for n in NETS])
 def test_an_ensemble_trains_in_one_graph(name: str):
     net = NETS[name]()
@@ -89,12 +93,13 @@ def test_an_ensemble_trains_in_one_graph(name: str):
         train_step(net, loss, sgd(0.1), compile=False).vmap(),
     ]
     state, want = graph.init(params), eager.init(params)
-    for x in batches(name):
-        state, found = graph(state, x)
-        want, expected = eager(want, x)
-        assert_close(found["loss"], expected["loss"])
-    assert_close(state["params"].to_dict(), want["params"].to_dict())
-    assert (graph.counts.graphs, graph.counts.breaks, graph.counts.compiles) == (1, 0, 1)
+    with refused(OLD, name in ("images", "slice")):
+        for x in batches(name):
+            state, found = graph(state, x)
+            want, expected = eager(want, x)
+            assert_close(found["loss"], expected["loss"])
+        assert_close(state["params"].to_dict(), want["params"].to_dict())
+        assert (graph.counts.graphs, graph.counts.breaks, graph.counts.compiles) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -107,11 +112,12 @@ def test_gradients_of_each_member_in_one_graph(name: str):
         return tdc.vmap(tdc.grad(lambda p: loss_at(net, p, x)))(params)
 
     run = counted(gradients, backend="aot_eager")
-    for x in batches(name):
-        found = run(params, x)
-        for k in range(2):
-            assert_close(found[k].to_dict(), tdc.grad(lambda p, x=x: loss_at(net, p, x))(params[k]).to_dict())
-    assert (run.counts.graphs, run.counts.breaks, run.counts.compiles) == (1, 0, 1)
+    with refused(OLD, name in ("images", "slice")):
+        for x in batches(name):
+            found = run(params, x)
+            for k in range(2):
+                assert_close(found[k].to_dict(), tdc.grad(lambda p, x=x: loss_at(net, p, x))(params[k]).to_dict())
+        assert (run.counts.graphs, run.counts.breaks, run.counts.compiles) == (1, 0, 1)
 
 
 def loss_at(net: nn.Module, params: Any, x: Any) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn as nn
 from harness import Counter
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state
+from versions import refused
 
 import tdc
 from tdc.testing.batches import Cut, Ragged, build, by_how_much, differences, gradients, is_close, unbuild
@@ -326,7 +327,8 @@ def test_ensemble_compiled(name: str):
     members, step = ensemble(name)
     counter = Counter()
     run = torch.compile(step, fullgraph=True, backend=counter)
-    for lengths in (LENGTHS, *OTHERS):
-        assert_ensemble(name, members, rows(lengths), *run(build(rows(lengths), "nested", torch.Tensor.detach)))
-    if name == "mlp":  # the function of a MultiheadAttention is called with batches, where no mode reaches into it
-        assert counter.graphs == 1
+    with refused("Expected FakeTensor", name == "mha"):
+        for lengths in (LENGTHS, *OTHERS):
+            assert_ensemble(name, members, rows(lengths), *run(build(rows(lengths), "nested", torch.Tensor.detach)))
+        if name == "mlp":  # the function of a MultiheadAttention is called with batches, where no mode reaches into it
+            assert counter.graphs == 1
