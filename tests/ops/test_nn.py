@@ -322,7 +322,7 @@ def test_ensemble_over_one_batch(name: str):
     assert_ensemble(name, members, rows(), *step(build(rows(), "nested", torch.Tensor.detach)))
 
 
-@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("name", ["mlp", pytest.param("mha", marks=pytest.mark.slow)])
 def test_ensemble_compiled(name: str):
     members, step = ensemble(name)
     counter = Counter()

@@ -66,7 +66,10 @@ def test_matrices_are_made_of_their_parts_again(sizes: tuple[int, ...], dtype: t
             assert_close(a.to(ev.dtype) @ ev, ev * ew)
 
 
-@pytest.mark.parametrize("fn", [exponential, largest, LINALG.eigvalsh, LINALG.svdvals, LINALG.pinv])
+SLOW = [pytest.param(fn, marks=pytest.mark.slow) for fn in (exponential, largest)]
+
+
+@pytest.mark.parametrize("fn", [*SLOW, LINALG.eigvalsh, LINALG.svdvals, LINALG.pinv])
 def test_gradients_in_one_graph(fn: Any):
     counter = Counter("aot_eager")
     graph = torch.compile(fn, fullgraph=True, backend=counter)
