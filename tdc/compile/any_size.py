@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.operators import derive, operator
+from tdc.core.operators import derive, in_front, itself, operator
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import data_of, is_ragged, with_data
 
-# -- what runs in place of torch's
+# -- operations in other forms
 
 
 class AnySize(TorchFunctionMode):
@@ -54,16 +54,18 @@ def layer_norm(
     input: Any, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Any:
     """`F.layer_norm` of a tensor, or of the packed positions of a NestedTensor."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    if isinstance(input, NestedTensor) and input.structure.packed_dim < input.values.ndim - len(dims):
-        return input.with_values(layer_norm(input.values, normalized_shape, weight, bias, eps))
-    if not isinstance(input, Tensor) or tuple(input.shape[-len(dims) :]) != tuple(normalized_shape):
+    shape, given, x = tuple(normalized_shape), [t for t in (weight, bias) if t is not None], data_of(input)
+    before = input.structure.packed_dim + 1 if isinstance(input, NestedTensor) else 0
+    plain = isinstance(input, (Tensor, NestedTensor)) and x.ndim - before >= len(shape) > 0
+    alike = plain and all([t.dtype == x.dtype and tuple(t.shape) == shape for t in given])
+    if not alike or tuple(x.shape[-len(shape) :]) != shape:
         return F.layer_norm(input, normalized_shape, weight, bias, eps)  # pyright: ignore[reportArgumentType]  # a batch
-    x = input.to(sum_dtype(input.dtype))
-    var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
-    out = (x - mean) * (var + eps).rsqrt()
+    wide, dims = x.to(sum_dtype(x.dtype)), tuple(range(-len(shape), 0))
+    var, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    out = (wide - mean) * (var + eps).rsqrt()
     out = out if weight is None else out * weight
-    return (out if bias is None else out + bias).to(input.dtype)
+    out = (out if bias is None else out + bias).to(x.dtype)
+    return out if isinstance(input, Tensor) else with_data(input, out)
 
 
 def served(dim: Any, index: Any, *tensors: Any) -> bool:
@@ -83,7 +85,8 @@ def index_select(input: Any, dim: Any, index: Any) -> Any:
 
 def index_add(input: Any, dim: Any, index: Any, source: Any, *, alpha: float = 1) -> Any:
     """`torch.index_add`."""
-    if not served(dim, index, input, source) or index.ndim != 1:
+    whole = alpha == 1 or (isinstance(source, Tensor) and source.is_floating_point())
+    if not served(dim, index, input, source) or index.ndim != 1 or not whole:
         return torch.index_add(input, dim, index, source, alpha=alpha)
     return input + put_rows(source if alpha == 1 else source * alpha, dim % input.ndim, index, input.shape)
 
@@ -111,7 +114,7 @@ def scatter_reduce(input: Any, dim: Any, index: Any, src: Any, reduce: str, *, i
 
 
 FORMS: dict[Any, Any] = {
-    F.dropout: dropout, F.layer_norm: layer_norm, torch.layer_norm: layer_norm,
+    F.dropout: dropout, F.layer_norm: layer_norm,
     torch.index_select: index_select, torch.Tensor.index_select: index_select,
     torch.index_add: index_add, torch.Tensor.index_add: index_add,
     torch.gather: gather, torch.Tensor.gather: gather,
@@ -147,7 +150,7 @@ class Linear(torch.autograd.Function):
 
 
 class Extreme(torch.autograd.Function):
-    """`extreme_each` with its gradient, which goes in equal parts to those that are equal."""
+    """`extreme_each` with its gradient: equal extremes share it in equal parts."""
 
     @staticmethod
     def forward(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str) -> Tensor:
@@ -165,11 +168,6 @@ class Extreme(torch.autograd.Function):
         others = (src == take_each(out, ctx.dim, index, index.shape)).to(x.dtype)
         part = grads[0] / (own + put_each(others, ctx.dim, index, x.shape))
         return own * part, None, None, others * take_each(part, ctx.dim, index, index.shape), None
-
-
-def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
-    """What `Linear` takes, of the arguments of one of the operators."""
-    return op, *args
 
 
 def shape_at(x: Tensor, dim: int, size: int) -> tuple[int, ...]:
@@ -203,11 +201,6 @@ def extreme_kernel(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str)
 
 def fake_extreme(x: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(x)
-
-
-def in_front(t: Tensor, dim: int | None, members: int) -> Tensor:
-    """The tensor of all members, which come in front."""
-    return t.expand(members, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
 def rows_over_members(
@@ -258,5 +251,5 @@ extreme_each = operator(
 )  # fmt: skip
 TRANSPOSED = {take_rows: put_rows, put_rows: take_rows, take_each: put_each, put_each: take_each}
 for _op in TRANSPOSED:
-    derive(_op, Linear, partial(inputs_of, _op))
+    derive(_op, Linear, partial(itself, _op))
 derive(extreme_each, Extreme)

@@ -69,7 +69,7 @@ class Evaluation:
 
 
 def with_mean(state: TensorDict) -> TensorDict:
-    """The parameters, with those in their places of which a state holds a mean: the step, or a transform in it."""
+    """The parameters; the mean of the step, or of a transform in its optimizer, replaces those that it has."""
     found = [p for p in state._nodes if parts(p)[-1] == "average" and parts(p)[0] in ("average", "optimizer")]
     if not found:
         hint = "train_step(..., average=tdc.optim.ema(0.999))"

@@ -190,11 +190,19 @@ def in_direction() -> bool:
     return any([level.key() == functorch.TransformType.Jvp for level in stack or ()])
 
 
-@constant
 def takes_functions() -> bool:
-    """Whether an autograd function has its place in a graph: under one `torch.func.grad` or `vmap`, or none."""
+    """Whether autograd functions may be called: in a graph under one `torch.func.grad` or `vmap` at most."""
+    return True
+
+
+@constant
+def takes_functions_traced() -> bool:
+    """What Dynamo traces in place of `takes_functions`."""
     stack = functorch.get_interpreter_stack() or ()
     return len(stack) <= 1 and not in_direction()
+
+
+trace_as(takes_functions, takes_functions_traced)
 
 
 def known(condition: bool) -> bool:

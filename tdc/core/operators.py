@@ -46,6 +46,11 @@ def operator(schema: str, fake: Callable[..., Any], members: Callable[..., Any],
     return op
 
 
+def in_front(x: Tensor, dim: int | None, members: int) -> Tensor:
+    """The tensor of all members of a `torch.vmap`, which come first; one that is not mapped is the same for each."""
+    return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
 def itself(*args: Any) -> tuple[Any, ...]:
     return args
 

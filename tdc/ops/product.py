@@ -89,15 +89,7 @@ trace_as(product_rows, ProductRows.apply)
 
 def is_packed(x: Any) -> bool:
     """Whether `product_rows` is called."""
-    return isinstance(x, NestedTensor) and serves(x.values) and not x.dtype.is_complex
-
-
-def is_packed_traced(x: Any) -> bool:
-    """What Dynamo traces in place of `is_packed`."""
-    return takes_functions() and isinstance(x, NestedTensor) and serves(x.values) and not x.dtype.is_complex
-
-
-trace_as(is_packed, is_packed_traced)
+    return isinstance(x, NestedTensor) and takes_functions() and serves(x.values) and not x.dtype.is_complex
 
 
 def padded_product(x: Tensor, offsets: Tensor) -> Tensor:

@@ -316,8 +316,8 @@ for _op, _impl in (
 ):  # fmt: skip
     put(_op, _impl)
 for _op in PRODUCTS[1:]:  # which have a row of their own, see `matmul`
-    IMPLS["two_level_matmul_operator"] = lifted(_op, True)
-    DISPATCH["two_level"][_op] = "two_level_matmul_operator"
+    IMPLS[f"two_level_{_op.__name__}"] = lifted(_op, True)
+    DISPATCH["two_level"][_op] = f"two_level_{_op.__name__}"
 for _rule in [rule for rule in RULES if rule.kind == "nested" and not rule.reason]:
     chosen = (_rule.family in FAMILIES and _rule.name not in LEFT_OUT) or _rule.op in OF_DTYPE
     if _rule.name in MOVES:

@@ -79,6 +79,9 @@ def test_gradients_of_equal_extremes_go_in_equal_parts():
         ("index_add", (torch.zeros(3), 0, torch.tensor([0]), torch.ones(1, dtype=torch.float64))),
         ("index_select", (torch.zeros(3), 1, torch.tensor([0]))),
         ("gather", (torch.zeros(3), 0, torch.tensor([[0]]))),
+        ("layer_norm", (torch.zeros(3, 5), (5,), torch.ones(1))),
+        ("layer_norm", (torch.zeros(3, 5), (5,), torch.ones(3, 5))),
+        ("layer_norm", (torch.zeros(3, 5), (5,), torch.ones(5, dtype=torch.float64))),
     ],
 )
 def test_what_torch_refuses_is_refused(name: str, args: tuple[Any, ...]):

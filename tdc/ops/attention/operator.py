@@ -21,7 +21,7 @@ from torch.func import vjp
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import argument_names, trace_with_grad, under_mode
 from tdc.core.errors import no_second
-from tdc.core.operators import derive, differentiable, operator, refuse_derivative, refuse_mapped
+from tdc.core.operators import derive, differentiable, in_front, operator, refuse_derivative, refuse_mapped
 from tdc.ops.attention import cpu, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
 from tdc.ops.attention.weights import kept_rectangle
@@ -82,15 +82,11 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
 
 def folded(x: Tensor, dim: int | None, members: int, heads: int = 1) -> Tensor:
     """A tensor whose members, or copies where it has none, are heads; `heads` is the dim of these."""
-    apart = (
-        x.unsqueeze(heads).expand(*x.shape[:heads], members, *x.shape[heads:]) if dim is None else x.movedim(dim, heads)
-    )
-    return apart.flatten(heads, heads + 1)
+    return in_front(x, dim, members).movedim(0, heads).flatten(heads, heads + 1)
 
 
 class Attend(torch.autograd.Function):
     """The operator as a differentiable function."""
-
 
     @staticmethod
     def forward(

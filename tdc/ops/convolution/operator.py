@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, differentiable, operator, refuse_mapped
+from tdc.core.operators import derive, differentiable, in_front, operator, refuse_mapped
 from tdc.ops.convolution import cpu
 
 
@@ -142,8 +142,7 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
     for i, t in enumerate(tensors):
         at = 0 if i in first else 1
         if t is not None:
-            every = t.expand(members, *t.shape).movedim(0, at) if dims[i] is None else t.movedim(dims[i], at)
-            t = every.flatten(at, at + 1)
+            t = in_front(t, dims[i], members).movedim(0, at).flatten(at, at + 1)
         flat.append(t)
     out, at = op(*flat, sizes, size, stride, padding, dilation, groups * members), 0 if op is rows_weight else 1
     return out.unflatten(at, (members, -1)), at
