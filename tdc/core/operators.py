@@ -116,6 +116,11 @@ def refuse_derivative(op: Any, text: str) -> None:
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
 
+def only_results(*args: Any) -> bool:
+    """Whether an operation runs for its results alone: under no transform, with no gradient and no direction."""
+    return not (under_transform() or learning(args) or moving(args))
+
+
 def learning(args: Iterable[Any]) -> list[Tensor]:
     """The tensors that get a gradient."""
     return [a for a in args if isinstance(a, Tensor) and a.requires_grad] if torch.is_grad_enabled() else []

@@ -8,6 +8,7 @@ Sum, mean or maximum of the embeddings of an example; an empty example gives zer
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor
 from tdc.core.arguments import expect_number
 from tdc.core.dtypes import rounded_once
 from tdc.core.errors import IndexingError, ShapeError, UnsupportedError, describe, message
+from tdc.core.operators import only_results
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.ops.pointwise import packed_operand
 from tdc.ops.positionwise import dense_weights
 from tdc.ragged.masked import MaskedBatch
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows
 
 MODES = ("mean", "sum", "max")
@@ -44,7 +47,6 @@ def embedding_bag(
         raise ShapeError(message("embedding_bag", f"one of {', '.join(MODES)}", repr(mode), hint="mode='mean'"))
     packed = [a.to_packed() if isinstance(a, MaskedBatch) else a for a in (input, per_sample_weights)]
     input, per_sample_weights = packed
-    s = input.structure
     if input.values.ndim != 1:
         hint = "embed and reduce: F.embedding(rows, weight).sum(1)"
         raise ShapeError(message("embedding_bag", "rows of shape (-1,)", describe(input), hint=hint))
@@ -55,10 +57,36 @@ def embedding_bag(
         expect_number("embedding_bag", padding_idx, whole=True)
         if not -weight.shape[0] <= padding_idx < weight.shape[0]:
             raise IndexingError(message("embedding_bag", "padding_idx of a row of weight", f"{padding_idx}"))
-    found = F.embedding(input.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    if per_sample_weights is not None:
-        found = found * packed_operand(per_sample_weights, input, F.embedding_bag).unsqueeze(-1)
-    real = None if padding_idx is None else input.values != padding_idx % weight.shape[0]
+    bags = partial(
+        whole_bags, input, weight, max_norm=max_norm, norm_type=norm_type, scale_grad_by_freq=scale_grad_by_freq,
+        mode=mode, sparse=sparse, padding_idx=padding_idx,
+    )  # fmt: skip
+    if per_sample_weights is None:
+        return bags(None)
+    return bags(packed_operand(per_sample_weights, input, F.embedding_bag))
+
+
+def whole_bags(x: NestedTensor, weight: Tensor, weights: Tensor | None, mode: str, **options: Any) -> Tensor:
+    """The bags, by torch's own operation where nobody differentiates: it holds no embedding of each index, but has no
+    second derivative, none in a direction and no rule for `torch.vmap`, and takes longer for the largest."""
+    if mode == "max" or weight.is_complex() or not only_results(weight, weights):
+        return reduced_bags(x, weight, weights, mode=mode, **options)
+    offsets = x.structure.offsets.to(x.values.dtype)
+    return F.embedding_bag(
+        x.values, weight, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True, **options
+    )
+
+
+def reduced_bags(
+    x: NestedTensor, weight: Tensor, weights: Tensor | None, max_norm: Any, norm_type: float,
+    scale_grad_by_freq: bool, mode: str, sparse: bool, padding_idx: int | None,
+) -> Tensor:  # fmt: skip
+    """The bags as embeddings that are reduced."""
+    s = x.structure
+    found = F.embedding(x.values, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if weights is not None:
+        found = found * weights.unsqueeze(-1)
+    real = None if padding_idx is None else x.values != padding_idx % weight.shape[0]
     count = lengths_of(s) if real is None else reduce_rows(real.long(), s, "sum", 0)
     if real is not None:
         found = found.masked_fill(~real.unsqueeze(-1), -math.inf if mode == "max" else 0)

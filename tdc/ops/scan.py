@@ -2,9 +2,9 @@
 
     cumsum(x, 1)      each example for itself      diff(x, dim=1)      examples become one shorter, empty ones stay so
 
-Sums and extremes along a ragged dim run on packed values on CPU (`segments`). Other scans run on a rectangle: padding
-lies behind the real elements, and a scan never looks ahead, so that it is exact whatever padding holds. Differences and
-trapezoids look at neighbours on packed values.
+Sums and extremes along a ragged dim run on packed values on CPU (`segments`), and the other scans where nobody
+differentiates. Else they run on a rectangle: padding lies behind the real elements, and a scan never looks ahead, so
+that it is exact whatever padding holds. Differences and trapezoids look at neighbours on packed values.
 
 Invariant: the batch size stays, except that `diff` of a TensorDict makes its dim shorter.
 """
@@ -23,13 +23,14 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.dynamo import certain, readable
 from tdc.core.errors import DtypeError, ShapeError, describe, message
+from tdc.core.operators import only_results
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops.along_dim import along_static, named_result, ragged_dim
 from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import along_lines, axis_of_example, by_lines, views_along
 from tdc.ops.rectangle import rectangle, repacked
-from tdc.ops.segments.operator import cumextreme_rows, cumulative_sum, serves
+from tdc.ops.segments.operator import cumextreme_rows, cumprod_rows, cumulative_sum, logcumsumexp_rows, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, spread, take_spans
@@ -47,19 +48,21 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
     if by_views(x):
         axis = axis_of_example(x, d)
         return views_along(x, lambda v: op(v, axis, **kwargs))
-    if op in PACKED and isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1 and serves(x.values):
-        return PACKED[op](x, **kwargs)  # type: ignore[no-any-return]  # a function of torch's is untyped
+    if isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1 and serves(x.values):
+        packed = PACKED.get(op) or (RESULTS_ONLY.get(op) if only_results(x.values) else None)
+        if packed is not None:
+            return packed(x, **kwargs)  # type: ignore[no-any-return]  # a function of torch's is untyped
     data = rectangle(x, fill)
     if op is torch.logcumsumexp and data.dtype.is_complex and data.requires_grad and data.numel() and readable():
         return repacked(row_by_row(op, data, x, d), x)
     return map_results(scanned(op, data, d, d, **kwargs), lambda t: repacked(t, x))
 
 
-def sums_up_to(x: NestedTensor, dtype: torch.dtype | None = None) -> NestedTensor:
-    """`cumsum` of packed values."""
+def up_to_each(rows: Callable[..., Tensor], x: NestedTensor, dtype: torch.dtype | None = None) -> NestedTensor:
+    """A scan of packed values by an operator."""
     s = x.structure
     values = x.values.movedim(s.packed_dim, 0)
-    out = cumulative_sum(values if dtype is None else values.to(dtype), s.offsets, False)
+    out = rows(values if dtype is None else values.to(dtype), s.offsets)
     return x.with_values(out.movedim(0, s.packed_dim))
 
 
@@ -181,9 +184,13 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
 
 
 PACKED: dict[Op, Op] = {  # what runs on packed values
-    torch.cumsum: sums_up_to,
+    torch.cumsum: partial(up_to_each, lambda values, offsets: cumulative_sum(values, offsets, False)),
     torch.cummax: partial(extremes_up_to, torch.cummax),
     torch.cummin: partial(extremes_up_to, torch.cummin),
+}
+RESULTS_ONLY: dict[Op, Op] = {  # where nobody differentiates
+    torch.cumprod: partial(up_to_each, cumprod_rows),
+    torch.logcumsumexp: partial(up_to_each, logcumsumexp_rows),
 }
 for _op in (torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.cummin):
     along(_op, "dim", "scan", ragged=partial(scan_ragged, _op, 1 if _op is torch.cumprod else 0), default=NEEDED)

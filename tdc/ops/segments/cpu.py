@@ -65,6 +65,16 @@ def cumsum(x: Tensor, offsets: Tensor, reverse: bool) -> Tensor:
     return scan(x, offsets, torch.cumsum)
 
 
+def cumprod(x: Tensor, offsets: Tensor) -> Tensor:
+    """Products of all elements of an example up to each, (N, *D)."""
+    return scan(x, offsets, torch.cumprod)
+
+
+def logcumsumexp(x: Tensor, offsets: Tensor) -> Tensor:
+    """Logarithms of sums of exponentials up to each, (N, *D)."""
+    return scan(x, offsets, torch.logcumsumexp)
+
+
 def cumextreme(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
     """Where in dim 0 the largest or smallest element of an example up to each is, (N, *D)."""
     run = torch.cummax if largest else torch.cummin

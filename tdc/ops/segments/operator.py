@@ -7,9 +7,11 @@
     top_rows           (B, k, *D)    the positions of the first k in order
     cumextreme_rows    (N, *D)       where in dim 0 the largest or smallest one up to each is
     cumsum_rows        (N, *D)       sums up to each, or from each on
+    cumprod_rows       (N, *D)       products up to each, and logcumsumexp_rows
 
 Each is one node of a graph that is the same for all lengths. Positions have no derivative: who gathers by them has it.
-Sums up to each are linear in x, and their derivative is the sum from each on, as often as anybody asks.
+Sums up to each are linear in x, and their derivative is the sum from each on, as often as anybody asks. Products and
+logarithms are for who does not differentiate.
 
 Invariant: `CumulativeSum` differentiates `cumsum_rows`, and nothing else does.
 """
@@ -99,14 +101,16 @@ def over_members(dim: int, op: Any, info: Any, in_dims: Any, x: Tensor, offsets:
     return op(x.movedim(in_dims[0], 1), offsets, *rest), dim
 
 
-order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows = [
-    operator(f"{name}(Tensor x, Tensor offsets, {how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
+order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows, cumprod_rows, logcumsumexp_rows = [
+    operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
     for name, how, fake, dim, kernel in (
-        ("order_rows", "bool descending", fake_positions, 1, cpu.order),
-        ("extreme_rows", "bool largest", fake_extreme, 1, cpu.extreme),
-        ("top_rows", "int k, bool largest", fake_top, 2, cpu.top),
-        ("cumextreme_rows", "bool largest", fake_positions, 1, cpu.cumextreme),
-        ("cumsum_rows", "bool reverse", fake_sums, 1, cpu.cumsum),
+        ("order_rows", ", bool descending", fake_positions, 1, cpu.order),
+        ("extreme_rows", ", bool largest", fake_extreme, 1, cpu.extreme),
+        ("top_rows", ", int k, bool largest", fake_top, 2, cpu.top),
+        ("cumextreme_rows", ", bool largest", fake_positions, 1, cpu.cumextreme),
+        ("cumsum_rows", ", bool reverse", fake_sums, 1, cpu.cumsum),
+        ("cumprod_rows", "", fake_sums, 1, cpu.cumprod),
+        ("logcumsumexp_rows", "", fake_sums, 1, cpu.logcumsumexp),
     )
 ]
 derive(cumsum_rows, Directed)
