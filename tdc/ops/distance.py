@@ -25,7 +25,8 @@ from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, 
 from tdc.core.rules import define, note_syncs, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import along
-from tdc.ops.einsum import Term, check_letters, in_rectangles, joined, kinds_of
+from tdc.ops.einsum import in_rectangles
+from tdc.ops.letters import Term, check_letters, joined, kinds_of
 from tdc.ops.linalg import beside, no_matrices
 from tdc.ops.matmul import BATCH, example
 from tdc.ops.pairs import widest_of

@@ -2,12 +2,11 @@
 
     "bld,de->ble"   weights of all examples       on packed values
     "bld,bld->bd"   over the ragged dim           on packed values, then example by example
-    "bld,bde->ble"  weights of each example       in a rectangle
-    "bld,bmd->blm"  ragged by ragged              in a rectangle, two ragged dims come back
-    "bld,ble->bde"  outer products, summed        in a rectangle
+    "bld,bde->ble"  weights of each example       by one operator on CPU, else in a rectangle
+    "bld,bmd->blm"  ragged by ragged              likewise; two ragged dims come back
+    "bld,ble->bde"  outer products, summed        likewise
 
-A letter names a dim of the logical shape. The one at the batch dim is the batch letter, those at ragged dims are
-ragged letters; they are the same kind of letter in every operand. Packed values are used where the product of one
+A letter names a dim of the logical shape. Packed values are used where the product of one
 position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again, or
 multiplied example by example where that is faster (see `subrows`).
 
@@ -26,16 +25,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdc.core.asserts import require
-from tdc.core.dynamo import known
-from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
+from tdc.core.dynamo import readable
+from tdc.core.errors import DtypeError, message
 from tdc.core.rules import define
 from tdc.core.typing import Op
 from tdc.ops import subrows
-from tdc.ops.pointwise import mixed
+from tdc.ops.letters import (
+    Term,
+    check_letters,
+    check_result,
+    joined,
+    kinds_of,
+    parse,
+    ragged_of,
+    sizes_by_letter,
+    without_ones,
+)
+from tdc.ops.matrices.by_letters import Result, by_operator, matrix_letters
 from tdc.ops.rectangle import cut_padding
+from tdc.ops.segments.operator import serves
 from tdc.ragged.masked import MaskedBatch, build_masked
-from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.nested import build_nested
 from tdc.ragged.padding import pack_rows, pad_rows
 from tdc.ragged.segments import (
     counts_on_host,
@@ -46,16 +56,8 @@ from tdc.ragged.segments import (
     structure_of_sizes,
     total_of,
 )
-from tdc.ragged.storage import Ragged, is_ragged, ragged_sizes
+from tdc.ragged.storage import Ragged, is_ragged
 from tdc.ragged.structure import Structure, remember, require_same
-
-
-class Term(NamedTuple):
-    """An operand with one letter for each dim of its logical shape."""
-
-    dims: str
-    x: Any
-
 
 Run = Callable[[list[Term], str], Tensor]
 
@@ -69,36 +71,6 @@ def einsum(equation: str, *operands: Any) -> Ragged | Tensor:
         first, second, *rest = terms
         terms = [join(first, second, out + joined(rest)), *rest]
     return contract(torch.einsum, terms, out)
-
-
-def parse(equation: str, operands: tuple[Any, ...]) -> tuple[list[Term], str]:
-    """Operands with their letters, and the letters of the result; a ShapeError for what is no such equation."""
-    left, arrow, out = equation.replace(" ", "").partition("->")
-    inputs = left.split(",")
-    if len(inputs) != len(operands):
-        got = f"{len(inputs)} in {equation!r} for {len(operands)} operands"
-        raise ShapeError(message("einsum", "one group of letters for each operand", got, hint="part them with commas"))
-    widths = [x.ndim - len(dims.replace("...", "")) for dims, x in zip(inputs, operands, strict=True)]
-    wrong = {
-        f"operand {i}, {dims!r}": describe(x)
-        for i, (n, dims, x) in enumerate(zip(widths, inputs, operands, strict=True))
-        if n < 0 or (n > 0 and "..." not in dims)
-    }
-    if wrong:
-        hint = "letters speak of the logical shape: the batch and ragged dims count"
-        raise ShapeError(message("einsum", "one letter for each dim", f"{equation!r}", wrong, hint))
-    most = max(widths, default=0)
-    dots = "".join([c for c in string.ascii_letters if c not in equation][:most])
-    named = [dims.replace("...", dots[most - n :]) for dims, n in zip(inputs, widths, strict=True)]
-    letters = "".join(named)
-    if not arrow:
-        out = dots + "".join([c for c in sorted(set(letters)) if c not in dots and letters.count(c) == 1])
-    out = out.replace("...", dots)
-    odd = [c for c in letters + out if c not in string.ascii_letters]
-    if odd or len(set(out)) < len(out) or not set(out) <= set(letters):
-        hint = "letters of the result are letters of operands, each once"
-        raise ShapeError(message("einsum", "an equation such as 'bld,de->ble'", f"{equation!r}", hint=hint))
-    return [Term(dims, x) for dims, x in zip(named, operands, strict=True)], out
 
 
 def join(a: Term, b: Term, needed: str) -> Term:
@@ -144,11 +116,6 @@ def contract(op: Op, terms: list[Term], out: str, exact: str = "") -> Ragged | T
     return (in_rectangles if isinstance(batches[0].x, MaskedBatch) else of_nested)(op, terms, out, batch)
 
 
-def ragged_of(t: Term) -> str:
-    """The ragged letters of a batch."""
-    return "".join([t.dims[d] for d in t.x.ragged_dims])
-
-
 def summable(op: Op, terms: list[Term]) -> list[Term]:
     """Operands of a sum in the dtype that it has: whole numbers alone are summed as int64, products in their own."""
     dtypes = [t.x.dtype for t in terms]
@@ -157,68 +124,6 @@ def summable(op: Op, terms: list[Term]) -> list[Term]:
     if len(terms) > 1 or dtypes[0].is_floating_point or dtypes[0].is_complex:
         return terms
     return [Term(t.dims, t.x.to(torch.int64)) for t in terms]
-
-
-def listed(terms: list[Term]) -> dict[str, str]:
-    """Operands with their letters, for a message."""
-    return {f"operand {i}, {t.dims!r}": describe(t.x) for i, t in enumerate(terms)}
-
-
-def kinds_of(op: Op, batches: list[Term]) -> tuple[str, str]:
-    """All ragged letters, and the batch letter."""
-    if not batches:
-        return "", ""
-    first = batches[0].x
-    for t in batches[1:]:
-        if type(t.x) is not type(first):
-            raise mixed(op, first, t.x)
-    letters = [t.dims[t.x._batch_dim] for t in batches]
-    ragged = "".join(dict.fromkeys("".join([ragged_of(t) for t in batches])))
-    if len(set(letters)) > 1 or letters[0] in ragged:
-        got = " and ".join([repr(letter) for letter in dict.fromkeys(letters)])
-        hint = "name the batch dims by one letter, as in 'bld,bmd->blm'"
-        raise StructureError(message(op, "one letter for the batch", got, listed(batches), hint))
-    return ragged, letters[0]
-
-
-def without_ones(t: Term, letters: str, exact: str) -> Term:
-    """A dense operand without those of its dims that only broadcast over examples and their positions."""
-    x, dims = t.x, t.dims
-    for c in [c for c in letters if c not in exact]:
-        while c in dims and known(x.shape[dims.index(c)] == 1):
-            x, dims = x.select(dims.index(c), 0), dims.replace(c, "", 1)
-    return Term(dims, x)
-
-
-def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str) -> None:
-    """Every letter has one kind and one size."""
-    sizes: dict[str, Any] = {}
-    for t in terms:
-        own = ragged_of(t) if is_ragged(t.x) else ""
-        wrong = [c for c in ragged if c in t.dims and c not in own]
-        if wrong or any([t.dims.count(c) > 1 for c in own + batch]):
-            got = f"{t.dims!r} for {describe(t.x)}"
-            hint = "pack that operand along the same dim, or pad the batch with x.to_padded()"
-            raise StructureError(message(op, f"letter {(wrong or [own])[0]!r} on ragged dims only", got, hint=hint))
-        for c, n in zip(t.dims, t.x.shape, strict=True):
-            if c in own and isinstance(t.x, NestedTensor):
-                continue
-            size = sizes.setdefault(c, n)
-            if known(size != n) and (c in exact or (size != 1 and n != 1)):
-                hint = "a dim that two operands share, as summed and batch dims are, has one size"
-                raise ShapeError(message(op, f"one size for dim {c!r}", f"{size} and {n}", listed(terms), hint))
-            sizes[c] = n if known(size == 1) else size
-
-
-def check_result(op: Op, out: str, ragged: str, batch: str) -> None:
-    """A result has its ragged dims side by side, and the batch they belong to."""
-    at = [i for i, c in enumerate(out) if c in ragged]
-    if at and batch not in out:
-        hint = "sum over the ragged dim as well, or keep the batch dim"
-        raise ShapeError(message(op, f"ragged dims with the batch, {batch!r}", f"a result {out!r}", hint=hint))
-    if at and [c for c in out[at[0] : at[-1] + 1] if c != batch] != [out[i] for i in at]:
-        got, hint = f"a result {out!r}", "name ragged dims next to each other"
-        raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
 
 
 def summed_alone(op: Op, terms: list[Term], out: str, ragged: str) -> list[Term]:
@@ -264,11 +169,6 @@ def of_nested(op: Op, terms: list[Term], out: str, batch: str) -> Ragged | Tenso
     return build_nested(s.moved(new_out.index(packed), out.index(batch)), y) if kept else y
 
 
-def joined(terms: list[Term]) -> str:
-    """The letters of all operands."""
-    return "".join([t.dims for t in terms])
-
-
 def in_packed(dims: str, letters: str, batch: str, packed: str) -> str:
     """Letters of the logical shape as letters of packed values."""
     return dims.replace(batch, "").replace(letters, packed)
@@ -311,32 +211,46 @@ def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = mu
         lengths = torch.stack([sizes[c] for c in kept], 1) if owner is None else owner.lengths
         at = tuple([out.index(c) for c in kept])
         return cut_padding(build_masked(y, lengths, at, out.index(batch), new_lengths=owner is None), y)
+    bounds = bounds_of(batches)
+    result = partial(result_structure, kept, owner, sizes, bounds, batches)
+    if run is multiply and batch in out:
+        letters = matrix_letters(terms, out, batch, kept)
+        if letters is not None and operator_pays(batches, bounds):
+            return by_operator(terms, letters, out, batch, kept, sizes, result)
+        if loop_pays(batches, bounds):
+            return by_rows(terms, out, batch, kept, result)
+    ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
+    if not kept:
+        return run(ready, out)
+    y = run(ready, batch + kept + "".join([c for c in out if c not in kept and c != batch]))
+    s, total = result()
+    at = out.replace(batch, "").index(kept[0])
+    return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
+
+
+def bounds_of(batches: list[Term]) -> dict[str, Bound]:
+    """The bound of each ragged letter, of the first operand that has it."""
     bounds: dict[str, Bound] = {}
     for t in batches:
         s: Structure = t.x._structure
         found = longest_at_least(s, (2,) * s.ragged_ndim)  # Inductor asks of products whether a size is 1
         for r, (c, n) in enumerate(zip(ragged_of(t), found, strict=True)):
             bounds.setdefault(c, Bound(n, s.extent, r))
-    if run is multiply and batch in out and loop_pays(batches, bounds):
-        return by_rows(terms, out, batch, kept, partial(structure_for, kept, owner, sizes, bounds))
-    ready = [as_padded(t, bounds, batch) if is_ragged(t.x) else t for t in terms]
-    if not kept:
-        return run(ready, out)
-    y = run(ready, batch + kept + "".join([c for c in out if c not in kept and c != batch]))
-    s = structure_for(kept, owner, sizes, bounds)
-    if owner is None and counts_on_host(s):
+    return bounds
+
+
+def result_structure(
+    kept: str, owner: Any, sizes: dict[str, Tensor], bounds: dict[str, Bound], batches: list[Term]
+) -> tuple[Structure, int]:
+    """The structure of a result with ragged letters, and its packed size: those of the operand that has the letters, or
+    new ones."""
+    if owner is not None:
+        return owner._structure, owner._values.shape[owner._structure.packed_dim]
+    s = structure_of_sizes(torch.stack([sizes[c] for c in kept], 1), tuple([bounds[c].size for c in kept]))
+    if counts_on_host(s):
         columns = {c: sizes_on_host(t.x._structure)[:, r] for t in batches for r, c in enumerate(ragged_of(t))}
         remember(sizes_on_host, s, torch.stack([columns[c] for c in kept], 1))
-    total = total_of(s) if owner is None else owner._values.shape[s.packed_dim]
-    at = out.replace(batch, "").index(kept[0])
-    return build_nested(s.moved(at, out.index(batch)), pack_rows(y, s, total).movedim(0, at))
-
-
-def structure_for(kept: str, owner: Any, sizes: dict[str, Tensor], bounds: dict[str, Bound]) -> Structure:
-    """The structure of a result with ragged letters: that of the operand that has them, or a new one."""
-    if owner is not None:
-        return owner._structure
-    return structure_of_sizes(torch.stack([sizes[c] for c in kept], 1), tuple([bounds[c].size for c in kept]))
+    return s, total_of(s)
 
 
 def as_padded(t: Term, bounds: dict[str, Bound], batch: str) -> Term:
@@ -358,10 +272,15 @@ def loop_pays(batches: list[Term], bounds: dict[str, Bound]) -> bool:
     return subrows.pays(batches[0].x._values, batches[0].x._structure.batch_size, work)
 
 
-def by_rows(terms: list[Term], out: str, batch: str, kept: str, structure: Callable[[], Structure]) -> Ragged | Tensor:
+def operator_pays(batches: list[Term], bounds: dict[str, Bound]) -> bool:
+    """Whether the operator of such products is called: in graphs, and eagerly but for small pair maps."""
+    return serves(batches[0].x._values) and (not readable() or len(bounds) == 1 or loop_pays(batches, bounds))
+
+
+def by_rows(terms: list[Term], out: str, batch: str, kept: str, result: Result) -> Ragged | Tensor:
     """Examples multiplied one by one, without padding."""
     inner, rows = out.replace(batch, ""), next(t.x._structure.batch_size for t in terms if is_ragged(t.x))
-    product = of_one(terms, inner, batch)
+    product = partial(torch.einsum, ",".join([t.dims.replace(batch, "") for t in terms]) + "->" + inner)
     parts = [
         subrows.rows_of(t.x._values, t.x._structure) if is_ragged(t.x)
         else t.x.unbind(t.dims.index(batch)) if batch in t.dims else [t.x] * rows
@@ -372,39 +291,7 @@ def by_rows(terms: list[Term], out: str, batch: str, kept: str, structure: Calla
         return torch.stack(found, out.index(batch))
     at = inner.index(kept[0])
     values = torch.cat([y.flatten(at, at + len(kept) - 1) for y in found] if len(kept) > 1 else found, at)
-    return build_nested(structure().moved(at, out.index(batch)), values)
-
-
-def of_one(terms: list[Term], out: str, batch: str) -> Callable[..., Tensor]:
-    """The product of one example: of matrices where the letters are theirs, `torch.einsum` otherwise."""
-    dims = [t.dims.replace(batch, "") for t in terms]
-    shared = set(dims[0]).intersection(*dims[1:])
-    if [len(d) for d in (*dims, out)] == [2, 2, 2] and len(shared) == 1 and set(out) == set(dims[0]) ^ set(dims[1]):
-        (c,) = shared
-        if len({t.x.shape[t.dims.index(c)] for t in terms}) == 1:  # 1 broadcasts elsewhere
-            first = int(out[0] in dims[1])
-            a_turned, b_turned = dims[first][0] == c, dims[1 - first][1] == c
-
-            def product(*parts: Tensor) -> Tensor:
-                a, b = parts[first], parts[1 - first]
-                return torch.mm(a.t() if a_turned else a, b.t() if b_turned else b)
-
-            return product
-    return partial(torch.einsum, ",".join(dims) + "->" + out)
-
-
-def sizes_by_letter(op: Op, batches: list[Term]) -> dict[str, Tensor]:
-    """The sizes that examples have along each ragged letter, (B,); equal in all operands that have it."""
-    found: dict[str, tuple[Tensor, Any, int]] = {}
-    text = message(op, "rows of equal lengths", "others", hint="build both from one structure, e.g. x.with_values(y)")
-    for t in batches:
-        sizes = ragged_sizes(t.x)
-        source = t.x._structure.offsets if isinstance(t.x, NestedTensor) else sizes
-        for r, c in enumerate(ragged_of(t)):
-            first, other, column = found.setdefault(c, (sizes[:, r], source, r))
-            if other is not source or column != r:
-                require((first == sizes[:, r]).all(), text)
-    return {c: column for c, (column, _, _) in found.items()}
+    return build_nested(result()[0].moved(at, out.index(batch)), values)
 
 
 define(torch.einsum, "einsum", ragged=einsum)

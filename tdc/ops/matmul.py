@@ -29,7 +29,8 @@ from tdc.core.dynamo import CALLED_BY, scaled_grouped_mm, trace_as
 from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, describe, message
 from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupported
 from tdc.core.typing import Op
-from tdc.ops.einsum import Term, contract, joined
+from tdc.ops.einsum import contract
+from tdc.ops.letters import Term, joined
 from tdc.ops.rectangle import with_sizes
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import repeated

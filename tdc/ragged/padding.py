@@ -51,8 +51,8 @@ trace_as(exchange, exchange_traced)
 
 def exchange_back(grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None) -> Tensor:
     """The gradient of `exchange`: along the way back."""
-    flat = exchange(grad.flatten(0, index.ndim - 1), inverse, keep, 0.0, index, valid)
-    return flat.flatten(0, inverse.ndim - 1)
+    flat = exchange(grad.reshape(index.numel(), *grad.shape[index.ndim :]), inverse, keep, 0.0, index, valid)
+    return flat.reshape(inverse.numel(), *flat.shape[inverse.ndim :])  # `flatten` has no rule for batched gradients
 
 
 def gathered_back(grad: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, keep: Tensor | None) -> Tensor:
