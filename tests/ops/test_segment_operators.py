@@ -14,7 +14,7 @@ from versions import refused
 import tdc
 from tdc.compile import counted, export
 from tdc.ops import subrows
-from tdc.ops.segments import operator
+from tdc.ops.segments import cpu, operator
 
 DOUBLE = torch.float64
 LENGTHS = (3, 1, 0, 6)
@@ -36,10 +36,13 @@ LOOSE = ("sort", "argsort", "cumsum", "cummax", "cummin", "prod")  # which take 
 SMOOTH = ("sort", "cumsum", "cummax", "max", "prod", "topk", "logsumexp")
 
 
-@pytest.fixture(params=["one by one", "all at once"])
+@pytest.fixture(params=["one by one", "in a rectangle", "all at once"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of any size are worth a call, or none is."""
-    monkeypatch.setattr(subrows, "LEAST", 0 if request.param == "one by one" else 1 << 40)
+    much = 1 << 40
+    monkeypatch.setattr(subrows, "LEAST", 0 if request.param == "one by one" else much)
+    monkeypatch.setattr(cpu, "A_CALL", -much if request.param == "one by one" else much)
+    monkeypatch.setattr(cpu, "A_RECTANGLE", -much if request.param == "in a rectangle" else much)
 
 
 def rows_of(name: str, dtype: torch.dtype = DOUBLE, features: tuple[int, ...] = (2,)) -> list[Tensor]:

@@ -11,6 +11,7 @@ on sizes only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,14 +23,33 @@ from tdc.ops.subrows import worth_calls
 from tdc.ragged.structure import Structure
 
 SORTED, COMPARED = 32, 4  # what sorting an element twice and finding an extreme cost, in elements to copy
+A_CALL, A_RECTANGLE, AT_ONCE, TWICE = 200, 2500, 750, 3.2  # what they cost, in elements to sort once
 
 
 def order(x: Tensor, offsets: Tensor, descending: bool) -> Tensor:
     """Where in dim 0 the sorted elements of each example are, (N, *D); equal ones stay in order, NaN is largest."""
-    if worth_calls(offsets.shape[0] - 1, SORTED * x.numel()):
+    if not x.numel():
+        return torch.zeros_like(x, dtype=torch.int64)
+    lengths, each = offsets.diff(), x[0].numel()
+    rows, longest = lengths.shape[0], int(lengths.max())
+    alone, wide = rows * A_CALL + x.numel(), A_RECTANGLE + rows * longest * each
+    if min(alone, wide) > AT_ONCE + TWICE * x.numel():
+        return all_rows.order(x, Structure(offsets), descending)
+    if alone < wide:
         parts = zip(examples(x, offsets), offsets.tolist(), strict=False)
         return torch.cat([row.argsort(dim=0, descending=descending, stable=True).add_(begin) for row, begin in parts])
-    return all_rows.order(x, Structure(offsets), descending)
+    last = last_of(x.dtype, descending)
+    found = in_rectangle(x, offsets, last, lambda t: t.argsort(dim=1, descending=descending, stable=True))
+    return found + all_rows.column(offsets[:-1].repeat_interleave(lengths), x)
+
+
+def last_of(dtype: torch.dtype, descending: bool) -> float:
+    """What no element is sorted behind, but for its equals that come later."""
+    if dtype == torch.bool:
+        return not descending
+    if dtype.is_floating_point:
+        return -math.inf if descending else math.nan
+    return torch.iinfo(dtype).min if descending else torch.iinfo(dtype).max
 
 
 def extreme(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
@@ -90,11 +110,17 @@ def scan(x: Tensor, offsets: Tensor, run: Callable[[Tensor, int], Tensor]) -> Te
     rows, longest = lengths.shape[0], int(lengths.max())
     if worth_calls(rows, rows * longest * x[0].numel()):
         return torch.cat([run(row, 0) for row in examples(x, offsets)])
-    ids = torch.repeat_interleave(lengths)
-    positions = torch.arange(x.shape[0], device=x.device) - offsets[ids]
-    wide = x.new_zeros(rows, longest, *x.shape[1:])
-    wide[ids, positions] = x
-    return run(wide, 1)[ids, positions]
+    return in_rectangle(x, offsets, 0, lambda t: run(t, 1))
+
+
+def in_rectangle(x: Tensor, offsets: Tensor, fill: float, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """`run` of all examples (B, longest, *D), `fill` behind each."""
+    lengths = offsets.diff()
+    rows, longest = lengths.shape[0], int(lengths.max())
+    index = torch.arange(x.shape[0], device=x.device)
+    index += (torch.arange(rows, device=x.device) * longest - offsets[:-1]).repeat_interleave(lengths)
+    wide = x.new_full((rows * longest, *x.shape[1:]), fill).index_copy_(0, index, x)
+    return run(wide.unflatten(0, (rows, longest))).flatten(0, 1).index_select(0, index)
 
 
 def examples(x: Tensor, offsets: Tensor) -> Sequence[Tensor]:
