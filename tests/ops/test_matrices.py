@@ -134,7 +134,7 @@ def test_members_share_lengths():
 
 
 def test_autocast():
-    x, w, p = given(LENGTHS[0], torch.float32)
+    x, w, _ = given(LENGTHS[0], torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.matmul(x, w).dtype == torch.matmul(x.mT, x).dtype == torch.bfloat16
 
