@@ -199,7 +199,8 @@ def multiply(terms: list[Term], out: str) -> Tensor:
 
 
 def in_rectangles(op: Op, terms: list[Term], out: str, batch: str, run: Run = multiply) -> Ragged | Tensor:
-    """Operands in rectangles, 0 in padding, multiplied (by `run`, where that is another function), and as they were."""
+    """Operands in rectangles, 0 in padding, multiplied (by `run`, where that is another function), and as they were; or
+    example by example, where that is faster."""
     batches = [t for t in terms if is_ragged(t.x)]
     sizes = sizes_by_letter(op, batches)
     kept = "".join([c for c in out if c in sizes])

@@ -44,12 +44,12 @@ def by_operator(
     terms: list[Term], letters: str, out: str, batch: str, kept: str, sizes: dict[str, Tensor], result: Result
 ) -> Ragged | Tensor:
     """A matrix of each example times another, without padding."""
-    first, last = (terms if letters[0] in terms[0].dims else terms[::-1])
-    rows = sizes[next(iter(sizes))].shape[0]
+    first, last = terms if letters[0] in terms[0].dims else terms[::-1]
     static = {c: n for t in terms for c, n in zip(t.dims, t.x.shape, strict=True) if c not in sizes}
     (a, a_dims), (b, b_dims) = stored(first, batch), stored(last, batch)
-    counts = [sizes[c] if c in sizes else sizes[next(iter(sizes))].new_full((rows,), static[c]) for c in letters]
-    s, number = result() if kept else (None, rows)
+    some = next(iter(sizes.values()))
+    counts = [sizes[c] if c in sizes else some.new_full(some.shape, static[c]) for c in letters]
+    s, number = result() if kept else (None, some.shape[0])
     shape = [number, *[static[c] for c in (letters[0], letters[2]) if c not in kept]]
     a, b = as_autocast(a, b)
     y = multiply(a, b, *counts, a_dims[0] == letters[1], b_dims[0] == letters[2], math.prod(shape)).view(shape)

@@ -30,6 +30,7 @@ def multiply(
         m, k, n: the sizes of each example, (B,).
         a_turned, b_turned: its matrices are stored as their transposes.
     """
+    a, b = a.contiguous(), b.contiguous()  # a gradient may be one element, expanded
     rows, inner, columns = sizes = m.tolist(), k.tolist(), n.tolist()
     if a.numel() and b.numel() and a.dtype in GROUPED and len({*columns}) == 1:
         if len({*inner}) == 1 and not a_turned and grouped(a, inner[0], columns[0]):
