@@ -84,12 +84,12 @@ def fixed(report: Report, danling: ModuleType | None) -> None:
             report.limit(f"chain: {what}, tdc to raw packed values", ratio(times["tdc"], times["raw"]), limit)
 
 
-def lengths_at(occupancy: float) -> list[int]:
+def lengths_at(occupancy: float, rows: int = B, longest: int = LONGEST) -> list[int]:
     """Lengths of the given share of real positions; above a half, what is missing from the longest is drawn."""
     if occupancy <= 0.5:
-        return lengths_for(B, LONGEST, occupancy).tolist()
-    lengths = (LONGEST - lengths_for(B, LONGEST, 1 - occupancy)).clamp(1, LONGEST)
-    lengths[0] = LONGEST
+        return lengths_for(rows, longest, occupancy).tolist()
+    lengths = (longest - lengths_for(rows, longest, 1 - occupancy)).clamp(1, longest)
+    lengths[0] = longest
     return lengths.tolist()
 
 

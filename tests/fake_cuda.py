@@ -32,11 +32,19 @@ aten = torch.ops.aten
 
 
 @contextmanager
-def fake_cuda() -> Iterator[None]:
-    """A block in which `device="cuda"` makes fake tensors."""
+def fake_methods() -> Iterator[None]:
+    """A block in which methods of fake tensors are operations, as a graph that is traced needs them, too."""
     with ExitStack() as stack:
         for name, method in METHODS.items():
             stack.enter_context(mock.patch.object(FakeTensor, name, method, create=True))
+        yield
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """A block in which `device="cuda"` makes fake tensors."""
+    with ExitStack() as stack:
+        stack.enter_context(fake_methods())
         stack.enter_context(mock.patch.object(dynamo, "PLAIN", {Tensor, FakeTensor}))
         stack.enter_context(mock.patch("torch.cuda.current_stream"))
         stack.enter_context(mock.patch("torch.cuda.is_current_stream_capturing", return_value=False))

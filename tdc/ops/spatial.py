@@ -32,7 +32,7 @@ from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import elements, longest_at_least, on_host_too
+from tdc.ragged.segments import elements, longest_at_least, on_host_too, tell
 from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
 
 
@@ -182,12 +182,14 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | int | None]) -> Ragge
     if kept[-1] - kept[0] >= len(kept):
         got, hint = "one between them that is not", "pool one of the outer dims, too"
         raise ShapeError(message("resized", "ragged dims side by side", got, hint=hint))
-    sizes, total = sizes_after([p.sizes[d] for d in kept], used), None
-    if isinstance(x, NestedTensor):
-        linear = len(kept) == len(p.ragged) and all([span.linear for span in used])
-        total = total_after(x, used) if linear else None
-        total = total_on_host(x, [p.ragged.index(d) for d in kept], used) if total is None else total
-    return with_sizes(out, x, sizes, dims, total)
+    sizes = sizes_after([p.sizes[d] for d in kept], used)
+    if not isinstance(x, NestedTensor):
+        return with_sizes(out, x, sizes, dims)
+    numbers, linear = [p.ragged.index(d) for d in kept], all([span.linear for span in used])
+    total = total_after(x, used) if linear and len(kept) == len(p.ragged) else None
+    y: Any = with_sizes(out, x, sizes, dims, total_on_host(x, numbers, used) if total is None else total)
+    tell(y.structure, [x.structure], lambda known: sizes_after([known[0][:, r] for r in numbers], used))
+    return y  # type: ignore[no-any-return]  # a NestedTensor
 
 
 def sizes_after(sizes: Sequence[Tensor], spans: Sequence[Span]) -> Tensor:

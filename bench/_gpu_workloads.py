@@ -1,0 +1,213 @@
+"""The workloads of `bench.gpu`: the same computation in the form of each candidate.
+
+    operators      seven of a transformer, 32 rows of up to 512 positions with 768 features, at 35 %
+    encoder        `nn.TransformerEncoder`, 6 layers of 512 features with 8 heads, 32 rows of up to 512 positions
+    decoder        `nn.TransformerDecoder`, the same sizes, causal; sources are as ragged as targets
+    transformer    `nn.Transformer`, 6 and 6 layers
+    resnet         ResNet-50, 64 images with sides between 64 and 224
+    text           an encoder of the shape of BERT-large, 24 layers of 1024 features with 16 heads, 32 texts of up to
+                   4096 tokens, most of them short
+
+    padded         the rectangle, with masks
+    raw            packed values by hand: `torch.nn.attention.varlen`, in half precision
+    tdc            the stock modules on a NestedTensor
+    danling        the stock modules on DanLing's NestedTensor
+    torch.nested   jagged layout; in encoders a functional twin, as nn.MultiheadAttention refuses it
+
+Dropout is 0: all candidates compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+
+import tdc
+from bench._nested_rows import Ragged, by_layers, jagged_attention
+from bench.bench_nested import lengths_at
+from bench.bench_vision import resnet, sides
+
+ROWS, LONGEST, WIDE = 32, 512, 768
+LAYERS, D, HEADS = 6, 512, 8
+OCCUPANCIES = (0.20, 0.35, 0.77)
+HALF = (torch.bfloat16, torch.float16)
+Values = Callable[[Any], Tensor]
+
+
+class Place(NamedTuple):
+    """What workloads are made of: devices of batches and of modules, their dtype, and the library of a peer."""
+
+    device: str
+    modules: str
+    dtype: torch.dtype
+    danling: ModuleType | None = None
+
+
+class Candidate(NamedTuple):
+    """A module, what it is called with, and the real elements of its result, with zeros for others."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    values: Values
+
+
+class Workload(NamedTuple):
+    """One row of the table: a computation, and its candidates by name."""
+
+    name: str
+    candidates: dict[str, Candidate]
+
+
+class Form(nn.Module):
+    """`run(net, *inputs)` as a module."""
+
+    def __init__(self, net: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.net, self.run = net, run
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(self.net, *inputs)
+
+
+def values_in(batch: Ragged, name: str) -> Values:
+    """The real elements of a candidate's result that is as ragged as a batch."""
+    if name == "padded":
+        return lambda y: y.masked_fill(batch.padding.unsqueeze(-1), 0)
+    return partial(batch.real, name)
+
+
+def rows_of(lengths: list[int], features: int, place: Place) -> Ragged:
+    """Rows of normal numbers."""
+    return Ragged(torch.randn(sum(lengths), features, device=place.device, dtype=place.dtype), lengths)
+
+
+def rows_at(occupancy: float, features: int, place: Place) -> Ragged:
+    """Rows of normal numbers that fill so much of their rectangle."""
+    return rows_of(lengths_at(occupancy, ROWS, LONGEST), features, place)
+
+
+def operators(place: Place) -> Iterator[Workload]:
+    """Seven operations of a transformer."""
+    batch = rows_at(0.35, WIDE, place)
+    ids = Ragged(torch.randint(1000, (batch.values.shape[0],), device=place.device), batch.lengths)
+    with torch.device(place.modules):
+        product = Form(nn.Linear(WIDE, WIDE, bias=False), lambda net, x: torch.matmul(x, net.weight))
+        modules: dict[str, nn.Module] = {
+            "linear": nn.Linear(WIDE, WIDE), "layer_norm": nn.LayerNorm(WIDE), "relu": nn.ReLU(), "gelu": nn.GELU(),
+            "softmax": nn.Softmax(-1), "embedding": nn.Embedding(1000, WIDE), "matmul": product,
+        }  # fmt: skip
+    for name, module in modules.items():
+        x = ids if name == "embedding" else batch
+        module, forms = module.to(place.dtype), x.builders(place.danling)
+        yield Workload(name, {k: Candidate(module, (forms[k](x.values),), values_in(x, k)) for k in forms})
+
+
+def encoder(place: Place) -> Iterator[Workload]:
+    """Encoders at three occupancies, with the same weights."""
+    net = encoder_of(LAYERS, D, HEADS, place)
+    for occupancy in OCCUPANCIES:
+        yield encoded(f"{occupancy:.0%}", net, rows_at(occupancy, D, place), place.danling)
+
+
+def text(place: Place) -> Iterator[Workload]:
+    """Texts whose lengths are as those of reviews: most have some 250 tokens, a few thousands."""
+    drawn = torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
+    lengths = (250 * (0.8 * drawn).exp()).long().clamp(10, 4096).tolist()
+    yield encoded("texts", encoder_of(24, 1024, 16, place), rows_of(lengths, 1024, place), place.danling)
+
+
+def encoder_of(layers: int, features: int, heads: int, place: Place) -> nn.TransformerEncoder:
+    with torch.device(place.modules):
+        layer = nn.TransformerEncoderLayer(features, heads, 4 * features, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(place.dtype)
+
+
+def encoded(name: str, net: nn.TransformerEncoder, batch: Ragged, danling: ModuleType | None) -> Workload:
+    """An encoder on one batch."""
+    starts, longest = batch.offsets.to(torch.int32), max(batch.lengths)
+    forms = {name: build(batch.values) for name, build in batch.builders(danling).items()}
+    masked = Form(net, lambda net, x, hidden: net(x, src_key_padding_mask=hidden))
+    found = {"padded": Candidate(masked, (forms["padded"], batch.padding), values_in(batch, "padded"))}
+    if batch.values.dtype in HALF:
+        by_hand = Form(net, lambda net, x, starts: by_layers(net, x, partial(varlen, starts=starts, longest=longest)))
+        found["raw"] = Candidate(by_hand, (batch.values, starts), values_in(batch, "raw"))
+    found["tdc"] = Candidate(net, (forms["tdc"],), values_in(batch, "tdc"))
+    twin = Form(net, lambda net, x: by_layers(net, x, jagged_attention))
+    found["torch.nested"] = Candidate(twin, (forms["torch.nested"],), values_in(batch, "torch.nested"))
+    if danling:
+        found["danling"] = Candidate(net, (forms["danling"],), values_in(batch, "danling"))
+    return Workload(name, found)
+
+
+def varlen(attn: nn.MultiheadAttention, x: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Self-attention of packed values (N, D) by torch's kernel for them."""
+    packed = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).unflatten(-1, (3, attn.num_heads, -1))
+    q, k, v = packed.unbind(1)
+    out: Any = varlen_attn(q, k, v, starts, starts, longest, longest)
+    return attn.out_proj(out.flatten(1))
+
+
+def decoder(place: Place) -> Iterator[Workload]:
+    """Causal decoders beside sources that are as ragged."""
+    with torch.device(place.modules):
+        layer = nn.TransformerDecoderLayer(D, HEADS, 4 * D, dropout=0.0, batch_first=True)
+        net = nn.TransformerDecoder(layer, LAYERS).to(place.dtype)
+    yield from with_sources(net, ("memory", "tgt"), place)
+
+
+def transformer(place: Place) -> Iterator[Workload]:
+    """Encoders and causal decoders."""
+    with torch.device(place.modules):
+        net = nn.Transformer(D, HEADS, LAYERS, LAYERS, 4 * D, dropout=0.0, batch_first=True).to(place.dtype)
+    net.encoder.enable_nested_tensor = False
+    yield from with_sources(net, ("src", "tgt"), place)
+
+
+def with_sources(net: nn.Module, names: tuple[str, str], place: Place) -> Iterator[Workload]:
+    """A net of sources and targets, at three occupancies of both."""
+    first, second = names
+
+    def run(net: nn.Module, source: Any, target: Any, causal: Tensor, hidden: Any = None, own: Any = None) -> Any:
+        masks = {} if own is None else {f"{first}_key_padding_mask": hidden, f"{second}_key_padding_mask": own}
+        if own is not None and first == "src":
+            masks["memory_key_padding_mask"] = hidden
+        return net(**{first: source, second: target}, tgt_mask=causal, tgt_is_causal=True, **masks)
+
+    for occupancy in OCCUPANCIES:
+        source, target = [rows_at(occupancy, D, place) for _ in range(2)]
+        causal = torch.ones(LONGEST, LONGEST, dtype=torch.bool, device=place.device).triu(1)
+        sources, targets = [batch.builders(place.danling) for batch in (source, target)]
+        found: dict[str, Candidate] = {}
+        for kind in [k for k in sources if k in ("padded", "tdc", "danling")]:
+            hidden = (source.padding, target.padding) if kind == "padded" else ()
+            inputs = (sources[kind](source.values), targets[kind](target.values), causal, *hidden)
+            found[kind] = Candidate(Form(net, run), inputs, values_in(target, kind))
+        yield Workload(f"{occupancy:.0%}", found)
+
+
+def resnet50(place: Place) -> Iterator[Workload]:
+    """ResNet-50 of stock modules; zeros of the rectangle change its results at borders and in statistics."""
+    with torch.device(place.modules):
+        net = resnet(50).to(place.dtype)
+    for occupancy in (0.43, 0.68, 0.91):
+        images = [torch.randn(3, h, w, device=place.device, dtype=place.dtype) for h, w in sides(occupancy) * 4]
+        packed = tdc.pack(images, ragged_dim=(2, 3))
+        rectangle = packed.to_padded().data
+        last = rectangle.to(memory_format=torch.channels_last)
+        inputs: dict[str, Any] = {"padded": rectangle, "last": last, "tdc": packed}
+        if place.danling:
+            inputs["danling"] = place.danling.NestedTensor(*images)
+        yield Workload(f"{occupancy:.0%}", {k: Candidate(net, (x,), lambda y: y) for k, x in inputs.items()})
+
+
+PARTS: dict[str, Callable[[Place], Iterator[Workload]]] = {
+    "operators": operators, "encoder": encoder, "decoder": decoder, "transformer": transformer, "resnet50": resnet50,
+    "text": text,
+}  # fmt: skip

@@ -1,0 +1,96 @@
+"""The workloads of `bench.gpu` on CUDA tensors without data: they run, wait for nothing, and make one graph.
+
+What has a gradient needs a GPU, and so do peers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import fake_cuda, fake_methods, on_fake_cuda
+from torch import Tensor, nn
+
+import tdc
+from bench._gpu_workloads import PARTS, Candidate, Place, Workload
+from tdc.testing import forbid
+
+CANDIDATES = ("padded", "raw", "tdc")
+DTYPES = (torch.bfloat16, torch.float32)
+ATTENTION = ("encoder", "decoder", "transformer", "text")
+
+
+class Traced(Exception):
+    """A graph would run."""
+
+
+def workloads(part: str, dtype: torch.dtype) -> list[Workload]:
+    """Batches on the CPU, modules without data."""
+    return list(PARTS[part](Place("cpu", "meta", dtype)))
+
+
+def on_device(c: Candidate) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
+    """The state of a module and its inputs."""
+    state = {**dict(c.module.named_parameters()), **dict(c.module.named_buffers())}
+    return on_fake_cuda((state, c.inputs))
+
+
+def run(module: nn.Module, state: dict[str, Tensor], inputs: tuple[Any, ...]) -> Any:
+    return torch.func.functional_call(module, state, inputs)
+
+
+def pads_eagerly(part: str, dtype: torch.dtype) -> bool:
+    """Convolution does, and attention in single precision, for which torch has no kernel of packed rows."""
+    return part == "resnet50" or (part in ATTENTION and dtype == torch.float32)
+
+
+@pytest.fixture(params=[(part, dtype) for part in PARTS for dtype in DTYPES], ids=str)
+def row(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    part, dtype = request.param
+    return part, dtype
+
+
+def test_each_candidate_runs_eagerly_and_waits_for_nothing(row: tuple[str, torch.dtype]):
+    for workload in workloads(*row):
+        shapes = {}
+        for name in (k for k in CANDIDATES if k in workload.candidates):
+            c = workload.candidates[name]
+            c.module.train(row[0] != "resnet50")  # else torch fuses layers of encoders, which has no fake kernel
+            with fake_cuda():
+                state, inputs = on_device(c)
+                with forbid(padding=name == "tdc" and not pads_eagerly(*row), syncs=True):
+                    y = run(c.module, state, inputs)
+            shapes[name] = tuple((y.values if isinstance(y, tdc.NestedTensor) else y).shape)
+        if "raw" in shapes:
+            assert shapes["tdc"] == shapes["raw"]
+
+
+@pytest.mark.slow
+def test_one_graph_serves_all_batches(row: tuple[str, torch.dtype]):
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+
+        def stop(*args: Any) -> Any:
+            raise Traced
+
+        return stop
+
+    part, dtype = row
+    if part in ATTENTION and dtype == torch.float32:
+        pytest.skip("masks of flex_attention are written by an index under vmap, which visits the device")
+    found = workloads(*row)
+    for several in [[w] for w in found] if part == "operators" else [found]:
+        torch.compiler.reset()
+        graphs.clear()
+        compiled: Any = torch.compile(lambda m, s, x: run(m, s, x), backend=keep, fullgraph=True)
+        for workload in several:
+            c = workload.candidates["tdc"]
+            c.module.eval()
+            with fake_cuda():
+                state, inputs = on_device(c)
+            with torch.no_grad(), fake_methods(), forbid(padding=part != "resnet50"), pytest.raises(Traced):
+                compiled(c.module, state, inputs)
+        assert len(graphs) == 1
