@@ -131,13 +131,14 @@ def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
     return values.gather(0, index.clamp(max=values.shape[0] - 1))
 
 
-def order_of(segments: Segments, descending: bool = False) -> Tensor:
-    """Where in dim 0 the sorted elements of each segment are, (M, *D); equal ones stay in order, NaN is largest."""
+def order_of(segments: Segments, descending: bool = False, stable: bool = True) -> Tensor:
+    """Where in dim 0 the sorted elements of each segment are, (M, *D); NaN is largest, equal ones stay in order
+    where `stable`."""
     values, s = segments.values.detach(), segments.structure
     if s is None:
         return all_rows.by_owner(values, segments.owner, descending)
     if serves(values):
-        return order_rows(values, s.offsets, descending)  # type: ignore[no-any-return]  # untyped in torch
+        return order_rows(values, s.offsets, descending, stable)  # type: ignore[no-any-return]  # untyped in torch
     return all_rows.order(values, s, descending)
 
 

@@ -47,7 +47,7 @@ def sort_ragged(op: Op) -> Op:
         if d is None:
             return along_static(op, x, dim, dense)
         segments = segments_of(op, x, d)
-        order = order_of(segments, descending)
+        order = order_of(segments, descending, bool(stable))
         here = segments.column(torch.arange(order.shape[0], device=order.device))
         positions = with_elements(x, d, order - (here - segments.positions))  # each segment keeps its span
         if op is torch.argsort:
@@ -86,7 +86,7 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     if s is not None and serves(values):
         positions = top_rows(values.detach(), s.offsets, k, largest)
     else:
-        positions = all_rows.top(order_of(segments, largest), start, k)
+        positions = all_rows.top(order_of(segments, largest, False), start, k)
     values = values.gather(0, (positions + start).flatten(0, 1)).view(positions.shape)
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)

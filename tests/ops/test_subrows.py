@@ -53,7 +53,7 @@ def test_large_rows_are_sorted_one_by_one(monkeypatch: pytest.MonkeyPatch):
     x = batch(128)
     x = x.with_values(x.values.round())  # equal elements keep their order
     monkeypatch.setattr(all_rows, "order", refuse)
-    values, places = x.sort(1, descending=True)
+    values, places = x.sort(dim=1, descending=True, stable=True)
     for row, v, i in zip(x.unbind(), values.unbind(), places.unbind(), strict=True):
         want = row.sort(dim=0, descending=True, stable=True)
         assert torch.equal(v, want.values)

@@ -104,7 +104,7 @@ def over_members(dim: int, op: Any, info: Any, in_dims: Any, x: Tensor, offsets:
 order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows, cumprod_rows, logcumsumexp_rows = [
     operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
     for name, how, fake, dim, kernel in (
-        ("order_rows", ", bool descending", fake_positions, 1, cpu.order),
+        ("order_rows", ", bool descending, bool stable", fake_positions, 1, cpu.order),
         ("extreme_rows", ", bool largest", fake_extreme, 1, cpu.extreme),
         ("top_rows", ", int k, bool largest", fake_top, 2, cpu.top),
         ("cumextreme_rows", ", bool largest", fake_positions, 1, cpu.cumextreme),
