@@ -51,9 +51,18 @@ def backend(
         `torch._inductor.compile_fx`.
     """
     settings = checked_settings(mode, options, "compile.backend")
+    if has_checkpoints(graph):  # what is computed again stays where it is used
+        settings.setdefault("reorder_for_locality", False)
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
     with apart_in_caches("tdc-5"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
+
+
+def has_checkpoints(graph: torch.fx.GraphModule) -> bool:
+    """Whether parts of a graph are computed again for gradients."""
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    return any([len(part.graph.find_nodes(op="call_function", target=checkpoint)) > 0 for part in parts])
 
 
 def prepare(module: torch.fx.GraphModule) -> None:

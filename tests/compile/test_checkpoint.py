@@ -13,7 +13,7 @@ from versions import OLD
 
 import tdc
 from tdc import TensorDict, functional_call
-from tdc.compile import checkpoint, checkpoint_blocks, train_step
+from tdc.compile import backend, checkpoint, checkpoint_blocks, train_step
 from tdc.compile.differentiate import loss_and_gradients
 from tdc.core.dynamo import with_own_graphs
 from tdc.optim import sgd
@@ -142,14 +142,21 @@ def step_of(net: nn.Module, **options: Any) -> Any:
     return train_step(loss, sgd(0.1), **options)
 
 
-@pytest.mark.parametrize("ragged", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_less_memory_in_a_step(ragged: bool) -> None:
+SLOW = pytest.mark.slow
+COMPILED = [  # by each backend; Inductor may not move what is computed again
+    (False, "aot_eager"), pytest.param(True, "aot_eager", marks=SLOW),
+    pytest.param(False, backend, marks=SLOW), pytest.param(True, backend, marks=SLOW),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ragged", "by"), COMPILED)
+def test_less_memory_in_a_step(ragged: bool, by: Any) -> None:
     """One graph, the numbers of the net as it is, and a fraction of what it keeps (with torch 2.11 all of it)."""
     net = nn.Sequential(*[Block() for _ in range(6)]).eval()
     batch = tdc.pack([torch.randn(n, 8) for n in (100, 156)]) if ragged else torch.randn(256, 8)
     peaks, results = [], []
     for net_of in (net, checkpoint_blocks(net, Block)):
-        step = step_of(net_of, backend="aot_eager")
+        step = step_of(net_of, backend=by)
         state = step.init(net)
         results.append(step(state, batch)[0]["params"].to_dict())
         peaks.append(tdc.compile.peak_bytes(step, state, batch))
