@@ -65,18 +65,18 @@ class Step:
 
     def __call__(self, state: TensorDict, batch: Any) -> tuple[TensorDict, TensorDict]:
         self.check(state, batch)
-        params, buffers, nodes = state["params"], None, state._nodes
+        params, before, buffers, nodes = state["params"], state["optimizer"], None, state._nodes
         if "buffers" in nodes:
             buffers = state["buffers"]
         scale = state["scaler", "scale"] if self.scales else None
         found = self.gradients(params, buffers, batch, scale)
         new: dict[str, Any] = {}
-        new["params"], new["optimizer"] = self.optimizer.update(found.grads, state["optimizer"], params)
+        new["params"], new["optimizer"] = self.optimizer.update(found.grads, before, params)
         if self.average is not None:
             new["params"], new["average"] = self.average.update(new["params"], state["average"], params)
         if buffers is not None:
             new["buffers"] = found.buffers
-        known = self.known_metrics(found, state["optimizer"], new["optimizer"])
+        known = self.known_metrics(found, before, new["optimizer"])
         if self.skips or self.error_if_nonfinite:
             finite = known["grad_norm"].isfinite() if self.skips else known["finite"]
             new = {name: chosen(finite, x, state[name]) for name, x in new.items()}

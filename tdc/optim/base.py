@@ -187,12 +187,18 @@ def matching_columns(
     if grads._size != params._size or state._leaves["step"].shape != params._size:
         return None
     columns = columns_of(grads, state, params, names)
-    if not all([isinstance(x, Tensor) and (x.dtype.is_floating_point or x.dtype.is_complex) for x in columns[0]]):
+    if not inexact([x.dtype if isinstance(x, Tensor) else None for x in columns[0]]):
         return None
     known = columns[:1] if keys_only else columns
     if any([[x.shape for x in c] != [g.shape for g in columns[1]] for c in known]):
         return None
     return columns
+
+
+@constant
+def inexact(dtypes: Sequence[torch.dtype | None]) -> bool:
+    """Whether all are dtypes of tensors that may have a gradient."""
+    return all([dtype is not None and (dtype.is_floating_point or dtype.is_complex) for dtype in dtypes])
 
 
 def of_dtype(many: Many, dtype: torch.dtype, columns: list[Column], scalars: tuple[Scalar, ...]) -> list[Column]:

@@ -97,12 +97,16 @@ def subtable(table: Mapping[KeyPath, T], node: KeyPath) -> dict[Any, T]:
 
 
 def subtable_traced(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
-    """What Dynamo traces in place of `subtable`: it does not look at the paths that are elsewhere."""
-    first, count = span(tuple(table), node)
+    """What Dynamo traces in place of `subtable`: it does not look at the paths that are elsewhere, and at no path by
+    itself where all have one key more than the node."""
+    first, count, flat = span(tuple(table), node)
     if first < 0:
         return from_node(below(table, node), node)
     run = slice(first, first + count)
-    return from_node({p: x for p, x in zip(list(table)[run], list(table.values())[run], strict=True)}, node)
+    found, values = list(table)[run], list(table.values())[run]
+    if flat:
+        return {p: x for p, x in zip([*zip(*found, strict=True)][-1], values, strict=True)}
+    return from_node({p: x for p, x in zip(found, values, strict=True)}, node)
 
 
 trace_as(subtable, subtable_traced)
@@ -115,11 +119,12 @@ def from_node(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
 
 
 @constant
-def span(paths: Sequence[KeyPath], node: KeyPath) -> tuple[int, int]:
-    """At which position the paths below a node begin, and how many they are; (-1, 0) where others lie between them."""
+def span(paths: Sequence[KeyPath], node: KeyPath) -> tuple[int, int, bool]:
+    """At which position the paths below a node begin, how many they are, and whether all are its children; position -1
+    where others lie between them."""
     run = list(below(dict.fromkeys(paths), node))
-    first = run_position(paths, run)
-    return (first, len(run)) if first >= 0 else (-1, 0)
+    first, children = run_position(paths, run), {len(parts(p)) for p in run} == {len(parts(node)) + 1}
+    return (first, len(run), children) if first >= 0 else (-1, 0, False)
 
 
 @constant
