@@ -6,9 +6,9 @@
     "bld,bmd->blm"  ragged by ragged              likewise; two ragged dims come back
     "bld,ble->bde"  outer products, summed        likewise
 
-A letter names a dim of the logical shape. Packed values are used where the product of one
-position is no larger than its factors or the result; elsewhere operands are padded, multiplied and packed again, or
-multiplied example by example where that is faster (see `subrows`).
+A letter names a dim of the logical shape. Packed values are used where the product of one position is no larger than
+its factors or the result; elsewhere an operator multiplies example by example (`matrices`), or operands are padded,
+multiplied and packed again, or multiplied one by one where that is faster (see `subrows`).
 
 Invariants: padding is 0 and meets 0 only, so NaN and infinities of one example stay there; a ragged letter keeps its
 batch letter; nothing is read on the host but the number of elements of a result with new ragged dims.

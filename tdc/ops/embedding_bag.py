@@ -68,8 +68,9 @@ def embedding_bag(
 
 def whole_bags(x: NestedTensor, weight: Tensor, weights: Tensor | None, mode: str, **options: Any) -> Tensor:
     """The bags, by torch's own operation where nobody differentiates: it holds no embedding of each index, but has no
-    second derivative, none in a direction and no rule for `torch.vmap`, and takes longer for the largest."""
-    if mode == "max" or weight.is_complex() or not only_results(weight, weights):
+    second derivative, none in a direction and no rule for `torch.vmap`, takes longer for the largest, and sums in half
+    precision where that is the weight's."""
+    if mode == "max" or weight.dtype not in (torch.float32, torch.float64) or not only_results(weight, weights):
         return reduced_bags(x, weight, weights, mode=mode, **options)
     offsets = x.structure.offsets.to(x.values.dtype)
     return F.embedding_bag(

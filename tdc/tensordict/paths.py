@@ -120,10 +120,11 @@ def from_node(table: Mapping[Any, T], node: KeyPath) -> dict[Any, T]:
 
 @constant
 def span(paths: Sequence[KeyPath], node: KeyPath) -> tuple[int, int, bool]:
-    """At which position the paths below a node begin, how many they are, and whether all are its children; position -1
-    where others lie between them."""
+    """At which position the paths below a node begin, how many they are, and whether all are its children, which of
+    the root is not asked; position -1 where others lie between them."""
     run = list(below(dict.fromkeys(paths), node))
-    first, children = run_position(paths, run), {len(parts(p)) for p in run} == {len(parts(node)) + 1}
+    first, depth = run_position(paths, run), len(parts(node))
+    children = depth > 0 and {len(parts(p)) for p in run} == {depth + 1}
     return (first, len(run), children) if first >= 0 else (-1, 0, False)
 
 

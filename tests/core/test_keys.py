@@ -54,8 +54,10 @@ def test_what_is_below_a_node(node: Any):
 
 def test_entries_that_follow_one_another_are_taken_at_once():
     paths = list(TABLE)
-    assert span(paths, "b") == (1, 2)
-    assert span([*paths, ("b", "z")], "b") == (-1, 0)
+    assert span(paths, "b") == (1, 2, False)
+    assert span(["a", ("b", "c"), ("b", "d")], "b") == (1, 2, True)
+    assert span(["a", "b"], ()) == (0, 2, False)  # a str is no tuple of its letters
+    assert span([*paths, ("b", "z")], "b") == (-1, 0, False)
     assert run_position(paths, ["c", ("d", "e")], "b") == 1
     assert run_position(paths, ["d", "c"], "b") == -1
     assert gathered(TABLE, ["c", ("d", "e")], "b") == [2, 3]
