@@ -41,7 +41,7 @@ HALF = (torch.bfloat16, torch.float16)
 Values = Callable[[Any], Tensor]
 
 
-class Place(NamedTuple):
+class Setup(NamedTuple):
     """What workloads are made of: devices of batches and of modules, their dtype, and the library of a peer."""
 
     device: str
@@ -83,21 +83,21 @@ def values_in(batch: Ragged, name: str) -> Values:
     return partial(batch.real, name)
 
 
-def rows_of(lengths: list[int], features: int, place: Place) -> Ragged:
+def rows_of(lengths: list[int], features: int, setup: Setup) -> Ragged:
     """Rows of normal numbers."""
-    return Ragged(torch.randn(sum(lengths), features, device=place.device, dtype=place.dtype), lengths)
+    return Ragged(torch.randn(sum(lengths), features, device=setup.device, dtype=setup.dtype), lengths)
 
 
-def rows_at(occupancy: float, features: int, place: Place) -> Ragged:
+def rows_at(occupancy: float, features: int, setup: Setup) -> Ragged:
     """Rows of normal numbers that fill so much of their rectangle."""
-    return rows_of(lengths_at(occupancy, ROWS, LONGEST), features, place)
+    return rows_of(lengths_at(occupancy, ROWS, LONGEST), features, setup)
 
 
-def operators(place: Place) -> Iterator[Workload]:
+def operators(setup: Setup) -> Iterator[Workload]:
     """Seven operations of a transformer."""
-    batch = rows_at(0.35, WIDE, place)
-    ids = Ragged(torch.randint(1000, (batch.values.shape[0],), device=place.device), batch.lengths)
-    with torch.device(place.modules):
+    batch = rows_at(0.35, WIDE, setup)
+    ids = Ragged(torch.randint(1000, (batch.values.shape[0],), device=setup.device), batch.lengths)
+    with torch.device(setup.modules):
         product = Form(nn.Linear(WIDE, WIDE, bias=False), lambda net, x: torch.matmul(x, net.weight))
         modules: dict[str, nn.Module] = {
             "linear": nn.Linear(WIDE, WIDE), "layer_norm": nn.LayerNorm(WIDE), "relu": nn.ReLU(), "gelu": nn.GELU(),
@@ -105,28 +105,28 @@ def operators(place: Place) -> Iterator[Workload]:
         }  # fmt: skip
     for name, module in modules.items():
         x = ids if name == "embedding" else batch
-        module, forms = module.to(place.dtype), x.builders(place.danling)
+        module, forms = module.to(setup.dtype), x.builders(setup.danling)
         yield Workload(name, {k: Candidate(module, (forms[k](x.values),), values_in(x, k)) for k in forms})
 
 
-def encoder(place: Place) -> Iterator[Workload]:
+def encoder(setup: Setup) -> Iterator[Workload]:
     """Encoders at three occupancies, with the same weights."""
-    net = encoder_of(LAYERS, D, HEADS, place)
+    net = encoder_of(LAYERS, D, HEADS, setup)
     for occupancy in OCCUPANCIES:
-        yield encoded(f"{occupancy:.0%}", net, rows_at(occupancy, D, place), place.danling)
+        yield encoded(f"{occupancy:.0%}", net, rows_at(occupancy, D, setup), setup.danling)
 
 
-def text(place: Place) -> Iterator[Workload]:
+def text(setup: Setup) -> Iterator[Workload]:
     """Texts whose lengths are as those of reviews: most have some 250 tokens, a few thousands."""
     drawn = torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
     lengths = (250 * (0.8 * drawn).exp()).long().clamp(10, 4096).tolist()
-    yield encoded("texts", encoder_of(24, 1024, 16, place), rows_of(lengths, 1024, place), place.danling)
+    yield encoded("texts", encoder_of(24, 1024, 16, setup), rows_of(lengths, 1024, setup), setup.danling)
 
 
-def encoder_of(layers: int, features: int, heads: int, place: Place) -> nn.TransformerEncoder:
-    with torch.device(place.modules):
+def encoder_of(layers: int, features: int, heads: int, setup: Setup) -> nn.TransformerEncoder:
+    with torch.device(setup.modules):
         layer = nn.TransformerEncoderLayer(features, heads, 4 * features, dropout=0.0, batch_first=True)
-        return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(place.dtype)
+        return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(setup.dtype)
 
 
 def encoded(name: str, net: nn.TransformerEncoder, batch: Ragged, danling: ModuleType | None) -> Workload:
@@ -154,23 +154,23 @@ def varlen(attn: nn.MultiheadAttention, x: Tensor, starts: Tensor, longest: int)
     return attn.out_proj(out.flatten(1))
 
 
-def decoder(place: Place) -> Iterator[Workload]:
+def decoder(setup: Setup) -> Iterator[Workload]:
     """Causal decoders beside sources that are as ragged."""
-    with torch.device(place.modules):
+    with torch.device(setup.modules):
         layer = nn.TransformerDecoderLayer(D, HEADS, 4 * D, dropout=0.0, batch_first=True)
-        net = nn.TransformerDecoder(layer, LAYERS).to(place.dtype)
-    yield from with_sources(net, ("memory", "tgt"), place)
+        net = nn.TransformerDecoder(layer, LAYERS).to(setup.dtype)
+    yield from with_sources(net, ("memory", "tgt"), setup)
 
 
-def transformer(place: Place) -> Iterator[Workload]:
+def transformer(setup: Setup) -> Iterator[Workload]:
     """Encoders and causal decoders."""
-    with torch.device(place.modules):
-        net = nn.Transformer(D, HEADS, LAYERS, LAYERS, 4 * D, dropout=0.0, batch_first=True).to(place.dtype)
+    with torch.device(setup.modules):
+        net = nn.Transformer(D, HEADS, LAYERS, LAYERS, 4 * D, dropout=0.0, batch_first=True).to(setup.dtype)
     net.encoder.enable_nested_tensor = False
-    yield from with_sources(net, ("src", "tgt"), place)
+    yield from with_sources(net, ("src", "tgt"), setup)
 
 
-def with_sources(net: nn.Module, names: tuple[str, str], place: Place) -> Iterator[Workload]:
+def with_sources(net: nn.Module, names: tuple[str, str], setup: Setup) -> Iterator[Workload]:
     """A net of sources and targets, at three occupancies of both."""
     first, second = names
 
@@ -181,9 +181,9 @@ def with_sources(net: nn.Module, names: tuple[str, str], place: Place) -> Iterat
         return net(**{first: source, second: target}, tgt_mask=causal, tgt_is_causal=True, **masks)
 
     for occupancy in OCCUPANCIES:
-        source, target = [rows_at(occupancy, D, place) for _ in range(2)]
-        causal = torch.ones(LONGEST, LONGEST, dtype=torch.bool, device=place.device).triu(1)
-        sources, targets = [batch.builders(place.danling) for batch in (source, target)]
+        source, target = [rows_at(occupancy, D, setup) for _ in range(2)]
+        causal = torch.ones(LONGEST, LONGEST, dtype=torch.bool, device=setup.device).triu(1)
+        sources, targets = [batch.builders(setup.danling) for batch in (source, target)]
         found: dict[str, Candidate] = {}
         for kind in [k for k in sources if k in ("padded", "tdc", "danling")]:
             hidden = (source.padding, target.padding) if kind == "padded" else ()
@@ -192,22 +192,22 @@ def with_sources(net: nn.Module, names: tuple[str, str], place: Place) -> Iterat
         yield Workload(f"{occupancy:.0%}", found)
 
 
-def resnet50(place: Place) -> Iterator[Workload]:
+def resnet50(setup: Setup) -> Iterator[Workload]:
     """ResNet-50 of stock modules; zeros of the rectangle change its results at borders and in statistics."""
-    with torch.device(place.modules):
-        net = resnet(50).to(place.dtype)
+    with torch.device(setup.modules):
+        net = resnet(50).to(setup.dtype)
     for occupancy in (0.43, 0.68, 0.91):
-        images = [torch.randn(3, h, w, device=place.device, dtype=place.dtype) for h, w in sides(occupancy) * 4]
+        images = [torch.randn(3, h, w, device=setup.device, dtype=setup.dtype) for h, w in sides(occupancy) * 4]
         packed = tdc.pack(images, ragged_dim=(2, 3))
         rectangle = packed.to_padded().data
         last = rectangle.to(memory_format=torch.channels_last)
         inputs: dict[str, Any] = {"padded": rectangle, "last": last, "tdc": packed}
-        if place.danling:
-            inputs["danling"] = place.danling.NestedTensor(*images)
+        if setup.danling:
+            inputs["danling"] = setup.danling.NestedTensor(*images)
         yield Workload(f"{occupancy:.0%}", {k: Candidate(net, (x,), lambda y: y) for k, x in inputs.items()})
 
 
-PARTS: dict[str, Callable[[Place], Iterator[Workload]]] = {
+PARTS: dict[str, Callable[[Setup], Iterator[Workload]]] = {
     "operators": operators, "encoder": encoder, "decoder": decoder, "transformer": transformer, "resnet50": resnet50,
     "text": text,
 }  # fmt: skip

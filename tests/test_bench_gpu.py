@@ -13,7 +13,7 @@ from fake_cuda import fake_cuda, fake_methods, on_fake_cuda
 from torch import Tensor, nn
 
 import tdc
-from bench._gpu_workloads import PARTS, Candidate, Place, Workload
+from bench._gpu_workloads import PARTS, Candidate, Setup, Workload
 from tdc.testing import forbid
 
 CANDIDATES = ("padded", "raw", "tdc")
@@ -27,7 +27,7 @@ class Traced(Exception):
 
 def workloads(part: str, dtype: torch.dtype) -> list[Workload]:
     """Batches on the CPU, modules without data."""
-    return list(PARTS[part](Place("cpu", "meta", dtype)))
+    return list(PARTS[part](Setup("cpu", "meta", dtype)))
 
 
 def on_device(c: Candidate) -> tuple[dict[str, Tensor], tuple[Any, ...]]:

@@ -41,7 +41,7 @@ def order(x: Tensor, offsets: Tensor, descending: bool, stable: bool) -> Tensor:
         return torch.cat([row.argsort(dim=0, descending=descending, stable=stable).add_(begin) for row, begin in parts])
     last = last_of(x.dtype, descending)
     keep = stable or bool(((x != x) if last != last else (x == last)).any())  # else the filling may come before them
-    found = in_rectangle(x, offsets, last, lambda t: t.argsort(dim=1, descending=descending, stable=keep))
+    found = in_rectangle(x, offsets, longest, last, lambda t: t.argsort(dim=1, descending=descending, stable=keep))
     return found + all_rows.column(offsets[:-1].repeat_interleave(lengths), x)
 
 
@@ -112,13 +112,12 @@ def scan(x: Tensor, offsets: Tensor, run: Callable[[Tensor, int], Tensor]) -> Te
     rows, longest = lengths.shape[0], int(lengths.max())
     if worth_calls(rows, rows * longest * x[0].numel()):
         return torch.cat([run(row, 0) for row in examples(x, offsets)])
-    return in_rectangle(x, offsets, 0, lambda t: run(t, 1))
+    return in_rectangle(x, offsets, longest, 0, lambda t: run(t, 1))
 
 
-def in_rectangle(x: Tensor, offsets: Tensor, fill: float, run: Callable[[Tensor], Tensor]) -> Tensor:
+def in_rectangle(x: Tensor, offsets: Tensor, longest: int, fill: float, run: Callable[[Tensor], Tensor]) -> Tensor:
     """`run` of all examples (B, longest, *D), `fill` behind each."""
-    lengths = offsets.diff()
-    rows, longest = lengths.shape[0], int(lengths.max())
+    lengths, rows = offsets.diff(), offsets.shape[0] - 1
     index = torch.arange(x.shape[0], device=x.device)
     index += (torch.arange(rows, device=x.device) * longest - offsets[:-1]).repeat_interleave(lengths)
     wide = x.new_full((rows * longest, *x.shape[1:]), fill).index_copy_(0, index, x)
