@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, spans
+from tdc.ragged.index_forms import Span, as_end, has_tensors, kept, longest_span, positions_of, spans, step_of
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import (
     coordinates,
@@ -77,12 +77,17 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
 
 def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
     """A slice of each ragged dim, one example after another."""
-    s, slices = x.structure, dict(enumerate(parts))
-    first, lengths, steps = spans_of(s, slices)
-    t = structure_of_spans(s, slices, lengths)
-    begins, counts = [on_host(torch.stack(found, 1)) for found in (first, lengths)]
-    move = spans_taken(s.packed_dim, begins, counts, list(steps))
-    return build_nested(t, moved(x.values, s, t, move))
+    s, slices, steps = x.structure, dict(enumerate(parts)), [step_of(part) for part in parts]
+    if any([has_tensors(part) for part in parts]):
+        first, lengths, _ = spans_of(s, slices)
+        begins, counts = [on_host(torch.stack(found, 1)) for found in (first, lengths)]
+    else:  # two dozen operations for so few numbers take longer
+        ends = [[None if at is None else as_end(at) for at in (part.start, part.stop)] for part in parts]
+        given = [slice(*both, step) for both, step in zip(ends, steps, strict=True)]
+        taken = [[range(n)[part] for part, n in zip(given, size, strict=True)] for size in on_host(sizes_of(s))]
+        begins, counts = [[part.start for part in row] for row in taken], [[len(part) for part in row] for row in taken]
+    t = structure_of_spans(s, slices, torch.tensor(counts, device=x.device))
+    return build_nested(t, moved(x.values, s, t, spans_taken(s.packed_dim, begins, counts, steps)))
 
 
 def spans_of(s: Structure, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
@@ -96,11 +101,11 @@ def spans_at(sizes: Tensor, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
     return tuple(zip(*[spans(part, each[r]) for r, part in parts.items()], strict=True))  # type: ignore[return-value]  # three
 
 
-def structure_of_spans(s: Structure, parts: dict[int, Any], lengths: Sequence[Tensor]) -> Structure:
-    """The structure of slices of some ragged dims."""
+def structure_of_spans(s: Structure, parts: dict[int, Any], lengths: Tensor) -> Structure:
+    """The structure of slices of some ragged dims, of lengths (B, R)."""
     top = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
     known = None if s.extent is None or any([n is None for n in top]) else tuple(top)
-    return structure_of_sizes(torch.stack(list(lengths), 1), known, s.packed_dim, s.batch_dim)
+    return structure_of_sizes(lengths, known, s.packed_dim, s.batch_dim)
 
 
 def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
@@ -111,7 +116,7 @@ def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Str
         return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
     along, steps = list(parts), strides(s)
     first, lengths, step = spans_of(s, parts)
-    t = structure_of_spans(s, parts, lengths)
+    t = structure_of_spans(s, parts, torch.stack(lengths, 1))
     ends = any([has_tensors(part) for part in parts.values()])
     known = None if ends else on_host_too(s, lambda sizes: torch.stack(spans_at(sizes, parts)[1], 1))
     total = total_of(remember(sizes_on_host, t, known))

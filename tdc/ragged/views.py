@@ -13,14 +13,13 @@ Invariant: `Moved` differentiates a move by the same move the other way, as ofte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tdc.core.dynamo import readable, trace_as
-from tdc.ragged.index_forms import FULL
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import on_host, sizes_of
 from tdc.ragged.structure import Structure
@@ -28,17 +27,38 @@ from tdc.ragged.structure import Structure
 LEAST = 4096  # elements of an example in the mean, below which a gather takes less time
 
 
-class Move(NamedTuple):
-    """What becomes of an example, whose first ragged dim is `axis`.
+class Strided(NamedTuple):
+    """A view as `as_strided` takes it: numbers in place of the tensors in between, which take longer than small copies.
 
     Attributes:
-        take: `(example, b)`: the elements of example b that the result has, in its order.
-        put: `(buffer, b, moved)`: the other way, into zeros of the size of the example.
+        size, stride, offset: of the view.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def narrow(self, dim: int, start: int, length: int) -> Strided:
+        """Some of the elements along a dim."""
+        size = (*self.size[:dim], length, *self.size[dim + 1 :])
+        return Strided(size, self.stride, self.offset + start * self.stride[dim])
+
+    def permute(self, order: Sequence[int]) -> Strided:
+        """The dims in another order."""
+        return Strided(tuple([self.size[d] for d in order]), tuple([self.stride[d] for d in order]), self.offset)
+
+
+class Move(NamedTuple):
+    """What becomes of an example.
+
+    Attributes:
+        parts: `(example, result, b)`: views of example b and of its result that have the same elements.
+        reversed: dims in which a view of the result has them the other way round.
         whole: every element is taken.
     """
 
-    take: Callable[[Tensor, int], Tensor]
-    put: Callable[[Tensor, int, Tensor], None]
+    parts: Callable[[Strided, Strided, int], list[tuple[Strided, Strided]]]
+    reversed: Sequence[int] = ()
     whole: bool = True
 
 
@@ -102,11 +122,14 @@ class Moved(torch.autograd.Function):
         move, before, behind, axis = plan
         given, sizes = (behind, before) if back else (before, behind)
         out = new_values(values, axis, sizes, torch.zeros if back and not move.whole else torch.empty)
-        for b, (a, z) in enumerate(zip(views(values, axis, given), views(out, axis, sizes), strict=True)):
-            if back:
-                move.put(z, b, a)
-            else:
-                z.copy_(move.take(a, b))
+        examples, results = (out, values) if back else (values, out)
+        rows = zip(strided(examples, axis, before), strided(results, axis, behind), strict=True)
+        for b, (example, result) in enumerate(rows):
+            for one, other in move.parts(example, result, b):
+                source, target = examples.as_strided(*one), results.as_strided(*other)
+                if back:
+                    source, target = target, source
+                target.copy_(source.flip(move.reversed) if move.reversed else source)
         return out
 
     @staticmethod
@@ -137,66 +160,66 @@ def views(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Tensor]:
     return [part.view(*front, *size, *rest) for part, size in zip(parts, sizes, strict=True)]
 
 
+def strided(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Strided]:
+    """The same views as numbers."""
+    shape, strides, offset = values.shape, values.stride(), values.storage_offset()
+    found = []
+    for size in sizes:
+        step, own = strides[axis], ()
+        for n in reversed(size):
+            step, own = step * n, (step, *own)
+        view = (*shape[:axis], *size, *shape[axis + 1 :]), (*strides[:axis], *own, *strides[axis + 1 :])
+        found.append(Strided(*view, offset))
+        offset += step
+    return found
+
+
 # -- moves
 
 
 def spans_taken(axis: int, first: list[list[int]], lengths: list[list[int]], steps: list[int]) -> Move:
     """A slice of each ragged dim: where it begins and how many positions it has, (B, R) each; its steps, (R,)."""
-    turned = [axis + r for r, step in enumerate(steps) if step < 0]
-    entries = [
-        (FULL,) * axis + tuple([span(f, n, step) for f, n, step in zip(*row, steps, strict=True)])
-        for row in zip(first, lengths, strict=True)
-    ]
+    last = axis + len(steps)
 
-    def take(example: Tensor, b: int) -> Tensor:
-        found = example[entries[b]]
-        return found.flip(turned) if turned else found
+    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
+        if 0 in lengths[b]:
+            return []
+        begin, apart = example.offset, list(example.stride)
+        for d, f, n, step in zip(range(axis, last), first[b], lengths[b], steps, strict=True):
+            begin += apart[d] * (f if step > 0 else f + step * (n - 1))  # the first in memory
+            apart[d] *= abs(step)
+        return [(Strided(result.size, tuple(apart), begin), result)]
 
-    def put(buffer: Tensor, b: int, given: Tensor) -> None:
-        buffer[entries[b]].copy_(given.flip(turned) if turned else given)
-
-    return Move(take, put, whole=False)
-
-
-def span(first: int, count: int, step: int) -> slice:
-    """So many positions from the first one on, in the order of memory."""
-    last = first + step * (count - 1)
-    if not count:
-        return slice(0, 0)
-    return slice(first, last + 1, step) if step > 0 else slice(last, first + 1, -step)
+    return Move(parts, [axis + r for r, step in enumerate(steps) if step < 0], whole=False)
 
 
 def flipped(dims: list[int]) -> Move:
     """The dims of an example in reverse."""
-    return along(lambda x: x.flip(dims), lambda x: x.flip(dims))
+    return Move(lambda example, result, b: [(example, result)], dims)
 
 
 def shifted(shift: int, dim: int) -> Move:
     """The elements of an example moved on along a dim, the last ones to the front."""
-    return along(lambda x: x.roll(shift, dim), lambda x: x.roll(-shift, dim))
+
+    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
+        size = example.size[dim]
+        front = shift % max(size, 1)
+        pieces = (example.narrow(dim, 0, size - front), result.narrow(dim, front, size - front))
+        return [pieces, (example.narrow(dim, size - front, front), result.narrow(dim, 0, front))]
+
+    return Move(parts)
 
 
 def permuted(axis: int, order: list[int]) -> Move:
     """The ragged dims of an example in another order."""
 
-    def turned(x: Tensor, order: list[int]) -> Tensor:
-        return x.permute(*range(axis), *[axis + r for r in order], *range(axis + len(order), x.ndim))
+    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
+        last = range(axis + len(order), len(example.size))
+        return [(example.permute([*range(axis), *[axis + r for r in order], *last]), result)]
 
-    return along(lambda x: turned(x, order), lambda x: turned(x, inverse(order)))
+    return Move(parts)
 
 
 def inverse(order: list[int]) -> list[int]:
     """The order that undoes another one."""
     return sorted(range(len(order)), key=order.__getitem__)
-
-
-def along(there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Move:
-    """The same for every example, and its inverse."""
-
-    def take(example: Tensor, b: int) -> Tensor:
-        return there(example)
-
-    def put(buffer: Tensor, b: int, given: Tensor) -> None:
-        buffer.copy_(back(given))
-
-    return Move(take, put)

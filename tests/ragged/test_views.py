@@ -65,9 +65,10 @@ def both(monkeypatch: pytest.MonkeyPatch, fn: Callable[[], Any]) -> tuple[Any, A
     """What a call gives by a gather and by views, which it then takes."""
     gathered = fn()
     calls: list[int] = []
-    run = views.views
     monkeypatch.setattr(views, "LEAST", 1)
-    monkeypatch.setattr(views, "views", lambda *args: calls.append(1) or run(*args))
+    for name in ("views", "strided"):
+        run = getattr(views, name)
+        monkeypatch.setattr(views, name, lambda *args, run=run: calls.append(1) or run(*args))
     found = fn()
     assert calls
     return gathered, found
@@ -121,6 +122,7 @@ def test_dtypes_and_channels_behind(monkeypatch: pytest.MonkeyPatch, dtype: torc
 def test_graphs_and_transforms_gather(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "LEAST", 1)
     monkeypatch.setattr(views, "views", None)
+    monkeypatch.setattr(views, "strided", None)
     x = images()
     with pytest.raises(TypeError):
         x.flip(3)
