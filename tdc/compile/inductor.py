@@ -54,7 +54,7 @@ def backend(
     if has_checkpoints(graph):  # what is computed again stays where it is used
         settings.setdefault("reorder_for_locality", False)
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
-    with apart_in_caches("tdc-5"), memory_budget(settings.pop(BUDGET, None)):
+    with apart_in_caches("tdc-6"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
 
 

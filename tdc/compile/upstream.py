@@ -6,9 +6,10 @@ Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` th
     lost gradients      `while_loop` drops the derivative through a carry that starts without one: `anchored`
     a loop not run      its backward runs the body once even so: `ends_if_ran` gives the start back, gradient and all
     memory reused       Inductor takes arguments of a loop body for buffers of its caller that it may overwrite, since
-                        the subgraphs of a backward graph read the list of donated inputs of the whole graph; and it
-                        uses memory of values again that a loop still reads, in three of 89 random programs:
-                        `before_operator` has graphs with control flow compiled without donation and without reuse
+                        the subgraphs of a backward graph read the list of donated inputs of the whole graph:
+                        `before_operator` has graphs with control flow compiled without donation
+    operands returned   Inductor makes `x` of `x + 0`, so that a body returns what it got, and uses the memory of that
+                        operand again while the result is alive: `_torch/bodies`, by `before_operator` as well
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
     views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
     one gradient twice  of two ends of scan or cond fails: `own_gradients`

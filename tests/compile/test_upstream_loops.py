@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -70,6 +71,21 @@ def reused(loop: Fn, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
     body = lambda n, h, k: (n + 1, h.sin() * 1.1, k.sin() * 1.3)  # noqa: E731
     _, p, q = loop(lambda n, h, k: n < 3, body, (count(), x.exp(), y.cos()))
     return ((q.clone() + y * x) @ w.detach()).sin().sum() + p.clone().sin().sum() + w.sum()
+
+
+def unchanged(loop: Fn, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A round adds nothing to one carry, whose memory a product behind the loop would take."""
+    start = (count(), x.cos(), x.sin())
+    _, y, z = loop(lambda i, y, z: i < 3, lambda i, y, z: (i + 1, y * 0.5, z + torch.zeros_like(z)), start)
+    return z, y @ y
+
+
+def written_over(loop: Fn, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, where what reads the start of the carry last would write over it."""
+    s = x.sin()
+    start = (count(), x.cos(), s)
+    _, y, z = loop(lambda i, y, z: i < 3, lambda i, y, z: (i + 1, y * 0.5, z + torch.zeros_like(z)), start)
+    return z, s.exp() @ y
 
 
 def chained(loop: Fn, x: Tensor) -> Tensor:
@@ -138,6 +154,21 @@ class TestWhileLoop:
         with resolve_name("torch._functorch.config").patch(donated_buffer=False):
             got = gradients(reused, RAW.while_loop, *args, backend="inductor")
         assert right(got, gradients(reused, unrolled, *args))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("backend", ["inductor", tdc.compile.backend])
+    @pytest.mark.parametrize("fn", [unchanged, written_over])
+    def test_memory_of_what_a_body_returns_as_it_came_in(self, fn: Fn, backend: Any):
+        x = inputs((5, 5))[0].detach()
+        got = torch.compile(partial(fn, tdc.while_loop), backend=backend, fullgraph=True)(x)
+        assert right(got, fn(unrolled, x))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("fn", [unchanged, written_over])
+    def test_torch_overwrites_what_a_body_returns(self, fn: Fn):
+        x = inputs((5, 5))[0].detach()
+        got = torch.compile(partial(fn, RAW.while_loop), fullgraph=True)(x)
+        assert not right(got, fn(unrolled, x)), "torch mended it: remove tdc/compile/_torch/bodies.py"
 
     def test_the_settings_end_with_the_compile(self):
         seen: list[tuple[bool, str]] = []

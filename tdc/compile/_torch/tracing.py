@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tdc.compile._torch.bodies import own_results
 from tdc.compile._torch.inductor import apart_in_caches
 from tdc.compile._torch.retraced import retrace
 from tdc.core.dynamo import constant
@@ -140,7 +141,7 @@ def compile_through(context: Any, around: Callable[..., Any]) -> None:
 
 
 def switch_donation_off(context: Any) -> None:
-    """Have the graph that is being traced compiled without donated buffers, and without buffers that are used again.
+    """Have the graph that is being traced compiled without donated buffers, and bodies that copy what they return.
 
     Its backward is compiled along with it, under a cache tag of its own: Inductor's cache on disk does not know whether
     buffers were donated, and would hand out the kernels of an equal graph for which they were.
@@ -151,9 +152,8 @@ def switch_donation_off(context: Any) -> None:
 def without_donation(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile a graph without donated buffers, and without what `trace_outside` left."""
     remove_traces(graph)
-    functorch, inductor = load("torch._functorch.config"), load("torch._inductor.config")
-    undonated = functorch.patch(donated_buffer=False, force_non_lazy_backward_lowering=True)
-    with undonated, inductor.patch(allow_buffer_reuse=False), apart_in_caches("undonated"):
+    undonated = load("torch._functorch.config").patch(donated_buffer=False, force_non_lazy_backward_lowering=True)
+    with undonated, own_results(), apart_in_caches("undonated"):
         return compiler(graph, *args, **kwargs)
 
 
