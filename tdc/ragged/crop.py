@@ -15,7 +15,6 @@ unbacked size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch

@@ -120,7 +120,7 @@ class Moved(torch.autograd.Function):
         # without a setup_context, for which torch looks up the signature at each call
         ctx.plan, ctx.back = plan, back
         move, before, behind, axis = plan
-        given, sizes = (behind, before) if back else (before, behind)
+        sizes = before if back else behind
         out = new_values(values, axis, sizes, torch.zeros if back and not move.whole else torch.empty)
         examples, results = (out, values) if back else (values, out)
         rows = zip(strided(examples, axis, before), strided(results, axis, behind), strict=True)

@@ -1,6 +1,6 @@
 """Bodies of loops and branches in Inductor: what they give has memory of its own (torch 2.11-2.13).
 
-Inductor simplifies `x + 0` to `x`, so that a body may return what it got. It takes operands for dead behind the operator
+Inductor makes `x` of `x + 0`, so that a body may return what it got. It takes operands for dead behind the operator
 whose results they are then, and writes other values there: a gradient that no round adds to came out wrong, silently.
 """
 
