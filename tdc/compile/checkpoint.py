@@ -4,8 +4,9 @@
     net = tdc.compile.checkpoint_blocks(net, nn.TransformerEncoderLayer)    every such block of a module
 
 `torch.utils.checkpoint` does it. What is added: random numbers are drawn once in the graph of a training step, where
-torch refuses to draw them again; a policy says which operations keep their results; what goes in can wait in the memory
-of the host; under a transform of `torch.func`, which refuses it, the function is called as it is.
+torch refuses to draw them again, or from seeds that are drawn once; a policy says which operations keep their results;
+what goes in can wait in the memory of the host; under a transform of `torch.func`, which refuses it, the function is
+called as it is.
 
 Invariant: values and gradients are those of the function without it.
 """
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
 
 from tdc.compile._torch.offload import is_to_host, through_host
+from tdc.compile._torch.remat import draws
 from tdc.compile._torch.tracing import in_body_of_scan
 from tdc.compile.held import held, restored
 from tdc.compile.upstream import traced
@@ -58,9 +60,10 @@ def checkpoint(fn: Callable[..., Any], *, policy: Policy | None = None, offload:
 
     Compile:
         fullgraph, in `train_step` and in functions whose result is differentiated. A graph keeps what is drawn at
-        random, since it would be drawn anew. Under `torch.func`, so in `step.vmap()`, in the body of a scan, and in
-        graphs of `train_step` before torch 2.13, everything is kept. In a graph of a whole step what is computed again
-        saves memory with `tdc.compile.backend`, which `train_step` uses; Inductor alone moves much of it to the front.
+        random, since it would be drawn anew; one of a whole step by `tdc.compile.backend`, which `train_step` uses,
+        keeps seeds alone, and what is computed again saves memory there: Inductor alone moves much of it to the front.
+        Under `torch.func`, so in `step.vmap()`, in the body of a scan, and in graphs of `train_step` before torch 2.13,
+        everything is kept.
 
     Example:
         >>> w = torch.zeros(2, 1, requires_grad=True)
@@ -189,12 +192,15 @@ def nested(outer: Any, inner: Any) -> Iterator[None]:
 
 def keeps_few(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """In a graph: keep what has to be kept, compute all else again."""
-    return CheckpointPolicy.MUST_SAVE if is_kept(op) else CheckpointPolicy.MUST_RECOMPUTE
+    return kept_anyway(op, args, kwargs) or CheckpointPolicy.MUST_RECOMPUTE
 
 
-def is_kept(op: Any) -> bool:
-    """Whether a graph keeps what an operation gives: random numbers, and copies on the host."""
-    return torch.Tag.nondeterministic_seeded in op.tags or is_to_host(op)
+def kept_anyway(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckpointPolicy | None:
+    """What a graph keeps whatever is asked for: copies on the host; and what draws at random, whose parts `drawn_once`
+    tells apart in a graph of a whole step."""
+    if is_to_host(op):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_SAVE if draws(op, args, kwargs) else None
 
 
 def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -215,10 +221,10 @@ def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
         return CheckpointPolicy.MUST_SAVE if found else CheckpointPolicy.PREFER_RECOMPUTE
 
     def in_graphs(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if is_kept(op) else decide(ctx, op, *args, **kwargs)
+        return kept_anyway(op, args, kwargs) or decide(ctx, op, *args, **kwargs)
 
     return {"context_fn": partial(create, decide)}, {"context_fn": partial(create, in_graphs)}
 
 
 IN_GRAPHS: dict[str, Any] = {"context_fn": partial(create, keeps_few)}
-IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 2"  # lets torch keep such graphs in its cache on disk
+IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 3"  # lets torch keep such graphs in its cache on disk

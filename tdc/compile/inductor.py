@@ -14,6 +14,7 @@ flag (torch 2.11) it stays unset for all but products.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from tdc.compile._torch.dynamo import named_backend
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, settings_of
 from tdc.compile._torch.offload import drop_detours
+from tdc.compile._torch.remat import drawn_once
 from tdc.core.errors import ShapeError, UnsupportedError, message
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -51,10 +53,12 @@ def backend(
         `torch._inductor.compile_fx`.
     """
     settings = checked_settings(mode, options, "compile.backend")
-    if has_checkpoints(graph):  # what is computed again stays where it is used
+    again = has_checkpoints(graph)
+    if again:  # what is computed again stays where it is used
         settings.setdefault("reorder_for_locality", False)
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
-    with apart_in_caches("tdc-6"), memory_budget(settings.pop(BUDGET, None)):
+    drawn = drawn_once(seeds=True) if again else nullcontext()
+    with drawn, apart_in_caches("tdc-6"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
 
 

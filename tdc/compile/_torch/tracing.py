@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from tdc.compile._torch.bodies import own_results
 from tdc.compile._torch.inductor import apart_in_caches
+from tdc.compile._torch.remat import drawn_once
 from tdc.compile._torch.retraced import retrace
 from tdc.core.dynamo import constant
 from tdc.core.errors import UnsupportedError, message
@@ -184,7 +185,8 @@ def with_backward_marked(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -
             if node.op == "call_function" and getattr(node.target, "__name__", "") == "autograd_function_apply":
                 for inner in getattr(part, node.args[1].target).graph.nodes:
                     inner.meta["autograd_backward"] = True
-    return compiler(graph, *args, **kwargs)
+    with drawn_once():
+        return compiler(graph, *args, **kwargs)
 
 
 def allow_writes(context: Any) -> None:

@@ -1,0 +1,51 @@
+"""What torch computes again in the graph of a whole step, whose forward and backward part its pass knows (torch 2.13).
+
+It refuses every operation that may draw random numbers: attention without dropout as well, which draws none. Inductor
+draws from seeds; where they stand in the graph before torch's pass, all but the seeds can be computed again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pkgutil import resolve_name as load
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy
+
+from tdc.core.dynamo import argument_names
+
+PASS = "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss_bwd_graph_pass"
+NAME = "remat_using_tags_for_fwd_loss_bwd_graph"
+
+
+def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an operation draws random numbers: attention with a dropout of 0 does not."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    names = argument_names(op)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0.0
+
+
+def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
+    """A context: in graphs of whole steps that are compiled in it, what is drawn at random is drawn once, and all else
+    computed again; with `seeds`, which is for Inductor, seeds only are drawn once."""
+    if not hasattr(load("torch._functorch.config"), NAME):
+        return nullcontext()
+    return patch(f"{PASS}.{NAME}", partial(computed_again, load(f"{PASS}:{NAME}"), seeds))
+
+
+def computed_again(run: Any, seeds: bool, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """torch's pass, on a graph in which what draws is kept."""
+    if seeds:
+        load("torch._inductor.fx_passes.replace_random").replace_random_passes(module)
+    for node in module.graph.nodes:
+        preferred = node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
+        if preferred and isinstance(node.target, torch._ops.OpOverload):
+            once = draws(node.target, node.args, node.kwargs)
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if once else CheckpointPolicy.MUST_RECOMPUTE
+    with patch(f"{PASS}.has_recomputable_rng_ops", lambda module: False):
+        return run(module)  # type: ignore[no-any-return]  # untyped in torch
