@@ -9,7 +9,7 @@ Each has its remedy here and a test in `tests/compile/test_upstream_loops.py` th
                         the subgraphs of a backward graph read the list of donated inputs of the whole graph:
                         `before_operator` has graphs with control flow compiled without donation
     operands returned   Inductor makes `x` of `x + 0`, so that a body returns what it got, and uses the memory of that
-                        operand again while the result is alive: `_torch/bodies`, by `before_operator` as well
+                        operand again while the result is alive: `memory_apart`, by `before_operator` as well
     integer results     their gradient is missing, an assertion fails; the same in cond: `Code` passes them as float64
     views as results    of a differentiated loop, at offsets that the next cannot take: `ends_if_ran` copies
     one gradient twice  of two ends of scan or cond fails: `own_gradients`

@@ -1,45 +1,66 @@
-"""Bodies of loops and branches in Inductor: what they give has memory of its own (torch 2.11-2.13).
+"""Operands and results of loops and branches in Inductor: their memory is used for nothing else (torch 2.11-2.13).
 
-Inductor makes `x` of `x + 0`, so that a body may return what it got. It takes operands for dead behind the operator
-whose results they are then, and writes other values there: a gradient that no round adds to came out wrong, silently.
+Inductor makes `x` of `x + 0`, so that a body may return what it got, and the result of a loop is its operand. Inductor
+takes that for dead behind the loop and writes other values there: a gradient that no round adds to came out wrong,
+silently. Here operands and results are freed as early as before, and the memory is not handed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pkgutil import resolve_name as load
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
-import torch
-
-internals: Any = torch.ops.higher_order
-
-
-def own_results() -> AbstractContextManager[Any]:
-    """A context: bodies that are lowered in it copy the operands that they return."""
-    lowering = load("torch._inductor.graph:SubgraphLowering")
-    return patch.object(lowering, "output", copying(lowering.output))
+APART: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # by graph: names of buffers
 
 
-def copying(output: Callable[..., None]) -> Callable[..., None]:
-    """Inductor's lowering of what a graph returns, with a copy of each operand among it."""
-
-    def lower(self: Any, *args: Any) -> None:
-        output(self, *args)
-        if self.parent.current_node.target in (internals.while_loop, internals.while_loop_stack_output, internals.cond):
-            self.graph_outputs = [copied(x) if is_operand(self, x) else x for x in self.graph_outputs]
-
-    return lower
-
-
-def is_operand(graph: Any, x: Any) -> bool:
-    """Whether a result of a graph is one of its inputs, and not one that it writes into."""
-    name = x.maybe_get_name() if hasattr(x, "maybe_get_name") else None
-    return name in graph.graph_inputs and name not in graph.mutated_buffers
+@contextmanager
+def memory_apart() -> Iterator[None]:
+    """A context: what is lowered in it hands no memory of operands and results of loops and branches on."""
+    ir, wrapper = load("torch._inductor.ir"), load("torch._inductor.codegen.wrapper")
+    code = wrapper.PythonWrapperCodegen
+    with (
+        patch.object(ir.WhileLoop, "codegen", marking(ir.WhileLoop.codegen)),
+        patch.object(ir.Conditional, "codegen", marking(ir.Conditional.codegen)),
+        patch.object(code, "codegen_free", freeing(code.codegen_free, wrapper.FreeLine)),
+    ):
+        yield
 
 
-def copied(x: Any) -> Any:
-    """A copy in memory of its own."""
-    return load("torch._inductor.ir:ExternKernel").copy_input(x)
+def marking(codegen: Callable[..., None]) -> Callable[..., None]:
+    """Inductor's code of a loop or a branch, whose operands and results are marked."""
+
+    def mark(node: Any, *args: Any) -> None:
+        graph = load("torch._inductor.virtualized:V").graph
+        names = {name for x in [*node.inputs, *node.outputs] for name in memory_of(graph, x)}
+        graph.never_reuse_buffers.update(names)
+        APART.setdefault(graph, set()).update(names)
+        codegen(node, *args)
+
+    return mark
+
+
+def memory_of(graph: Any, x: Any) -> Iterator[str]:
+    """The name of a buffer, and of what it is a view of."""
+    name = x.maybe_get_name()
+    while name is not None:
+        yield name
+        view = getattr(getattr(graph.try_get_buffer(name), "layout", None), "view", None)
+        name = None if view is None else view.get_name()
+
+
+def freeing(codegen: Callable[..., None], line: Any) -> Callable[..., None]:
+    """Inductor's code that frees a buffer; without it Inductor keeps what it may not use again."""
+
+    def free(wrapper: Any, buffer: Any) -> None:
+        graph, name = load("torch._inductor.virtualized:V").graph, buffer.get_name()
+        if name not in APART.get(graph, ()) or name in graph.graph_inputs:
+            codegen(wrapper, buffer)
+        elif name not in wrapper.freed and name not in graph.removed_buffers:
+            wrapper.freed.add(name)
+            wrapper.writeline(line(wrapper, buffer))
+
+    return free

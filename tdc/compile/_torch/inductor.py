@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tdc.compile._torch.bodies import own_results
+from tdc.compile._torch.bodies import memory_apart
 from tdc.compile._torch.caches import keep_functions
 from tdc.compile._torch.symbolic import any_size
 
@@ -32,7 +32,7 @@ def compile_graph(
         with any_size(flag):
             return inductor.compile_fx_inner(module, *args, **kwargs)
 
-    with keep_functions(), own_results():
+    with keep_functions(), memory_apart():
         return inductor.compile_fx(
             graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=decompositions(settings)
         )

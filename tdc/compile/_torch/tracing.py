@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tdc.compile._torch.bodies import own_results
+from tdc.compile._torch.bodies import memory_apart
 from tdc.compile._torch.inductor import apart_in_caches
 from tdc.compile._torch.remat import drawn_once
 from tdc.compile._torch.retraced import retrace
@@ -142,7 +142,7 @@ def compile_through(context: Any, around: Callable[..., Any]) -> None:
 
 
 def switch_donation_off(context: Any) -> None:
-    """Have the graph that is being traced compiled without donated buffers, and bodies that copy what they return.
+    """Have the graph that is being traced compiled without donated buffers, and the memory of operands of loops apart.
 
     Its backward is compiled along with it, under a cache tag of its own: Inductor's cache on disk does not know whether
     buffers were donated, and would hand out the kernels of an equal graph for which they were.
@@ -154,7 +154,7 @@ def without_donation(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> An
     """Compile a graph without donated buffers, and without what `trace_outside` left."""
     remove_traces(graph)
     undonated = load("torch._functorch.config").patch(donated_buffer=False, force_non_lazy_backward_lowering=True)
-    with undonated, own_results(), apart_in_caches("undonated"):
+    with undonated, memory_apart(), apart_in_caches("undonated"):
         return compiler(graph, *args, **kwargs)
 
 
