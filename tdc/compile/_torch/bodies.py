@@ -1,14 +1,16 @@
-"""Operands and results of loops and branches in Inductor: their memory is used for nothing else (torch 2.11-2.13).
+"""Operands and results of loops, branches and regions in Inductor: their memory is used for nothing else (torch
+2.11-2.13).
 
 Inductor makes `x` of `x + 0`, so that a body may return what it got, and the result of a loop is its operand. Inductor
 takes that for dead behind the loop and writes other values there: a gradient that no round adds to came out wrong,
-silently. Here operands and results are freed as early as before, and the memory is not handed on.
+silently; so did results of `torch.compiler.nested_compile_region`. Here operands and results are freed as early as
+before, and the memory is not handed on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pkgutil import resolve_name as load
 from typing import Any
 from unittest.mock import patch
@@ -19,19 +21,18 @@ APART: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # by graph: names
 
 @contextmanager
 def memory_apart() -> Iterator[None]:
-    """A context: what is lowered in it hands no memory of operands and results of loops and branches on."""
+    """A context: what is lowered in it hands no memory of operands and results of bodies on."""
     ir, wrapper = load("torch._inductor.ir"), load("torch._inductor.codegen.wrapper")
     code = wrapper.PythonWrapperCodegen
-    with (
-        patch.object(ir.WhileLoop, "codegen", marking(ir.WhileLoop.codegen)),
-        patch.object(ir.Conditional, "codegen", marking(ir.Conditional.codegen)),
-        patch.object(code, "codegen_free", freeing(code.codegen_free, wrapper.FreeLine)),
-    ):
+    with ExitStack() as patches:
+        for kind in (ir.WhileLoop, ir.Conditional, ir.InvokeSubgraph):
+            patches.enter_context(patch.object(kind, "codegen", marking(kind.codegen)))
+        patches.enter_context(patch.object(code, "codegen_free", freeing(code.codegen_free, wrapper.FreeLine)))
         yield
 
 
 def marking(codegen: Callable[..., None]) -> Callable[..., None]:
-    """Inductor's code of a loop or a branch, whose operands and results are marked."""
+    """Inductor's code of a loop, a branch or a region, whose operands and results are marked."""
 
     def mark(node: Any, *args: Any) -> None:
         graph = load("torch._inductor.virtualized:V").graph
