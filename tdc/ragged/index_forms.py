@@ -186,7 +186,11 @@ def as_end(at: Any) -> int | torch.SymInt:
 
 def step_of(part: slice | Span) -> int:
     """The step of a slice, which is not 0."""
-    step = 1 if part.step is None else operator.index(part.step)
+    try:
+        step = 1 if part.step is None else operator.index(part.step)
+    except TypeError:
+        got = describe_index(part.step)
+        raise IndexingError(message("index", "a whole number as step of a slice", got, hint="x[:, ::2]")) from None
     if step == 0:
         raise IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
     return step

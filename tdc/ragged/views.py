@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tdc.core.dynamo import readable, trace_as
 from tdc.ragged.nested import NestedTensor
@@ -75,6 +75,8 @@ def by_views(x: Any) -> bool:
     """Whether the examples of a batch are better taken one by one."""
     if not isinstance(x, NestedTensor) or x.structure.ragged_ndim == 1 or not x._values.is_cpu or not readable():
         return False
+    if type(x._values) not in (Tensor, nn.Parameter):  # a class of its own, which new memory would not have
+        return False
     return 0 < LEAST * x.structure.batch_size <= x._values.numel()
 
 
@@ -121,7 +123,7 @@ class Moved(torch.autograd.Function):
         ctx.plan, ctx.back = plan, back
         move, before, behind, axis = plan
         sizes = before if back else behind
-        out = new_values(values, axis, sizes, torch.zeros if back and not move.whole else torch.empty)
+        out = new_values(values, axis, sizes, values.new_zeros if back and not move.whole else values.new_empty)
         examples, results = (out, values) if back else (values, out)
         rows = zip(strided(examples, axis, before), strided(results, axis, behind), strict=True)
         for b, (example, result) in enumerate(rows):
@@ -143,9 +145,7 @@ class Moved(torch.autograd.Function):
 
 def new_values(values: Tensor, axis: int, sizes: list[list[int]], make: Any) -> Tensor:
     """Values with the packed axis of other examples."""
-    total = sum(counts(sizes))
-    shape = (*values.shape[:axis], total, *values.shape[axis + 1 :])
-    return make(shape, dtype=values.dtype, device=values.device)  # type: ignore[no-any-return]  # empty or zeros
+    return make((*values.shape[:axis], sum(counts(sizes)), *values.shape[axis + 1 :]))  # type: ignore[no-any-return]  # new_empty or new_zeros
 
 
 def counts(sizes: list[list[int]]) -> list[int]:
@@ -187,7 +187,7 @@ def spans_taken(axis: int, first: list[list[int]], lengths: list[list[int]], ste
         begin, apart = example.offset, list(example.stride)
         for d, f, n, step in zip(range(axis, last), first[b], lengths[b], steps, strict=True):
             begin += apart[d] * (f if step > 0 else f + step * (n - 1))  # the first in memory
-            apart[d] *= abs(step)
+            apart[d] *= abs(step) if n > 1 else 1
         return [(Strided(result.size, tuple(apart), begin), result)]
 
     return Move(parts, [axis + r for r, step in enumerate(steps) if step < 0], whole=False)

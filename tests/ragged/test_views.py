@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,29 @@ def test_graphs_and_transforms_gather(monkeypatch: pytest.MonkeyPatch):
     tdc.vmap(lambda v: x.with_values(v).flip(3).values)(x.values[None])
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         assert not views.by_views(x)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_gradients_of_several_at_once(monkeypatch: pytest.MonkeyPatch, name: str):
+    """The backward of a call that went by views runs under `vmap` then."""
+    monkeypatch.setattr(views, "LEAST", 1)
+    x = images().requires_grad_()
+    y = MOVES[name](x).values
+    both = torch.randn(2, *y.shape, dtype=y.dtype)
+    (got,) = torch.autograd.grad(y, x.values, both, is_grads_batched=True, retain_graph=True)
+    want = [torch.autograd.grad(y, x.values, one, retain_graph=True)[0] for one in both]
+    torch.testing.assert_close(got, torch.stack(want))
+
+
+@pytest.mark.parametrize("step", [sys.maxsize, -sys.maxsize, 2**70])
+def test_steps_of_any_size(monkeypatch: pytest.MonkeyPatch, step: int):
+    monkeypatch.setattr(views, "LEAST", 1)
+    x = images()
+    for found, row in zip(x[:, :, ::step].unbind(), x.unbind(), strict=True):
+        assert torch.equal(found, row[:, :1] if step > 0 else row[:, -1:])
+
+
+@pytest.mark.parametrize("step", [1.5, "a"])
+def test_steps_that_are_no_whole_numbers(step: Any):
+    with pytest.raises(tdc.IndexingError, match="a whole number as step of a slice"):
+        images()[:, :, ::step]
