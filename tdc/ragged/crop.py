@@ -82,7 +82,7 @@ def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
         begins, counts = [on_host(torch.stack(found, 1)) for found in (first, lengths)]
     else:  # two dozen operations for so few numbers take longer
         ends = [[None if at is None else as_end(at) for at in (part.start, part.stop)] for part in parts]
-        given = [slice(*both, step) for both, step in zip(ends, steps, strict=True)]
+        given = [slice(begin, end, step) for (begin, end), step in zip(ends, steps, strict=True)]
         taken = [[range(n)[part] for part, n in zip(given, size, strict=True)] for size in on_host(sizes_of(s))]
         begins, counts = [[part.start for part in row] for row in taken], [[len(part) for part in row] for row in taken]
     t = structure_of_spans(s, slices, torch.tensor(counts, device=x.device))

@@ -58,7 +58,7 @@ class Move(NamedTuple):
     """
 
     parts: Callable[[Strided, Strided, int], list[tuple[Strided, Strided]]]
-    reversed: Sequence[int] = ()
+    reversed: tuple[int, ...] = ()
     whole: bool = True
 
 
@@ -162,7 +162,7 @@ def views(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Tensor]:
 
 def strided(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Strided]:
     """The same views as numbers."""
-    shape, strides, offset = values.shape, values.stride(), values.storage_offset()
+    shape, strides, offset = values.shape, values.stride(), int(values.storage_offset())
     found = []
     for size in sizes:
         step, own = strides[axis], ()
@@ -190,12 +190,12 @@ def spans_taken(axis: int, first: list[list[int]], lengths: list[list[int]], ste
             apart[d] *= abs(step) if n > 1 else 1
         return [(Strided(result.size, tuple(apart), begin), result)]
 
-    return Move(parts, [axis + r for r, step in enumerate(steps) if step < 0], whole=False)
+    return Move(parts, tuple([axis + r for r, step in enumerate(steps) if step < 0]), whole=False)
 
 
 def flipped(dims: list[int]) -> Move:
     """The dims of an example in reverse."""
-    return Move(lambda example, result, b: [(example, result)], dims)
+    return Move(lambda example, result, b: [(example, result)], tuple(dims))
 
 
 def shifted(shift: int, dim: int) -> Move:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
+from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
 from versions import OLD
 
 import tdc
@@ -107,6 +113,61 @@ def test_one_mask(by: Any) -> None:
         (value, _), grads = run(PARAMS.select("w"))
     assert value != 0
     assert_close((grads["w"] * PARAMS["w"]).sum(), value)
+
+
+DRAWS: dict[str, Any] = {
+    "dropout": lambda y: F.dropout(F.dropout(y, DROP), DROP),
+    "bernoulli": lambda y: y * torch.empty_like(y).bernoulli_(DROP),
+    "multinomial": lambda y: y * torch.multinomial(torch.ones_like(y), y.shape[1]),
+}
+OURS: dict[str, Any] = {
+    "tdc": checkpoint,
+    "torch": lambda fn: partial(recompute, fn, use_reentrant=False),
+    "torch, by policy": lambda fn: partial(recompute, fn, use_reentrant=False, context_fn=partial(create, again)),
+}
+
+
+def again(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.skipif(OLD, reason="torch 2.11 keeps everything, or refuses what draws")
+@pytest.mark.parametrize("by", ["aot_eager", pytest.param(backend, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whose", OURS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_draws_is_kept(name: str, whose: str, by: Any) -> None:
+    """In the graph of a whole step, whoever says that it is computed again."""
+
+    def loss(wrap: Any, params: TensorDict) -> Tensor:
+        return wrap(lambda x: DRAWS[name](x @ params["w"]))(X).sum()
+
+    run = torch.compile(with_own_graphs(both(loss, OURS[whose])), backend=by, fullgraph=True)
+    with torch.no_grad():
+        (value, _), grads = run(PARAMS.select("w"))
+    assert_close((grads["w"] * PARAMS["w"]).sum(), value)
+
+
+@pytest.mark.skipif(OLD, reason="torch 2.11 keeps everything")
+def test_a_policy_that_would_rather_keep() -> None:
+    """What it prefers to keep is kept."""
+    counts: list[int] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        counts.append(len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)))
+        return make_boxed_func(graph.forward)
+
+    def prefers(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_SAVE if op is torch.ops.aten.mm.default else again(ctx, op)
+
+    def loss(wrap: Any, params: TensorDict) -> Tensor:
+        return wrap(lambda x: torch.sin(torch.sin(x @ params["w"]) @ params["w"]).exp())(X).sum()
+
+    for policy in (prefers, [torch.ops.aten.mm.default], again):
+        run = both(loss, partial(checkpoint, policy=policy))
+        with torch.no_grad():
+            compiled = torch.compile(with_own_graphs(run), backend=aot_autograd(fw_compiler=note), fullgraph=True)
+            compiled(PARAMS.select("w"))
+    assert counts[0] == counts[1] < counts[2]
 
 
 class Block(nn.Module):

@@ -21,9 +21,14 @@ PASS = "torch._functorch._activation_checkpointing.remat_using_tags_for_fwd_loss
 NAME = "remat_using_tags_for_fwd_loss_bwd_graph"
 
 
+def is_seeded(op: Any) -> bool:
+    """Whether an operation may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
 def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call of an operation draws random numbers: attention with a dropout of 0 does not."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
+    if not is_seeded(op):
         return False
     names = argument_names(op)
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -39,13 +44,20 @@ def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
 
 
 def computed_again(run: Any, seeds: bool, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """torch's pass, on a graph in which what draws is kept."""
+    """torch's pass, on a graph in which what draws is kept, whoever wants it to be computed again."""
+    again = load("torch._functorch.partitioners:must_recompute")
+    for node in calls(module):  # all parts of what was kept because something in it draws
+        if node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE and is_seeded(node.meta.get("original_aten")):
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     if seeds:
         load("torch._inductor.fx_passes.replace_random").replace_random_passes(module)
-    for node in module.graph.nodes:
-        preferred = node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
-        if preferred and isinstance(node.target, torch._ops.OpOverload):
-            once = draws(node.target, node.args, node.kwargs)
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if once else CheckpointPolicy.MUST_RECOMPUTE
+    for node in calls(module):
+        if again(node) and draws(node.target, node.args, node.kwargs):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     with patch(f"{PASS}.has_recomputable_rng_ops", lambda module: False):
         return run(module)  # type: ignore[no-any-return]  # untyped in torch
+
+
+def calls(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes of a graph that call an operation."""
+    return [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
