@@ -163,7 +163,7 @@ def views(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Tensor]:
 def strided(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Strided]:
     """The same views as numbers."""
     shape, strides, offset = values.shape, values.stride(), int(values.storage_offset())
-    found = []
+    found: list[Strided] = []
     for size in sizes:
         step, own = strides[axis], ()
         for n in reversed(size):
@@ -195,7 +195,11 @@ def spans_taken(axis: int, first: list[list[int]], lengths: list[list[int]], ste
 
 def flipped(dims: list[int]) -> Move:
     """The dims of an example in reverse."""
-    return Move(lambda example, result, b: [(example, result)], tuple(dims))
+
+    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
+        return [(example, result)]
+
+    return Move(parts, tuple(dims))
 
 
 def shifted(shift: int, dim: int) -> Move:
