@@ -8,7 +8,7 @@ torch refuses to draw them again, or from seeds that are drawn once; a policy sa
 what goes in can wait in the memory of the host; under a transform of `torch.func`, which refuses it, the function is
 called as it is.
 
-Invariant: values and gradients are those of the function without it.
+Invariant: values and gradients are those of the function without it, but for other random numbers in some graphs.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def marking(codegen: Callable[..., None]) -> Callable[..., None]:
 
     def mark(node: Any, *args: Any) -> None:
         graph = load("torch._inductor.virtualized:V").graph
-        names = {name for x in [*node.inputs, *node.outputs] for name in memory_of(graph, x)}
+        names = {name for x in [*node.inputs, *(node.outputs or ())] for name in memory_of(graph, x)}
         graph.never_reuse_buffers.update(names)
         APART.setdefault(graph, set()).update(names)
         codegen(node, *args)

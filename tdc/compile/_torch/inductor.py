@@ -29,10 +29,10 @@ def compile_graph(
         change(module)
         if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
             kwargs["get_decomp_fn"] = load("torch._inductor.decomposition").select_decomp_table
-        with any_size(flag):
+        with any_size(flag), memory_apart():
             return inductor.compile_fx_inner(module, *args, **kwargs)
 
-    with keep_functions(), memory_apart():
+    with keep_functions():
         return inductor.compile_fx(
             graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=decompositions(settings)
         )
