@@ -192,15 +192,13 @@ def nested(outer: Any, inner: Any) -> Iterator[None]:
 
 def keeps_few(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """In a graph: keep what has to be kept, compute all else again."""
-    return kept_anyway(op, args, kwargs) or CheckpointPolicy.MUST_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if is_kept(op, args, kwargs) else CheckpointPolicy.MUST_RECOMPUTE
 
 
-def kept_anyway(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckpointPolicy | None:
-    """What a graph keeps whatever is asked for: copies on the host; and what draws at random, whose parts `drawn_once`
-    tells apart in a graph of a whole step."""
-    if is_to_host(op):
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_SAVE if draws(op, args, kwargs) else None
+def is_kept(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a graph keeps what an operation gives: copies on the host, and what draws random numbers. In a graph of a
+    whole step `drawn_once` keeps of the latter what is drawn alone."""
+    return is_to_host(op) or draws(op, args, kwargs)
 
 
 def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -221,10 +219,10 @@ def contexts(policy: Policy) -> tuple[dict[str, Any], dict[str, Any]]:
         return CheckpointPolicy.MUST_SAVE if found else CheckpointPolicy.PREFER_RECOMPUTE
 
     def in_graphs(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return kept_anyway(op, args, kwargs) or decide(ctx, op, *args, **kwargs)
+        return CheckpointPolicy.MUST_SAVE if is_kept(op, args, kwargs) else decide(ctx, op, *args, **kwargs)
 
     return {"context_fn": partial(create, decide)}, {"context_fn": partial(create, in_graphs)}
 
 
 IN_GRAPHS: dict[str, Any] = {"context_fn": partial(create, keeps_few)}
-IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 3"  # lets torch keep such graphs in its cache on disk
+IN_GRAPHS["context_fn"].cache_hash = "tdc.compile.checkpoint, 4"  # lets torch keep such graphs in its cache on disk

@@ -28,7 +28,7 @@ LEAST = 4096  # elements of an example in the mean, below which a gather takes l
 
 
 class Strided(NamedTuple):
-    """A view as `as_strided` takes it: numbers in place of the tensors in between, which take longer than small copies.
+    """A view as the numbers that `as_strided` takes. To make it view by view takes longer than a small copy.
 
     Attributes:
         size, stride, offset: of the view.
@@ -143,9 +143,9 @@ class Moved(torch.autograd.Function):
         return Moved.apply(directions[0], ctx.plan, ctx.back)  # type: ignore[no-any-return]  # untyped in torch
 
 
-def new_values(values: Tensor, axis: int, sizes: list[list[int]], make: Any) -> Tensor:
-    """Values with the packed axis of other examples."""
-    return make((*values.shape[:axis], sum(counts(sizes)), *values.shape[axis + 1 :]))  # type: ignore[no-any-return]  # new_empty or new_zeros
+def new_values(values: Tensor, axis: int, sizes: list[list[int]], make: Callable[[Sequence[int]], Tensor]) -> Tensor:
+    """Values with the packed axis of other examples, by `new_empty` or `new_zeros`."""
+    return make((*values.shape[:axis], sum(counts(sizes)), *values.shape[axis + 1 :]))
 
 
 def counts(sizes: list[list[int]]) -> list[int]:

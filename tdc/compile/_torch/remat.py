@@ -6,6 +6,7 @@ draws from seeds; where they stand in the graph before torch's pass, all but the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pkgutil import resolve_name as load
@@ -13,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tdc.core.dynamo import argument_names
@@ -43,11 +45,11 @@ def drawn_once(seeds: bool = False) -> AbstractContextManager[Any]:
     return patch(f"{PASS}.{NAME}", partial(computed_again, load(f"{PASS}:{NAME}"), seeds))
 
 
-def computed_again(run: Any, seeds: bool, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def computed_again(run: Callable[[GraphModule], GraphModule], seeds: bool, module: GraphModule) -> GraphModule:
     """torch's pass, on a graph in which what draws is kept, whoever wants it to be computed again."""
     again = load("torch._functorch.partitioners:must_recompute")
     for node in calls(module):  # all parts of what was kept because something in it draws
-        if node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE and is_seeded(node.meta.get("original_aten")):
+        if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE and is_seeded(node.meta.get("original_aten")):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     if seeds:
         load("torch._inductor.fx_passes.replace_random").replace_random_passes(module)
@@ -55,9 +57,9 @@ def computed_again(run: Any, seeds: bool, module: torch.fx.GraphModule) -> torch
         if again(node) and draws(node.target, node.args, node.kwargs):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     with patch(f"{PASS}.has_recomputable_rng_ops", lambda module: False):
-        return run(module)  # type: ignore[no-any-return]  # untyped in torch
+        return run(module)
 
 
-def calls(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+def calls(module: GraphModule) -> list[torch.fx.Node]:
     """The nodes of a graph that call an operation."""
     return [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
