@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts as create
-from versions import OLD
+from versions import OLD, refused
 
 import tdc
 from tdc import TensorDict, functional_call
@@ -130,7 +130,6 @@ def again(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@pytest.mark.skipif(OLD, reason="torch 2.11 keeps everything, or refuses what draws")
 @pytest.mark.parametrize("by", ["aot_eager", pytest.param(backend, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whose", OURS)
 @pytest.mark.parametrize("name", DRAWS)
@@ -141,12 +140,11 @@ def test_what_draws_is_kept(name: str, whose: str, by: Any) -> None:
         return wrap(lambda x: DRAWS[name](x @ params["w"]))(X).sum()
 
     run = torch.compile(with_own_graphs(both(loss, OURS[whose])), backend=by, fullgraph=True)
-    with torch.no_grad():
+    with torch.no_grad(), refused("dynamicLayerStack", when=whose == "torch, by policy"):
         (value, _), grads = run(PARAMS.select("w"))
-    assert_close((grads["w"] * PARAMS["w"]).sum(), value)
+        assert_close((grads["w"] * PARAMS["w"]).sum(), value)
 
 
-@pytest.mark.skipif(OLD, reason="torch 2.11 keeps everything")
 def test_a_policy_that_would_rather_keep() -> None:
     """What it prefers to keep is kept."""
     counts: list[int] = []
@@ -166,7 +164,8 @@ def test_a_policy_that_would_rather_keep() -> None:
         with torch.no_grad():
             compiled = torch.compile(with_own_graphs(run), backend=aot_autograd(fw_compiler=note), fullgraph=True)
             compiled(PARAMS.select("w"))
-    assert counts[0] == counts[1] < counts[2]
+    assert counts[0] == counts[1]
+    assert (counts[1] < counts[2]) != OLD  # which keeps everything
 
 
 class Block(nn.Module):
@@ -226,7 +225,6 @@ def test_less_memory_in_a_step(ragged: bool, by: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(OLD, reason="torch 2.11 keeps everything")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_and_dropout_are_computed_again(dropout: float) -> None:
     """Inductor draws from seeds, which are all that is kept of dropout; attention without it draws nothing."""
@@ -240,7 +238,7 @@ def test_attention_and_dropout_are_computed_again(dropout: float) -> None:
         peaks.append(tdc.compile.peak_bytes(step, state, batch))
     if not dropout:  # else other numbers are drawn
         assert_close(results[1], results[0])
-    assert peaks[1] < 0.4 * peaks[0]
+    assert (peaks[1] < 0.4 * peaks[0]) != OLD  # which keeps everything
 
 
 @pytest.mark.slow
