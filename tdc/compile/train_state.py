@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.compile._torch.writes import write_in_graph
 from tdc.compile.upstream import traced
-from tdc.core.dynamo import constant, has_address, mark_address, storage_id
+from tdc.core.dynamo import constant, has_address, mark_address, storage_id, trace_as
 from tdc.core.errors import StructureError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
 from tdc.core.typing import KeyPath
+from tdc.ops.copy import copy_
 from tdc.tensordict.paths import arrangement, join, top_keys
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -32,6 +34,25 @@ def apart(x: Any, known: set[int] | None) -> Any:
     if not isinstance(x, Tensor) or not (known is None or storage_id(x) in known):
         return x
     return x.clone() if known is not None else torch.where(x == x, x, x)
+
+
+def overwrite(olds: list[Any], news: list[Any], known: set[int] | None) -> None:
+    """Write new leaves into the memory of old ones, which is the known one."""
+    apart_from_it = [apart(x, known) for x in news]  # all of them before one is written
+    for old, new in zip(olds, apart_from_it, strict=True):
+        copy_(old, new)
+
+
+def overwrite_in_graph(olds: list[Any], news: list[Any], known: set[int] | None) -> None:
+    """What Dynamo traces in place of `overwrite`."""
+    pairs = list(zip(olds, news, strict=True))
+    for old, new in [pair for pair in pairs if not isinstance(pair[0], Tensor)]:
+        copy_(old, new)
+    tensors = [pair for pair in pairs if isinstance(pair[0], Tensor)]
+    write_in_graph([old for old, _ in tensors], [new for _, new in tensors])
+
+
+trace_as(overwrite, overwrite_in_graph)
 
 
 def unshared(td: TensorDict, other: TensorDict) -> TensorDict:

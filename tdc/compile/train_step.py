@@ -50,6 +50,7 @@ from tdc.compile.train_state import (
     check_update,
     in_order,
     mark_addresses,
+    overwrite,
     storages,
     unshared,
     with_keys,
@@ -60,7 +61,6 @@ from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, ShapeError, StructureError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.interop.pytrees import from_state_dict
-from tdc.ops.copy import copy_
 from tdc.tensordict.tensordict import TensorDict
 
 OP = "compile.train_step"
@@ -249,11 +249,9 @@ class TrainStep:
         def donating(state: TensorDict, batch: Any) -> TensorDict:
             new, metrics = pure(state, batch)
             old, known = state._leaves, storages(state)
-            changed = {p: x for p, x in new._leaves.items() if x is not old[p]}
-            after = {p: apart(x, known) for p, x in changed.items()}  # all of them before one is written
             metrics = metrics.apply(lambda x: apart(x, known))
-            for path, leaf in after.items():
-                copy_(old[path], leaf)
+            changed = [p for p, x in new._leaves.items() if x is not old[p]]
+            overwrite([old[p] for p in changed], [new._leaves[p] for p in changed], known)
             return metrics
 
         run: Any = donating if self._donate else pure

@@ -422,9 +422,9 @@ adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane
 }
 
 
-def foreach(name: str) -> Op:
-    """The kernel that runs an operation, such as "add", on all tensors of a list."""
-    return getattr(torch, f"_foreach_{name}")
+def list_kernel(name: str) -> Op:
+    """The kernel on lists of tensors that torch has under a name, such as "foreach_add" or "fused_adamw_"."""
+    return getattr(torch, f"_{name}")
 
 
 def storage_id(x: Tensor) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tdc.core.container import Container
-from tdc.core.dynamo import eager, foreach
+from tdc.core.dynamo import eager, list_kernel
 from tdc.core.errors import ShapeError, StructureError, describe, message, show_sizes
 from tdc.core.typing import Op
 from tdc.ops.batch import explained
@@ -30,7 +30,7 @@ from tdc.tensordict.storage import check_extra, columns_of, same_size
 from tdc.tensordict.tensordict import TensorDict, build_td
 
 FOREACH: dict[Op, Op] = {
-    getattr(torch, name): foreach(name)
+    getattr(torch, name): list_kernel(f"foreach_{name}")
     for name in (
         "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
         "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tdc.core.arguments import expect, expect_number
 from tdc.optim import foreach as c
+from tdc.optim import fused
 from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
 from tdc.optim.transform import Optimizer, Rate, check_numbers, given, pair_of
@@ -80,18 +81,18 @@ def of_adam(
     check_numbers(op, lr=lr, eps=eps, weight_decay=weight_decay)
 
     def many(ps: Column, gs: Column, means: Column, squares: Column, *rest: Any) -> tuple[Column, ...]:
-        *largest, keep, rate, root = rest
-        ps, gs = decayed(ps, gs, weight_decay, keep if decoupled else None)
+        *largest, rate, n = rest
+        if fused.takes([ps, gs, means, squares, *largest], rate, n, *betas, eps, weight_decay):
+            return fused.stepped([ps, gs, means, squares, *largest], rate, n, betas, eps, weight_decay, decoupled)
+        ps, gs = decayed(ps, gs, weight_decay, 1 - rate * weight_decay if decoupled else None)
         means = c.lerp(means, gs, 1 - beta1)
         squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)
         largest = [c.maximum(xs, squares) for xs in largest]
+        root = debias(beta2, n).sqrt()
         sizes = c.plus_number(c.over(c.sqrt(largest[0] if largest else squares), root), eps)
-        return c.minus(ps, c.ratio(means, sizes), rate), means, squares, *largest
+        return c.minus(ps, c.ratio(means, sizes), rate / debias(beta1, n)), means, squares, *largest
 
-    def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
-        return 1 - rate * weight_decay, rate / debias(beta1, n), debias(beta2, n).sqrt()
-
-    return optimizer(op, lr, ("mean", "square", *["largest"] * amsgrad), many, scalars)
+    return optimizer(op, lr, ("mean", "square", *["largest"] * amsgrad), many, lambda rate, n: (rate, n))
 
 
 def decayed(ps: Column, gs: Column, weight_decay: Scalar, keep: Scalar | None) -> tuple[Column, Column]:

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import eager, foreach, trace_as, under_transform
+from tdc.core.dynamo import eager, list_kernel, trace_as, under_transform
 from tdc.ops.leafwise import at_once
 
 Column: TypeAlias = "list[Tensor]"
 Scalar: TypeAlias = "float | Tensor"
-ADD, ADDCMUL = foreach("add"), foreach("addcmul")
+ADD, ADDCMUL = list_kernel("foreach_add"), list_kernel("foreach_addcmul")
 
 
 def one_kernel(*columns: Any) -> bool:
@@ -63,7 +63,7 @@ def extended(by: Tensor, x: Tensor) -> Tensor:
 
 def columnwise(op: Callable[..., Tensor]) -> Callable[..., Column]:
     """An operation of torch on a column, and on others or scalars with it."""
-    kernel = foreach(op.__name__)
+    kernel = list_kernel(f"foreach_{op.__name__}")
     numbers = op is torch.lerp  # torch has no kernel that takes a tensor as the weight
 
     def run(xs: Column, *others: Column | Scalar) -> Column:

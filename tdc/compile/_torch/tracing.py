@@ -125,6 +125,13 @@ def in_body_of_scan() -> bool:
     return within_scan(torch._dynamo.symbolic_convert.InstructionTranslator.current_tx())
 
 
+@constant
+def in_body() -> bool:
+    """Whether the call is traced as part of a body of an operator, such as a loop."""
+    tracer = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.current_tracer
+    return tracer.parent is not None
+
+
 def compile_through(context: Any, around: Callable[..., Any]) -> None:
     """Have the graph that is being traced compiled by `around(compiler, graph, *args, **kwargs)`, by any backend, once
     however often it is asked for."""

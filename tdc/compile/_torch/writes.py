@@ -1,0 +1,67 @@
+"""How a graph writes a new state into the memory of the old one: each number once, when all of them are known.
+
+Inductor takes a copy away that is written to an input, also where the input that was copied is written before (torch
+2.13). So a number that may be that of another input goes through an operation that Inductor keeps. For what the graph
+computes that would be two nodes for each tensor of a state, and Inductor takes 0.03 s for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdc.compile._torch.tracing import at_trace_time, compile_through, translator
+from tdc.core.dynamo import list_kernel
+
+COPY = list_kernel("foreach_copy_")
+NEW = ("where", "lerp", "addcmul", "addcdiv")  # operations that no compiler takes for one of their operands
+WRITES = "written when all is known"  # marks nodes
+
+
+def write_in_graph(olds: list[Tensor], news: list[Tensor]) -> None:
+    """Write new numbers into inputs of the graph: one node while Dynamo traces, and one for each before it compiles."""
+    COPY(olds, news)
+    at_trace_time(note_writes)
+
+
+def note_writes(context: Any) -> None:
+    """Mark the write that was just traced."""
+    graph = translator(context).output.graph
+    graph.find_nodes(op="call_function", target=COPY)[-1].meta[WRITES] = True
+    compile_through(context, one_by_one)
+
+
+def one_by_one(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a graph in which each tensor is written by a node of its own."""
+    for node in [node for node in graph.graph.nodes if WRITES in node.meta]:
+        olds, news = node.args
+        with graph.graph.inserting_before(node):
+            known = [x if is_new(x) else copied(graph.graph, x) for x in news]
+            for old, new in zip(olds, known, strict=True):
+                graph.graph.call_method("copy_", (old, new))
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return compiler(graph, *args, **kwargs)
+
+
+def copied(graph: torch.fx.Graph, x: torch.fx.Node) -> torch.fx.Node:
+    """The same numbers by an operation that stays; where they are computed in the graph, it is no kernel of its own."""
+    return graph.call_function(torch.where, (graph.call_function(torch.eq, (x, x)), x, x))
+
+
+def is_new(x: torch.fx.Node) -> bool:
+    """Whether a value is memory of its own: the result of an operation that makes some, or changed in place since."""
+    made = x.args[0] if getattr(x.target, "__name__", "") == "getitem" else x
+    name = str(getattr(getattr(made, "target", None), "__name__", "")).removeprefix("_foreach_")
+    return name in NEW or any([changes(user, x) for user in x.users])
+
+
+def changes(user: torch.fx.Node, x: torch.fx.Node) -> bool:
+    """Whether a node is an operator of this library that changes a value which it is given."""
+    if getattr(user.target, "namespace", "") != "tdc":
+        return False
+    schema: Any = getattr(user.target, "_schema", None)
+    written = [given for given, arg in zip(user.args, schema.arguments, strict=False) if arg.is_write]
+    return any([x is given or (isinstance(given, (list, tuple)) and x in given) for given in written])

@@ -1,0 +1,250 @@
+"""Adam on many leaves as one operator: the numbers of torch.optim for every layout, eagerly and in graphs, and where it
+does not serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import tdc
+from tdc import TensorDict
+from tdc.compile import counted, train_step
+from tdc.optim import Optimizer, adam, adamw, chain, clip_by_global_norm, ema, fused, inject, lookahead
+
+SETTINGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "adam": (adam, torch.optim.Adam, {"weight_decay": 0.1}),
+    "adamw": (adamw, torch.optim.AdamW, {"weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-6}),
+    "amsgrad": (adamw, torch.optim.AdamW, {"amsgrad": True, "betas": (0.5, 0.6)}),
+}
+FEW, MANY = 7, 10  # leaves of one node; leaves
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few leaves are many: graphs of 64 take long to make."""
+    monkeypatch.setattr(fused, "FEW", FEW)
+
+
+def leaf(i: int, seed: int = 0) -> Tensor:
+    """A tensor of one of several shapes and orders in memory."""
+    torch.manual_seed(100 * seed + i)
+    kinds = [
+        torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(()), torch.randn(0, 2), torch.randn(5),
+        torch.randn(6, 8)[:, ::2], torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ]  # fmt: skip
+    return kinds[i % len(kinds)]
+
+
+def many(seed: int = 0, shift: int = 0) -> TensorDict:
+    """Leaves of shapes that the seed does not change; those of another shift lie in other orders in memory."""
+    own = [leaf(i, seed) for i in range(MANY)]
+    return TensorDict({f"p{i}": x.contiguous() if shift and i % 2 else x for i, x in enumerate(own)})
+
+
+def by_torch(cls: Any, settings: dict[str, Any], params: TensorDict, grads: list[TensorDict]) -> TensorDict:
+    """What an optimiser of torch makes of parameters."""
+    own = params.apply(lambda x: nn.Parameter(x.clone()))
+    optimizer = cls(list(own.values()), lr=0.01, **settings)
+    for given in grads:
+        for p, g in zip(own.values(), given.values(), strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+    return own.apply(lambda x: x.detach())
+
+
+def stepped(optimizer: Optimizer, params: TensorDict, grads: list[TensorDict], update: Any = None) -> Any:
+    """Parameters and state after steps."""
+    state = optimizer.init(params)
+    for given in grads:
+        params, state = (update or optimizer.update)(given, state, params)
+    return params, state
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager", tdc.compile.backend])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_numbers_are_those_of_torch(name: str, backend: Any) -> None:
+    make, cls, settings = SETTINGS[name]
+    optimizer, params, before = make(0.01, **settings), many(), many()
+    grads = [many(seed, shift=seed % 2) for seed in (1, 2, 3)]
+    update = counted(optimizer.update, backend=backend) if backend else None
+    found, state = stepped(optimizer, params, grads, update)
+    assert_close(found.to_dict(), by_torch(cls, settings, params, grads).to_dict())
+    assert_close(params.to_dict(), before.to_dict(), rtol=0, atol=0)
+    assert int(state["step"]) == 3
+
+
+def test_a_moment_may_lie_in_another_order() -> None:
+    optimizer, params = adamw(0.1), many()
+    wanted, expected = stepped(optimizer, params, [many(1), many(2)])
+    once, state = stepped(optimizer, params, [many(1)])
+    other = state.apply(lambda x: x.contiguous() if x.ndim else x)
+    found, after = optimizer.update(many(2), other, once)
+    assert_close(found.to_dict(), wanted.to_dict(), rtol=0, atol=0)
+    assert_close(after.to_dict(), expected.to_dict(), rtol=0, atol=0)
+
+
+class Deep(nn.Module):
+    """More parameters than stay arithmetic."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(3, 3) for _ in range(MANY // 2)])
+        if tied:
+            self.layers[1].weight = self.layers[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x
+
+
+def loss(net: Any, x: Tensor) -> Tensor:
+    return net(x).square().mean()
+
+
+def after_steps(net: nn.Module, optimizer: Any, **settings: Any) -> TensorDict:
+    """The state after four steps."""
+    step = train_step(net, loss, optimizer, **settings)
+    state = step.init()
+    for i in range(4):
+        torch.manual_seed(i)
+        state, _ = step(state, torch.randn(2, 3))
+    return state
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        adamw, lambda: chain(clip_by_global_norm(0.1), adam(0.01)), lambda: chain(adamw(0.01), lookahead(k=2)),
+        lambda: inject(adamw, lr=0.01),
+    ],
+    ids=["adamw", "chain", "lookahead", "inject"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings", [{}, {"skip_nonfinite": True}, {"average": ema(0.9)}], ids=["plain", "skips", "average"]
+)
+def test_a_donated_step_is_the_step(make: Any, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net = Deep()
+    expected = after_steps(net, make(), compile=False, **settings)
+    found = after_steps(net, make(), donate=True, backend="aot_eager", **settings)
+    assert_close(found.to_dict(), expected.to_dict())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_donated_step_writes_in_place(tied: bool) -> None:
+    torch.manual_seed(0)
+    net = Deep(tied)
+    expected = after_steps(net, adamw(0.01), compile=False)
+    step = train_step(net, loss, adamw(0.01), donate=True)
+    state = step.init()
+    addresses = {p: x.data_ptr() for p, x in state._leaves.items()}
+    for i in range(4):
+        torch.manual_seed(i)
+        state, _ = step(state, torch.randn(2, 3))
+    assert_close(state.to_dict(), expected.to_dict())
+    assert {p: x.data_ptr() for p, x in state._leaves.items()} == addresses
+
+
+def test_one_node_for_many_leaves() -> None:
+    optimizer, seen = adamw(0.01), list[str]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    torch.compile(optimizer.update, backend=backend, fullgraph=True)(many(1), optimizer.init(many()), many())
+    assert seen.count("tdc.adam_.default") == 2
+    assert not [name for name in seen if "lerp" in name]
+
+
+def test_two_parameters_may_change_places() -> None:
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        return TensorDict({"a": params["b"], "b": params["a"] + 0, "c": params["a"].view(3)}), state
+
+    optimizer = Optimizer(lambda params: TensorDict({}), update)
+    start = TensorDict({"a": torch.ones(3), "b": torch.full((3,), 2.0), "c": torch.full((3,), 3.0)})
+    step = train_step(lambda params, x: (params["a"] * params["b"] * params["c"]).sum() * x, optimizer, donate=True)
+    state, _ = step(step.init(start), torch.tensor(1.0))
+    assert state["params"].apply(lambda x: x[0]).to_dict() == {"a": 2.0, "b": 1.0, "c": 1.0}
+
+
+# -- where the operator does not serve
+
+
+def columns_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error where the operator runs."""
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("the operator ran")
+
+    monkeypatch.setattr(fused, "run", refuse)
+
+
+def test_an_update_can_be_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns_only(monkeypatch)
+    optimizer, params = adamw(0.1), many()
+    grads = many(1).apply(lambda x: x.requires_grad_())
+    found = optimizer.update(grads, optimizer.init(params), params)[0]
+    found["p0"].sum().backward()
+    assert grads["p0"].grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_members_of_an_ensemble_have_their_own_numbers(compiled: bool) -> None:
+    rates, members = torch.tensor([0.1, 0.01]), [many(), many(1)]
+    grads = [many(2), many(3)]
+    optimizer = adamw(0.1)
+    stacked, given = [torch.stack(xs) for xs in (members, grads)]
+    state = optimizer.init(stacked)
+    update = counted(adamw(rates).update, backend="eager") if compiled else adamw(rates).update
+    found = update(given, state, stacked)[0]
+    for i in range(2):
+        expected = stepped(adamw(float(rates[i])), members[i], [grads[i]])[0]
+        assert_close(found[i].to_dict(), expected.to_dict())
+
+
+def test_mapped_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns_only(monkeypatch)
+    optimizer, members, grads = adam(0.1), [many(), many(1)], [many(2), many(3)]
+    stacked, given = [torch.stack(xs) for xs in (members, grads)]
+    states = torch.stack([optimizer.init(x) for x in members])
+    found = tdc.vmap(optimizer.update)(given, states, stacked)[0]
+    monkeypatch.undo()
+    expected = torch.stack([stepped(optimizer, p, [g])[0] for p, g in zip(members, grads, strict=True)])
+    assert_close(found.to_dict(), expected.to_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    optimizer, params, grads = adamw(0.1), many().to(dtype), many(1).to(dtype)
+    eager = stepped(optimizer, params, [grads, grads])
+    traced = stepped(optimizer, params, [grads, grads], counted(optimizer.update, backend="aot_eager"))
+    for x, y in zip(eager, traced, strict=True):
+        assert_close(x.to_dict(), y.to_dict())
+
+
+def test_an_exported_update_holds_no_operator_of_ours() -> None:
+    optimizer, params = adamw(0.1), many()
+    exported = tdc.compile.export(optimizer.update, (many(1), optimizer.init(params), params))
+    assert "tdc.adam_" not in str(exported.program.graph)
+
+
+def test_steps_in_a_loop() -> None:
+    optimizer, params, grads = adamw(0.1), many(), many(1)
+    state = optimizer.init(params)
+
+    def three(grads: TensorDict, state: TensorDict, params: TensorDict) -> Any:
+        def body(carry: Any, _: Tensor) -> Any:
+            return optimizer.update(grads, carry[1], carry[0]), torch.zeros(())
+
+        return tdc.scan(body, (params, state), torch.arange(3))[0]
+
+    expected = stepped(optimizer, params, [grads] * 3)
+    found = counted(three, backend=tdc.compile.backend)(grads, state, params)
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x.to_dict(), y.to_dict())
