@@ -31,7 +31,7 @@ def one_kernel(*columns: Any) -> bool:
     if not eager():
         return False
     tensors = [x for column in columns if isinstance(column, list) for x in column]
-    return at_once(tensors) and not any([isinstance(by, Tensor) and by.ndim for by in columns])
+    return at_once(tensors) and not any([isinstance(by, Tensor) and (by.ndim or by.requires_grad) for by in columns])
 
 
 def one_kernel_in_graph(*columns: Any) -> bool:

@@ -1,16 +1,17 @@
 """Adam's update of many leaves as one operator, over torch's kernel for it.
 
     eagerly       one pass over the memory of all leaves, where the arithmetic of columns makes fourteen
-    in a graph    one node for each 64 leaves: as arithmetic, the updates of 300 parameters take more than half of the
+    in a graph    one node for each 8 leaves: as arithmetic, the updates of 300 parameters take more than half of the
                   time that Inductor needs for a training step. A few leaves it fuses with what makes their gradients.
 
-The operator changes what it is given, which are copies. In a graph the compiler leaves them out where the state is
-donated, and changes that.
+The operator changes what it is given, which are copies. Where a graph writes the results into the old state, Inductor
+drops the copies, and the kernel changes the old state: see `compile/_torch/writes.py`.
 
 Invariants:
   - float32, one rate and one step for all leaves, no derivative, and not in the body of a loop, which torch lets change
     no lists (2.11-2.13); `adam` does the arithmetic of all else itself;
-  - torch's kernel goes by memory alone, so all of a leaf lie in the order of the parameter.
+  - torch's kernel goes by memory alone: gradients and moments have the shape, the dtype and the order in memory of
+    their parameter.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from tdc.compile._torch.tracing import in_body
 from tdc.core.dynamo import eager, exporting, list_kernel, trace_as, under_transform
+from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import LIBRARY, learning, only_results
 from tdc.ops.leafwise import PLAIN
 from tdc.optim.foreach import Column, Scalar
 
 ADAM, ADAMW = list_kernel("fused_adam_"), list_kernel("fused_adamw_")
-FEW = 64  # leaves that stay arithmetic in a graph, and that are one node, whose gradients all live until it runs
+FEW = 12  # leaves of a graph that stay arithmetic
+AT_ONCE = 8  # leaves of one node: their gradients all live until it runs
 LIBRARY.define(
     "adam_(Tensor(a!)[] ps, Tensor[] gs, Tensor(b!)[] means, Tensor(c!)[] squares, Tensor(d!)[] largest, "
     "Tensor step, Tensor rate, float beta1, float beta2, float eps, float weight_decay, bool decoupled) -> ()"
@@ -40,15 +43,17 @@ def takes(columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) -> 
     leaves = [x for column in columns for x in column]
     if not eager() or not plain(columns[0], rate, step, settings) or not set(map(type, leaves)) <= PLAIN:
         return False
-    return {x.device for x in leaves} == {step.device} and only_results(*leaves)
+    return {x.device for x in leaves} == {step.device} and only_results(*leaves, rate)
 
 
 def takes_in_graph(columns: list[Column], rate: Scalar, step: Tensor, *settings: Any) -> bool:
     """What Dynamo traces in place of `takes`."""
-    ps, gs = columns[:2]
+    ps = columns[0]
     if len(ps) < FEW or exporting() or under_transform() or in_body() or not plain(ps, rate, step, settings):
         return False
-    return type(ps[0]) in PLAIN and not [p for p in ps if p.device != step.device] and not learning([*ps, *gs])
+    if [p for p in ps if type(p) not in PLAIN or p.device != step.device]:
+        return False
+    return not learning([rate, *[x for column in columns for x in column]])
 
 
 trace_as(takes, takes_in_graph)
@@ -74,9 +79,9 @@ def stepped(
         run(new[0], gs, new[1], new[2], new[3] if len(new) > 3 else [], step, rate, *settings)
     else:
         rate = rate if isinstance(rate, Tensor) else torch.full_like(step, rate)
-        for i in range(0, len(ps), FEW):
-            p, mean, square, *largest = [column[i : i + FEW] for column in new]
-            node(p, gs[i : i + FEW], mean, square, largest[0] if largest else [], step, rate, *settings)
+        for i in range(0, len(ps), AT_ONCE):
+            p, mean, square, *largest = [column[i : i + AT_ONCE] for column in new]
+            node(p, gs[i : i + AT_ONCE], mean, square, largest[0] if largest else [], step, rate, *settings)
     return tuple(new)
 
 
@@ -86,7 +91,7 @@ def run(
 ) -> None:  # fmt: skip
     """Change parameters and moments in place."""
     columns = [ps, gs, means, squares, *[largest] * bool(largest)]
-    used = [[x if x.stride() == p.stride() else in_order(x, p) for x, p in zip(xs, ps, strict=True)] for xs in columns]
+    used = [[x if lies_as(x, p) else in_order(x, p) for x, p in zip(xs, ps, strict=True)] for xs in columns]
     (ADAMW if decoupled else ADAM)(
         *used[:4], used[4] if largest else [], [step] * len(ps), lr=rate, beta1=beta1, beta2=beta2, eps=eps,
         weight_decay=weight_decay, amsgrad=bool(largest), maximize=False,
@@ -97,10 +102,24 @@ def run(
                 x.copy_(y)
 
 
+def lies_as(x: Tensor, p: Tensor) -> bool:
+    """Whether a tensor lies in memory as its parameter does; zeros of torch's that have no memory do not."""
+    return x.stride() == p.stride() and x.data_ptr() != 0
+
+
 def in_order(x: Tensor, p: Tensor) -> Tensor:
     """The same numbers, in the order in memory of the parameter."""
     return torch.empty_like(p).copy_(x)
 
 
+def fake(ps: Column, gs: Column, means: Column, squares: Column, largest: Column, *_: Any) -> None:
+    """What a graph checks, which compares no shapes of moments before."""
+    for column in (gs, means, squares, largest):
+        for x, p in zip(column, ps, strict=False):
+            if x.shape != p.shape or x.dtype != p.dtype:
+                hint = "make the state with init(params) of these parameters"
+                raise ShapeError(message("optim.adam", f"gradients and moments {describe(p)}", describe(x), hint=hint))
+
+
 LIBRARY.impl("adam_", run, "CompositeExplicitAutograd")
-LIBRARY.impl("adam_", lambda *_: None, "Meta")  # for graphs
+LIBRARY.impl("adam_", fake, "Meta")  # for graphs

@@ -27,6 +27,7 @@ FEW, MANY = 7, 10  # leaves of one node; leaves
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few leaves are many: graphs of 64 take long to make."""
     monkeypatch.setattr(fused, "FEW", FEW)
+    monkeypatch.setattr(fused, "AT_ONCE", FEW)
 
 
 def leaf(i: int, seed: int = 0) -> Tensor:
@@ -248,3 +249,76 @@ def test_steps_in_a_loop() -> None:
     found = counted(three, backend=tdc.compile.backend)(grads, state, params)
     for x, y in zip(found, expected, strict=True):
         assert_close(x.to_dict(), y.to_dict())
+
+
+# -- edges that were wrong
+
+
+def with_update(base: Optimizer, change: Any) -> Optimizer:
+    """An optimiser whose parameters are another function of those of a base."""
+
+    def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
+        found, after = base.update(grads, state["inner"], params)
+        return change(base, grads, state, params, found, after)
+
+    return Optimizer(lambda params: TensorDict({"inner": base.init(params), "before": params}), update)
+
+
+def rotated(base: Any, grads: Any, state: Any, params: Any, found: TensorDict, after: Any) -> Any:
+    keys = list(found.keys())
+    new = {a: found[b] for a, b in zip(keys, keys[1:] + keys[:1], strict=True)}
+    return TensorDict(new), TensorDict({"inner": after, "before": params})
+
+
+def twice(base: Any, grads: Any, state: Any, params: Any, found: TensorDict, after: Any) -> Any:
+    again = base.update(found, state["inner"], params)[0]
+    return found, TensorDict({"inner": after, "before": again})
+
+
+@pytest.mark.parametrize("change", [rotated, twice])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", tdc.compile.backend])
+def test_results_may_be_written_elsewhere(change: Any, backend: Any) -> None:
+    torch.manual_seed(0)
+    start = TensorDict({f"p{i}": torch.randn(2, 2) for i in range(FEW)})
+
+    def loss(params: TensorDict, x: Tensor) -> Tensor:
+        return sum([(p @ x).sin().sum() * i for i, p in enumerate(params.values())], torch.zeros(()))
+
+    found: list[TensorDict] = []
+    for settings in ({"compile": False}, {"donate": True, "backend": backend}):
+        step = train_step(loss, with_update(adamw(0.1), change), **settings)
+        state = step.init(start.clone())
+        for i in range(3):
+            state, _ = step(state, torch.full((2, 3), 1.0 + i))
+        found.append(state)
+    assert_close(found[1].to_dict(), found[0].to_dict())
+
+
+def test_moments_of_other_shapes_are_refused() -> None:
+    optimizer, params = adamw(0.1), many()
+    state = optimizer.init(params.apply(lambda x: torch.zeros(1)))
+    with pytest.raises(Exception, match=r"expected gradients and moments"):
+        torch.compile(optimizer.update, backend="eager", fullgraph=True)(many(1), state, params)
+
+
+def test_a_rate_has_a_gradient() -> None:
+    rate, params = torch.tensor(0.1, requires_grad=True), many()
+    optimizer = adamw(rate)
+    optimizer.update(many(1), optimizer.init(params), params)[0]["p0"].sum().backward()
+    assert rate.grad is not None
+    assert rate.grad != 0
+
+
+def test_a_moment_has_a_gradient_in_a_graph() -> None:
+    optimizer, params = adamw(0.1), many()
+    state = optimizer.init(params).apply(lambda x: x.requires_grad_() if x.is_floating_point() else x)
+    found = counted(optimizer.update, backend="aot_eager")(many(1), state, params)[0]
+    found["p0"].sum().backward()
+    assert state["mean", "p0"].grad.abs().sum() > 0
+
+
+def test_zeros_without_memory_are_gradients() -> None:
+    optimizer, params = adamw(0.1), TensorDict({"w": torch.ones(3)})
+    zeros = TensorDict({"w": torch._efficientzerotensor(3)})
+    found = optimizer.update(zeros, optimizer.init(params), params)[0]
+    assert_close(found["w"], torch.full((3,), 0.999))
