@@ -29,7 +29,7 @@ from tdc.ops.leafwise import PLAIN
 from tdc.optim.foreach import Column, Scalar
 
 ADAM, ADAMW = list_kernel("fused_adam_"), list_kernel("fused_adamw_")
-FEW = 12  # leaves of a graph that stay arithmetic
+FEW = 12  # a graph of fewer leaves has the arithmetic of each
 AT_ONCE = 8  # leaves of one node: their gradients all live until it runs
 LIBRARY.define(
     "adam_(Tensor(a!)[] ps, Tensor[] gs, Tensor(b!)[] means, Tensor(c!)[] squares, Tensor(d!)[] largest, "
@@ -89,7 +89,7 @@ def run(
     ps: Column, gs: Column, means: Column, squares: Column, largest: Column, step: Tensor, rate: Any, beta1: float,
     beta2: float, eps: float, weight_decay: float, decoupled: bool,
 ) -> None:  # fmt: skip
-    """Change parameters and moments in place."""
+    """The operator: torch's kernel on tensors in one order; what was put in order for it is copied back."""
     columns = [ps, gs, means, squares, *[largest] * bool(largest)]
     used = [[x if lies_as(x, p) else in_order(x, p) for x, p in zip(xs, ps, strict=True)] for xs in columns]
     (ADAMW if decoupled else ADAM)(
@@ -113,7 +113,7 @@ def in_order(x: Tensor, p: Tensor) -> Tensor:
 
 
 def fake(ps: Column, gs: Column, means: Column, squares: Column, largest: Column, *_: Any) -> None:
-    """What a graph checks, which compares no shapes of moments before."""
+    """Refuse gradients and moments of other shapes or dtypes in a graph, where `base` compares keys alone."""
     for column in (gs, means, squares, largest):
         for x, p in zip(column, ps, strict=False):
             if x.shape != p.shape or x.dtype != p.dtype:
