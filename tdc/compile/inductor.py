@@ -24,6 +24,7 @@ from tdc.compile._torch.dynamo import named_backend
 from tdc.compile._torch.inductor import BUDGET, apart_in_caches, compile_graph, memory_budget, settings_of
 from tdc.compile._torch.offload import drop_detours
 from tdc.compile._torch.remat import drawn_once
+from tdc.compile.scan_copies import without_copies
 from tdc.core.errors import ShapeError, UnsupportedError, message
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -58,7 +59,7 @@ def backend(
         settings.setdefault("reorder_for_locality", False)
     # Graphs compiled without the flag carry the guard with them in the cache on disk, so ours are kept apart.
     drawn = drawn_once(seeds=True) if again else nullcontext()
-    with drawn, apart_in_caches("tdc-8"), memory_budget(settings.pop(BUDGET, None)):
+    with drawn, apart_in_caches("tdc-9"), memory_budget(settings.pop(BUDGET, None)):
         return compile_graph(graph, inputs, prepare, settings)
 
 
@@ -73,6 +74,7 @@ def prepare(module: torch.fx.GraphModule) -> None:
     """Change a graph before it is lowered, and the bodies of its loops."""
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
+            without_copies(part)
             keep_alpha(part.graph)
             select_rows(part.graph)
     drop_detours(module.graph)

@@ -28,6 +28,17 @@ def fixed(size: Any) -> int | None:
     return int(size) if isinstance(size, int) or not size.node.expr.free_symbols else None
 
 
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal, without a guard."""
+    return bool(load("torch.fx.experimental.symbolic_shapes:statically_known_true")(a == b))
+
+
+def same_strides(x: Any, y: Any) -> bool:
+    """Whether two nodes stand for tensors that are known to lie in memory in the same way."""
+    strides = zip(x.meta["val"].stride(), y.meta["val"].stride(), strict=True)
+    return all([same_size(a, b) for a, b in strides])
+
+
 def line_of(size: Any) -> Line | None:
     """A size as `factor * symbol + plus`; None where it is of another form."""
     expr = size.node.expr

@@ -160,9 +160,27 @@ def switch_donation_off(context: Any) -> None:
 def without_donation(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile a graph without donated buffers, and without what `trace_outside` left."""
     remove_traces(graph)
-    undonated = load("torch._functorch.config").patch(donated_buffer=False, force_non_lazy_backward_lowering=True)
-    with undonated, memory_apart(), apart_in_caches("undonated"):
+    config = load("torch._functorch.config")
+    undonated = config.patch(donated_buffer=False, force_non_lazy_backward_lowering=True)
+    apart = config.patch(cse=False) if has_branch_in_scan(graph) else nullcontext()
+    with undonated, apart, memory_apart(), apart_in_caches("undonated"):
         return compiler(graph, *args, **kwargs)
+
+
+def has_branch_in_scan(graph: Any) -> bool:
+    """Whether the body of a scan has a `cond`. Where its gradients are zeros of one shape, torch makes one node of them
+    (torch 2.13), and refuses a `cond` that gets one tensor twice."""
+    bodies: list[Any] = []
+    for part in graph.modules():
+        scans = [node for node in nodes_of(part) if node.target is torch.ops.higher_order.scan]
+        bodies += [body for scan in scans for body in getattr(part, scan.args[0].target).modules()]
+    return any([node.target is torch.ops.higher_order.cond for body in bodies for node in nodes_of(body)])
+
+
+def nodes_of(part: Any) -> list[Any]:
+    """The nodes of a graph, and none of a module that is none."""
+    graph = getattr(part, "graph", None)
+    return [] if graph is None else list(graph.nodes)
 
 
 def keep_activations(context: Any) -> None:
@@ -187,8 +205,7 @@ def mark_backward(context: Any) -> None:
 def with_backward_marked(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
     """Compile a graph in which each node of such a derivative is marked as autograd's own are."""
     for part in graph.modules():
-        nodes = part.graph.nodes if hasattr(part, "graph") else ()
-        for node in nodes:
+        for node in nodes_of(part):
             if node.op == "call_function" and getattr(node.target, "__name__", "") == "autograd_function_apply":
                 for inner in getattr(part, node.args[1].target).graph.nodes:
                     inner.meta["autograd_backward"] = True

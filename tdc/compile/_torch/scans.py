@@ -1,0 +1,203 @@
+"""Loops of Inductor that run from the last step to the first, in place of loops over what was turned round (torch
+2.11-2.13).
+
+torch writes the gradient of `scan` as a scan of flipped tensors, whose results are flipped back: a copy of everything
+that the forward pass kept, and one of each gradient. Inductor makes a `while_loop` of a scan, that counts from 0; of
+such a loop over flips here one is made that counts down, and the flips are gone.
+
+    loop(0, flip(x)): while i < n: y[i] = f(x[i]), i + 1;  flip(y)       loop(n - 1, x): while i >= 0: ..., i - 1;  y
+
+Invariant: nothing but the rows that are read and written depends on the counter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pkgutil import resolve_name as load
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from tdc.compile._torch.symbolic import same_size, same_strides
+
+OPS = torch.ops.aten
+FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
+COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
+
+
+@contextmanager
+def counted_down() -> Iterator[None]:
+    """A context: loops over what was flipped that are lowered in it run the other way."""
+    passes = load("torch._inductor.fx_passes.post_grad")
+    make_loops: Callable[[GraphModule], None] = passes.decompose_scan_to_while_loop
+
+    def decompose(module: GraphModule) -> None:
+        make_loops(module)
+        turn_loops(module)
+
+    with patch.object(passes, "decompose_scan_to_while_loop", decompose):
+        yield
+
+
+def turn_loops(module: GraphModule) -> None:
+    """Turn the loops of a graph that can be."""
+    cancel(module.graph)
+    for loop in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.while_loop):
+        cond, body = [getattr(module, part.target) for part in loop.args[:2]]
+        rows = rows_of(loop, cond.graph, body.graph)
+        if rows is not None:
+            turn(loop, cond.graph, body.graph, rows)
+            cancel(module.graph)
+        if not load("torch._inductor.config").cpp_wrapper:
+            compare_numbers(cond.graph)
+        for part in (cond, body):
+            part.recompile()
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def cancel(graph: Graph) -> None:
+    """Replace the flip of a flip by what it is, and the size of a flip by that of what is flipped."""
+    for flip in [node for op in FLIPS for node in graph.find_nodes(op="call_function", target=op)]:
+        source = unflipped(flip)
+        found = None if source is None or source.target not in FLIPS else unflipped(source)
+        if found is not None:
+            flip.replace_all_uses_with(found)
+        for size in [user for user in flip.users if user.target is OPS.sym_size.int]:
+            size.replace_input_with(flip, flip.args[0])
+
+
+class Rows(NamedTuple):
+    """Operands of a loop, by position: those of which each round reads a row, and those of which it writes one."""
+
+    reads: list[int]
+    writes: list[int]
+
+
+def rows_of(loop: Node, cond: Graph, body: Graph) -> Rows | None:
+    """The rows of a loop over all rows of what was flipped, if its counter serves for nothing else; else None."""
+    counter, *others = body.find_nodes(op="placeholder")
+    operands, (results,) = loop.args[2], body.output_node().args
+    number, rounds = row_number(counter, results[0]), bound_of(cond)
+    if number is None or rounds is None or not is_call(operands[0], OPS.full.default) or operands[0].args != ([], 0):
+        return None
+    rows = [user for user in number.users if user.target not in COMPARISONS]
+    found, taken = Rows([], []), 0
+    for i, x in enumerate(others[: len(results) - 1], 1):
+        mine = [user for user in x.users if is_call(user, OPS.select.int) and user.args == (x, 0, number)]
+        rest = [user for user in x.users if user not in mine and not is_call(user, OPS.sym_size.int)]
+        if not mine:
+            continue
+        written = [is_call(user, OPS.copy_.default) and user.args[0] is row for row in mine for user in row.users]
+        passes = results[i] is x and rest == [body.output_node()] and (all(written) or not any(written))
+        if not passes or not same_size(x.meta["val"].size(0), rounds):
+            return None
+        (found.writes if written and all(written) else found.reads).append(i)
+        taken += len(mine)
+    used = {user.args[1] for user in loop.users}
+    flips = [operands[i].target in FLIPS for i in found.reads]
+    if taken < len(rows) or not any(flips) or used & {0, *found.reads}:
+        return None
+    return found if all([unflipped(operands[i]) is not None for i in found.reads]) else None
+
+
+def row_number(counter: Node, after: Any) -> Node | None:
+    """The counter as a number, if a round does nothing else with it than to add 1."""
+    numbers = [user for user in counter.users if user is not after]
+    counts = is_call(after, OPS.add.Tensor) and after.args == (counter, 1) and not after.kwargs
+    alone = [x.target for x in numbers] == [OPS._local_scalar_dense.default]
+    return numbers[0] if counts and alone and list(after.users) == [after.graph.output_node()] else None
+
+
+def bound_of(cond: Graph) -> Any:
+    """What a counter, the first input, is below as long as a loop goes on: a number; None for other conditions."""
+    (test,), counter = cond.output_node().args, cond.find_nodes(op="placeholder")[0]
+    if not is_call(test, OPS.lt.Scalar) or test.args[0] is not counter or list(counter.users) != [test]:
+        return None
+    return value_of(test.args[1])
+
+
+def value_of(x: Any) -> Any:
+    """The value that a node stands for, or a number as it is."""
+    return x.meta["val"] if isinstance(x, Node) else x
+
+
+def unflipped(x: Node) -> Node | None:
+    """What a tensor is the flip of along its first dim, where that lies in memory in the same way."""
+    if is_call(x, OPS.full.default):  # the same number everywhere
+        return x
+    if x.target not in FLIPS or list(x.args[1]) != [0]:
+        return None
+    source: Node = x.args[0]
+    return source if same_strides(source, x) else None
+
+
+def turn(loop: Node, cond: Graph, body: Graph, rows: Rows) -> None:
+    """Let a loop count down from its last round."""
+    graph, operands = loop.graph, list(loop.args[2])
+    for i in rows.reads:
+        operands[i] = unflipped(operands[i])
+    with graph.inserting_before(loop):
+        begin = graph.call_function(OPS.full.default, ([], last_of(operands[rows.reads[0]])), dict(operands[0].kwargs))
+    begin.meta, operands[0] = dict(operands[0].meta), begin
+    loop.args = (*loop.args[:2], tuple(operands), *loop.args[3:])
+    (test,), ((step, *_),) = cond.output_node().args, body.output_node().args
+    test.target, test.args = OPS.ge.Scalar, (test.args[0], 0)
+    step.args = (step.args[0], -1)
+    for result in [user for user in loop.users if user.args[1] in rows.writes]:
+        turn_result(result)
+
+
+def last_of(x: Node) -> int | Node:
+    """The position of the last row."""
+    rows = x.meta["val"].size(0)
+    if isinstance(rows, int):
+        return rows - 1
+    steps = x.graph.call_function(OPS.sym_size.int, (x, 0))
+    last = x.graph.call_function(operator.sub, (steps, 1))
+    steps.meta["val"], last.meta["val"] = rows, rows - 1
+    return last
+
+
+def turn_result(result: Node) -> None:
+    """Make the result of a loop its flip: what was a flip of it is the result itself."""
+    users = list(result.users)
+    flips = [user for user in users if unflipped(user) is result]
+    for flip in flips:
+        flip.replace_all_uses_with(result)
+    others = [user for user in users if user not in flips]
+    if others:
+        with result.graph.inserting_after(result):
+            turned = result.graph.call_function(OPS.flip.default, (result, [0]))
+        turned.meta = dict(result.meta)
+        for user in others:
+            user.replace_input_with(result, turned)
+
+
+def compare_numbers(cond: Graph) -> None:
+    """Let a condition on a counter in host memory read its number: the comparison is then no kernel of its own."""
+    counter, (test,) = cond.find_nodes(op="placeholder")[0], cond.output_node().args
+    compare = {OPS.lt.Scalar: operator.lt, OPS.ge.Scalar: operator.ge}.get(getattr(test, "target", None))
+    if compare is None or test.args[0] is not counter or counter.meta["val"].dtype is not torch.int64:
+        return
+    other = value_of(test.args[1])
+    if counter.meta["val"].device.type != "cpu" or not isinstance(other, (int, torch.SymInt)):
+        return
+    symbolic, env = load("torch.fx.experimental.symbolic_shapes"), counter.meta["val"].fake_mode.shape_env
+    value = env.create_unbacked_symint()
+    with cond.inserting_before(test):
+        number = cond.call_function(OPS._local_scalar_dense.default, (counter,))
+        found = cond.call_function(compare, (number, test.args[1]))
+    number.meta["val"], found.meta["val"] = value, compare(value, other)
+    number.meta["unbacked_bindings"] = symbolic.compute_unbacked_bindings(env, value)
+    test.replace_all_uses_with(found)
+    cond.erase_node(test)
+
+
+def is_call(x: Any, op: Any) -> bool:
+    """Whether a value is what an operator gives."""
+    return isinstance(x, Node) and x.op == "call_function" and x.target is op

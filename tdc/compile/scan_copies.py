@@ -1,0 +1,104 @@
+"""Copies that torch writes into the steps of `scan`, taken out again (torch 2.11-2.13).
+
+torch writes each view in a step as a copy. A linear layer so copies its weight, to transpose it; the copy is what the
+backward pass asks for, turned round once more; and it is kept for each step: a second set of the weights of layers, and
+of a weight that all steps share one copy for each.
+
+    kept_twice       what a step gives out as it got it is taken from where it came
+    read_as_views    matrix products read a transposed tensor where it lies
+
+Invariant: what a step returns is no view of what it got.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from tdc.compile._torch.symbolic import same_strides
+
+OPS = torch.ops.aten
+PRODUCTS = (OPS.mm.default, OPS.addmm.default, OPS.bmm.default, OPS.baddbmm.default)
+FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
+SCAN = torch.ops.higher_order.scan
+
+
+def without_copies(module: GraphModule) -> None:
+    """Take the copies out of the scans of a graph."""
+    scans = module.graph.find_nodes(op="call_function", target=SCAN)
+    for scan in scans:
+        if len(scan.args[0].users) == 1:
+            kept_twice(scan, module)
+    for scan in scans:
+        step = getattr(module, scan.args[0].target)
+        read_as_views(step.graph)
+        step.recompile()
+    if scans:
+        module.recompile()
+
+
+def kept_twice(scan: Node, module: GraphModule) -> None:
+    """Drop results of a scan that are what it got: rows of an operand, or what all of its steps get."""
+    begins, operands, shared = scan.args[1:4]
+    step = getattr(module, scan.args[0].target).graph
+    inputs, output = step.find_nodes(op="placeholder"), step.output_node()
+    rows, alike = inputs[len(begins) : -len(shared) or None], inputs[len(inputs) - len(shared) :]
+    (results,) = output.args
+    dropped: list[int] = []
+    for user in list(scan.users):
+        i = user.args[1]
+        source = original(results[i]) if i >= len(begins) else None
+        if source in rows and same_strides(operands[rows.index(source)], user):
+            user.replace_all_uses_with(operands[rows.index(source)])
+        elif source in alike and same_strides(source, results[i]):
+            share(user, shared[alike.index(source)], module)
+        if not user.users:
+            scan.graph.erase_node(user)
+            dropped.append(i)
+    used = {user.args[1] for user in scan.users}
+    left = [i for i in range(len(results)) if i not in dropped]
+    if not dropped or not any([i >= len(begins) for i in used]):  # torch wants a result
+        return
+    output.args = (tuple([results[i] for i in left]),)
+    scan.meta["val"] = tuple([scan.meta["val"][i] for i in left])
+    for user in list(scan.users):
+        user.args = (scan, left.index(user.args[1]))
+    step.eliminate_dead_code()
+
+
+def original(x: Any) -> Any:
+    """What a tensor is a copy of, through dims that change places and come back."""
+    order = list(range(x.meta["val"].ndim)) if isinstance(x, Node) else []
+    while isinstance(x, Node) and x.target in (OPS.clone.default, OPS.permute.default):
+        if x.target is OPS.permute.default:
+            order = [x.args[1][d] for d in order]
+        x = x.args[0]
+    return x if order == sorted(order) else None
+
+
+def share(rows: Node, one: Node, module: GraphModule) -> None:
+    """Give the scans that read rows which are all alike one of them, as what their steps share."""
+    turned = [user for user in rows.users if user.target in FLIPS]
+    for stack in (rows, *turned):
+        for scan in [user for user in stack.users if user.target is SCAN and len(user.args[0].users) == 1]:
+            graph, begins, operands, shared = scan.args
+            inputs = getattr(module, graph.target).graph.find_nodes(op="placeholder")
+            if stack in operands and stack not in begins and len(operands) > 1:
+                i = list(operands).index(stack)
+                inputs[-1].append(inputs[len(begins) + i])
+                scan.args = (graph, begins, (*operands[:i], *operands[i + 1 :]), (*shared, one))
+        if not stack.users:
+            module.graph.erase_node(stack)
+
+
+def read_as_views(step: Graph) -> None:
+    """Let products of matrices in a step read transposed tensors."""
+    for copy in step.find_nodes(op="call_function", target=OPS.clone.default):
+        view = copy.args[0]
+        if isinstance(view, Node) and view.target is OPS.permute.default:
+            for user in list(copy.users):
+                if user.target in PRODUCTS:
+                    user.replace_input_with(copy, view)
+    step.eliminate_dead_code()
