@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+import tdc
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autobatch.check import Compiler, NotANumber, check
@@ -21,7 +23,7 @@ from autobatch.generate import STATEMENTS, Program, program
 WORDS = ("while ", "for ", "if ", "break", "continue", "return ", "other(", "else:", "elif ", "append")
 
 
-def compiled(backend: str) -> Compiler:
+def compiled(backend: Any) -> Compiler:
     """Compiles a function as one graph."""
 
     def compiler(fn: Any) -> Any:
@@ -48,6 +50,7 @@ MODES: dict[str, tuple[Compiler | None, dict[str, Any]]] = {
     "aot_eager": (compiled("aot_eager"), {}),
     "inductor": (compiled("inductor"), {}),
     "inductor without reuse": (compiled_without_reuse, {}),
+    "backend": (compiled(tdc.compile.backend), {}),
 }
 
 
