@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect
+from tdc.core.arrays import ndarray
 from tdc.core.dtypes import in_numpy
 from tdc.core.errors import DtypeError, UnsupportedError, describe, message, refuse_wrong
 from tdc.core.keys import parts, show
@@ -117,11 +118,6 @@ def to_struct_array(td: TensorDict) -> Any:
         else:
             target[...] = source
     return out
-
-
-def ndarray() -> type[Any]:
-    """numpy's class of arrays, without importing numpy."""
-    return type(torch.empty(0, device="cpu").numpy())
 
 
 def columns(array: Any, in_place: bool = False) -> dict[str, Any]:

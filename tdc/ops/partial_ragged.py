@@ -35,10 +35,13 @@ from tdc.ragged.segments import (
     elements,
     offsets_of,
     on_host_too,
+    packing,
+    packing_of,
     positions_in,
     sizes_of,
     sizes_on_host,
     structure_of_sizes,
+    structure_on_host,
 )
 from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure, remember
@@ -145,18 +148,30 @@ def split_dims(s: Structure, dims: tuple[int, ...]) -> tuple[list[int], list[int
     return along, [r for r in range(s.ragged_ndim) if r not in along]
 
 
-def sizes_at(s: Structure, which: list[int]) -> tuple[Tensor, tuple[int, ...] | None]:
-    """The sizes (B, R) of some of the ragged dims, and the longest of each where they are known."""
+def sizes_at(s: Structure, which: list[int]) -> Tensor:
+    """The sizes (B, R) of some of the ragged dims."""
     sizes = sizes_of(s).unbind(1)
-    longest = None if s.extent is None else tuple([s.extent.shape[r] for r in which])
-    return torch.stack([sizes[r] for r in which], 1), longest
+    return torch.stack([sizes[r] for r in which], 1)
 
 
-def kept_structures(s: Structure, dims: tuple[int, ...]) -> tuple[Structure, Structure]:
-    """The structures of a batch without the ragged dims among `dims`, and with static dims of size 1 instead."""
+def longest_at(s: Structure, which: list[int]) -> tuple[int, ...] | None:
+    """The longest of each of some of the ragged dims, where they are known."""
+    return None if s.extent is None else tuple([s.extent.shape[r] for r in which])
+
+
+def kept_structures(s: Structure, dims: tuple[int, ...], read: bool = False) -> tuple[Structure, Structure]:
+    """The structures of a batch without the ragged dims among `dims`, and with static dims of size 1 instead.
+
+    Args:
+        read: sizes were read on the host.
+    """
     along, kept = split_dims(s, dims)
     batch_dim = s.batch_dim - len([r for r in along if s.ragged_dims[r] < s.batch_dim])
-    outer = structure_of_sizes(*sizes_at(s, kept), s.packed_dim, batch_dim)
+    if read:
+        rows = packing([[size[r] for r in kept] for size in packing_of(s).sizes])
+        outer = structure_on_host(rows, longest_at(s, kept), s.packed_dim, batch_dim, s.offsets.device)
+    else:
+        outer = structure_of_sizes(sizes_at(s, kept), longest_at(s, kept), s.packed_dim, batch_dim)
     return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
 
 
@@ -169,7 +184,7 @@ def views_along(x: NestedTensor, each: Callable[[Tensor], Any], new: Tensor | No
 def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[int, ...], keepdim: bool) -> Any:
     """What a reduction along `dims`, which keeps them as size 1, gives of the examples as views."""
     s, e = x.structure, x.structure.packed_dim
-    outer, wide = kept_structures(s, dims)
+    outer, wide = kept_structures(s, dims, read=True)
     front, count = wide.packed_dim - e, s.ragged_ndim - outer.ragged_ndim
 
     def back(values: Tensor) -> NestedTensor:
@@ -177,7 +192,8 @@ def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[in
             return without_static(x, build_nested(outer, values), dims)
         return build_nested(wide, values.unflatten(e, [*[1] * front, values.shape[e], *[1] * (count - front)]))
 
-    return map_results(of_each(x, each), back)
+    _, kept = split_dims(s, dims)
+    return map_results(of_each(x, each, kept[0] if len(kept) == 1 else None), back)
 
 
 def without_static(x: NestedTensor, y: Any, dims: tuple[int, ...]) -> NestedTensor:
@@ -195,8 +211,7 @@ def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
     known = on_host_too(s, lambda sizes: columns(sizes, kept))
     remember(sizes_on_host, outer, known)
     rows = torch.repeat_interleave(sizes_of(outer).prod(1), output_size=elements(known))
-    sizes, longest = sizes_at(s, along)
-    inner = structure_of_sizes(sizes[rows], longest, e)
+    inner = structure_of_sizes(sizes_at(s, along)[rows], longest_at(s, along), e)
 
     def dim_of(d: int) -> int:
         axis: Any = s.axis(d, x.ndim, "sum")
@@ -223,7 +238,7 @@ def in_order(x: NestedTensor, order: list[int]) -> Tensor:
     s, values, e = x.structure, x.values, x.structure.packed_dim
     turned = Structure(s.offsets, columns(sizes_of(s), order), None, e, 0, s.ragged_ndim)
     if by_views(x):
-        return moved(values, s, turned, permuted(e, order))
+        return moved(values, permuted(order), e, packing_of(s), packing_of(turned))
     total = values.shape[e]
     index, back = positions_in(s, turned, total, inverse(order)), positions_in(turned, s, total, order)
     return exchange(values.movedim(e, 0), index, None, 0.0, back, None).movedim(0, e)

@@ -31,7 +31,7 @@ from tdc.ragged.index import at_each, insert_dim, neutral, rows_between
 from tdc.ragged.index_forms import FULL
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import columns, mirrored, rolled, sizes_of, tell
+from tdc.ragged.segments import columns, mirrored, packing_of, rolled, sizes_of, tell
 from tdc.ragged.storage import Ragged, axis_entries, axis_of, data_of, sizes_along, with_data, without_dims
 from tdc.ragged.structure import Structure, extent_of
 from tdc.ragged.views import by_views, flipped, moved, shifted
@@ -261,9 +261,9 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
     x = with_data(x, data_of(x).flip(static)) if static else x
     packs = isinstance(x, NestedTensor)
     if packs and ragged and by_views(x):
-        s = x.structure
-        axes = [s.packed_dim + s.ragged_dims.index(d) for d in ragged]
-        x = x.with_values(moved(x.values, s, s, flipped(axes)))
+        s, rows = x.structure, packing_of(x.structure)
+        turned = flipped([s.ragged_dims.index(d) for d in ragged])
+        x = x.with_values(moved(x.values, turned, s.packed_dim, rows, rows))
     elif packs and by_lines("flip", x, ragged):
         x = along_lines("flip", lambda lines, dim: flip_ragged(lines, dim), x, ragged)
     elif packs and ragged:
@@ -289,8 +289,8 @@ def roll_ragged(x: Any, shifts: Any, dims: Any = None) -> Ragged:
         elif d not in x.ragged_dims:
             x = with_data(x, data_of(x).roll(shift, axis_of("roll", x, d)))
         elif packs and by_views(x):
-            s = x.structure
-            x = x.with_values(moved(x.values, s, s, shifted(shift, s.packed_dim + s.ragged_dims.index(d))))
+            s, rows = x.structure, packing_of(x.structure)
+            x = x.with_values(moved(x.values, shifted(shift, s.ragged_dims.index(d)), s.packed_dim, rows, rows))
         elif packs and by_lines("roll", x, d):
             x = along_lines("roll", lambda v, dim, shift=shift: roll_ragged(v, shift, dim), x, d)
         elif packs:

@@ -21,21 +21,23 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ragged.index_forms import Span, as_end, has_tensors, kept, longest_span, positions_of, spans, step_of
+from tdc.ragged.index_forms import Span, has_tensors, kept, longest_span, positions_of, slices_of, spans
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import (
     coordinates,
-    on_host,
     on_host_too,
+    packing,
+    packing_of,
     row_ids,
     sizes_of,
     sizes_on_host,
     strides,
     structure_of_sizes,
+    structure_on_host,
     total_of,
 )
 from tdc.ragged.structure import Structure, remember
-from tdc.ragged.views import by_views, moved, spans_taken
+from tdc.ragged.views import by_views, moved, sliced
 
 
 def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
@@ -76,17 +78,13 @@ def crop_rows(x: NestedTensor, parts: list[Any]) -> NestedTensor | Tensor:
 
 def crop_views(x: NestedTensor, parts: list[Any]) -> NestedTensor:
     """A slice of each ragged dim, one example after another."""
-    s, slices, steps = x.structure, dict(enumerate(parts)), [step_of(part) for part in parts]
-    if any([has_tensors(part) for part in parts]):
-        first, lengths, _ = spans_of(s, slices)
-        begins, counts = [on_host(torch.stack(found, 1)) for found in (first, lengths)]
-    else:  # two dozen operations for so few numbers take longer
-        ends = [[None if at is None else as_end(at) for at in (part.start, part.stop)] for part in parts]
-        given = [slice(begin, end, step) for (begin, end), step in zip(ends, steps, strict=True)]
-        taken = [[range(n)[part] for part, n in zip(given, size, strict=True)] for size in on_host(sizes_of(s))]
-        begins, counts = [[part.start for part in row] for row in taken], [[len(part) for part in row] for row in taken]
-    t = structure_of_spans(s, slices, torch.tensor(counts, device=x.device))
-    return build_nested(t, moved(x.values, s, t, spans_taken(s.packed_dim, begins, counts, steps)))
+    s, rows = x.structure, packing_of(x.structure)
+    slices = [slices_of(part, s.batch_size) for part in parts]
+    sizes = zip(*rows.sizes, strict=True)
+    taken = [[len(range(n)[part]) for part, n in zip(*each, strict=True)] for each in zip(slices, sizes, strict=True)]
+    found = packing(list(zip(*taken, strict=True)))
+    t = structure_on_host(found, longest_spans(s, dict(enumerate(parts))), s.packed_dim, s.batch_dim, x.device)
+    return build_nested(t, moved(x.values, sliced(list(zip(*slices, strict=True))), s.packed_dim, rows, found))
 
 
 def spans_of(s: Structure, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
@@ -100,11 +98,13 @@ def spans_at(sizes: Tensor, parts: dict[int, Any]) -> tuple[Any, Any, Any]:
     return tuple(zip(*[spans(part, each[r]) for r, part in parts.items()], strict=True))  # type: ignore[return-value]  # three
 
 
-def structure_of_spans(s: Structure, parts: dict[int, Any], lengths: Tensor) -> Structure:
-    """The structure of slices of some ragged dims, of lengths (B, R)."""
-    top = [] if s.extent is None else [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
-    known = None if s.extent is None or any([n is None for n in top]) else tuple(top)
-    return structure_of_sizes(lengths, known, s.packed_dim, s.batch_dim)
+def longest_spans(s: Structure, parts: dict[int, Any]) -> tuple[int, ...] | None:
+    """The longest that slices of some ragged dims can be; None where that is not known."""
+    if s.extent is None:
+        return None
+    found = [longest_span(part, s.extent.shape[r]) for r, part in parts.items()]
+    known = [n for n in found if n is not None]
+    return tuple(known) if len(known) == len(found) else None
 
 
 def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Structure | None, Tensor, Tensor]:
@@ -115,7 +115,7 @@ def rows_of_spans(s: Structure, parts: dict[int, Any], device: Any) -> tuple[Str
         return None, torch.arange(s.batch_size, device=device), s.offsets[:-1]
     along, steps = list(parts), strides(s)
     first, lengths, step = spans_of(s, parts)
-    t = structure_of_spans(s, parts, torch.stack(lengths, 1))
+    t = structure_of_sizes(torch.stack(lengths, 1), longest_spans(s, parts), s.packed_dim, s.batch_dim)
     ends = any([has_tensors(part) for part in parts.values()])
     known = None if ends else on_host_too(s, lambda sizes: torch.stack(spans_at(sizes, parts)[1], 1))
     total = total_of(remember(sizes_on_host, t, known))

@@ -23,6 +23,7 @@ from tdc.core.asserts import require
 from tdc.core.container import Container
 from tdc.core.dynamo import larger, smaller
 from tdc.core.errors import IndexingError, ShapeError, describe, describe_index, message, show_sizes
+from tdc.ragged.segments import on_host
 
 X = TypeVar("X")
 FULL = slice(None)
@@ -238,9 +239,7 @@ def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
         if at is None:
             return default
         if isinstance(at, Tensor):
-            if at.ndim > 1 or (at.ndim == 1 and at.shape[0] != lengths.shape[0]) or at.is_floating_point():
-                hint = "x[:, :lengths] with whole numbers"
-                raise ShapeError(message("index", f"one end for each of {len(lengths)} rows", describe(at), hint=hint))
+            check_ends(at, lengths.shape[0])
             at = torch.where(at < 0, at + lengths, at.to(lengths.device))
         else:
             at = as_end(at)
@@ -250,6 +249,30 @@ def spans(part: slice | Span, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
     first, last = end(part.start, low if step > 0 else high), end(part.stop, high if step > 0 else low)
     distance = last - first if step > 0 else first - last
     return first, ((distance + abs(step) - 1) // abs(step)).clamp(min=0), step
+
+
+def slices_of(part: slice | Span, rows: int) -> list[slice]:
+    """A slice of every row as one for each, of Python's numbers. Ends that are tensors are read."""
+    step = step_of(part)
+
+    def end(at: Any) -> Any:
+        if isinstance(at, Tensor):
+            check_ends(at, rows)
+            return on_host(at.expand(rows))
+        return at if at is None else as_end(at)
+
+    begin, behind = end(part.start), end(part.stop)
+    if not has_tensors(part):
+        return [slice(begin, behind, step)] * rows
+    each = [at if isinstance(at, list) else [at] * rows for at in (begin, behind)]
+    return [slice(i, j, step) for i, j in zip(*each, strict=True)]
+
+
+def check_ends(at: Tensor, rows: int) -> None:
+    """Refuse a tensor that is no end of a slice, nor one for each row."""
+    if at.ndim > 1 or (at.ndim == 1 and at.shape[0] != rows) or at.is_floating_point():
+        hint = "x[:, :lengths] with whole numbers"
+        raise ShapeError(message("index", f"one end for each of {rows} rows", describe(at), hint=hint))
 
 
 def has_tensors(part: slice | Span) -> bool:

@@ -8,8 +8,10 @@ Invariant: nothing here reads a value on the host, except what says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +19,31 @@ from torch import Tensor
 
 from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import certain, eager, has_gradients_in_graphs, hold, is_zero, readable, stamp, trace_as
+from tdc.core.dynamo import (
+    certain,
+    eager,
+    has_gradients_in_graphs,
+    hold,
+    is_zero,
+    mark_result,
+    readable,
+    stamp,
+    trace_as,
+)
 from tdc.core.errors import ShapeError, describe, message
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
+
+
+class Packing(NamedTuple):
+    """Examples along a packed axis, as numbers of the host: their ragged sizes (B, R), and the ends of each (B+1,)."""
+
+    sizes: Sequence[Sequence[int]]
+    ends: list[int]
+
+
+def packing(sizes: Sequence[Sequence[int]]) -> Packing:
+    """Examples of ragged sizes (B, R), one after another."""
+    return Packing(sizes, [0, *accumulate([math.prod(size) for size in sizes])])
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -47,6 +71,16 @@ def structure_of_sizes(
     count = sizes.shape[1]
     offsets = offsets_of(sizes.prod(1) if count > 1 else sizes[:, 0])
     return Structure(offsets, sizes if count > 1 else None, extent, packed_dim, batch_dim, count).marked()
+
+
+def structure_on_host(
+    rows: Packing, longest: tuple[Any, ...] | None, packed_dim: int, batch_dim: int, device: Any
+) -> Structure:
+    """`structure_of_sizes` of numbers of the host."""
+    extent, count = None if longest is None else extent_of(longest, device), len(rows.sizes[0])
+    offsets = mark_result(torch.tensor(rows.ends, dtype=torch.int64, device=device), 0)
+    sizes = mark_result(torch.tensor(rows.sizes, dtype=torch.int64, device=device), 0) if count > 1 else None
+    return Structure(offsets, sizes, extent, packed_dim, batch_dim, count)
 
 
 def repeated(s: Structure, times: int) -> Structure:
@@ -187,6 +221,12 @@ def lengths_on_host(s: Structure) -> list[int]:
 def on_host(x: Any) -> list[Any]:
     """A tensor as numbers or nested lists of them: a device sync."""
     return x.tolist()
+
+
+@once
+def packing_of(s: Structure) -> Packing:
+    """Where the examples lie, read on the host."""
+    return packing(on_host(sizes_of(s)))
 
 
 @once

@@ -1,73 +1,62 @@
 """Images as views, one example after another, on CPU: moves, sorts, scans and reductions of their lines or columns.
 
 An index of every position would be larger than the image, and take longer to make than the copy. A packed example is a
-view of the values with the sizes it has: torch copies from any view of it, and works along any dim of it.
+view of the values with the sizes it has: a copy reads any view of it, and torch works along any dim of it.
 
     values (*S0, N, *S1)     example b: (*S0, h, w, *S1) -> what a `Move` takes of it -> (*S0, k, l, *S1)
 
+numpy copies, where torch has it: its views step backwards, where torch would reverse into memory of its own first, and
+take a fifth of the time to make. On several threads torch copies large examples, and everything where there is no numpy
+or values are no plain memory (`tdc.core.arrays`).
+
 In graphs, under transforms of `torch.func`, on a GPU and for small examples elements move by an index, in one gather.
 
-Invariant: `Moved` differentiates a move by the same move the other way, as often as anybody asks.
+Invariants: `Moved` differentiates a move by the same move the other way, as often as anybody asks. Results are new
+memory, which nothing has saved, so that numpy may write into it and change no version.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tdc.core.arrays import array_of
 from tdc.core.dynamo import readable, trace_as
+from tdc.core.levels import moving
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import on_host, sizes_of
-from tdc.ragged.structure import Structure
+from tdc.ragged.segments import Packing, packing_of
 
 LEAST = 4096  # elements of an example in the mean, below which a gather takes less time
-
-
-class Strided(NamedTuple):
-    """A view as the numbers that `as_strided` takes. To make it view by view takes longer than a small copy.
-
-    Attributes:
-        size, stride, offset: of the view.
-    """
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def narrow(self, dim: int, start: int, length: int) -> Strided:
-        """Some of the elements along a dim."""
-        size = (*self.size[:dim], length, *self.size[dim + 1 :])
-        return Strided(size, self.stride, self.offset + start * self.stride[dim])
-
-    def permute(self, order: Sequence[int]) -> Strided:
-        """The dims in another order."""
-        return Strided(tuple([self.size[d] for d in order]), tuple([self.stride[d] for d in order]), self.offset)
+SPLIT = 32768  # elements that torch copies on one thread (torch 2.11-2.13)
+FULL = slice(None)
+Index = tuple[slice, ...]  # of ragged dims
 
 
 class Move(NamedTuple):
-    """What becomes of an example.
+    """What becomes of the ragged dims of an example.
 
     Attributes:
-        parts: `(example, result, b)`: views of example b and of its result that have the same elements.
-        reversed: dims in which a view of the result has them the other way round.
+        parts: `(b, size)`: indices of example b, of that size, and of its result, which take the same elements. Those
+            of the example may step backwards.
+        order: of the dims, before parts are taken.
         whole: every element is taken.
     """
 
-    parts: Callable[[Strided, Strided, int], list[tuple[Strided, Strided]]]
-    reversed: tuple[int, ...] = ()
+    parts: Callable[[int, Sequence[int]], list[tuple[Index, Index]]]
+    order: Sequence[int] = ()
     whole: bool = True
 
 
 class Plan(NamedTuple):
-    """A move of a packed batch: the sizes of each example before and behind it, and the packed axis."""
+    """A move of a packed batch: where its examples lie before and behind it, and the packed axis."""
 
     move: Move
-    before: list[list[int]]
-    behind: list[list[int]]
+    before: Packing
+    behind: Packing
     axis: int
 
 
@@ -88,19 +77,27 @@ def never(x: Any) -> bool:
 trace_as(by_views, never)
 
 
-def moved(values: Tensor, s: Structure, t: Structure, move: Move) -> Tensor:
-    """The values of a batch of structure s, moved into one of structure t; both have one packed axis."""
-    sizes = on_host(sizes_of(s))
-    return Moved.apply(values, Plan(move, sizes, sizes if t is s else on_host(sizes_of(t)), s.packed_dim), False)
+def moved(values: Tensor, move: Move, axis: int, before: Packing, behind: Packing) -> Tensor:
+    """The values of examples, which lie along a packed axis, moved."""
+    plan = Plan(move, before, behind, axis)
+    if (values.requires_grad and torch.is_grad_enabled()) or moving((values,)):
+        return Moved.apply(values, plan, False)  # type: ignore[no-any-return]  # untyped in torch
+    return run(values, plan, False)
 
 
-def of_each(x: NestedTensor, fn: Callable[[Tensor], Any]) -> Any:
-    """The values of what a function gives of each example, whose number of dims stays: a tensor, or a tuple of them."""
+def of_each(x: NestedTensor, fn: Callable[[Tensor], Any], varies: int | None = None) -> Any:
+    """The values of what a function gives of each example, whose number of dims stays: a tensor, or a tuple of them.
+
+    Args:
+        varies: the ragged dim whose sizes differ in the results, where it is one.
+    """
     e, last = x.structure.packed_dim, x.structure.packed_dim + x.structure.ragged_ndim - 1
-    found = [fn(example) for example in views(x.values, e, on_host(sizes_of(x.structure)))]
+    found = [fn(example) for example in views(x.values, e, packing_of(x.structure))]
 
     def joined(parts: Any) -> Tensor:
-        return torch.cat([part.flatten(e, last) for part in parts], e)
+        if varies is None:
+            return torch.cat([part.flatten(e, last) for part in parts], e)
+        return torch.cat(parts, e + varies).flatten(e, last)  # in place of as many views as there are examples
 
     if isinstance(found[0], Tensor):
         return joined(found)
@@ -109,7 +106,7 @@ def of_each(x: NestedTensor, fn: Callable[[Tensor], Any]) -> Any:
 
 def all_have_elements(x: NestedTensor) -> bool:
     """Whether no ragged dim of an example has size 0, read on the host."""
-    return all([all(size) for size in on_host(sizes_of(x.structure))])
+    return all([all(size) for size in packing_of(x.structure).sizes])
 
 
 class Moved(torch.autograd.Function):
@@ -119,20 +116,8 @@ class Moved(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, plan: Plan, back: bool) -> Tensor:
-        # without a setup_context, for which torch looks up the signature at each call
-        ctx.plan, ctx.back = plan, back
-        move, before, behind, axis = plan
-        sizes = before if back else behind
-        out = new_values(values, axis, sizes, values.new_zeros if back and not move.whole else values.new_empty)
-        examples, results = (out, values) if back else (values, out)
-        rows = zip(strided(examples, axis, before), strided(results, axis, behind), strict=True)
-        for b, (example, result) in enumerate(rows):
-            for one, other in move.parts(example, result, b):
-                source, target = examples.as_strided(*one), results.as_strided(*other)
-                if back:
-                    source, target = target, source
-                target.copy_(source.flip(move.reversed) if move.reversed else source)
-        return out
+        ctx.plan, ctx.back = plan, back  # without a setup_context, for which torch looks up the signature at each call
+        return run(values, plan, back)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -143,85 +128,123 @@ class Moved(torch.autograd.Function):
         return Moved.apply(directions[0], ctx.plan, ctx.back)  # type: ignore[no-any-return]  # untyped in torch
 
 
-def new_values(values: Tensor, axis: int, sizes: list[list[int]], make: Callable[[Sequence[int]], Tensor]) -> Tensor:
-    """Values with the packed axis of other examples, by `new_empty` or `new_zeros`."""
-    return make((*values.shape[:axis], sum(counts(sizes)), *values.shape[axis + 1 :]))
+def run(values: Tensor, plan: Plan, back: bool) -> Tensor:
+    """A move, or the same the other way, into new memory."""
+    move, before, behind, axis = plan
+    make: Any = values.new_zeros if back and not move.whole else values.new_empty
+    out: Tensor = make((*values.shape[:axis], (before if back else behind).ends[-1], *values.shape[axis + 1 :]))
+    examples, results = (out, values) if back else (values, out)
+    one, other = [array_of(x, axis + 1) if on_one_thread(values, plan) else None for x in (examples, results)]
+    if one is None or other is None:
+        copy_tensors(examples, results, plan, back)
+    else:
+        copy_arrays(one, other, plan, back)
+    return out
 
 
-def counts(sizes: list[list[int]]) -> list[int]:
-    """The positions of each example."""
-    return [math.prod(size) for size in sizes]
-
-
-def views(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Tensor]:
+def views(values: Tensor, axis: int, rows: Packing) -> list[Tensor]:
     """Each example with its sizes."""
     front, rest = values.shape[:axis], values.shape[axis + 1 :]
-    parts = values.split_with_sizes(counts(sizes), axis)
-    return [part.view(*front, *size, *rest) for part, size in zip(parts, sizes, strict=True)]
+    parts = values.split_with_sizes([end - begin for begin, end in pairwise(rows.ends)], axis)
+    return [part.view(*front, *size, *rest) for part, size in zip(parts, rows.sizes, strict=True)]
 
 
-def strided(values: Tensor, axis: int, sizes: list[list[int]]) -> list[Strided]:
-    """The same views as numbers."""
-    shape, strides, offset = values.shape, values.stride(), int(values.storage_offset())
-    found: list[Strided] = []
-    for size in sizes:
-        step, own = strides[axis], ()
-        for n in reversed(size):
-            step, own = step * n, (step, *own)
-        view = (*shape[:axis], *size, *shape[axis + 1 :]), (*strides[:axis], *own, *strides[axis + 1 :])
-        found.append(Strided(*view, offset))
-        offset += step
-    return found
+def views_of_array(values: Any, rows: Packing) -> list[Any]:
+    """The same of an array of numpy, whose last axis is the packed one."""
+    front = values.shape[:-1]
+    parts = [values[..., begin:end] for begin, end in pairwise(rows.ends)]
+    return [part.reshape(*front, *size) for part, size in zip(parts, rows.sizes, strict=True)]
+
+
+# -- copies
+
+
+def on_one_thread(values: Tensor, plan: Plan) -> bool:
+    """Whether numpy may copy: it takes one thread, as torch does for copies of fewer elements than it splits."""
+    return readable() and (torch.get_num_threads() == 1 or values.numel() < SPLIT * len(plan.before.sizes))
+
+
+def copy_arrays(examples: Any, results: Any, plan: Plan, back: bool) -> None:
+    """The copies of a move by numpy, whose views step backwards, too, and take a fifth of the time to make."""
+    move, before, behind, axis = plan
+    front, order = (FULL,) * axis, order_of_axes(plan, axis + 1)
+    rows = zip(views_of_array(examples, before), views_of_array(results, behind), strict=True)
+    pairs = [
+        (example.transpose(order)[(*front, *taken)], result[(*front, *put)])
+        for b, (example, result) in enumerate(rows)
+        for taken, put in move.parts(b, before.sizes[b])
+    ]
+    for one, other in pairs:  # with nothing in between, which would no longer lie in the caches
+        if back:
+            one[...] = other
+        else:
+            other[...] = one
+
+
+def copy_tensors(examples: Tensor, results: Tensor, plan: Plan, back: bool) -> None:
+    """The copies of a move by torch, which reverses into memory of its own: it has no views that step backwards."""
+    move, before, behind, axis = plan
+    order = order_of_axes(plan, examples.ndim)
+    rows = zip(views(examples, axis, before), views(results, axis, behind), strict=True)
+    for b, (example, result) in enumerate(rows):
+        for taken, put in move.parts(b, before.sizes[b]):
+            turned = [axis + r for r, part in enumerate(taken) if part.step is not None and part.step < 0]
+            source, target = forwards(example.permute(order), axis, taken), forwards(result, axis, put)
+            if back:
+                source, target = target, source
+            target.copy_(source.flip(turned) if turned else source)
+
+
+def forwards(example: Tensor, axis: int, index: Index) -> Tensor:
+    """A view of the positions that an index takes, in the order in which they lie.
+
+    No view of all positions: torch has none where it takes several gradients at once (2.11-2.13).
+    """
+    for d, part in enumerate(index, axis):
+        n, taken = example.shape[d], range(example.shape[d])[part]
+        if not taken:
+            example = example.narrow(d, 0, 0)
+        elif len(taken) < n:
+            first, last = sorted((taken[0], taken[-1]))
+            example = example[(*[FULL] * d, slice(first, last + 1, min(abs(taken.step), n)))]
+    return example
+
+
+def order_of_axes(plan: Plan, ndim: int) -> list[int]:
+    """The axes of examples in the order of a move, where values have so many dims."""
+    e, order = plan.axis, plan.move.order or range(len(plan.before.sizes[0]))
+    return [*range(e), *[e + r for r in order], *range(e + len(order), ndim + len(order) - 1)]
 
 
 # -- moves
 
 
-def spans_taken(axis: int, first: list[list[int]], lengths: list[list[int]], steps: list[int]) -> Move:
-    """A slice of each ragged dim: where it begins and how many positions it has, (B, R) each; its steps, (R,)."""
-    last = axis + len(steps)
-
-    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
-        if 0 in lengths[b]:
-            return []
-        begin, apart = example.offset, list(example.stride)
-        for d, f, n, step in zip(range(axis, last), first[b], lengths[b], steps, strict=True):
-            begin += apart[d] * (f if step > 0 else f + step * (n - 1))  # the first in memory
-            apart[d] *= abs(step) if n > 1 else 1
-        return [(Strided(result.size, tuple(apart), begin), result)]
-
-    return Move(parts, tuple([axis + r for r, step in enumerate(steps) if step < 0]), whole=False)
+def sliced(slices: Sequence[Index]) -> Move:
+    """A slice of each dim, for each example."""
+    return Move(lambda b, size: [(slices[b], ())], whole=False)
 
 
-def flipped(dims: list[int]) -> Move:
-    """The dims of an example in reverse."""
-
-    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
-        return [(example, result)]
-
-    return Move(parts, tuple(dims))
+def flipped(dims: Sequence[int]) -> Move:
+    """Some of the dims in reverse."""
+    taken = tuple([slice(None, None, -1) if r in dims else FULL for r in range(max(dims) + 1)])
+    return Move(lambda b, size: [(taken, ())])
 
 
-def shifted(shift: int, dim: int) -> Move:
-    """The elements of an example moved on along a dim, the last ones to the front."""
+def shifted(shift: int, r: int) -> Move:
+    """The elements moved on along a dim, the last ones to the front."""
 
-    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
-        size = example.size[dim]
-        front = shift % max(size, 1)
-        pieces = (example.narrow(dim, 0, size - front), result.narrow(dim, front, size - front))
-        return [pieces, (example.narrow(dim, size - front, front), result.narrow(dim, 0, front))]
+    def parts(b: int, size: Sequence[int]) -> list[tuple[Index, Index]]:
+        front, every = shift % max(size[r], 1), (FULL,) * r
+        rest = size[r] - front
+        pieces = [(slice(rest), slice(front, None)), (slice(rest, None), slice(front))]
+        return [((*every, taken), (*every, put)) for taken, put in pieces]
 
     return Move(parts)
 
 
-def permuted(axis: int, order: list[int]) -> Move:
-    """The ragged dims of an example in another order."""
-
-    def parts(example: Strided, result: Strided, b: int) -> list[tuple[Strided, Strided]]:
-        last = range(axis + len(order), len(example.size))
-        return [(example.permute([*range(axis), *[axis + r for r in order], *last]), result)]
-
-    return Move(parts)
+def permuted(order: Sequence[int]) -> Move:
+    """The dims in another order."""
+    return Move(lambda b, size: [((), ())], order)
 
 
 def inverse(order: list[int]) -> list[int]:

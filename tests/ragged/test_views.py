@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from versions import refused
 
 import tdc
@@ -62,12 +64,28 @@ def images(dtype: torch.dtype = torch.float64, sizes: Any = SIZES) -> Any:
     return tdc.pack(rows, ragged_dim=(2, 3))
 
 
+COPIES = ["numpy", "torch"]
+DTYPES = [
+    torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.complex128, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+def by(copies: str, monkeypatch: pytest.MonkeyPatch, always: bool = True) -> None:
+    """Let moves go by views that numpy copies, or torch; always, or where it can."""
+    monkeypatch.setattr(views, "LEAST", 1)
+    if always:
+        monkeypatch.setattr(views, "copy_tensors" if copies == "numpy" else "copy_arrays", None)
+    if copies == "torch":
+        monkeypatch.setattr(views, "array_of", lambda x, dims: None)
+
+
 def both(monkeypatch: pytest.MonkeyPatch, fn: Callable[[], Any]) -> tuple[Any, Any]:
     """What a call gives by a gather and by views, which it then takes."""
     gathered = fn()
     calls: list[int] = []
     monkeypatch.setattr(views, "LEAST", 1)
-    for name in ("views", "strided"):
+    for name in ("views", "views_of_array"):
         run = getattr(views, name)
         monkeypatch.setattr(views, name, lambda *args, run=run: calls.append(1) or run(*args))
     found = fn()
@@ -75,8 +93,9 @@ def both(monkeypatch: pytest.MonkeyPatch, fn: Callable[[], Any]) -> tuple[Any, A
     return gathered, found
 
 
+@pytest.mark.parametrize("copies", COPIES)
 @pytest.mark.parametrize("name", [*MOVES, *REDUCTIONS])
-def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str, copies: str):
     def run() -> list[Tensor]:
         x = (images() if name in MOVES else images(sizes=[(3, 4), (5, 1), (1, 1), (4, 4)])).requires_grad_()
         y = (MOVES | REDUCTIONS)[name](x)
@@ -85,6 +104,8 @@ def test_values_and_derivatives(monkeypatch: pytest.MonkeyPatch, name: str):
         (second,) = torch.autograd.grad(grad.square().sum(), x.values)
         return [y.values, y.sizes if hasattr(y, "sizes") else y.lengths, grad, second]
 
+    if copies == "torch":
+        monkeypatch.setattr(views, "array_of", lambda x, dims: None)
     with refused("derivative for aten::aminmax is not implemented", name == "both ends"):
         for a, b in zip(*both(monkeypatch, run), strict=True):
             torch.testing.assert_close(a, b)
@@ -100,30 +121,170 @@ def test_reductions_beside_an_empty_image(monkeypatch: pytest.MonkeyPatch, name:
         torch.testing.assert_close(found[b], alone)
 
 
+@pytest.mark.parametrize("copies", COPIES)
 @pytest.mark.parametrize("name", ["crop", "mirrored", "turned round"])
-def test_in_a_direction(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_in_a_direction(monkeypatch: pytest.MonkeyPatch, name: str, copies: str):
     def run() -> Any:
         x = images()
         with fwd.dual_level():
             y = MOVES[name](x.with_values(fwd.make_dual(x.values, x.values.cos())))
             return fwd.unpack_dual(y.values).tangent
 
+    if copies == "torch":
+        monkeypatch.setattr(views, "array_of", lambda x, dims: None)
     torch.testing.assert_close(*both(monkeypatch, run))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.complex64, torch.bfloat16])
-def test_dtypes_and_channels_behind(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
-    rows = [torch.arange(h * w * 3).view(h, w, 3).to(dtype) for h, w in SIZES]
-    x = tdc.pack(rows, ragged_dim=(1, 2))
-    a, b = both(monkeypatch, lambda: x[:, 1:, ::-1].flip(1).transpose(1, 2))
-    assert torch.equal(a.values, b.values)
-    assert a.tolist() == b.tolist()
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes_and_channels_behind(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, copies: str):
+    """Of random bits, NaN among them, as the same of bytes."""
+    by(copies, monkeypatch)
+    most = 2 if dtype == torch.bool else 256
+    rows = [torch.randint(most, (h, w, 3, dtype.itemsize), dtype=torch.uint8) for h, w in SIZES]
+    of_bytes: Any = tdc.pack(rows, ragged_dim=(1, 2))
+    x = of_bytes.with_values(of_bytes.values.view(dtype))
+    turns = copies == "numpy" or dtype != torch.float8_e4m3fn  # of which torch has no flip (2.11-2.13)
+    y = (x[:, 1:, ::-1].flip(1) if turns else x[:, 1:, ::2]).transpose(1, 2)
+    for found, row in zip(y.unbind(), rows, strict=True):
+        want = (row[1:].flip(0, 1) if turns else row[1:, ::2]).transpose(0, 1)
+        assert torch.equal(found.contiguous().view(torch.uint8), want)
+
+
+def random_slice(draw: random.Random) -> slice:
+    step = draw.choice([None, 1, 2, 3, -1, -1, -2, 9, -9, sys.maxsize, -(2**70)])
+    begin, end = [draw.choice([None, None, draw.randint(-6, 6)]) for _ in range(2)]
+    return slice(begin, end, step)
+
+
+def random_layout(draw: random.Random, values: Tensor) -> Tensor:
+    """The same values elsewhere: behind others, apart from one another, in another order of dims."""
+    axes = draw.sample(range(values.ndim), values.ndim)
+    other = values.permute(axes).contiguous().permute([axes.index(d) for d in range(values.ndim)])
+    axis = draw.randrange(values.ndim)
+    apart = torch.stack([values, values], axis + 1).select(axis + 1, 1)
+    behind = torch.cat([values.new_zeros(3), values.flatten()])[3:].view(values.shape)
+    return draw.choice([values, other, apart, behind])
+
+
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("seed", range(60))
+def test_random_moves(monkeypatch: pytest.MonkeyPatch, seed: int, copies: str):
+    """Of examples with two or three ragged dims, dims of size 0 and static dims around them, against a loop."""
+    by(copies, monkeypatch, always=False)
+    draw, count = random.Random(seed), 2 + seed % 2
+    front, behind = [[draw.randint(1, 3) for _ in range(draw.randint(0, 2))] for _ in range(2)]
+    sizes = [[3] * count, *[[draw.randint(0, 5) for _ in range(count)] for _ in range(draw.randint(0, 4))]]
+    rows = [torch.randn(*front, *size, *behind) for size in sizes]
+    e, dims = len(front), tuple(range(1 + len(front), 1 + len(front) + count))
+    packed: Any = tdc.pack(rows, ragged_dim=dims)
+    x = packed.with_values(random_layout(draw, packed.values))
+    slices, order = [random_slice(draw) for _ in dims], draw.sample(range(count), count)
+    turned, shift, r = draw.sample(range(count), 2), draw.randint(-7, 7), draw.randrange(count)
+    axes = [*range(dims[0]), *[dims[k] for k in order], *range(dims[-1] + 1, x.ndim)]
+    results = [
+        x[(slice(None),) * dims[0] + tuple(slices)],
+        x.flip([dims[k] for k in turned]),
+        x.roll(shift, dims[r]),
+        x.permute(axes),
+    ]
+
+    def cropped(row: Tensor) -> Tensor:
+        for axis, part in enumerate(slices, e):
+            row = row.index_select(axis, torch.tensor([*range(row.shape[axis])[part]], dtype=torch.int64))
+        return row
+
+    wanted: list[Callable[[Tensor], Tensor]] = [
+        cropped,
+        lambda row: row.flip([e + k for k in turned]),
+        lambda row: row.roll(shift, e + r),
+        lambda row: row.permute([axis - 1 for axis in axes[1:]]),
+    ]
+    for found, want in zip(results, wanted, strict=True):
+        tdc.validate(found)
+        for a, row in zip(found.unbind(), rows, strict=True):
+            assert torch.equal(a, want(row))
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_ends_that_are_data(monkeypatch: pytest.MonkeyPatch, copies: str):
+    by(copies, monkeypatch)
+    x, begin, end = images(), torch.tensor([-2, 1, 4, 0, -9]), torch.tensor([9, -1, 0, 2, 3])
+    for step in (1, 2, -1, -2):
+        found = x[:, :, begin:end:step, end::step].unbind()
+        for row, a, i, j in zip(x.unbind(), found, begin.tolist(), end.tolist(), strict=True):
+            lines, columns = range(row.shape[1])[i:j:step], range(row.shape[2])[j::step]
+            assert torch.equal(a, row[:, [*lines]][:, :, [*columns]])
+    with pytest.raises(tdc.ShapeError, match="one end for each of 5 rows"):
+        x[:, :, : begin[1:]]
+
+
+def test_conjugates_and_negatives(monkeypatch: pytest.MonkeyPatch):
+    """Whose memory does not say what they are."""
+    monkeypatch.setattr(views, "LEAST", 1)
+    x = images(torch.complex128)
+    for values in (x.values.conj(), x.values.conj().imag):
+        found = x.with_values(values)[:, :, ::-1].flip(3).unbind()
+        for a, row in zip(found, x.with_values(values.clone()).unbind(), strict=True):
+            assert torch.equal(a, row.flip(1, 2))
+
+
+def test_large_images_go_to_all_threads(monkeypatch: pytest.MonkeyPatch):
+    """torch splits their copies, numpy does not."""
+    x = tdc.pack([torch.randn(200, 200), torch.randn(210, 200)], ragged_dim=(1, 2))
+    calls: list[str] = []
+    for name in COPIES:
+        run = getattr(views, f"copy_{name}".replace("numpy", "arrays").replace("torch", "tensors"))
+        monkeypatch.setattr(views, run.__name__, lambda *args, name=name, run=run: calls.append(name) or run(*args))
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        x.flip(1)
+        x[:, :50, ::2].flip(2)
+    assert calls == ["numpy", "numpy", "numpy", "torch", "torch", "numpy"]
+
+
+def test_storages_can_still_be_resized(monkeypatch: pytest.MonkeyPatch):
+    """`Tensor.numpy` would forbid it."""
+    by("numpy", monkeypatch)
+    x = images()
+    y = x.flip(3)
+    for values in (x.values, y.values):
+        values.untyped_storage().resize_(0)
+
+
+def test_a_backward_that_is_traced(monkeypatch: pytest.MonkeyPatch):
+    """A trace records what torch does, not what numpy does."""
+    monkeypatch.setattr(views, "LEAST", 1)
+    x = images().requires_grad_()
+    y = x.flip(3).values
+
+    def backward(grad: Tensor) -> Tensor:
+        return torch.autograd.grad(y, x.values, grad, retain_graph=True)[0]
+
+    traced, other = make_fx(backward)(torch.zeros_like(y)), torch.randn_like(y)
+    assert torch.equal(traced(other), backward(other))
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_frozen_values(monkeypatch: pytest.MonkeyPatch, name: str):
+    """Without gradients, in inference mode, and as parameters: the same values."""
+    monkeypatch.setattr(views, "LEAST", 1)
+    x = images()
+    want = MOVES[name](x).values
+    learns = x.with_values(torch.nn.Parameter(x.values))
+    assert MOVES[name](learns).values.requires_grad
+    with torch.no_grad():
+        found = MOVES[name](learns).values
+    with torch.inference_mode():
+        assert torch.equal(MOVES[name](images()).values, want)
+    assert torch.equal(found, want)
+    assert not found.requires_grad
 
 
 def test_graphs_and_transforms_gather(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "LEAST", 1)
     monkeypatch.setattr(views, "views", None)
-    monkeypatch.setattr(views, "strided", None)
+    monkeypatch.setattr(views, "views_of_array", None)
     x = images()
     with pytest.raises(TypeError):
         x.flip(3)
