@@ -27,6 +27,7 @@ from tdc.ragged.segments import on_host
 
 X = TypeVar("X")
 FULL = slice(None)
+FARTHEST = 2**62  # a step to which int64 can add the size of a dim
 Entry = int | slice | Tensor  # of an index, for one dim; a list or an array stands for the Tensor it becomes
 untyped: Any = torch  # whose stubs leave types open
 
@@ -186,7 +187,7 @@ def as_end(at: Any) -> int | torch.SymInt:
 
 
 def step_of(part: slice | Span) -> int:
-    """The step of a slice, which is not 0."""
+    """The step of a slice, which is not 0; one that is longer than any dim is as good as another."""
     try:
         step = 1 if part.step is None else operator.index(part.step)
     except TypeError:
@@ -194,7 +195,7 @@ def step_of(part: slice | Span) -> int:
         raise IndexingError(message("index", "a whole number as step of a slice", got, hint="x[:, ::2]")) from None
     if step == 0:
         raise IndexingError(message("index", "a slice that moves", "step 0", hint="x[:, ::1]"))
-    return step
+    return max(-FARTHEST, min(step, FARTHEST))
 
 
 def cut(x: Tensor, dim: int, part: Entry) -> Tensor:

@@ -306,9 +306,10 @@ def test_gradients_of_several_at_once(monkeypatch: pytest.MonkeyPatch, name: str
     torch.testing.assert_close(got, torch.stack(want))
 
 
+@pytest.mark.parametrize("least", [1, views.LEAST])
 @pytest.mark.parametrize("step", [sys.maxsize, -sys.maxsize, 2**70])
-def test_steps_of_any_size(monkeypatch: pytest.MonkeyPatch, step: int):
-    monkeypatch.setattr(views, "LEAST", 1)
+def test_steps_of_any_size(monkeypatch: pytest.MonkeyPatch, step: int, least: int):
+    monkeypatch.setattr(views, "LEAST", least)
     x = images()
     for found, row in zip(x[:, :, ::step].unbind(), x.unbind(), strict=True):
         assert torch.equal(found, row[:, :1] if step > 0 else row[:, -1:])
