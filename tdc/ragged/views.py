@@ -134,11 +134,11 @@ def run(values: Tensor, plan: Plan, back: bool) -> Tensor:
     make: Any = values.new_zeros if back and not move.whole else values.new_empty
     out: Tensor = make((*values.shape[:axis], (before if back else behind).ends[-1], *values.shape[axis + 1 :]))
     examples, results = (out, values) if back else (values, out)
-    one, other = [array_of(x, axis + 1) if on_one_thread(values, plan) else None for x in (examples, results)]
-    if one is None or other is None:
+    arrays = [array_of(x, axis + 1) for x in (examples, results)] if on_one_thread(values, plan) else [None]
+    if any([array is None for array in arrays]):
         copy_tensors(examples, results, plan, back)
     else:
-        copy_arrays(one, other, plan, back)
+        copy_arrays(*arrays, plan, back)
     return out
 
 
@@ -167,11 +167,12 @@ def on_one_thread(values: Tensor, plan: Plan) -> bool:
 def copy_arrays(examples: Any, results: Any, plan: Plan, back: bool) -> None:
     """The copies of a move by numpy, whose views step backwards, too, and take a fifth of the time to make."""
     move, before, behind, axis = plan
-    front, order = (FULL,) * axis, order_of_axes(plan, axis + 1)
-    rows = zip(views_of_array(examples, before), views_of_array(results, behind), strict=True)
+    front, wholes = (FULL,) * axis, views_of_array(examples, before)
+    if move.order:
+        wholes = [example.transpose(order_of_axes(plan, axis + 1)) for example in wholes]
     pairs = [
-        (example.transpose(order)[(*front, *taken)], result[(*front, *put)])
-        for b, (example, result) in enumerate(rows)
+        (example[(*front, *taken)], result[(*front, *put)] if put else result)
+        for b, (example, result) in enumerate(zip(wholes, views_of_array(results, behind), strict=True))
         for taken, put in move.parts(b, before.sizes[b])
     ]
     for one, other in pairs:  # with nothing in between, which would no longer lie in the caches
@@ -184,12 +185,13 @@ def copy_arrays(examples: Any, results: Any, plan: Plan, back: bool) -> None:
 def copy_tensors(examples: Tensor, results: Tensor, plan: Plan, back: bool) -> None:
     """The copies of a move by torch, which reverses into memory of its own: it has no views that step backwards."""
     move, before, behind, axis = plan
-    order = order_of_axes(plan, examples.ndim)
-    rows = zip(views(examples, axis, before), views(results, axis, behind), strict=True)
-    for b, (example, result) in enumerate(rows):
+    wholes = views(examples, axis, before)
+    if move.order:
+        wholes = [example.permute(order_of_axes(plan, examples.ndim)) for example in wholes]
+    for b, (example, result) in enumerate(zip(wholes, views(results, axis, behind), strict=True)):
         for taken, put in move.parts(b, before.sizes[b]):
             turned = [axis + r for r, part in enumerate(taken) if part.step is not None and part.step < 0]
-            source, target = forwards(example.permute(order), axis, taken), forwards(result, axis, put)
+            source, target = forwards(example, axis, taken), forwards(result, axis, put)
             if back:
                 source, target = target, source
             target.copy_(source.flip(turned) if turned else source)
@@ -212,7 +214,7 @@ def forwards(example: Tensor, axis: int, index: Index) -> Tensor:
 
 def order_of_axes(plan: Plan, ndim: int) -> list[int]:
     """The axes of examples in the order of a move, where values have so many dims."""
-    e, order = plan.axis, plan.move.order or range(len(plan.before.sizes[0]))
+    e, order = plan.axis, plan.move.order
     return [*range(e), *[e + r for r in order], *range(e + len(order), ndim + len(order) - 1)]
 
 
