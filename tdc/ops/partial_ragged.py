@@ -199,7 +199,8 @@ def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[in
 def without_static(x: NestedTensor, y: Any, dims: tuple[int, ...]) -> NestedTensor:
     """A result that has lost the ragged dims among `dims` of x, without the static ones among them."""
     lost = [d for d in x.ragged_dims if d in dims]
-    return y.squeeze(tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost]))
+    static = tuple([d - len([r for r in lost if r < d]) for d in dims if d not in lost])
+    return y.squeeze(static) if static else y
 
 
 def nested_lines(x: NestedTensor, dims: tuple[int, ...]) -> Lines:
