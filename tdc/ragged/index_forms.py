@@ -265,7 +265,7 @@ def slices_of(part: slice | Span, rows: int) -> list[slice]:
     begin, behind = end(part.start), end(part.stop)
     if not has_tensors(part):
         return [slice(begin, behind, step)] * rows
-    each = [at if isinstance(at, list) else [at] * rows for at in (begin, behind)]
+    each: list[list[Any]] = [at if isinstance(at, list) else [at] * rows for at in (begin, behind)]
     return [slice(i, j, step) for i, j in zip(*each, strict=True)]
 
 

@@ -34,6 +34,7 @@ LEAST = 4096  # elements of an example in the mean, below which a gather takes l
 SPLIT = 32768  # elements that torch copies on one thread (torch 2.11-2.13)
 FULL = slice(None)
 Index = tuple[slice, ...]  # of ragged dims
+Parts = list[tuple[Index, Index]]
 
 
 class Move(NamedTuple):
@@ -46,7 +47,7 @@ class Move(NamedTuple):
         whole: every element is taken.
     """
 
-    parts: Callable[[int, Sequence[int]], list[tuple[Index, Index]]]
+    parts: Callable[[int, Sequence[int]], Parts]
     order: Sequence[int] = ()
     whole: bool = True
 
@@ -134,11 +135,12 @@ def run(values: Tensor, plan: Plan, back: bool) -> Tensor:
     make: Any = values.new_zeros if back and not move.whole else values.new_empty
     out: Tensor = make((*values.shape[:axis], (before if back else behind).ends[-1], *values.shape[axis + 1 :]))
     examples, results = (out, values) if back else (values, out)
-    arrays = [array_of(x, axis + 1) for x in (examples, results)] if on_one_thread(values, plan) else [None]
-    if any([array is None for array in arrays]):
+    dims, single = axis + 1, on_one_thread(values, plan)
+    one, other = [array_of(x, dims) if single else None for x in (examples, results)]
+    if one is None or other is None:
         copy_tensors(examples, results, plan, back)
     else:
-        copy_arrays(*arrays, plan, back)
+        copy_arrays(one, other, plan, back)
     return out
 
 
@@ -223,19 +225,27 @@ def order_of_axes(plan: Plan, ndim: int) -> list[int]:
 
 def sliced(slices: Sequence[Index]) -> Move:
     """A slice of each dim, for each example."""
-    return Move(lambda b, size: [(slices[b], ())], whole=False)
+
+    def parts(b: int, size: Sequence[int]) -> Parts:
+        return [(slices[b], ())]
+
+    return Move(parts, whole=False)
 
 
 def flipped(dims: Sequence[int]) -> Move:
     """Some of the dims in reverse."""
     taken = tuple([slice(None, None, -1) if r in dims else FULL for r in range(max(dims) + 1)])
-    return Move(lambda b, size: [(taken, ())])
+
+    def parts(b: int, size: Sequence[int]) -> Parts:
+        return [(taken, ())]
+
+    return Move(parts)
 
 
 def shifted(shift: int, r: int) -> Move:
     """The elements moved on along a dim, the last ones to the front."""
 
-    def parts(b: int, size: Sequence[int]) -> list[tuple[Index, Index]]:
+    def parts(b: int, size: Sequence[int]) -> Parts:
         front, every = shift % max(size[r], 1), (FULL,) * r
         rest = size[r] - front
         pieces = [(slice(rest), slice(front, None)), (slice(rest, None), slice(front))]
@@ -246,7 +256,11 @@ def shifted(shift: int, r: int) -> Move:
 
 def permuted(order: Sequence[int]) -> Move:
     """The dims in another order."""
-    return Move(lambda b, size: [((), ())], order)
+
+    def parts(b: int, size: Sequence[int]) -> Parts:
+        return [((), ())]
+
+    return Move(parts, order)
 
 
 def inverse(order: list[int]) -> list[int]:
