@@ -172,7 +172,7 @@ def turn_result(result: Node) -> None:
     others = [user for user in users if user not in flips]
     if others:
         with result.graph.inserting_after(result):
-            turned = result.graph.call_function(OPS.flip.default, (result, [0]))
+            turned = result.graph.call_function(FLIPS[0], (result, [0]))
         turned.meta = dict(result.meta)
         for user in others:
             user.replace_input_with(result, turned)
