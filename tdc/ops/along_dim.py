@@ -29,7 +29,7 @@ from tdc.ops.segments import all_rows
 from tdc.ops.segments.operator import order_rows, serves
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of, local_positions, reduce_rows, row_ids
+from tdc.ragged.segments import begins, lengths_of, local_positions, reduce_rows, row_ids
 from tdc.ragged.storage import Ragged, axis_of, data_of, map_results, without_dims
 from tdc.ragged.structure import Structure
 
@@ -97,7 +97,7 @@ def segments_of(op: Op, x: Any, dim: Any) -> Segments:
     if isinstance(x, NestedTensor):
         s = x.structure
         back = partial(lambda dims, out, keepdim: settle(out, s, dims, keepdim), s.ragged_dims)
-        return Segments(x.values.movedim(s.packed_dim, 0), s, None, back)
+        return Segments(x.values.movedim(s.packed_dim, 0) if s.packed_dim else x.values, s, None, back)
     mask = x.mask.expand(x.data.shape)
     back = partial(put_back, x.ndim, d)
     if d is None:
@@ -131,15 +131,18 @@ def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
     return values.gather(0, index.clamp(max=values.shape[0] - 1))
 
 
-def order_of(segments: Segments, descending: bool = False, stable: bool = True) -> Tensor:
-    """Where in dim 0 the sorted elements of each segment are, (M, *D); NaN is largest, equal ones stay in order
-    where `stable`."""
+def order_of(segments: Segments, descending: bool = False, stable: bool = True) -> tuple[Tensor, Any]:
+    """Where in dim 0 the sorted elements of each segment are, (M, *D), and where it begins, (M, 1, ...) or 0; NaN is
+    largest, equal ones stay in order where `stable`."""
     values, s = segments.values.detach(), segments.structure
     if s is None:
-        return all_rows.by_owner(values, segments.owner, descending)
+        return all_rows.by_owner(values, segments.owner, descending), 0
+    begin = begins(s, values.shape[0])
     if serves(values):
-        return order_rows(values, s.offsets, descending, stable)  # type: ignore[no-any-return]  # untyped in torch
-    return all_rows.order(values, s, descending)
+        order = order_rows(values, s.offsets, begin, descending, stable)
+    else:
+        order = all_rows.order(values, s, descending)
+    return order, begin if values.ndim == 1 else segments.column(begin)
 
 
 def reduce_along(op: Op, run: Op, x: Any, dim: int | None, keepdim: bool, dense: Op | None) -> Any:
@@ -196,5 +199,5 @@ def along_static(op: Op, x: Any, dim: int, run: Callable[[Tensor, int], Any], ke
 def with_elements(x: Any, dim: int, out: Tensor) -> Ragged:
     """A batch of the same lengths whose segments along `dim` have other elements, (M, *D)."""
     if isinstance(x, NestedTensor):
-        return x.with_values(out.movedim(0, x.structure.packed_dim))
+        return x.with_values(out.movedim(0, p) if (p := x.structure.packed_dim) else out)
     return x.with_data(out.movedim(0, dim).masked_fill(~x.mask, 0))

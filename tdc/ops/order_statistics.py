@@ -88,7 +88,7 @@ def ranked(op: Op, rank: Op, x: Any, dim: int | None, keepdim: bool) -> Tensor |
     if dim is None and isinstance(x, NestedTensor):
         return op(x.values)
     segments = segments_of(op, x, dim)
-    order = order_of(segments)
+    order, _ = order_of(segments)
     position = position_at(segments, order, rank(segments, order))
     if dim is not None:
         return picked(op, segments, position, nothing(segments.values), keepdim)
@@ -180,7 +180,7 @@ def quantile_ragged(
 def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim: bool) -> tuple[Tensor, ...]:
     """Quantiles (Q,) along a ragged dim one by one."""
     segments = segments_of(op, x, dim)
-    order, (every, real) = order_of(segments, stable=False), counts(segments)
+    (order, _), (every, real) = order_of(segments, stable=False), counts(segments)
     last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
     return tuple([segments.back(quantile_of(segments, order, last, q, how), keepdim) for q in qs.unbind()])
 

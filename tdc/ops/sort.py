@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.arguments import expect_number
+from tdc.core.dynamo import trace_as
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
@@ -47,14 +48,26 @@ def sort_ragged(op: Op) -> Op:
         if d is None:
             return along_static(op, x, dim, dense)
         segments = segments_of(op, x, d)
-        order = order_of(segments, descending, bool(stable))
-        here = segments.column(torch.arange(order.shape[0], device=order.device))
-        positions = with_elements(x, d, order - (here - segments.positions))  # each segment keeps its span
+        order, begin = order_of(segments, descending, bool(stable))
+        positions = with_elements(x, d, order - begin)
         if op is torch.argsort:
             return positions
-        return named_result(op, with_elements(x, d, segments.values.gather(0, order)), positions)
+        return named_result(op, with_elements(x, d, in_order(segments.values, order)), positions)
 
     return run
+
+
+def in_order(values: Tensor, order: Tensor) -> Tensor:
+    """The elements of dim 0 of each position of the other dims in an order."""
+    return values.index_select(0, order) if values.ndim == 1 else values.gather(0, order)  # twice as fast, of one
+
+
+def in_order_traced(values: Tensor, order: Tensor) -> Tensor:
+    """What Dynamo traces in place of `in_order`."""
+    return values.gather(0, order)
+
+
+trace_as(in_order, in_order_traced)
 
 
 def topk_ragged(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Any, ...]:
@@ -86,7 +99,7 @@ def top(x: Any, k: int, dim: int, largest: bool) -> tuple[Any, ...]:
     if s is not None and serves(values):
         positions = top_rows(values.detach(), s.offsets, k, largest)
     else:
-        positions = all_rows.top(order_of(segments, largest, False), start, k)
+        positions = all_rows.top(order_of(segments, largest, False)[0], start, k)
     values = values.gather(0, (positions + start).flatten(0, 1)).view(positions.shape)
     if segments.real is not None:  # no gradient passes to an empty line, one of padding
         values = values.masked_fill((segments.lengths < k).unsqueeze(1), 0)

@@ -283,9 +283,15 @@ def row_ids(s: Structure, total: int) -> Tensor:
 
 
 @once
+def begins(s: Structure, total: int) -> Tensor:
+    """Where the example of each packed position begins, (N,)."""
+    return s.offsets[row_ids(s, total)]
+
+
+@once
 def local_positions(s: Structure, total: int) -> Tensor:
     """Position of each packed element within its example, (N,): 0, 1, … for each anew."""
-    return torch.arange(total, device=s.offsets.device) - s.offsets[row_ids(s, total)]
+    return torch.arange(total, device=s.offsets.device) - begins(s, total)
 
 
 @once

@@ -36,10 +36,11 @@ LOOSE = ("sort", "argsort", "cumsum", "cummax", "cummin", "prod")  # which take 
 SMOOTH = ("sort", "cumsum", "cummax", "max", "prod", "topk", "logsumexp")
 
 
-@pytest.fixture(params=["one by one", "in a rectangle", "all at once"])
+@pytest.fixture(params=["one by one", "in a rectangle", "all at once", "by one number"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of any size are worth a call, or none is."""
     much = 1 << 40
+    monkeypatch.setattr(cpu, "FEW", much if request.param == "by one number" else 0)
     monkeypatch.setattr(subrows, "LEAST", 0 if request.param == "one by one" else much)
     monkeypatch.setattr(cpu, "A_CALL", -much if request.param == "one by one" else much)
     monkeypatch.setattr(cpu, "A_RECTANGLE", -much if request.param == "in a rectangle" else much)
@@ -79,6 +80,41 @@ def test_nan_and_infinities(name: str, way: None):
     for row, odd in zip([r for r in rows if len(r) > 1], (math.nan, math.inf, -math.inf), strict=False):
         row[1, 0] = odd
     alike(name, rows, CALLS[name](tdc.pack(rows), 1))
+
+
+def odd_numbers(dtype: torch.dtype) -> Tensor:
+    """The ends of a dtype, of 32 bits, and what compares as nothing else does."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        ends = [max(info.min, -(2**31)), max(info.min, 1 - 2**31), min(info.max, 2**31 - 1), info.min, info.max]
+        return torch.tensor([0, 1, *ends], dtype=dtype)
+    info = torch.finfo(dtype)
+    x = torch.tensor([math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 1, -1, info.max, info.min], dtype=dtype)
+    return torch.cat([x, -x, info.smallest_normal / 4 * x[6:8]])
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int32, torch.int64, torch.half, torch.bfloat16, torch.float, DOUBLE],
+    ids=str,
+)
+def test_the_order_of_odd_numbers(dtype: torch.dtype, descending: bool, way: None):
+    """Equal ones stay in order if asked, zeros of two signs and every NaN among them."""
+    pool, g = odd_numbers(dtype), torch.Generator().manual_seed(0)
+    rows = [pool[torch.randint(len(pool), (n, 3), generator=g)] for n in (0, 40, 1, 0, 9, 0)]
+    x = tdc.pack(rows)
+    for stable in (False, True):
+        values, positions = x.sort(dim=1, descending=descending, stable=stable)
+        for row, v, i in zip(rows, values.unbind(), positions.unbind(), strict=True):
+            want = row.sort(dim=0, descending=descending, stable=stable)
+            assert torch.equal(row.gather(0, i).nan_to_num(7), v.nan_to_num(7))
+            torch.testing.assert_close(v, want.values, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(
+                i if stable else i.sort(0).values, want.indices if stable else want.indices.sort(0).values
+            )
 
 
 @pytest.mark.parametrize("name", CALLS)

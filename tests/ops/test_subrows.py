@@ -59,7 +59,7 @@ def test_large_rows_are_sorted_one_by_one(monkeypatch: pytest.MonkeyPatch):
         assert torch.equal(v, want.values)
         assert torch.equal(i, want.indices)
     with pytest.raises(AssertionError, match="avoided"):
-        tdc.pack([torch.randn(n, 1) for n in (500, *[1] * 100)]).sort(1)
+        tdc.pack([torch.randn(n, 1).double() for n in (500, *[1] * 100)]).sort(1)
 
 
 def test_second_gradients(always: None):

@@ -1,6 +1,6 @@
 """The operators on segments: what torch's dispatcher, autograd, vmap and graphs know of them.
 
-    x (N, *D), offsets (B+1,)
+    x (N, *D), offsets (B+1,), begins (N,): where the example of each element of dim 0 begins
 
     order_rows         (N, *D)       where in dim 0 the sorted elements of each example are
     extreme_rows       (B, *D)       the first position of the largest or smallest, -1 of an empty example
@@ -97,14 +97,14 @@ def fake_sums(x: Tensor, *rest: Any) -> Tensor:
 
 def over_members(dim: int, op: Any, info: Any, in_dims: Any, x: Tensor, offsets: Tensor, *rest: Any) -> Any:
     """Under vmap members become a static dim behind the packed one; they share offsets."""
-    refuse_mapped("offsets", in_dims[1:2])
+    refuse_mapped("offsets", in_dims[1:])
     return op(x.movedim(in_dims[0], 1), offsets, *rest), dim
 
 
 order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows, cumprod_rows, logcumsumexp_rows = [
     operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
     for name, how, fake, dim, kernel in (
-        ("order_rows", ", bool descending, bool stable", fake_positions, 1, cpu.order),
+        ("order_rows", ", Tensor begins, bool descending, bool stable", fake_positions, 1, cpu.order),
         ("extreme_rows", ", bool largest", fake_extreme, 1, cpu.extreme),
         ("top_rows", ", int k, bool largest", fake_top, 2, cpu.top),
         ("cumextreme_rows", ", bool largest", fake_positions, 1, cpu.cumextreme),
