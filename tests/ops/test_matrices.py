@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tdc
 from tdc.compile import counted
-from tdc.ops import subrows
+from tdc.ops import matmul, subrows
 from tdc.ops.matrices import cpu
 from tdc.testing import forbid
 
@@ -94,6 +94,26 @@ def test_groups_are_those_of_torch_where_it_takes_them(features: int, monkeypatc
     want = [row.sum(0).unsqueeze(1).expand(features, features) for row in x.unbind()]
     torch.testing.assert_close(weights.grad, torch.stack(want))
     assert len(alone) == (0 if features == 4 else 2)  # rows of 16 bytes, or not
+
+
+@pytest.mark.parametrize("name", ["x @ w", "x.T @ x"])
+def test_one_call_where_nobody_differentiates(name: str, monkeypatch: pytest.MonkeyPatch):
+    run, alone = PRODUCTS[name]
+    x, w, p = given((3, 0, 5), torch.float32)
+    want = [alone(*row) for row in zip(x.unbind(), w.unbind(), p.unbind(), strict=True)]
+    lower = run(x.with_values(x.values.bfloat16()), w.bfloat16(), p)
+    with torch.autocast("cpu"):
+        got = run(x, w, p)
+    assert all([torch.equal(a, b) for a, b in zip(got.unbind(), lower.unbind(), strict=True)])
+    x = x.with_values(x.values.requires_grad_())
+    assert all([one.requires_grad for one in run(x, w, p).unbind()])
+    monkeypatch.setattr(matmul, "contract", None)
+    with torch.no_grad():
+        y = run(x, w, p)
+    for one, other in zip(y.unbind(), want, strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(TypeError, match="NoneType"):
+        run(x, w, p)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -131,9 +131,7 @@ def by_example(x: Tensor, found: list[Run], total: int, pool: Callable[[Tensor, 
     return out
 
 
-def gradient_by_example(
-    grad: Tensor, found: list[Run], total: int, back: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
+def gradient_by_example(grad: Tensor, found: list[Run], total: int, back: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What `back(gradients, planes)` makes of each run, (M, C) -> (N, C); it reads the shape of planes only."""
     out, grad = room(grad, found, total, grad.shape[1], True), grad.contiguous()
     for run in found:
