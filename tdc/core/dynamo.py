@@ -417,9 +417,9 @@ flash_backward: Op = internals.ops.aten._flash_attention_backward
 fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu
 fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane
-    2: internals.ops.aten._adaptive_avg_pool2d_backward,
-    3: internals.ops.aten._adaptive_avg_pool3d_backward,
+    n: getattr(internals.ops.aten, f"_adaptive_avg_pool{n}d_backward") for n in (2, 3)
 }
+pack_lstm_weights: Any = getattr(internals.ops.mkldnn, "_reorder_mkldnn_rnn_layer_weight", None)  # as oneDNN wants them
 
 
 def list_kernel(name: str) -> Op:

@@ -30,7 +30,7 @@ from tdc.core.errors import ShapeError, StructureError, describe, message, no_se
 from tdc.core.operators import refuse_derivative
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
-from tdc.ops import rnn_steps
+from tdc.ops import rnn_steps, rnn_stretches
 from tdc.ops.rnn_steps import order_of, turned
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
@@ -111,15 +111,18 @@ def lstm_cell(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], bias: bool
 
 @torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")
 def forward_rows(
-    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any
-) -> list[Tensor]:
+    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str,
+    *args: Any,
+) -> list[Tensor]:  # fmt: skip
     """Outputs, last states, and if asked what the backward wants of the forward."""
-    device = values.device.type
+    device, given = values.device.type, (values, starts, lengths, states, weights)
     with torch.no_grad():
         if rnn_steps.fits(values, states) and (keep or not torch.is_autocast_enabled(device)):
             with torch.autocast(device, enabled=False):
-                return rnn_steps.forward(keep, values, starts, lengths, states, *args)
-        return run_rows(values, starts, lengths, states, *args)
+                if mode == "lstm" and not keep and rnn_stretches.pays(values, lengths, weights):
+                    return rnn_stretches.forward(*given, *args)
+                return rnn_steps.forward(keep, *given, mode, *args)
+        return run_rows(*given, mode, *args)
 
 
 @torch.library.impl("tdc::rnn_backward", "CompositeExplicitAutograd")

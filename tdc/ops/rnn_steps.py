@@ -11,8 +11,9 @@ initial state, and its gradient.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,24 +33,47 @@ BACK: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Order(NamedTuple):
+@dataclass(frozen=True)
+class Order:
     """The order in which steps run.
 
     Args:
         positions: of each step of each row in the values, (N,).
-        alive: rows that have step 0, 1, …
         rows: longest first, (R,).
-        before: where a buffer of states holds the step before, (N,).
-        last: where it holds each row's last step, (R,).
-        flip: the same position of the reversed row, (N,).
+        sizes: their lengths, (R,).
+        real: which rows have step 0, 1, …, (longest, R).
     """
 
     positions: Tensor
-    alive: Tensor
     rows: Tensor
-    before: Tensor
-    last: Tensor
-    flip: Tensor
+    sizes: Tensor
+    real: Tensor
+
+    @cached_property
+    def alive(self) -> Tensor:
+        """How many rows have each step."""
+        return self.real.sum(1)
+
+    @cached_property
+    def at(self) -> Tensor:
+        """Of each step the place of each row among all, (longest, R)."""
+        return (self.alive.cumsum(0) - self.alive)[:, None] + torch.arange(len(self.rows))
+
+    @cached_property
+    def before(self) -> Tensor:
+        """Where a buffer of states holds the step before, (N,)."""
+        return torch.cat([self.at[:1], self.at[:-1] + len(self.rows)]).masked_select(self.real)
+
+    @cached_property
+    def last(self) -> Tensor:
+        """Where it holds each row's last step, (R,)."""
+        return len(self.rows) + self.at.gather(0, (self.sizes - 1)[None])[0] if len(self.rows) else self.rows
+
+    @cached_property
+    def flip(self) -> Tensor:
+        """The same position of the reversed row, (N,)."""
+        steps = torch.arange(len(self.real))[:, None]
+        return self.at.gather(0, (self.sizes - 1 - steps).clamp(min=0)).masked_select(self.real)
 
     @property
     def steps(self) -> Steps:
@@ -63,12 +87,7 @@ def order_of(starts: Tensor, lengths: Tensor) -> Order:
     sizes = sizes[: len(rows)]
     steps = torch.arange(int(sizes[0]) if len(sizes) else 0)[:, None]
     real = steps < sizes
-    alive = real.sum(1)
-    at = (alive.cumsum(0) - alive)[:, None] + torch.arange(len(rows))  # of each step the position of each row
-    before = torch.cat([at[:1], at[:-1] + len(rows)])
-    last = len(rows) + at.gather(0, (sizes - 1)[None])[0] if len(rows) else rows
-    flip = at.gather(0, (sizes - 1 - steps).clamp(min=0))
-    return Order((starts.cpu()[rows] + steps)[real], alive, rows, before[real], last, flip[real])
+    return Order((starts.cpu()[rows] + steps).masked_select(real), rows, sizes, real)
 
 
 def fits(values: Tensor, states: list[Tensor]) -> bool:
