@@ -7,7 +7,7 @@ oneDNN once for all calls.
     P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
     N real positions, R rows that have any
 
-Invariant: no position is padded. A call costs more than steps do where stretches are short, see `pays`.
+Invariant: no position is padded. Where stretches are short, or weights large for so few positions, steps run: `pays`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tdc.core.dynamo import pack_lstm_weights
 from tdc.ops.rnn_steps import order_of, turned
 
 LEAST = 4  # steps of a stretch, on average
+LAID_OUT = 8192  # elements of weights that are laid out in the time that a position saves
 LSTM = 2  # what `run_stretch` calls it
 run_stretch: Any = torch.ops.aten.mkldnn_rnn_layer.default
 
@@ -33,8 +34,9 @@ def pays(values: Tensor, lengths: Tensor, weights: list[Tensor]) -> bool:
         return False
     if any([t.dtype != torch.float32 or not t.numel() for t in (values, *weights)]):
         return False
-    ends = {n for n in lengths.tolist() if n}
-    return LEAST * len(ends) <= max(ends, default=0)
+    sizes = lengths.tolist()
+    ends = {n for n in sizes if n}
+    return LEAST * len(ends) <= max(ends, default=0) and sum([t.numel() for t in weights[:2]]) <= LAID_OUT * sum(sizes)
 
 
 def forward(
