@@ -12,7 +12,6 @@ Invariant: no position is padded. Where stretches are short, or weights large fo
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def forward(
     """Outputs (P, H), 0 where nothing is real, and last states (S, B, H)."""
     order, own, directions = order_of(starts, lengths), 4 if bias else 2, 1 + bidirectional
     x, ends = values.index_select(0, order.positions), [s.clone() for s in states]
-    alive = [(n, len([*steps])) for n, steps in groupby(order.alive.tolist())]
+    alive = stretches(order.sizes.tolist())
     for i in range(layers):
         outs = list[Tensor]()
         for d in range(directions):
@@ -62,6 +61,21 @@ def forward(
     back = torch.empty_like(order.positions)
     back[order.positions] = torch.arange(len(back))
     return [x.index_select(0, back), *ends]
+
+
+def stretches(sizes: list[int]) -> list[tuple[int, int]]:
+    """Of each stretch how many rows are alive, and its steps; of rows of these lengths, longest first.
+
+    Example:
+        >>> stretches([5, 5, 3])
+        [(3, 3), (2, 2)]
+    """
+    found, begin = list[tuple[int, int]](), 0
+    for row, end in reversed([*enumerate(sizes)]):
+        if end > begin:
+            found.append((row + 1, end - begin))
+            begin = end
+    return found
 
 
 def run_layer(
