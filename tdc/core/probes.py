@@ -217,7 +217,7 @@ def packs_lstm_weights() -> bool:
         w, u, b, x, h = torch.ones(8, 3), torch.ones(8, 2), torch.ones(8), torch.ones(4, 1, 3), torch.zeros(1, 2)
         packed = dynamo.pack_lstm_weights(w, u, 2, False, True, False, [4, 1, 3])
         run = partial(untyped.ops.aten.mkldnn_rnn_layer, x)
-        how = b, b, h, h, False, [], 2, 2, 1, True, False, False, False
+        how: Any = b, b, h, h, False, [], 2, 2, 1, True, False, False, False
         return all([torch.allclose(a, t) for a, t in zip(run(w, u, *how)[:3], run(*packed, *how)[:3], strict=True)])
 
 
