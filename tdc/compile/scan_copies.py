@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
 from tdc.compile._torch.symbolic import same_strides
 
@@ -25,7 +25,7 @@ FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
 SCAN = torch.ops.higher_order.scan
 
 
-def without_copies(module: GraphModule) -> None:
+def without_copies(module: Any) -> None:
     """Take the copies out of the scans of a graph."""
     scans = module.graph.find_nodes(op="call_function", target=SCAN)
     for scan in scans:
@@ -39,7 +39,7 @@ def without_copies(module: GraphModule) -> None:
         module.recompile()
 
 
-def kept_twice(scan: Node, module: GraphModule) -> None:
+def kept_twice(scan: Any, module: Any) -> None:
     """Drop results of a scan that are what it got: rows of an operand, or what all of its steps get."""
     begins, operands, shared = scan.args[1:4]
     step = getattr(module, scan.args[0].target).graph
@@ -70,15 +70,18 @@ def kept_twice(scan: Node, module: GraphModule) -> None:
 
 def original(x: Any) -> Any:
     """What a tensor is a copy of, through dims that change places and come back."""
-    order = list(range(x.meta["val"].ndim)) if isinstance(x, Node) else []
-    while isinstance(x, Node) and x.target in (OPS.clone.default, OPS.permute.default):
-        if x.target is OPS.permute.default:
-            order = [x.args[1][d] for d in order]
-        x = x.args[0]
-    return x if order == sorted(order) else None
+    if not isinstance(x, Node):
+        return None
+    source: Any = x
+    order: list[int] = list(range(source.meta["val"].ndim))
+    while source.target in (OPS.clone.default, OPS.permute.default):
+        if source.target is OPS.permute.default:
+            order = [source.args[1][d] for d in order]
+        source = source.args[0]
+    return source if order == sorted(order) else None
 
 
-def share(rows: Node, one: Node, module: GraphModule) -> None:
+def share(rows: Any, one: Any, module: Any) -> None:
     """Give the scans that read rows which are all alike one of them, as what their steps share."""
     turned = [user for user in rows.users if user.target in FLIPS]
     for stack in (rows, *turned):
@@ -93,7 +96,7 @@ def share(rows: Node, one: Node, module: GraphModule) -> None:
             module.graph.erase_node(stack)
 
 
-def read_as_views(step: Graph) -> None:
+def read_as_views(step: Any) -> None:
     """Let products of matrices in a step read transposed tensors."""
     for copy in step.find_nodes(op="call_function", target=OPS.clone.default):
         view = copy.args[0]

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
 from tdc.compile._torch.symbolic import same_size, same_strides
 
 OPS = torch.ops.aten
 FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
+ORDERS: dict[Any, Callable[[Any, Any], Any]] = {OPS.lt.Scalar: operator.lt, OPS.ge.Scalar: operator.ge}
 COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
 
 
@@ -33,9 +34,9 @@ COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
 def counted_down() -> Iterator[None]:
     """A context: loops over what was flipped that are lowered in it run the other way."""
     passes = load("torch._inductor.fx_passes.post_grad")
-    make_loops: Callable[[GraphModule], None] = passes.decompose_scan_to_while_loop
+    make_loops: Callable[[Any], None] = passes.decompose_scan_to_while_loop
 
-    def decompose(module: GraphModule) -> None:
+    def decompose(module: Any) -> None:
         make_loops(module)
         turn_loops(module)
 
@@ -43,7 +44,7 @@ def counted_down() -> Iterator[None]:
         yield
 
 
-def turn_loops(module: GraphModule) -> None:
+def turn_loops(module: Any) -> None:
     """Turn the loops of a graph that can be."""
     cancel(module.graph)
     for loop in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.while_loop):
@@ -60,7 +61,7 @@ def turn_loops(module: GraphModule) -> None:
     module.recompile()
 
 
-def cancel(graph: Graph) -> None:
+def cancel(graph: Any) -> None:
     """Replace the flip of a flip by what it is, and the size of a flip by that of what is flipped."""
     for flip in [node for op in FLIPS for node in graph.find_nodes(op="call_function", target=op)]:
         source = unflipped(flip)
@@ -78,7 +79,7 @@ class Rows(NamedTuple):
     writes: list[int]
 
 
-def rows_of(loop: Node, cond: Graph, body: Graph) -> Rows | None:
+def rows_of(loop: Any, cond: Any, body: Any) -> Rows | None:
     """The rows of a loop over all rows of what was flipped, if its counter serves for nothing else; else None."""
     counter, *others = body.find_nodes(op="placeholder")
     operands, (results,) = loop.args[2], body.output_node().args
@@ -105,7 +106,7 @@ def rows_of(loop: Node, cond: Graph, body: Graph) -> Rows | None:
     return found if all([unflipped(operands[i]) is not None for i in found.reads]) else None
 
 
-def row_number(counter: Node, after: Any) -> Node | None:
+def row_number(counter: Any, after: Any) -> Any:
     """The counter as a number, if a round does nothing else with it than to add 1."""
     numbers = [user for user in counter.users if user is not after]
     counts = is_call(after, OPS.add.Tensor) and after.args == (counter, 1) and not after.kwargs
@@ -113,7 +114,7 @@ def row_number(counter: Node, after: Any) -> Node | None:
     return numbers[0] if counts and alone and list(after.users) == [after.graph.output_node()] else None
 
 
-def bound_of(cond: Graph) -> Any:
+def bound_of(cond: Any) -> Any:
     """What a counter, the first input, is below as long as a loop goes on: a number; None for other conditions."""
     (test,), counter = cond.output_node().args, cond.find_nodes(op="placeholder")[0]
     if not is_call(test, OPS.lt.Scalar) or test.args[0] is not counter or list(counter.users) != [test]:
@@ -126,17 +127,17 @@ def value_of(x: Any) -> Any:
     return x.meta["val"] if isinstance(x, Node) else x
 
 
-def unflipped(x: Node) -> Node | None:
+def unflipped(x: Any) -> Any:
     """What a tensor is the flip of along its first dim, where that lies in memory in the same way."""
     if is_call(x, OPS.full.default):  # the same number everywhere
         return x
     if x.target not in FLIPS or list(x.args[1]) != [0]:
         return None
-    source: Node = x.args[0]
+    source: Any = x.args[0]
     return source if same_strides(source, x) else None
 
 
-def turn(loop: Node, cond: Graph, body: Graph, rows: Rows) -> None:
+def turn(loop: Any, cond: Any, body: Any, rows: Rows) -> None:
     """Let a loop count down from its last round."""
     graph, operands = loop.graph, list(loop.args[2])
     for i in rows.reads:
@@ -152,7 +153,7 @@ def turn(loop: Node, cond: Graph, body: Graph, rows: Rows) -> None:
         turn_result(result)
 
 
-def last_of(x: Node) -> int | Node:
+def last_of(x: Any) -> Any:
     """The position of the last row."""
     rows = x.meta["val"].size(0)
     if isinstance(rows, int):
@@ -163,7 +164,7 @@ def last_of(x: Node) -> int | Node:
     return last
 
 
-def turn_result(result: Node) -> None:
+def turn_result(result: Any) -> None:
     """Make the result of a loop its flip: what was a flip of it is the result itself."""
     users = list(result.users)
     flips = [user for user in users if unflipped(user) is result]
@@ -178,10 +179,10 @@ def turn_result(result: Node) -> None:
             user.replace_input_with(result, turned)
 
 
-def compare_numbers(cond: Graph) -> None:
+def compare_numbers(cond: Any) -> None:
     """Let a condition on a counter in host memory read its number: the comparison is then no kernel of its own."""
     counter, (test,) = cond.find_nodes(op="placeholder")[0], cond.output_node().args
-    compare = {OPS.lt.Scalar: operator.lt, OPS.ge.Scalar: operator.ge}.get(getattr(test, "target", None))
+    compare = ORDERS.get(test.target) if isinstance(test, Node) else None
     if compare is None or test.args[0] is not counter or counter.meta["val"].dtype is not torch.int64:
         return
     other = value_of(test.args[1])
