@@ -48,8 +48,10 @@ def ranks(x: Tensor, exact: bool) -> Tensor | None:
     if not x.is_floating_point():
         if x.dtype.itemsize <= 4:
             return x.to(torch.int64)
+        if x.dtype != torch.int64:
+            return None
         first, last = x.aminmax()
-        return x if x.dtype == torch.int64 and first >= -LAST and last <= LAST else None
+        return x if first >= -LAST and last <= LAST else None
     if x.dtype.itemsize > 4:
         return None
     bits = (x + 0.0 if exact else x).float().view(torch.int32)
