@@ -7,7 +7,7 @@ of a weight that all steps share one copy for each.
     kept_twice       what a step gives out as it got it is taken from where it came
     read_as_views    matrix products read a transposed tensor where it lies
 
-Invariant: what a step returns is no view of what it got.
+Invariants: what a step returns is no view of what it got; what a graph returns is none of its inputs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from tdc.compile._torch.scans import FLIPS, given_out
 from tdc.compile._torch.symbolic import same_strides
 
 OPS = torch.ops.aten
 PRODUCTS = (OPS.mm.default, OPS.addmm.default, OPS.bmm.default, OPS.baddbmm.default)
-FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
 SCAN = torch.ops.higher_order.scan
 
 
@@ -40,27 +40,32 @@ def without_copies(module: Any) -> None:
 
 
 def kept_twice(scan: Any, module: Any) -> None:
-    """Drop results of a scan that are what it got: rows of an operand, or what all of its steps get."""
+    """Let others read what a step gives out as it got it, rows of an operand or what all steps get, where it is."""
     begins, operands, shared = scan.args[1:4]
     step = getattr(module, scan.args[0].target).graph
     inputs, output = step.find_nodes(op="placeholder"), step.output_node()
-    rows, alike = inputs[len(begins) : -len(shared) or None], inputs[len(inputs) - len(shared) :]
+    rows, alike = inputs[len(begins) : len(begins) + len(operands)], inputs[len(begins) + len(operands) :]
     (results,) = output.args
-    dropped: list[int] = []
-    for user in list(scan.users):
-        i = user.args[1]
-        source = original(results[i]) if i >= len(begins) else None
+    for user in [user for user in scan.users if user.args[1] >= len(begins)]:
+        result = results[user.args[1]]
+        source = original(result)
         if source in rows and same_strides(operands[rows.index(source)], user):
-            user.replace_all_uses_with(operands[rows.index(source)])
-        elif source in alike and same_strides(source, results[i]):
+            if not given_out(user):
+                user.replace_all_uses_with(operands[rows.index(source)])
+        elif source in alike and same_strides(source, result):
             share(user, shared[alike.index(source)], module)
         if not user.users:
             scan.graph.erase_node(user)
-            dropped.append(i)
+    drop_unused(scan, step)
+
+
+def drop_unused(scan: Any, step: Any) -> None:
+    """Drop results of a scan that nobody reads, but for one: torch wants a result."""
+    output, begins = step.output_node(), len(scan.args[1])
+    (results,) = output.args
     used = {user.args[1] for user in scan.users}
-    left = [i for i in range(len(results)) if i not in dropped]
-    if not dropped or not any([i >= len(begins) for i in used]):  # torch wants a result
-        return
+    left = [i for i in range(len(results)) if i < begins or i in used] or [0]
+    left += [begins] if len(left) == begins < len(results) else []
     output.args = (tuple([results[i] for i in left]),)
     scan.meta["val"] = tuple([scan.meta["val"][i] for i in left])
     for user in list(scan.users):
@@ -84,16 +89,16 @@ def original(x: Any) -> Any:
 def share(rows: Any, one: Any, module: Any) -> None:
     """Give the scans that read rows which are all alike one of them, as what their steps share."""
     turned = [user for user in rows.users if user.target in FLIPS]
-    for stack in (rows, *turned):
-        for scan in [user for user in stack.users if user.target is SCAN and len(user.args[0].users) == 1]:
-            graph, begins, operands, shared = scan.args
-            inputs = getattr(module, graph.target).graph.find_nodes(op="placeholder")
-            if stack in operands and stack not in begins and len(operands) > 1:
-                i = list(operands).index(stack)
-                inputs[-1].append(inputs[len(begins) + i])
-                scan.args = (graph, begins, (*operands[:i], *operands[i + 1 :]), (*shared, one))
-        if not stack.users:
-            module.graph.erase_node(stack)
+    for stack, scan in [(x, user) for x in (rows, *turned) for user in x.users if user.target is SCAN]:
+        graph, begins, operands, shared = scan.args
+        inputs = getattr(module, graph.target).graph.find_nodes(op="placeholder")
+        if len(graph.users) == 1 and stack in operands and stack not in begins and len(operands) > 1:
+            i = list(operands).index(stack)
+            inputs[-1].append(inputs[len(begins) + i])
+            scan.args = (graph, begins, (*operands[:i], *operands[i + 1 :]), (*shared, one))
+    for flip in turned:
+        if not flip.users:
+            module.graph.erase_node(flip)
 
 
 def read_as_views(step: Any) -> None:

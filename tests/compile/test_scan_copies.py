@@ -128,12 +128,25 @@ def test_a_loop_that_is_no_scan_of_flips_is_left_as_it_is(form: str, end: int) -
 
 
 def test_what_a_step_gives_out_as_it_got_it_is_a_copy() -> None:
-    def fn(x: Tensor) -> Any:
-        h, ys = tdc.scan(lambda h, row: (h + row, (row, row.mT, row.mT.mT, row + 1)), x.new_zeros(4, 4), x, dim=0)
-        return h, [y.add_(1) for y in ys], x
+    """Also what another loop reads, and a flip of a flip: who writes into a result writes nowhere else."""
 
-    x = torch.randn(5, 4, 4)
-    torch.testing.assert_close(compiled(fn)(x.clone()), fn(x.clone()))
+    def fn(x: Tensor, w: Tensor) -> Any:
+        def step(h: Tensor, row: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            return h + row, (row, row.mT, row.mT.mT, w, w.transpose(0, 1).transpose(0, 1))
+
+        h, ys = tdc.scan(step, x.new_zeros(4, 4), x, dim=0)
+        end, again = tdc.scan(lambda h, row: (h * row, (h, row)), h, ys[4], dim=0)
+        return [h, *ys, x.flip(0).flip(0), end, *again, again[1].flip(0), again[1].flip(0)]
+
+    x, w = torch.randn(5, 4, 4), torch.randn(4, 4)
+    given, run = (x.clone(), w.clone()), compiled(fn)
+    found, want = run(*given), fn(x, w)
+    torch.testing.assert_close(found, want)
+    for i, result in enumerate(found):
+        result.fill_(i)
+    assert [float(result.mean()) for result in found] == list(range(len(found)))
+    assert torch.equal(given[0], x)
+    assert torch.equal(given[1], w)
 
 
 def test_a_loop_over_layers_keeps_no_second_set_of_their_weights() -> None:

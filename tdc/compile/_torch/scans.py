@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from tdc.compile._torch.symbolic import same_size, same_strides
 
-OPS = torch.ops.aten
+OPS, LOOP = torch.ops.aten, torch.ops.higher_order.while_loop
 FLIPS = (torch.ops.prims.rev.default, OPS.flip.default)
 ORDERS: dict[Any, Callable[[Any, Any], Any]] = {OPS.lt.Scalar: operator.lt, OPS.ge.Scalar: operator.ge}
 COMPARISONS = (operator.ge, operator.le, operator.lt)  # of assertions
@@ -47,7 +47,7 @@ def counted_down() -> Iterator[None]:
 def turn_loops(module: Any) -> None:
     """Turn the loops of a graph that can be."""
     cancel(module.graph)
-    for loop in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.while_loop):
+    for loop in module.graph.find_nodes(op="call_function", target=LOOP):
         cond, body = [getattr(module, part.target) for part in loop.args[:2]]
         rows = rows_of(loop, cond.graph, body.graph)
         if rows is not None:
@@ -66,10 +66,22 @@ def cancel(graph: Any) -> None:
     for flip in [node for op in FLIPS for node in graph.find_nodes(op="call_function", target=op)]:
         source = unflipped(flip)
         found = None if source is None or source.target not in FLIPS else unflipped(source)
-        if found is not None:
+        if found is not None and not given_out(flip):
             flip.replace_all_uses_with(found)
         for size in [user for user in flip.users if user.target is OPS.sym_size.int]:
             size.replace_input_with(flip, flip.args[0])
+
+
+def given_out(x: Any) -> bool:
+    """Whether a result of the graph is a tensor or a view of it. Then it may be no view of anything else: somebody may
+    write into it."""
+    return any([user.op == "output" or (is_view(user) and given_out(user)) for user in x.users])
+
+
+def is_view(x: Any) -> bool:
+    """Whether a node may stand for a view of what it gets."""
+    schema = getattr(x.target, "_schema", None)
+    return schema is not None and any([found.alias_info is not None for found in schema.returns])
 
 
 class Rows(NamedTuple):
@@ -165,12 +177,14 @@ def last_of(x: Any) -> Any:
 
 
 def turn_result(result: Any) -> None:
-    """Make the result of a loop its flip: what was a flip of it is the result itself."""
+    """Make the result of a loop its flip: a flip of it is the result itself. Of those given out only one is."""
     users = list(result.users)
     flips = [user for user in users if unflipped(user) is result]
-    for flip in flips:
+    outside = [flip for flip in flips if given_out(flip)]
+    same = [flip for flip in flips if flip not in outside[1:]]
+    for flip in same:
         flip.replace_all_uses_with(result)
-    others = [user for user in users if user not in flips]
+    others = [user for user in users if user not in same]
     if others:
         with result.graph.inserting_after(result):
             turned = result.graph.call_function(FLIPS[0], (result, [0]))
