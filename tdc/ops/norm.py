@@ -28,7 +28,7 @@ from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import reduce_rows, spread
 from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
 from tdc.ragged.structure import Structure
-from tdc.ragged.views import by_views
+from tdc.ragged.views import by_channel, by_views
 
 
 def check_normalized(op: OpName, input: Ragged, normalized_shape: Any, *rest: Any, **kw: Any) -> None:
@@ -58,7 +58,12 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
         return x.with_values(out.movedim(0, s.packed_dim))
     if by_views(x):
         axis = axis_of_example(x, d)
-        return views_along(x, lambda v: op(v, axis, dtype=dtype))
+
+        def into(v: Tensor, out: Tensor) -> None:
+            for part, place in by_channel(v, out) if axis else [(v, out)]:
+                op(part, axis, dtype=dtype, out=place)
+
+        return views_along(x, lambda v: op(v, axis, dtype=dtype), into=into)
     padded = x.to_padded() if isinstance(x, NestedTensor) else x
     padded = padded if dtype is None else padded.to(dtype)
     some = (padded.lengths > 0).all(1).view([-1 if i == x._batch_dim else 1 for i in range(x.ndim)])

@@ -45,7 +45,7 @@ from tdc.ragged.segments import (
 )
 from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure, remember
-from tdc.ragged.views import all_have_elements, by_views, inverse, moved, of_each, permuted
+from tdc.ragged.views import Into, all_have_elements, by_views, inverse, moved, of_each, permuted
 
 
 class Lines(NamedTuple):
@@ -98,19 +98,22 @@ def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool, each: Op | 
 
 
 def along_lines(
-    op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None, each: Op | None = None
-) -> Any:
+    op: OpName, run: Op, x: Any, dim: Any, resized: Callable[[Tensor], Tensor] | None = None, each: Op | None = None,
+    into: Op | None = None,
+) -> Any:  # fmt: skip
     """`run(lines, dim=)` of the lines of a batch along `dim`, one or several, which it keeps; its results as batches.
 
     Args:
         resized: of the sizes of a ragged dim those that `run` makes of them, (B,) -> (B,); without it they stay.
         each: `(example, axes)`, the same of one example: one axis where `dim` is one, else a tuple.
+        into: `(example, axes, out)`, the same with `out=`, where there is such a function, and sizes stay.
     """
     dims = dims_of(op, x, dim)
     new = None if resized is None else changed_sizes(x, dims, resized)
     if each is not None and by_views(x):
         axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
-        return views_along(x, lambda example: each(example, axes), new)
+        written = None if into is None else lambda example, out: into(example, axes, out)
+        return views_along(x, lambda example: each(example, axes), new, written)
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
     out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]))
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
@@ -175,10 +178,16 @@ def kept_structures(s: Structure, dims: tuple[int, ...], read: bool = False) -> 
     return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
 
 
-def views_along(x: NestedTensor, each: Callable[[Tensor], Any], new: Tensor | None = None) -> Any:
-    """What a function gives of the examples as views; it keeps their dims, and `new` are the sizes (B, R) it makes."""
+def views_along(
+    x: NestedTensor, each: Callable[[Tensor], Any], new: Tensor | None = None, into: Into | None = None
+) -> Any:
+    """What a function gives of the examples as views; it keeps their dims, and `new` are the sizes (B, R) it makes.
+
+    Args:
+        into: the same with `out=`, where sizes stay.
+    """
     s = resized_structure(x.structure, new)
-    return map_results(of_each(x, each), lambda t: build_nested(s, t))
+    return map_results(of_each(x, each, into=into), lambda t: build_nested(s, t))
 
 
 def views_reduced(x: NestedTensor, each: Callable[[Tensor], Any], dims: tuple[int, ...], keepdim: bool) -> Any:

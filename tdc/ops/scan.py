@@ -47,7 +47,7 @@ def scan_ragged(op: Op, fill: float, x: Any, dim: int, **kwargs: Any) -> Ragged 
         return along_static(op, x, dim, lambda v, axis: scanned(op, v, axis, beside, **kwargs))
     if by_views(x):
         axis = axis_of_example(x, d)
-        return views_along(x, lambda v: op(v, axis, **kwargs))
+        return views_along(x, lambda v: op(v, axis, **kwargs), into=lambda v, out: op(v, axis, **kwargs, out=out))
     if isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1 and serves(x.values):
         packed = PACKED.get(op) or (RESULTS_ONLY.get(op) if only_results(x.values) else None)
         if packed is not None:

@@ -9,6 +9,8 @@ numpy copies, where torch has it: its views step backwards, where torch would re
 take a fifth of the time to make. On several threads torch copies large examples, and everything where there is no numpy
 or values are no plain memory (`tdc.core.arrays`).
 
+Where nobody differentiates, scans, sorts and softmax write results where they lie: `out=` of torch has no derivative.
+
 In graphs, under transforms of `torch.func`, on a GPU and for small examples elements move by an index, in one gather.
 
 Invariants: `Moved` differentiates a move by the same move the other way, as often as anybody asks. Results are new
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from tdc.core.arrays import array_of
 from tdc.core.dynamo import readable, trace_as
 from tdc.core.levels import moving
+from tdc.core.operators import only_results
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import Packing, packing_of
 
@@ -35,6 +38,7 @@ SPLIT = 32768  # elements that torch copies on one thread (torch 2.11-2.13)
 FULL = slice(None)
 Index = tuple[slice, ...]  # of ragged dims
 Parts = list[tuple[Index, Index]]
+Into = Callable[[Tensor, Any], Any]  # an example, and as `out=` where its results go
 
 
 class Move(NamedTuple):
@@ -86,12 +90,15 @@ def moved(values: Tensor, move: Move, axis: int, before: Packing, behind: Packin
     return run(values, plan, False)
 
 
-def of_each(x: NestedTensor, fn: Callable[[Tensor], Any], varies: int | None = None) -> Any:
+def of_each(x: NestedTensor, fn: Callable[[Tensor], Any], varies: int | None = None, into: Into | None = None) -> Any:
     """The values of what a function gives of each example, whose number of dims stays: a tensor, or a tuple of them.
 
     Args:
         varies: the ragged dim whose sizes differ in the results, where it is one.
+        into: the same with results as large as the example, for where nobody differentiates: they are not copied.
     """
+    if into is not None and only_results(x.values):
+        return written(x, fn, into)
     e, last = x.structure.packed_dim, x.structure.packed_dim + x.structure.ragged_ndim - 1
     found = [fn(example) for example in views(x.values, e, packing_of(x.structure))]
 
@@ -103,6 +110,32 @@ def of_each(x: NestedTensor, fn: Callable[[Tensor], Any], varies: int | None = N
     if isinstance(found[0], Tensor):
         return joined(found)
     return type(found[0])([joined(parts) for parts in zip(*found, strict=True)])
+
+
+def written(x: NestedTensor, fn: Callable[[Tensor], Any], into: Into) -> Any:
+    """What a function gives of each example, in new memory: written there by all but the first, which tells dtypes."""
+    e, rows = x.structure.packed_dim, packing_of(x.structure)
+    examples = views(x.values, e, rows)
+    first = fn(examples[0])
+    alone = isinstance(first, Tensor)
+    found = [first] if alone else [*first]
+    results = [t.new_empty(x.values.shape) for t in found]
+    places = [*zip(*[views(t, e, rows) for t in results], strict=True)]
+    for place, t in zip(places[0], found, strict=True):
+        place.copy_(t)
+    for example, place in zip(examples[1:], places[1:], strict=True):
+        into(example, place[0] if alone else place)
+    return results[0] if alone else type(first)(results)
+
+
+def by_channel(example: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Both in parts along their first dim, where these are large: they are contiguous as a rule, the whole is not.
+
+    For functions that copy what is not contiguous (softmax, torch 2.11-2.13), along another dim.
+    """
+    if (example.is_contiguous() and out.is_contiguous()) or out.numel() < LEAST * out.shape[0]:
+        return [(example, out)]
+    return [(example.narrow(0, i, 1), out.narrow(0, i, 1)) for i in range(out.shape[0])]
 
 
 def all_have_elements(x: NestedTensor) -> bool:

@@ -281,6 +281,93 @@ def test_frozen_values(monkeypatch: pytest.MonkeyPatch, name: str):
     assert not found.requires_grad
 
 
+IN_PLACE: dict[str, Callable[[Any, int], Any]] = {  # of a batch and a dim
+    "cumsum": lambda x, d: x.cumsum(d),
+    "cumsum of float64": lambda x, d: x.cumsum(d, dtype=torch.float64),
+    "cumprod": lambda x, d: x.cumprod(d),
+    "logcumsumexp": lambda x, d: x.logcumsumexp(d),
+    "cummax": lambda x, d: x.cummax(d),
+    "cummin": lambda x, d: x.cummin(d),
+    "softmax": lambda x, d: x.softmax(d),
+    "softmax of float64": lambda x, d: x.softmax(d, dtype=torch.float64),
+    "log_softmax": lambda x, d: x.log_softmax(d),
+    "softmin": lambda x, d: torch.nn.functional.softmin(x, d),
+    "sort": lambda x, d: x.sort(d, descending=True),
+    "normalize": lambda x, d: torch.nn.functional.normalize(x, dim=d),
+}
+OF_INTEGERS = ["cumsum", "cumsum of float64", "cumprod", "cummax", "cummin", "softmax of float64", "sort"]
+
+
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each call whose results are written where they lie."""
+    calls: list[int] = []
+    run = views.written
+    monkeypatch.setattr(views, "LEAST", 1)
+    monkeypatch.setattr(views, "written", lambda *args: calls.append(1) or run(*args))
+    return calls
+
+
+def assert_of_each(fn: Callable[[Any, int], Any], x: Any, d: int, rows: list[Tensor]) -> None:
+    """That a call gives what a loop gives, bit by bit but for norms, which torch sums in the order of memory."""
+    found, want = fn(x, d), [fn(row, d - 1) for row in rows]
+    near = None if fn is IN_PLACE["normalize"] else 0.0
+    if isinstance(want[0], Tensor):
+        results = [(found, want)]
+    else:
+        assert type(found) is type(want[0])
+        results = [*zip(found, zip(*want, strict=True), strict=True)]
+    for y, wanted in results:
+        tdc.validate(y)
+        for a, b in zip(y.unbind(), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=near, atol=near, equal_nan=True)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in IN_PLACE for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+    + [(name, dtype) for name in OF_INTEGERS for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64)],
+    ids=str,
+)
+def test_results_where_they_lie(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, dim: int):
+    """Of images of odd sizes, without elements, and of values that are not contiguous; the first image tells dtypes."""
+    calls = written(monkeypatch)
+    for sizes in (SIZES, [(0, 3), (37, 41), (1, 1)], [(2, 3)]):
+        rows = [(torch.randn(2, 3, h, w) * 3).to(dtype) for h, w in sizes]
+        packed: Any = tdc.pack(rows, ragged_dim=(3, 4))
+        axes = [2, 0, 1]
+        apart = packed.with_values(packed.values.permute(axes).contiguous().permute([axes.index(d) for d in range(3)]))
+        for x in (packed, apart):
+            assert_of_each(IN_PLACE[name], x, dim + 1, rows)
+        behind = [row.movedim((0, 1), (2, 3)).contiguous() for row in rows]
+        assert_of_each(IN_PLACE[name], tdc.pack(behind, ragged_dim=(1, 2)), dim - 1, behind)
+    assert len(calls) == 9
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_results_that_are_differentiated_are_packed(monkeypatch: pytest.MonkeyPatch, name: str):
+    """And where nobody differentiates the same call writes them."""
+    calls = written(monkeypatch)
+    x = images(torch.float32, [(3, 4), (5, 1), (4, 4)])  # the direction of a logcumsumexp wants elements (torch 2.13)
+    learns = x.with_values(x.values.clone().requires_grad_())
+    rows = [row.requires_grad_() for row in x.unbind()]
+    found, want = IN_PLACE[name](learns, 3), [IN_PLACE[name](row, 2) for row in rows]
+    if not isinstance(want[0], Tensor):
+        found, want = found[0], [both[0] for both in want]
+    (got,) = torch.autograd.grad(found.values.square().sum(), learns.values)
+    grads = torch.autograd.grad([y.square().sum() for y in want], rows)
+    torch.testing.assert_close(got, tdc.pack(list(grads), ragged_dim=(2, 3)).values)
+    with fwd.dual_level():
+        y = IN_PLACE[name](x.with_values(fwd.make_dual(x.values, x.values.cos())), 3)
+        assert fwd.unpack_dual((y if isinstance(y, tdc.NestedTensor) else y[0]).values).tangent is not None
+    assert not calls
+    with torch.no_grad():
+        assert_of_each(IN_PLACE[name], learns, 3, [row.detach() for row in rows])
+    with torch.inference_mode():
+        assert_of_each(IN_PLACE[name], x.with_values(x.values.clone()), 3, [row.detach() for row in rows])
+    assert len(calls) == 2
+
+
 def test_graphs_and_transforms_gather(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "LEAST", 1)
     monkeypatch.setattr(views, "views", None)
