@@ -47,6 +47,8 @@ from tdc.ragged.storage import changed_sizes, map_results
 from tdc.ragged.structure import Structure, remember
 from tdc.ragged.views import Into, all_have_elements, by_views, inverse, moved, of_each, permuted
 
+READY = 6  # times the positions of an image, where its lines lie in the packed axis and need no gather
+
 
 class Lines(NamedTuple):
     """A batch as its lines.
@@ -89,7 +91,7 @@ def over_lines(op: OpName, run: Op, x: Any, dim: Any, keepdim: bool, each: Op | 
     if keepdim and kept[-1] - kept[0] >= len(kept):
         got, hint = "a static dim between them", "keepdim=False where there is one, or loop over x.unbind()"
         raise ShapeError(message(op, "ragged dims side by side", got, hint=hint))
-    if each is not None and by_views(x) and all_have_elements(x):
+    if each is not None and by_examples(x, dims) and all_have_elements(x):
         axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
         return views_reduced(x, lambda example: each(example, axes), dims, keepdim)
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
@@ -110,13 +112,19 @@ def along_lines(
     """
     dims = dims_of(op, x, dim)
     new = None if resized is None else changed_sizes(x, dims, resized)
-    if each is not None and by_views(x):
+    if each is not None and by_examples(x, dims):
         axes = one_or_all(dim, [axis_of_example(x, d) for d in dims])
         written = None if into is None else lambda example, out: into(example, axes, out)
         return views_along(x, lambda example: each(example, axes), new, written)
     lines = nested_lines(x, dims) if isinstance(x, NestedTensor) else masked_lines(x, dims)
     out = run(lines.batch, dim=one_or_all(dim, [lines.dim_of(d) for d in dims]))
     return type(out)([lines.again(y, new) for y in out]) if isinstance(out, tuple) else lines.again(out, new)
+
+
+def by_examples(x: Any, dims: tuple[int, ...]) -> bool:
+    """Whether examples are better taken one by one: of lines that lie in the packed axis already, larger ones."""
+    kept = [i for i, d in enumerate(x.ragged_dims) if d not in dims]
+    return by_views(x, READY if kept[-1] < len(kept) else 1)
 
 
 def dims_of(op: OpName, x: Any, dim: Any) -> tuple[int, ...]:

@@ -33,7 +33,8 @@ from tdc.core.operators import only_results
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import Packing, packing_of
 
-LEAST = 4096  # elements of an example in the mean, below which a gather takes less time
+LEAST = 256  # positions of an example in the mean, below which a gather takes less time where there are many examples
+CHANNEL = 8192  # elements of a channel that softmax copies in the time of a call
 SPLIT = 32768  # elements that torch copies on one thread (torch 2.11-2.13)
 FULL = slice(None)
 Index = tuple[slice, ...]  # of ragged dims
@@ -65,16 +66,17 @@ class Plan(NamedTuple):
     axis: int
 
 
-def by_views(x: Any) -> bool:
-    """Whether the examples of a batch are better taken one by one."""
+def by_views(x: Any, times: int = 1) -> bool:
+    """Whether the examples of a batch are better taken one by one; `times` larger ones where the other way is fast."""
     if not isinstance(x, NestedTensor) or x.structure.ragged_ndim == 1 or not x._values.is_cpu or not readable():
         return False
     if type(x._values) not in (Tensor, nn.Parameter):  # a class of its own, which new memory would not have
         return False
-    return 0 < LEAST * x.structure.batch_size <= x._values.numel()
+    positions = x._values.shape[x.structure.packed_dim]  # an index has one entry for each, whatever lies around it
+    return 0 < times * LEAST * x.structure.batch_size <= positions and x._values.numel() > 0
 
 
-def never(x: Any) -> bool:
+def never(x: Any, times: int = 1) -> bool:
     """What Dynamo traces in place of `by_views`."""
     return False
 
@@ -133,9 +135,9 @@ def by_channel(example: Tensor, out: Tensor) -> list[tuple[Tensor, Tensor]]:
 
     For functions that copy what is not contiguous (softmax, torch 2.11-2.13), along another dim.
     """
-    if (example.is_contiguous() and out.is_contiguous()) or out.numel() < LEAST * out.shape[0]:
+    if (example.is_contiguous() and out.is_contiguous()) or out.numel() < CHANNEL * out.shape[0]:
         return [(example, out)]
-    return [(example.narrow(0, i, 1), out.narrow(0, i, 1)) for i in range(out.shape[0])]
+    return [*zip(*[t.split_with_sizes([1] * t.shape[0]) for t in (example, out)], strict=True)]
 
 
 def all_have_elements(x: NestedTensor) -> bool:

@@ -243,6 +243,20 @@ def test_large_images_go_to_all_threads(monkeypatch: pytest.MonkeyPatch):
     assert calls == ["numpy", "numpy", "numpy", "torch", "torch", "numpy"]
 
 
+def test_small_images_move_by_an_index(monkeypatch: pytest.MonkeyPatch):
+    """Whatever their channels; sums of lines, which lie in the packed axis, pay off later than those of columns."""
+    calls: list[int] = []
+    run = views.views_of_array
+    monkeypatch.setattr(views, "views_of_array", lambda *args: calls.append(1) or run(*args))
+    monkeypatch.setattr(views, "views", lambda *args, run=views.views: calls.append(2) or run(*args))
+    for channels, side, expected in ((64, 15, []), (1, 17, [1, 1, 2]), (1, 40, [1, 1, 2, 2])):
+        x = tdc.pack([torch.randn(channels, side, side) for _ in range(3)], ragged_dim=(2, 3))
+        for y in (x.flip(2), x.sum(2), x.sum(3)):
+            tdc.validate(y)
+        assert calls == expected
+        calls.clear()
+
+
 def test_storages_can_still_be_resized(monkeypatch: pytest.MonkeyPatch):
     """`Tensor.numpy` would forbid it."""
     by("numpy", monkeypatch)
