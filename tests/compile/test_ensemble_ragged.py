@@ -101,8 +101,8 @@ def test_an_ensemble_trains_in_one_graph(name: str):
         for x in batches(name):
             state, found = graph(state, x)
             want, expected = eager(want, x)
-            assert_close(found["loss"], expected["loss"])
-        assert_close(state["params"].to_dict(), want["params"].to_dict())
+            assert_close(found["loss"], expected["loss"], rtol=1e-5, atol=1e-5)  # sums of float32 in two orders
+        assert_close(state["params"].to_dict(), want["params"].to_dict(), rtol=1e-5, atol=1e-5)
         assert (graph.counts.graphs, graph.counts.breaks, graph.counts.compiles) == (1, 0, 1)
 
 

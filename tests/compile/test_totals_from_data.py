@@ -144,7 +144,8 @@ def the_same_compiled(fn: Callable[[Any], Any], batches: list[Callable[[], Neste
     f = counted(fn, backend="aot_eager")
     with torch._dynamo.config.patch(allow_rnn=True):
         for make in batches:
-            torch.testing.assert_close(run(f, make()), run(fn, make()), equal_nan=True)
+            found, want = run(f, make()), run(fn, make())
+            torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5, equal_nan=True)  # float32 by two kernels
     assert f.counts.compiles == 1
 
 
