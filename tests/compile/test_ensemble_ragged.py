@@ -62,7 +62,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "attention": Encoder,
     "images": Images,
     "softmax": lambda: Rows(lambda y: (y.softmax(1) * y).sum(1)),
-    "cumsum": lambda: Rows(lambda y: y.cumsum(1).sum(1)),
+    "cumsum": lambda: Rows(lambda y: y.cumsum(1).mean(1)),  # with sums training diverges, and differences grow
     "prod": lambda: Rows(lambda y: y.prod(1)),
     "amax": lambda: Rows(lambda y: y.amax(1)),
     "sort": lambda: Rows(lambda y: y.sort(1)[0].cumsum(1).mean(1)),
@@ -101,8 +101,8 @@ def test_an_ensemble_trains_in_one_graph(name: str):
         for x in batches(name):
             state, found = graph(state, x)
             want, expected = eager(want, x)
-            assert_close(found["loss"], expected["loss"], rtol=1e-5, atol=1e-5)  # sums of float32 in two orders
-        assert_close(state["params"].to_dict(), want["params"].to_dict(), rtol=1e-5, atol=1e-5)
+            assert_close(found["loss"], expected["loss"])
+        assert_close(state["params"].to_dict(), want["params"].to_dict())
         assert (graph.counts.graphs, graph.counts.breaks, graph.counts.compiles) == (1, 0, 1)
 
 

@@ -83,7 +83,7 @@ OPS: dict[str, Callable[[Any], Any]] = {
     "attention": lambda x: F.scaled_dot_product_attention(*[x.unsqueeze(1)] * 3),
     "attention with weights": lambda x: NETS["attention"](x, x, x),
     "encoder": NETS["encoder"],
-    "matmul": lambda x: torch.matmul(x, x.transpose(1, 2)),
+    "matmul": lambda x: torch.matmul(x.double(), x.double().transpose(1, 2)),  # large, behind a sine
     "einsum": lambda x: torch.einsum("bld,ble->bde", x, x),
     "softmax": lambda x: x.softmax(1),
     "sort": lambda x: x.sort(1)[0],
@@ -144,8 +144,7 @@ def the_same_compiled(fn: Callable[[Any], Any], batches: list[Callable[[], Neste
     f = counted(fn, backend="aot_eager")
     with torch._dynamo.config.patch(allow_rnn=True):
         for make in batches:
-            found, want = run(f, make()), run(fn, make())
-            torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5, equal_nan=True)  # float32 by two kernels
+            torch.testing.assert_close(run(f, make()), run(fn, make()), equal_nan=True)
     assert f.counts.compiles == 1
 
 
