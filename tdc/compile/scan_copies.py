@@ -64,7 +64,7 @@ def drop_unused(scan: Any, step: Any) -> None:
     output, begins = step.output_node(), len(scan.args[1])
     (results,) = output.args
     used = {user.args[1] for user in scan.users}
-    left = [i for i in range(len(results)) if i < begins or i in used] or [0]
+    left = [i for i in range(len(results)) if i < begins or i in used]
     left += [begins] if len(left) == begins < len(results) else []
     output.args = (tuple([results[i] for i in left]),)
     scan.meta["val"] = tuple([scan.meta["val"][i] for i in left])
@@ -74,7 +74,7 @@ def drop_unused(scan: Any, step: Any) -> None:
 
 
 def original(x: Any) -> Any:
-    """What a tensor is a copy of, through dims that change places and come back."""
+    """The tensor that another is a copy of. On the way its dims may be permuted, if they are permuted back."""
     if not isinstance(x, Node):
         return None
     source: Any = x

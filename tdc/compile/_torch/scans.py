@@ -1,9 +1,8 @@
-"""Loops of Inductor that run from the last step to the first, in place of loops over what was turned round (torch
-2.11-2.13).
+"""Inductor's loops over flipped tensors read the tensors themselves, from the last row to the first (torch 2.11-2.13).
 
 torch writes the gradient of `scan` as a scan of flipped tensors, whose results are flipped back: a copy of everything
-that the forward pass kept, and one of each gradient. Inductor makes a `while_loop` of a scan, that counts from 0; of
-such a loop over flips here one is made that counts down, and the flips are gone.
+that the forward pass kept, and one of each gradient. Inductor turns a scan into a `while_loop` that counts up from 0.
+Here a loop over flips counts down instead, and the flips go.
 
     loop(0, flip(x)): while i < n: y[i] = f(x[i]), i + 1;  flip(y)       loop(n - 1, x): while i >= 0: ..., i - 1;  y
 
@@ -46,8 +45,11 @@ def counted_down() -> Iterator[None]:
 
 def turn_loops(module: Any) -> None:
     """Turn the loops of a graph that can be."""
+    loops = module.graph.find_nodes(op="call_function", target=LOOP)
+    if not loops:
+        return
     cancel(module.graph)
-    for loop in module.graph.find_nodes(op="call_function", target=LOOP):
+    for loop in loops:
         cond, body = [getattr(module, part.target) for part in loop.args[:2]]
         rows = rows_of(loop, cond.graph, body.graph)
         if rows is not None:
