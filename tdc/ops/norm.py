@@ -60,8 +60,8 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
         axis = axis_of_example(x, d)
 
         def into(v: Tensor, out: Tensor) -> None:
-            for part, place in by_channel(v, out) if axis else [(v, out)]:
-                op(part, axis, dtype=dtype, out=place)
+            for part, result in by_channel(v, out) if axis else [(v, out)]:
+                op(part, axis, dtype=dtype, out=result)
 
         return views_along(x, lambda v: op(v, axis, dtype=dtype), into=into)
     padded = x.to_padded() if isinstance(x, NestedTensor) else x

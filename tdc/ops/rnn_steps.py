@@ -56,7 +56,7 @@ class Order:
 
     @cached_property
     def at(self) -> Tensor:
-        """Of each step the place of each row among all, (longest, R)."""
+        """The position of each row at each step, among all that run, (longest, R)."""
         return (self.alive.cumsum(0) - self.alive)[:, None] + torch.arange(len(self.rows))
 
     @cached_property

@@ -67,7 +67,7 @@ def in_order(values: Tensor, order: Tensor) -> Tensor:
 
 
 def in_order_traced(values: Tensor, order: Tensor) -> Tensor:
-    """What Dynamo traces in place of `in_order`."""
+    """What Dynamo traces for `in_order`."""
     return values.gather(0, order)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from tdc.core.arrays import array_of
 from tdc.core.dynamo import readable, trace_as
 from tdc.core.levels import moving
-from tdc.core.operators import only_results
+from tdc.core.operators import learning, only_results
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import Packing, packing_of
 
@@ -87,9 +87,9 @@ trace_as(by_views, never)
 def moved(values: Tensor, move: Move, axis: int, before: Packing, behind: Packing) -> Tensor:
     """The values of examples, which lie along a packed axis, moved."""
     plan = Plan(move, before, behind, axis)
-    if (values.requires_grad and torch.is_grad_enabled()) or moving((values,)):
-        return Moved.apply(values, plan, False)  # type: ignore[no-any-return]  # untyped in torch
-    return run(values, plan, False)
+    differentiated = learning((values,)) or moving((values,))
+    found: Tensor = Moved.apply(values, plan, False) if differentiated else run(values, plan, False)
+    return found
 
 
 def of_each(x: NestedTensor, fn: Callable[[Tensor], Any], varies: int | None = None, into: Into | None = None) -> Any:
