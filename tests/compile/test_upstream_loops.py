@@ -255,6 +255,35 @@ class TestScanAndCond:
         args = inputs((4,))
         assert right(gradients(fn, tdc.cond, *args, backend=backend), gradients(fn, tdc.cond, *args))
 
+    @pytest.mark.parametrize(
+        ("cond", "backend"),
+        [(tdc.cond, "inductor"), (tdc.cond, tdc.compile.backend), (torch.cond, tdc.compile.backend)],
+        ids=["inductor", "ours", "torch.cond"],
+    )
+    @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+    def test_branches_read_operands_in_the_order_that_they_were_traced_in(self, cond: Fn, backend: Any, dynamic: bool):
+        """A clone in order of a transposed tensor, a transposed tensor, a part of one, and expanded ones."""
+
+        def fn(cond: Fn, x: Tensor, take: Tensor) -> Tensor:
+            own = (x * 0.5).clone(memory_format=torch.contiguous_format)
+            operands = (own, x + 1, x[1:, ::2] * 2, x[:1].expand(5, 3) + 0, x[0].expand(4, 3))
+            one = lambda *xs: sum([x[0, 1] * (i + 1) for i, x in enumerate(xs)])  # noqa: E731
+            other = lambda *xs: sum([x.sum(0)[0] * (i + 2) for i, x in enumerate(xs)])  # noqa: E731
+            return cond(take, one, other, operands)
+
+        run = torch.compile(lambda *args: fn(cond, *args), backend=backend, fullgraph=True, dynamic=dynamic)
+        for rows, take in ((7, True), (7, False), (9, True)):
+            x = torch.arange(3.0 * rows).view(3, rows).t()
+            torch.testing.assert_close(run(x, torch.tensor(take)), fn(torch.cond, x, torch.tensor(take)))
+
+    def test_torch_gives_branches_operands_in_another_order(self):
+        def fn(x: Tensor, take: Tensor) -> Tensor:
+            own = (x * 0.5).clone(memory_format=torch.contiguous_format)
+            return torch.cond(take, lambda x: x.sum(0), lambda x: x[0] * 1, (own,))
+
+        with pytest.raises(AssertionError, match="stride"):  # if this fails torch mended it: remove `in_order`
+            torch.compile(fn, fullgraph=True)(torch.arange(21.0).view(3, 7).t(), torch.tensor(True))
+
     def test_torch_takes_no_two_ends_with_one_gradient(self):
         with pytest.raises(
             Exception, match="might be aliasing"
