@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from inductor_code import code_of
 from torch import Tensor, nn
 from versions import refused
 
@@ -31,13 +31,6 @@ def recurrent(x: Tensor, w: Tensor, reverse: bool = False) -> Tensor:
     h, ys = tdc.scan(step, x.new_zeros(x.shape[1:]), rows, dim=0, reverse=reverse)
     shares = torch.arange(1.0, ROWS + 1) * (torch.arange(len(x)) + 1)[:, None]
     return (h * torch.arange(1.0, h.numel() + 1).view(h.shape)).sum() + (ys * shares).sum()
-
-
-def code_of(run: Callable[..., Any], *args: Any) -> tuple[Any, str]:
-    """What a function gives, and the code that Inductor writes for it."""
-    with resolve_name("torch._inductor.config").patch(fx_graph_cache=False):
-        found, codes = resolve_name("torch._inductor.utils").run_and_get_code(run, *args)
-    return found, "\n".join(codes)
 
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,125 @@
+"""Fewer kernels on CPU: loops between other calls run together, where the order of a graph leaves a choice (torch
+2.11-2.13).
+
+Inductor writes all loops between two calls of operators, such as products, as one kernel, and compiles each. A copy of
+a product into its row, or the sum of a gradient for a bias, is then a kernel of its own, though nobody waits for it.
+
+    mm, copy, mm, loops, mm, sum      mm, mm, (copy, loops, sum), mm
+
+Invariants: calls keep their order, and what checks something runs before what came after it; the peak of memory, as
+Inductor estimates it, grows by no more than 1 % and 64 KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pkgutil import resolve_name as load
+from typing import Any
+from unittest.mock import patch
+
+SHARE, SPARE = 1.01, 2**16  # of the peak of memory before, and bytes beyond
+Stretch = list[Any]  # nodes of Inductor's scheduler that run one after the other: all of them loops, or none
+
+
+@contextmanager
+def fewer_kernels() -> Iterator[None]:
+    """A context: loops of what is lowered in it are gathered."""
+    memory = load("torch._inductor.memory")
+    ordered: Callable[..., list[Any]] = memory.reorder_for_peak_memory
+
+    def reorder(nodes: list[Any], *names: Any) -> list[Any]:
+        order = ordered(nodes, *names)
+        if sum(map(is_loop, order)) < 2:
+            return order
+        _, inputs = memory.prepare_planning_info(order, *names)
+        peak, used = memory.estimate_peak_memory(order, inputs, names[-1])
+        return gathered(order, Room(dict(zip(order, used, strict=False)), SHARE * peak + SPARE))
+
+    with patch.object(memory, "reorder_for_peak_memory", reorder):
+        yield
+
+
+class Room:
+    """How much memory is in use while each node runs, and how much may be.
+
+    Args:
+        used: bytes by node.
+        limit: bytes.
+    """
+
+    def __init__(self, used: dict[Any, int], limit: float) -> None:
+        self.used, self.limit = used, limit
+
+    def holds(self, more: int, nodes: Stretch) -> bool:
+        """Whether so many bytes more may be in use while nodes run; if so, they are."""
+        if more + max([self.used[node] for node in nodes]) > self.limit:
+            return False
+        for node in nodes:
+            self.used[node] += more
+        return True
+
+
+def gathered(nodes: list[Any], room: Room) -> list[Any]:
+    """The nodes of a graph in an order with fewer stretches of loops."""
+    stretches = [list(found) for _, found in groupby(nodes, is_loop)]
+    return [node for stretch in earlier(later(stretches, room), room) for node in stretch]
+
+
+def later(stretches: list[Stretch], room: Room) -> list[Stretch]:
+    """Let loops that the calls behind them do not read wait for the next loops."""
+    found: list[Stretch] = []  # the last one first
+    for stretch in reversed(stretches):
+        loops = len(found) > 1 and is_loop(stretch[0]) and not reads(found[-1], stretch)
+        if loops and room.holds(taken(stretch), found[-1] + found[-2]):
+            found[-2] = stretch + found[-2]
+        elif found and is_loop(found[-1][0]) is is_loop(stretch[0]):
+            found[-1] = stretch + found[-1]
+        else:
+            found.append(stretch)
+    return found[::-1]
+
+
+def earlier(stretches: list[Stretch], room: Room) -> list[Stretch]:
+    """Let loops that read nothing of the calls before them join the loops before those."""
+    found: list[Stretch] = []
+    for stretch in stretches:
+        loops = len(found) > 1 and is_loop(stretch[0]) and not reads(stretch, found[-1]) and not checks(found[-1])
+        if loops and room.holds(made(stretch), found[-2] + found[-1]):
+            found[-2] = found[-2] + stretch
+        elif found and is_loop(found[-1][0]) is is_loop(stretch[0]):
+            found[-1] = found[-1] + stretch
+        else:
+            found.append(stretch)
+    return found
+
+
+def is_loop(node: Any) -> bool:
+    """Whether a node becomes part of a kernel with what stands beside it, or nothing at all."""
+    device, own = node.get_device(), node.is_extern() or node.is_template() or node.is_foreach()
+    return not own and (device is None or device.type == "cpu")
+
+
+def reads(after: Stretch, before: Stretch) -> bool:
+    """Whether some node must run after another."""
+    names = {name for node in before for name in node.get_buffer_names()}
+    return any([dep.name in names for node in after for dep in node.unmet_dependencies])
+
+
+def checks(calls: Stretch) -> bool:
+    """Whether a call does something else than to give results, or to write into what is named as read and written."""
+    writes = [any([x.get_mutations() for x in node.get_outputs()]) for node in calls]
+    return any([node.has_side_effects() and not own for node, own in zip(calls, writes, strict=True)])
+
+
+def taken(loops: Stretch) -> int:
+    """Bytes that loops read, and that somebody frees."""
+    own = {id(x) for node in loops for x in node.get_outputs()}
+    read = {id(x): x for node in loops for x in node.mpi_node.pred_buffers}
+    return sum([x.mpi_buffer.size_free for name, x in read.items() if name not in own])
+
+
+def made(loops: Stretch) -> int:
+    """Bytes of what loops give."""
+    return sum([x.mpi_buffer.size_alloc for node in loops for x in node.get_outputs()])
