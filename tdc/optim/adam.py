@@ -83,7 +83,7 @@ def of_adam(
     def many(ps: Column, gs: Column, means: Column, squares: Column, *rest: Any) -> tuple[Column, ...]:
         *largest, rate, n = rest
         if fused.takes([ps, gs, means, squares, *largest], rate, n, *betas, eps, weight_decay):
-            return fused.stepped([ps, gs, means, squares, *largest], rate, n, betas, eps, weight_decay, decoupled)
+            return fused.adam.stepped([ps, gs, means, squares, *largest], rate, n, *betas, eps, weight_decay, decoupled)
         ps, gs = decayed(ps, gs, weight_decay, 1 - rate * weight_decay if decoupled else None)
         means = c.lerp(means, gs, 1 - beta1)
         squares = c.plus_product(c.times(squares, beta2), gs, gs, 1 - beta2)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tdc.core.errors import StructureError, message
 from tdc.optim import foreach as c
+from tdc.optim import fused
 from tdc.optim.adam import decayed
 from tdc.optim.base import optimizer
 from tdc.optim.foreach import Column, Scalar
@@ -49,7 +50,9 @@ def sgd(
         raise StructureError(message(op, "momentum and no dampening for nesterov", got, hint=hint))
 
     def many(ps: Column, gs: Column, *rest: Any) -> tuple[Column, ...]:
-        *buffers, rate, weight = rest
+        *buffers, rate, weight, n = rest
+        if buffers and not given(dampening) and fused.takes([ps, gs, *buffers], rate, n, momentum, weight_decay):
+            return fused.sgd.stepped([ps, gs, *buffers], rate, n, momentum, weight_decay, nesterov)
         ps, gs = decayed(ps, gs, weight_decay, None)
         if not buffers:
             return (c.minus(ps, gs, rate),)
@@ -57,6 +60,6 @@ def sgd(
         return c.minus(ps, c.plus(gs, new, momentum) if nesterov else new, rate), new
 
     def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
-        return rate, torch.where(n == 1, n, 1.0 - dampening) if given(dampening) else 1.0
+        return rate, torch.where(n == 1, n, 1.0 - dampening) if given(dampening) else 1.0, n
 
     return optimizer(op, lr, ("momentum",) if given(momentum) else (), many, scalars)
