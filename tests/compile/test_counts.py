@@ -95,3 +95,24 @@ def test_backend_lowers_slices():
         x = tdc.pack([torch.arange(float(n)) for n in lengths])
         torch.testing.assert_close(f(x), x.mean(1))
     assert f.counts.compiles == 1
+
+
+def test_backend_writes_into_slices_without_an_end():
+    """Behind an operator that writes the slice of all columns stays in the graph; torch could not tell that it ends."""
+
+    def step(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        bump_(state)
+        state[1:3, :].add_(x[:2].sin())
+        return x + 1
+
+    run = torch.compile(step, backend=tdc.compile.backend, fullgraph=True, dynamic=True)
+    for n in (4, 5):
+        state, x = torch.ones(n, n).t(), torch.arange(float(n * n)).view(n, n)
+        expected = state.clone()
+        torch.testing.assert_close(run(state, x), step(expected, x))
+        torch.testing.assert_close(state, expected)
+
+
+@torch.library.custom_op("tdc_tests::bump_", mutates_args={"x"})
+def bump_(x: torch.Tensor) -> None:
+    x.mul_(0.5)

@@ -79,6 +79,7 @@ def in_order(create: Callable[..., Any]) -> Callable[..., Any]:
 
     def branches(predicate: Any, true_fn: Any, false_fn: Any, operands: list[Any]) -> Any:
         traced = load("torch._inductor.virtualized:V").graph.current_node.args[-1]
+        predicate = load("torch._inductor.ir").ExternKernel.realize_input(predicate)  # first, as Inductor does
         found = [laid_out(x, node) for x, node in zip(operands, traced, strict=True)]
         return create(predicate, true_fn, false_fn, found)
 

@@ -6,8 +6,8 @@ a product into its row, or the sum of a gradient for a bias, is then a kernel of
 
     mm, copy, mm, loops, mm, sum      mm, mm, (copy, loops, sum), mm
 
-Invariants: calls keep their order, and what checks something runs before what came after it; the peak of memory, as
-Inductor estimates it, grows by no more than 1 % and 64 KiB.
+Invariants: calls keep their order; where a check fails, nothing is written that came after it, so that state of a
+training step is as it was; the peak of memory, as Inductor estimates it, grows by no more than 1 % and 64 KiB.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def later(stretches: list[Stretch], room: Room) -> list[Stretch]:
     found: list[Stretch] = []  # the last one first
     for stretch in reversed(stretches):
         loops = len(found) > 1 and is_loop(stretch[0]) and not reads(found[-1], stretch)
+        loops = loops and not (checks(stretch) and acts(found[-1]))
         if loops and room.holds(taken(stretch), found[-1] + found[-2]):
             found[-2] = stretch + found[-2]
         elif found and is_loop(found[-1][0]) is is_loop(stretch[0]):
@@ -85,7 +86,8 @@ def earlier(stretches: list[Stretch], room: Room) -> list[Stretch]:
     """Let loops that read nothing of the calls before them join the loops before those."""
     found: list[Stretch] = []
     for stretch in stretches:
-        loops = len(found) > 1 and is_loop(stretch[0]) and not reads(stretch, found[-1]) and not checks(found[-1])
+        loops = len(found) > 1 and is_loop(stretch[0]) and not reads(stretch, found[-1])
+        loops = loops and not writes(stretch) and not asserts(found[-1])
         if loops and room.holds(made(stretch), found[-2] + found[-1]):
             found[-2] = found[-2] + stretch
         elif found and is_loop(found[-1][0]) is is_loop(stretch[0]):
@@ -107,10 +109,28 @@ def reads(after: Stretch, before: Stretch) -> bool:
     return any([dep.name in names for node in after for dep in node.unmet_dependencies])
 
 
-def checks(calls: Stretch) -> bool:
-    """Whether a call does something else than to give results, or to write into what is named as read and written."""
-    writes = [any([x.get_mutations() for x in node.get_outputs()]) for node in calls]
-    return any([node.has_side_effects() and not own for node, own in zip(calls, writes, strict=True)])
+def writes(nodes: Stretch) -> bool:
+    """Whether some node changes what was there before."""
+    return any([x.get_mutations() for node in nodes for x in node.get_outputs()])
+
+
+def checks(loops: Stretch) -> bool:
+    """Whether loops raise an error where a condition or an index is wrong."""
+    bodies = [getattr(part, "_body", None) for node in loops for part in node.get_nodes()]
+    indices = any([body is not None and body.indirect_vars for body in bodies])
+    return indices or any([node.has_side_effects() for node in loops])
+
+
+def asserts(calls: Stretch) -> bool:
+    """Whether a call is there for what it does, and does not write."""
+    return any([node.has_side_effects() and not writes([node]) for node in calls])
+
+
+def acts(calls: Stretch) -> bool:
+    """Whether a call may do more than to give a result."""
+    ir = load("torch._inductor.ir")
+    own = [isinstance(node.node, (ir.WhileLoop, ir.Conditional, ir.InvokeSubgraph)) for node in calls]
+    return any(own) or writes(calls) or any([node.has_side_effects() for node in calls])
 
 
 def taken(loops: Stretch) -> int:

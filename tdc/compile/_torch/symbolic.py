@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pkgutil import resolve_name as load
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -21,6 +23,18 @@ class Line(NamedTuple):
 def any_size(flag: bool = True) -> AbstractContextManager[None]:
     """A context in which sizes 0 and 1 are sizes like others: no guard, no code for them alone."""
     return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
+
+
+def open_ends() -> AbstractContextManager[Any]:
+    """A context in which every size is less than the end of `x[1:]`, the largest number: Inductor cannot tell."""
+    sizes = load("torch._inductor.sizevars:SizeVarAllocator")
+    evaluate: Callable[..., Any] = sizes.evaluate_min
+
+    def least(own: Any, left: Any, right: Any) -> Any:
+        known = [x for x in (left, right) if x != sys.maxsize]
+        return known[0] if len(known) == 1 else evaluate(own, left, right)
+
+    return patch.object(sizes, "evaluate_min", least)
 
 
 def fixed(size: Any) -> int | None:
