@@ -69,29 +69,37 @@ def gathered(nodes: list[Any], room: Room) -> list[Any]:
 
 def later(stretches: list[Stretch], room: Room) -> list[Stretch]:
     """Let loops that the calls behind them do not read wait for the next loops."""
-    found: list[Stretch] = []  # the last one first
-    for stretch in reversed(stretches):
-        loops = len(found) > 1 and is_loop(stretch[0]) and not reads(found[-1], stretch)
-        loops = loops and not (checks(stretch) and acts(found[-1]))
-        if loops and room.holds(taken(stretch), found[-1] + found[-2]):
-            found[-2] = stretch + found[-2]
-        elif found and is_loop(found[-1][0]) is is_loop(stretch[0]):
-            found[-1] = stretch + found[-1]
-        else:
-            found.append(stretch)
-    return found[::-1]
+
+    def may_wait(loops: Stretch, calls: Stretch, others: Stretch) -> bool:
+        free = not reads(calls, loops) and not (checks(loops) and acts(calls))
+        return free and room.holds(taken(loops), calls + others)
+
+    return backwards(joined(backwards(stretches), may_wait))
 
 
 def earlier(stretches: list[Stretch], room: Room) -> list[Stretch]:
     """Let loops that read nothing of the calls before them join the loops before those."""
+
+    def may_go(loops: Stretch, calls: Stretch, others: Stretch) -> bool:
+        free = not reads(loops, calls) and not writes(loops) and not asserts(calls)
+        return free and room.holds(made(loops), calls + others)
+
+    return joined(stretches, may_go)
+
+
+def backwards(stretches: list[Stretch]) -> list[Stretch]:
+    """The same, the last node first."""
+    return [stretch[::-1] for stretch in reversed(stretches)]
+
+
+def joined(stretches: list[Stretch], joins: Callable[[Stretch, Stretch, Stretch], bool]) -> list[Stretch]:
+    """Stretches of loops added to those before them where these may: `joins(loops, calls between, loops before)`."""
     found: list[Stretch] = []
     for stretch in stretches:
-        loops = len(found) > 1 and is_loop(stretch[0]) and not reads(stretch, found[-1])
-        loops = loops and not writes(stretch) and not asserts(found[-1])
-        if loops and room.holds(made(stretch), found[-2] + found[-1]):
-            found[-2] = found[-2] + stretch
+        if len(found) > 1 and is_loop(stretch[0]) and joins(stretch, found[-1], found[-2]):
+            found[-2] += stretch
         elif found and is_loop(found[-1][0]) is is_loop(stretch[0]):
-            found[-1] = found[-1] + stretch
+            found[-1] += stretch
         else:
             found.append(stretch)
     return found
