@@ -35,6 +35,11 @@ def by_sign(td: TensorDict) -> TensorDict:
     return tdc.cond(td["x"].sum() > 0, positive, negative, (td,))
 
 
+def of_columns(x: Tensor) -> Tensor:
+    """What branches read lies in memory as they were traced, transposed or not."""
+    return tdc.cond(x.sum() > 0, lambda v: v[0] * 1, lambda v: v.sum(0), ((x * 0.5).t(),))
+
+
 def halved(x: Tensor) -> Any:
     def body(n: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         torch._assert_async((x.norm() > 1).all(), "it is to be halved")  # of a loop that does not run it does not hold
@@ -54,6 +59,7 @@ def rows(x: Tensor) -> TensorDict:
 X = torch.tensor([[8.0, 3.0], [1.0, 2.0], [4.0, 4.0]])
 CASES: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "cond": (by_sign, [rows(X), rows(-X), rows(-X[:2])]),
+    "transposed": (of_columns, [X, -X, X[:2]]),
     "while_loop": (halved, [X, X / 100, X[:2] * 50]),
     "scan": (running, [X, X[:2], X.repeat(3, 1)]),
 }
