@@ -14,7 +14,7 @@ from tdc.compile._torch.bodies import memory_apart
 from tdc.compile._torch.caches import keep_functions
 from tdc.compile._torch.kernels import fewer_kernels
 from tdc.compile._torch.scans import counted_down
-from tdc.compile._torch.symbolic import any_size, open_ends
+from tdc.compile._torch.symbolic import any_size, order_of_sizes
 
 BUDGET = "activation_memory_budget"
 
@@ -31,7 +31,7 @@ def compile_graph(
         change(module)
         if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
             kwargs["get_decomp_fn"] = load("torch._inductor.decomposition").select_decomp_table
-        with any_size(flag), open_ends(), memory_apart(), counted_down(), fewer_kernels():
+        with any_size(flag), order_of_sizes(guards=True), memory_apart(), counted_down(), fewer_kernels():
             return inductor.compile_fx_inner(module, *args, **kwargs)
 
     with keep_functions():

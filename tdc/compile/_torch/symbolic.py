@@ -25,14 +25,26 @@ def any_size(flag: bool = True) -> AbstractContextManager[None]:
     return torch.fx.experimental._config.patch(backed_size_oblivious=flag)  # type: ignore[attr-defined]  # torch's own
 
 
-def open_ends() -> AbstractContextManager[Any]:
-    """A context in which every size is less than the end of `x[1:]`, the largest number: Inductor cannot tell."""
+def order_of_sizes(guards: bool) -> AbstractContextManager[Any]:
+    """A context in which Inductor knows more about which of two sizes is smaller.
+
+    Every size is smaller than the largest number, where `x[1:]` ends. Where it cannot tell for any size, as of the
+    sides of a diagonal, it asks the example and guards on the answer; without `guards` this is an error.
+    """
     sizes = load("torch._inductor.sizevars:SizeVarAllocator")
     evaluate: Callable[..., Any] = sizes.evaluate_min
 
     def least(own: Any, left: Any, right: Any) -> Any:
         known = [x for x in (left, right) if x != sys.maxsize]
-        return known[0] if len(known) == 1 else evaluate(own, left, right)
+        if len(known) == 1:
+            return known[0]
+        try:
+            return evaluate(own, left, right)
+        except TypeError:
+            if not guards:
+                raise
+        with any_size(False):
+            return evaluate(own, left, right)
 
     return patch.object(sizes, "evaluate_min", least)
 
