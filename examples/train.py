@@ -50,6 +50,7 @@ def loss(net: Counter, batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def main() -> None:
+    torch.manual_seed(0)
     optimizer = chain(clip_by_global_norm(1.0), adamw(cosine(3e-3, STEPS, warmup=10)))
     step = train_step(Counter(), loss, optimizer, donate=True)
     accuracy = 0.0
