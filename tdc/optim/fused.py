@@ -66,9 +66,9 @@ class Fused:
     """An optimiser's update as an operator.
 
     Args:
-        name: of the operator; it ends in "_", as those that change what they are given do.
-        moments: how many lists of them it takes; those that an optimiser lacks are empty.
-        settings: the rest of its schema.
+        name: the operator's. It ends in "_", since the operator changes its arguments.
+        moments: how many lists of moments the operator takes. An optimiser with fewer passes empty lists.
+        settings: the arguments behind the learning rate, as a schema of torch.
         kernel: torch's, `(lists, step, rate, *settings)`; the lists are parameters, gradients and moments.
     """
 

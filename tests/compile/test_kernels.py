@@ -241,7 +241,7 @@ def call(name: str, *reads: str, **settings: Any) -> Node:
 
 
 def order(nodes: list[Node], limit: float = float("inf")) -> str:
-    """Names in the order found, where each node takes what it and all others that it reads are large."""
+    """Names in the order found. While a node runs, its result and what it reads are in use, and nothing else."""
     by_name = {node.name: node.outputs[0] for node in nodes}
     for node in nodes:
         node.mpi_node.pred_buffers.extend([by_name[dep.name] for dep in node.unmet_dependencies])

@@ -267,8 +267,13 @@ class TestScanAndCond:
         def fn(cond: Fn, x: Tensor, take: Tensor) -> Tensor:
             own = (x * 0.5).clone(memory_format=torch.contiguous_format)
             operands = (own, x + 1, x[1:, ::2] * 2, x[:1].expand(5, 3) + 0, x[0].expand(4, 3))
-            one = lambda *xs: sum([x[0, 1] * (i + 1) for i, x in enumerate(xs)])  # noqa: E731
-            other = lambda *xs: sum([x.sum(0)[0] * (i + 2) for i, x in enumerate(xs)])  # noqa: E731
+
+            def one(*xs: Tensor) -> Any:
+                return sum([x[0, 1] * (i + 1) for i, x in enumerate(xs)])
+
+            def other(*xs: Tensor) -> Any:
+                return sum([x.sum(0)[0] * (i + 2) for i, x in enumerate(xs)])
+
             return cond(take, one, other, operands)
 
         run = torch.compile(lambda *args: fn(cond, *args), backend=backend, fullgraph=True, dynamic=dynamic)
