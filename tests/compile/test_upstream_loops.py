@@ -276,7 +276,7 @@ class TestScanAndCond:
 
             return cond(take, one, other, operands)
 
-        run = torch.compile(lambda *args: fn(cond, *args), backend=backend, fullgraph=True, dynamic=dynamic)
+        run = torch.compile(lambda x, take: fn(cond, x, take), backend=backend, fullgraph=True, dynamic=dynamic)
         for rows, take in ((7, True), (7, False), (9, True)):
             x = torch.arange(3.0 * rows).view(3, rows).t()
             torch.testing.assert_close(run(x, torch.tensor(take)), fn(torch.cond, x, torch.tensor(take)))
