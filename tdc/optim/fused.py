@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.compile._torch.tracing import in_body
+from tdc.compile._torch.tracing import asked, in_body
 from tdc.core.dynamo import eager, exporting, list_kernel, trace_as, under_transform
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import LIBRARY, learning, only_results
@@ -47,9 +47,17 @@ def takes_in_graph(columns: list[Column], rate: Scalar, step: Tensor, *settings:
     ps = columns[0]
     if len(ps) < FEW or exporting() or under_transform() or in_body() or not plain(ps, rate, step, settings):
         return False
-    if [p for p in ps if type(p) not in PLAIN or p.device != step.device]:
+    if [p for p in ps if type(p) not in PLAIN] or learning([rate]):
         return False
-    return not learning([rate, *[x for column in columns for x in column]])
+    leaves = [step]
+    for column in columns:
+        leaves += column
+    return asked(serves, leaves)
+
+
+def serves(tensors: list[Tensor]) -> bool:
+    """Whether tensors are on one device, and none gets a gradient."""
+    return len({x.device for x in tensors}) == 1 and not learning(tensors)
 
 
 trace_as(takes, takes_in_graph)

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import tdc
 from tdc import TensorDict
-from tdc.compile import counted, train_step
+from tdc.compile import counted, report, train_step
 from tdc.optim import Optimizer, adam, adamw, chain, clip_by_global_norm, ema, fused, inject, lookahead, sgd
 
 SETTINGS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -191,12 +191,14 @@ def columns_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused.Fused, "run", refuse)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("make", [adamw, partial(sgd, momentum=0.9)])
-def test_an_update_can_be_differentiated(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_can_be_differentiated(make: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     columns_only(monkeypatch)
     optimizer, params = make(0.1), many()
     grads = many(1).apply(lambda x: x.requires_grad_())
-    found = optimizer.update(grads, optimizer.init(params), params)[0]
+    update = counted(optimizer.update, backend="aot_eager") if compiled else optimizer.update
+    found = update(grads, optimizer.init(params), params)[0]
     found["p0"].sum().backward()
     assert grads["p0"].grad.abs().sum() > 0
 
@@ -324,6 +326,13 @@ def test_a_moment_has_a_gradient_in_a_graph() -> None:
     found = counted(optimizer.update, backend="aot_eager")(many(1), state, params)[0]
     found["p0"].sum().backward()
     assert state["mean", "p0"].grad.abs().sum() > 0
+
+
+def test_a_graph_asks_little_of_each_leaf() -> None:
+    optimizer, params = adamw(0.1), many()
+    found = report(optimizer.update, (many(1), optimizer.init(params), params), backend="eager", repeats=0)
+    of_leaf = [guard for guard in found.guards if "['p4']" in guard and "hasattr" not in guard]
+    assert len(of_leaf) == 3, of_leaf  # what its parameter and its gradient are, and that no two leaves are one
 
 
 def test_zeros_without_memory_are_gradients() -> None:

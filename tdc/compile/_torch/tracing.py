@@ -30,6 +30,7 @@ OUTSIDE = "traced outside of an operator"  # marks nodes
 BEGINNINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by graph: nodes that `trace_outside` began at
 
 WRITERS: WeakKeyDictionary[Any, list[bool]] = WeakKeyDictionary()  # by tracer: what was allowed before
+ANSWERS: list[bool] = []  # to the question that `asked` is about to answer
 
 
 def at_trace_time(fn: Callable[[Any], None], op: str = "") -> None:
@@ -46,6 +47,26 @@ def name_of(context: Any) -> str:
 def translator(context: Any) -> Any:
     """Dynamo's instruction translator."""
     return context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+
+
+def asked(question: Callable[[list[Any]], bool], tensors: list[Any]) -> bool:
+    """The answer to a question about tensors, found while Dynamo traces. Traced, a question to each of many would be
+    a guard for each, and take as long as an operation. `answer` finds both among the variables of this function."""
+    internals._dynamo.comptime.comptime(answer)
+    return answered()
+
+
+def answer(context: Any) -> None:
+    """Ask what `asked` was given, of tensors as they are in the graph: with dtype, device and shape, without numbers."""
+    names = translator(context).symbolic_locals
+    tensors = [x.realize().as_proxy().node.meta["example_value"] for x in names["tensors"].items]
+    ANSWERS.append(names["question"].get_function()(tensors))
+
+
+@constant
+def answered() -> bool:
+    """The answer, once."""
+    return ANSWERS.pop()
 
 
 def loop_operator(name: str) -> Callable[..., Any]:
