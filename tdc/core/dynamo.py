@@ -414,8 +414,8 @@ def declared(argument: Any) -> str:
 assert_async: Op = internals.ops.aten._assert_async.msg
 flash_forward: Op = internals.ops.aten._flash_attention_forward
 flash_backward: Op = internals.ops.aten._flash_attention_backward
-fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu
-fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane
     n: getattr(internals.ops.aten, f"_adaptive_avg_pool{n}d_backward") for n in (2, 3)
 }

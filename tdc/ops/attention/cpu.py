@@ -24,8 +24,9 @@ from tdc.ops.attention.masks import check_mask
 
 
 class Example(NamedTuple):
-    """The queries and keys of one example, and its part of the mask."""
+    """Where the queries and keys of one example are, and its part of the mask."""
 
+    at: int
     queries: slice
     keys: slice
     mask: Tensor | None
@@ -34,14 +35,14 @@ class Example(NamedTuple):
 def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """q (N, H, D), k, v (M, H, D), offsets (B+1,) -> out (N, H, D), logsumexp (N, H)."""
     *rows, causal, scale = args
-    q, k, v = [loadable(t) for t in (q, k, v)]
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = q.new_zeros(q.shape[:2], dtype=sum_dtype(q.dtype))
-    for at in examples(*rows):
-        parts = [t[i].transpose(0, 1)[None] for t, i in ((q, at.queries), (k, at.keys), (v, at.keys))]
-        o, s = fused_cpu_forward(*parts, is_causal=causal, attn_mask=at.mask, scale=scale)
-        out[at.queries] = o[0].transpose(0, 1)
-        lse[at.queries] = s[0].transpose(0, 1)
+    of_queries, of_keys = parts([loadable(q), out, lse], rows[0]), parts([loadable(k), loadable(v)], rows[0] if rows[1] is None else rows[1])
+    for at, _, _, mask in examples(*rows):
+        (x, o, s), (y, z) = of_queries[at], of_keys[at]
+        found = fused_cpu_forward(x, y, z, is_causal=causal, attn_mask=mask, scale=scale)
+        o.copy_(found[0])
+        s.copy_(found[1])
     return out, lse
 
 
@@ -51,15 +52,21 @@ def backward_rows(
     """Gradients of q, k and v, example by example."""
     *rows, causal, scale = args
     grad, q, k, v, out = [loadable(t) for t in (grad, q, k, v, out)]
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-    for at in examples(*rows):
-        g, x, o = (t[at.queries].transpose(0, 1)[None] for t in (grad, q, out))
-        y, z = (t[at.keys].transpose(0, 1)[None] for t in (k, v))
-        s = lse[at.queries].transpose(0, 1)[None].contiguous()
-        parts = fused_cpu_backward(g, x, y, z, o, s, 0.0, causal, attn_mask=at.mask, scale=scale)
-        for total, part, i in zip(grads, parts, (at.queries, at.keys, at.keys), strict=True):
-            total[i] = part[0].transpose(0, 1)
-    return grads[0], grads[1], grads[2]
+    of_q, of_k, of_v = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+    of_queries, of_keys = parts([grad, q, out, lse, of_q], rows[0]), parts([k, v, of_k, of_v], rows[0] if rows[1] is None else rows[1])
+    for at, _, _, mask in examples(*rows):
+        (g, x, o, s, of_x), (y, z, of_y, of_z) = of_queries[at], of_keys[at]
+        found = fused_cpu_backward(g, x, y, z, o, s.contiguous(), 0.0, causal, attn_mask=mask, scale=scale)
+        of_x.copy_(found[0])
+        of_y.copy_(found[1])
+        of_z.copy_(found[2])
+    return of_q, of_k, of_v
+
+
+def parts(tensors: list[Tensor], offsets: Tensor) -> list[tuple[Tensor, ...]]:
+    """Those of each example, (1, H, n, ...), as views of (N, H, ...); made all at once, since they are many."""
+    lengths = [b - a for a, b in pairwise(offsets.tolist())]
+    return [*zip(*[t.transpose(0, 1).unsqueeze(0).split(lengths, 2) for t in tensors], strict=True)]
 
 
 def loadable(t: Tensor) -> Tensor:
@@ -83,4 +90,4 @@ def examples(
                 check_mask(tuple(mask.shape[2:]), (b - a, d - c))
                 row = min(i, mask.shape[0] - 1)
                 one = mask[row : row + 1, :, : b - a, : d - c].expand(-1, -1, b - a, d - c)
-            yield Example(slice(a, b), slice(c, d), one)
+            yield Example(i, slice(a, b), slice(c, d), one)
