@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from tdc.core.dynamo import constant, trace_as
+
 
 class TdcError(Exception):
     """Base of every error raised by the library. Catch it to catch them all."""
@@ -104,6 +106,20 @@ def op_name(op: str | Callable[..., Any]) -> str:
         ('relu', 'pack')
     """
     return op if isinstance(op, str) else NAMES.get(op, "operation")
+
+
+@constant
+def name_in_graph(op: Callable[..., Any]) -> str:
+    """The name of a function without a guard on its key in `NAMES`, which would go through hundreds of keys."""
+    return NAMES.get(op, "operation")
+
+
+def op_name_traced(op: str | Callable[..., Any]) -> str:
+    """What Dynamo traces in place of `op_name`."""
+    return op if isinstance(op, str) else name_in_graph(op)
+
+
+trace_as(op_name, op_name_traced)
 
 
 def message(

@@ -22,16 +22,21 @@ from tdc.core.dynamo import trace_as, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.levels import at_level, below_autograd, delayed_error, moving
 
-LIBRARY: Any = torch.library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
+library: Any = torch.library  # some of it has no types
+LIBRARY: Any = library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
 LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 
 
-def operator(schema: str, fake: Callable[..., Any], members: Callable[..., Any], **kernels: Callable[..., Any]) -> Any:
+def operator(
+    schema: str, fake: Callable[..., Any], members: Callable[..., Any], sized: bool = True, /,
+    **kernels: Callable[..., Any],
+) -> Any:  # fmt: skip
     """Define an operator and return it.
 
     Args:
         schema: its name, arguments and results, as torch writes them.
         fake: its results without numbers, for graphs.
+        sized: the sizes of its results follow from those of its arguments; else `fake` asks for a `new_size`.
         members: `members(op, info, in_dims, *args)`, its results for all members of a `torch.vmap` and their dims.
         kernels: its function for each dispatch key, `CPU=` or `CUDA=`.
     """
@@ -41,9 +46,17 @@ def operator(schema: str, fake: Callable[..., Any], members: Callable[..., Any],
     op = getattr(getattr(torch.ops.tdc, name), overload or "default")
     for key, kernel in kernels.items():
         LIBRARY.impl(full, kernel, key)
-    LIBRARY.impl(op, fake, "Meta")  # `register_fake` looks for its caller in every module
-    torch.library.register_vmap(op, partial(members, op))  # pyright: ignore[reportUnknownMemberType]  # torch's stub
+    if sized:
+        LIBRARY.impl(op, fake, "Meta")  # `register_fake` looks for its caller in every module
+    else:
+        library.register_fake(op, fake, lib=LIBRARY)
+    library.register_vmap(op, partial(members, op))
     return op
+
+
+def new_size() -> int:
+    """A size that depends on data, in a graph."""
+    return library.get_ctx().new_dynamic_size()  # type: ignore[no-any-return]  # untyped in torch
 
 
 def in_front(x: Tensor, dim: int | None, members: int) -> Tensor:

@@ -22,6 +22,7 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import (
     certain,
     eager,
+    exporting,
     has_gradients_in_graphs,
     hold,
     is_zero,
@@ -31,6 +32,7 @@ from tdc.core.dynamo import (
     trace_as,
 )
 from tdc.core.errors import ShapeError, describe, message
+from tdc.core.operators import new_size, operator, refuse_mapped
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
 
@@ -110,11 +112,33 @@ def elements(sizes: Tensor | None) -> int | None:
 
 
 def unbacked_total(s: Structure) -> int:
-    """What Dynamo traces in place of `total_of`."""
-    return torch.repeat_interleave(s.offsets.diff()).shape[0]
+    """What Dynamo traces in place of `total_of`. An exported graph needs no Python, and gets an index of all elements
+    for the sake of its size."""
+    if exporting():
+        return torch.repeat_interleave(s.offsets.diff()).shape[0]
+    return as_size(s.offsets).shape[0]
 
 
 trace_as(total_of, unbacked_total)
+
+
+def last_as_size(offsets: Tensor) -> Tensor:
+    """(B+1,) -> (N, 0): the last of the offsets as a size, which a graph can go on with."""
+    return offsets.new_empty((int(offsets[-1]), 0))
+
+
+def fake_size(offsets: Tensor) -> Tensor:
+    return offsets.new_empty((new_size(), 0))
+
+
+def shared_size(op: Any, info: Any, in_dims: tuple[int | None, ...], offsets: Tensor) -> tuple[Tensor, None]:
+    refuse_mapped("offsets", in_dims)
+    return op(offsets), None
+
+
+as_size = operator(
+    "as_size(Tensor offsets) -> Tensor", fake_size, shared_size, False, CompositeExplicitAutograd=last_as_size
+)
 
 
 @once

@@ -142,6 +142,20 @@ def test_one_graph_for_all_lengths(name: str):
     assert compiled.counts.compiles == 1
 
 
+def test_a_graph_makes_no_index_for_the_size_of_a_result():
+    names: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        names.extend([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    (x,) = given((3, 0, 2))[:1]
+    found = torch.compile(lambda x: torch.matmul(x, x.mT), backend=backend, fullgraph=True)(x)
+    assert found.values.shape == (13,)
+    assert any("as_size" in name for name in names)
+    assert not any("repeat_interleave" in name for name in names)
+
+
 def test_members_share_lengths():
     x, w, p = given(LENGTHS[0])
     run = of_values(PRODUCTS["x @ w"][0], [x, w, p])

@@ -50,14 +50,14 @@ def translator(context: Any) -> Any:
 
 
 def asked(question: Callable[[list[Any]], bool], tensors: list[Any]) -> bool:
-    """The answer to a question about tensors, found while Dynamo traces. Traced, a question to each of many would be
-    a guard for each, and take as long as an operation. `answer` finds both among the variables of this function."""
+    """The answer to a question about tensors, found while Dynamo traces. Traced, a question to each of many is a guard
+    for each, and takes as long as an operation. `answer` finds both among the variables of this function."""
     internals._dynamo.comptime.comptime(answer)
     return answered()
 
 
 def answer(context: Any) -> None:
-    """Ask what `asked` was given, of tensors as they are in the graph: with dtype, device and shape, without numbers."""
+    """Ask the question of tensors as they are in the graph: with dtype, device and shape, without numbers."""
     names = translator(context).symbolic_locals
     tensors = [x.realize().as_proxy().node.meta["example_value"] for x in names["tensors"].items]
     ANSWERS.append(names["question"].get_function()(tensors))

@@ -37,7 +37,8 @@ def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, T
     *rows, causal, scale = args
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = q.new_zeros(q.shape[:2], dtype=sum_dtype(q.dtype))
-    of_queries, of_keys = parts([loadable(q), out, lse], rows[0]), parts([loadable(k), loadable(v)], rows[0] if rows[1] is None else rows[1])
+    of_queries = parts([loadable(q), out, lse], rows[0])
+    of_keys = parts([loadable(k), loadable(v)], rows[0] if rows[1] is None else rows[1])
     for at, _, _, mask in examples(*rows):
         (x, o, s), (y, z) = of_queries[at], of_keys[at]
         found = fused_cpu_forward(x, y, z, is_causal=causal, attn_mask=mask, scale=scale)
@@ -53,10 +54,11 @@ def backward_rows(
     *rows, causal, scale = args
     grad, q, k, v, out = [loadable(t) for t in (grad, q, k, v, out)]
     of_q, of_k, of_v = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-    of_queries, of_keys = parts([grad, q, out, lse, of_q], rows[0]), parts([k, v, of_k, of_v], rows[0] if rows[1] is None else rows[1])
+    of_queries = parts([grad, q, out, lse, of_q], rows[0])
+    of_keys = parts([k, v, of_k, of_v], rows[0] if rows[1] is None else rows[1])
     for at, _, _, mask in examples(*rows):
         (g, x, o, s, of_x), (y, z, of_y, of_z) = of_queries[at], of_keys[at]
-        found = fused_cpu_backward(g, x, y, z, o, s.contiguous(), 0.0, causal, attn_mask=mask, scale=scale)
+        found = fused_cpu_backward(g, x, y, z, o, s, 0.0, causal, attn_mask=mask, scale=scale)
         of_x.copy_(found[0])
         of_y.copy_(found[1])
         of_z.copy_(found[2])

@@ -55,16 +55,18 @@ def one_by_one(
 ) -> Tensor:
     rows, inner, columns = sizes
     out = a.new_empty(total)
-    left = matrices(a, inner, rows) if a_turned else matrices(a, rows, inner)
-    right = matrices(b, columns, inner) if b_turned else matrices(b, inner, columns)
+    left = matrices(a, inner, rows, True) if a_turned else matrices(a, rows, inner)
+    right = matrices(b, columns, inner, True) if b_turned else matrices(b, inner, columns)
     for x, y, into in zip(left, right, matrices(out, rows, columns), strict=True):
-        torch.mm(x.t() if a_turned else x, y.t() if b_turned else y, out=into)
+        torch.mm(x, y, out=into)
     return out
 
 
-def matrices(flat: Tensor, rows: Sizes, columns: Sizes) -> Sequence[Tensor]:
-    """The matrix of each example as a view."""
+def matrices(flat: Tensor, rows: Sizes, columns: Sizes, turned: bool = False) -> Sequence[Tensor]:
+    """The matrix of each example, or its transpose, as a view."""
     if len({*columns}) == 1 and columns[0]:
-        return flat.view(-1, columns[0]).split(rows)
+        whole = flat.view(-1, columns[0])
+        return whole.t().split(rows, 1) if turned else whole.split(rows)
     parts = flat.split([r * c for r, c in zip(rows, columns, strict=True)])
-    return [p.view(r, c) for p, r, c in zip(parts, rows, columns, strict=True)]
+    found = [p.view(r, c) for p, r, c in zip(parts, rows, columns, strict=True)]
+    return [p.t() for p in found] if turned else found
