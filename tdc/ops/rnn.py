@@ -120,9 +120,12 @@ def forward_rows(
         if rnn_steps.fits(values, states) and (keep or not torch.is_autocast_enabled(device)):
             with torch.autocast(device, enabled=False):
                 if mode == "lstm" and not keep and rnn_stretches.pays(values, lengths, weights):
-                    return rnn_stretches.forward(*given, *args)
-                return rnn_steps.forward(keep, *given, mode, *args)
-        return run_rows(*given, mode, *args)
+                    found = rnn_stretches.forward(*given, *args)
+                else:
+                    found = rnn_steps.forward(keep, *given, mode, *args)
+        else:
+            found = run_rows(*given, mode, *args)
+    return [t.contiguous() for t in found]  # last states lie as the first do
 
 
 @torch.library.impl("tdc::rnn_backward", "CompositeExplicitAutograd")
@@ -133,7 +136,8 @@ def backward_rows(
     """Gradients of values, states and weights."""
     if kept:
         with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-            return rnn_steps.backward(grads, kept, wants_values, values, starts, lengths, states, weights, *args)
+            found = rnn_steps.backward(grads, kept, wants_values, values, starts, lengths, states, weights, *args)
+        return [g.contiguous() for g in found]
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (values, *states, *weights)]
         split = 1 + len(states)
@@ -147,8 +151,7 @@ def backward_rows(
 @torch.library.impl("tdc::rnn", "Meta")
 def fake_rows(keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any) -> Any:
     out = values.new_empty(values.shape[0], states[0].shape[-1] * (1 + args[-1]))
-    count = states[0].shape[0] if keep and rnn_steps.fits(values, states) else 0
-    kept = [b for _ in range(count) for b in rnn_steps.buffers(values, states, args[1])]
+    kept = [b for _ in range(states[0].shape[0] if keep else 0) for b in rnn_steps.buffers(values, states, args[1])]
     return [out, *[s.new_empty(s.shape) for s in states], *kept]
 
 
@@ -271,13 +274,13 @@ def run_layers(
     states = list(hx) if mode == "lstm" else [hx]
     if not train or dropout == 0.0 or layers == 1:
         given = (mode, bias, layers, bidirectional)
-        cast = torch.is_autocast_enabled(values.device.type)
-        if (cast or not rnn_steps.fits(values, states)) and readable():
+        keep = rnn_steps.fits(values, states) and not torch.is_autocast_enabled(values.device.type)
+        if not keep and readable():
             return tuple(run_rows(values, starts, lengths, states, list(weights), *given))  # and not as export traces
         if not learns([values, *states, *weights]):
             return tuple(rnn_op(False, values, starts, lengths, states, list(weights), *given))
         states = [s.view_as(s) for s in states]  # Dynamo wants different tensors there (2.13), users may pass one twice
-        outs = Recur.apply(starts, lengths, (not cast, len(states), *given), values, *states, *weights)
+        outs = Recur.apply(starts, lengths, (keep, len(states), *given), values, *states, *weights)
         return outs[: 1 + len(states)]
     count, directions, last = len(weights) // layers, 1 + bidirectional, []
     for i in range(layers):

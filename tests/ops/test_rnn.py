@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import fakes_agree
 from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, compiled, plain, rows, weighted
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tdc
-from tdc.ops import rnn_steps, rnn_stretches
+from tdc.ops import rnn, rnn_steps, rnn_stretches
 from tdc.testing.batches import Cut, Ragged, build, differences, is_close, unbuild
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
@@ -269,3 +270,28 @@ def test_recurrent_layout_message():
         "got NestedTensor float32[2, 4, -1] and batch_first=True",
         "hint: build the module with batch_first=True",
     ]
+
+
+@pytest.mark.parametrize("name", ["tanh", "lstm", "gru"])
+def test_a_graph_trains_with_steps_that_keep_their_gates(name: str, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("torch's kernels ran, whose backward adds to the gradients of weights at each step")
+
+    monkeypatch.setattr(rnn, "run_rows", refuse)
+    module = RECURRENT[name]()
+    x = tdc.pack([torch.randn(n, SIZE) for n in (3, 1, 4)])
+    run = torch.compile(lambda x: module(x)[0].values.square().sum(), backend="aot_eager", fullgraph=True)
+    run(x).backward()
+    found = [p.grad for p in module.parameters()]
+    want = torch.autograd.grad(module(x)[0].values.square().sum(), list(module.parameters()))
+    torch.testing.assert_close(found, list(want))
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_projected"])
+def test_states_of_another_order_in_memory(name: str):
+    """Their results lie as the graph was told."""
+    module, x = RECURRENT[name](), tdc.pack([torch.randn(n, SIZE) for n in (3, 1, 4)])
+    shapes = [(3, 4 if name == "lstm" else 2, n) for n in ((4, 4) if name == "lstm" else (3, 5))]
+    states = tuple([torch.randn(b, s, n).transpose(0, 1) for b, s, n in shapes])
+    with fakes_agree(), torch.no_grad():
+        module(x, states)

@@ -18,6 +18,7 @@ Invariant: `CumulativeSum` differentiates `cumsum_rows`, and nothing else does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -101,8 +102,15 @@ def over_members(dim: int, op: Any, info: Any, in_dims: Any, x: Tensor, offsets:
     return op(x.movedim(in_dims[0], 1), offsets, *rest), dim
 
 
+def contiguous(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A kernel whose result lies as its fake says, in whatever order x does."""
+    return lambda *args: kernel(*args).contiguous()
+
+
 order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows, cumprod_rows, logcumsumexp_rows = [
-    operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
+    operator(
+        f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=contiguous(kernel)
+    )
     for name, how, fake, dim, kernel in (
         ("order_rows", ", Tensor begins, bool descending, bool stable", fake_positions, 1, cpu.order),
         ("extreme_rows", ", bool largest", fake_extreme, 1, cpu.extreme),
