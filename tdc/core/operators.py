@@ -35,7 +35,7 @@ def operator(
 
     Args:
         schema: its name, arguments and results, as torch writes them.
-        fake: its results without numbers, for graphs.
+        fake: its results without numbers, for graphs; of tensors that have another device there.
         sized: the sizes of its results follow from those of its arguments; else `fake` asks for a `new_size`.
         members: `members(op, info, in_dims, *args)`, its results for all members of a `torch.vmap` and their dims.
         kernels: its function for each dispatch key, `CPU=` or `CUDA=`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -370,3 +371,14 @@ def test_the_operator_by_itself() -> None:
     torch.testing.assert_close(out, want)
     grads = [torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, want)]
     torch.testing.assert_close(*grads)
+
+
+def test_room_behind_the_last_example() -> None:
+    """Nothing is read there; the result is 0, and so is the gradient."""
+    x = torch.randn(7, 2, 4).index_fill_(0, torch.tensor([5, 6]), math.nan).requires_grad_()
+    offsets = torch.tensor([0, 2, 5])
+    out, _ = torch.ops.tdc.varlen_attention(x, x, x, offsets, None, True, 0.5)
+    want, _ = torch.ops.tdc.varlen_attention(*[x[:5]] * 3, offsets, None, True, 0.5)
+    torch.testing.assert_close(out, F.pad(want, (0, 0, 0, 0, 0, 2)))
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert not grad[5:].any()

@@ -66,9 +66,12 @@ def backward_rows(
 
 
 def parts(tensors: list[Tensor], offsets: Tensor) -> list[tuple[Tensor, ...]]:
-    """Those of each example, (1, H, n, ...), as views of (N, H, ...); made all at once, since they are many."""
-    lengths = [b - a for a, b in pairwise(offsets.tolist())]
-    return [*zip(*[t.transpose(0, 1).unsqueeze(0).split(lengths, 2) for t in tensors], strict=True)]
+    """Those of each example, (1, H, n, ...), as views of (N, H, ...), made all at once, since they are many. There may
+    be room behind the last example."""
+    ends = offsets.tolist()
+    lengths = [b - a for a, b in pairwise(ends)]
+    used = [t if t.shape[0] == ends[-1] else t[: ends[-1]] for t in tensors]
+    return [*zip(*[t.transpose(0, 1).unsqueeze(0).split(lengths, 2) for t in used], strict=True)]
 
 
 def loadable(t: Tensor) -> Tensor:
