@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tdc.compile._torch.dynamo import current_compile, graph_breaks
+from tdc.compile._torch.dynamo import current_compile, graph_breaks, raised_by_trace
 from tdc.compile._torch.inductor import kernels_generated
 from tdc.compile.inductor import backend as inductor
 from tdc.compile.inductor import backend_of
@@ -50,7 +50,7 @@ class counted:
         mode, options: as of `torch.compile`, for Inductor.
 
     Raises:
-        UnsupportedError: no such backend or mode.
+        UnsupportedError: no such backend or mode. A call raises what the library raised while it was traced.
 
     Example:
         >>> f = counted(lambda x: x * 2, backend="eager")
@@ -89,7 +89,12 @@ class counted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         compiles, breaks, begin = len(self._frames), graph_breaks(), time.perf_counter()
-        out = self._compiled(*args, **kwargs)
+        try:
+            out = self._compiled(*args, **kwargs)
+        except RuntimeError as error:
+            if (ours := raised_by_trace(error)) is None:
+                raise
+            raise ours from error
         self._breaks += graph_breaks() - breaks
         if len(self._frames) > compiles:
             self._seconds += time.perf_counter() - begin

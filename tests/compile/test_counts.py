@@ -42,6 +42,39 @@ def test_mode_is_of_inductor():
     )
 
 
+def wrong_key(td: Any) -> Any:
+    return td["tokns"]
+
+
+def wrong_length(td: Any) -> Any:
+    return td["tokens"] + td["tokens"][:, :, None]
+
+
+def wrong_dim(td: Any) -> Any:
+    return td["tokens"].sum("rows")
+
+
+@pytest.mark.parametrize(
+    ("fn", "error"), [(wrong_key, tdc.KeyPathError), (wrong_length, tdc.ShapeError), (wrong_dim, tdc.TdcError)]
+)
+def test_errors_of_the_library_are_raised_as_they_are(fn: Any, error: type[Exception]):
+    td = tdc.TensorDict({"tokens": tdc.pack([torch.ones(2), torch.ones(3)])}, [2])
+    with pytest.raises(error) as eager:
+        fn(td)
+    with pytest.raises(error) as traced:
+        counted(fn, backend="eager")(td)
+    assert str(traced.value) == str(eager.value)
+    assert "from user code" in str(traced.value.__cause__)
+
+
+def test_other_errors_are_those_of_torch():
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("tdc.relu: not of the library")
+
+    with pytest.raises(RuntimeError, match="raised exception ValueError"):
+        counted(refuse, backend="eager")(torch.ones(1))
+
+
 def test_static_shapes_compile_each_size():
     f = counted(lambda x: x * 2, backend="eager", dynamic=False)
     for n in (3, 4, 5, 4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
 from pkgutil import resolve_name as load
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core import errors
+
+RAISED = re.compile(r"""raised exception (\w+)\(.*?((['"])tdc\..*\3)""")  # by a trace, with a text of ours
 CompileId = tuple[int, int]  # which frame, and which compile of that frame
 NO_COMPILE: CompileId = (-1, 0)
 
@@ -27,6 +32,13 @@ def current_compile() -> CompileId:
     """The compile that is under way, asked by a backend."""
     found = load("torch._guards").CompileContext.current_compile_id()
     return NO_COMPILE if found is None or found.frame_id is None else (found.frame_id, found.frame_compile_id)
+
+
+def raised_by_trace(error: Exception) -> errors.TdcError | None:
+    """The error of this library that stopped a trace, of which torch keeps the name and the text; None for another."""
+    found = RAISED.search(str(error))
+    kind = getattr(errors, found[1], None) if found else None
+    return kind(ast.literal_eval(found[2])) if found and kind else None
 
 
 def mark_bounds(x: Tensor, dim: int, low: int, high: int) -> None:
