@@ -382,3 +382,17 @@ def test_room_behind_the_last_example() -> None:
     torch.testing.assert_close(out, F.pad(want, (0, 0, 0, 0, 0, 2)))
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert not grad[5:].any()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_gradients_of_a_graph_whose_backward_has_a_grad_mode(backend: str) -> None:
+    """Dynamo's backward runs with it on: what the kernel writes into is no view that autograd knows."""
+    offsets = torch.tensor([0, 2, 5])
+
+    def run(values: Tensor) -> Tensor:
+        x = tdc.NestedTensor(values, offsets).transpose(1, 2)
+        return F.scaled_dot_product_attention(x, x, x).values.square().sum()
+
+    values = torch.randn(5, 2, 4, requires_grad=True)
+    found = torch.compile(run, backend=backend, fullgraph=True)(values)
+    torch.testing.assert_close(torch.autograd.grad(found, values), torch.autograd.grad(run(values), values))

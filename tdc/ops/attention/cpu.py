@@ -32,6 +32,7 @@ class Example(NamedTuple):
     mask: Tensor | None
 
 
+@torch.no_grad()
 def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """q (N, H, D), k, v (M, H, D), offsets (B+1,) -> out (N, H, D), logsumexp (N, H)."""
     *rows, causal, scale = args
@@ -47,6 +48,7 @@ def forward_rows(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, T
     return out, lse
 
 
+@torch.no_grad()
 def backward_rows(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
