@@ -48,13 +48,12 @@ def training(run: Run, build: Run, leaf: torch.Tensor) -> Call:
     return call
 
 
-def measure(report: Report, name: str, run: Run, compiled: Run, batch: Ragged) -> None:
-    """One operation on one batch."""
+def measure(report: Report, name: str, run: Run, compiled: Run, graph: Run, batch: Ragged) -> None:
+    """One operation on one batch; compiled for a nested and for a padded one."""
     x = batch.nested
     if name == "sort 1":
         x = x.with_values(batch.values[:, 0].contiguous())
     padded = x.to_padded().filled(torch.inf if "sort" in name else 0.0)
-    graph = torch.compile(own(run), fullgraph=True, dynamic=True)
     calls = {
         "tdc": inference(run, x), "compiled": inference(compiled, x), "padded": inference(run, padded),
         "padded, compiled": inference(graph, padded),
@@ -89,11 +88,11 @@ def main() -> None:
             if name == "sort 1" and features != 64:
                 continue
             torch._dynamo.reset()
-            compiled = torch.compile(own(run), fullgraph=True)
+            compiled, graph = [torch.compile(own(run), fullgraph=True, dynamic=every) for every in (None, True)]
             for occupancy in OCCUPANCY:
                 lengths = lengths_for(B, LONGEST, occupancy).tolist()
                 values = torch.randn(sum(lengths), features, device=report.device)
-                measure(report, name, run, compiled, Ragged(values, lengths))
+                measure(report, name, run, compiled, graph, Ragged(values, lengths))
     report.write()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tdc.core.dynamo import constant, trace_as
+from tdc.core.dynamo import constant
 
 
 class TdcError(Exception):
@@ -105,21 +105,13 @@ def op_name(op: str | Callable[..., Any]) -> str:
         >>> op_name(torch.relu), op_name("pack")
         ('relu', 'pack')
     """
-    return op if isinstance(op, str) else NAMES.get(op, "operation")
+    return op if isinstance(op, str) else function_name(op)
 
 
 @constant
-def name_in_graph(op: Callable[..., Any]) -> str:
-    """The name of a function without a guard on its key in `NAMES`, which would go through hundreds of keys."""
+def function_name(op: Callable[..., Any]) -> str:
+    """The name of a function. Dynamo does not trace it: a guard on a key of `NAMES` would go through hundreds."""
     return NAMES.get(op, "operation")
-
-
-def op_name_traced(op: str | Callable[..., Any]) -> str:
-    """What Dynamo traces in place of `op_name`."""
-    return op if isinstance(op, str) else name_in_graph(op)
-
-
-trace_as(op_name, op_name_traced)
 
 
 def message(

@@ -56,7 +56,8 @@ def operator(
 
 def new_size() -> int:
     """A size that depends on data, in a graph."""
-    return library.get_ctx().new_dynamic_size()  # type: ignore[no-any-return]  # untyped in torch
+    size: int = library.get_ctx().new_dynamic_size()
+    return size
 
 
 def in_front(x: Tensor, dim: int | None, members: int) -> Tensor:

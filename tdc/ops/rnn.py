@@ -18,6 +18,7 @@ Invariants: a row without positions keeps its initial state; dropout falls betwe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -137,15 +138,23 @@ def backward_rows(
     if kept:
         with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
             found = rnn_steps.backward(grads, kept, wants_values, values, starts, lengths, states, weights, *args)
-        return [g.contiguous() for g in found]
+    else:
+        found = recorded_backward(grads, values, starts, lengths, states, weights, *args)
+    return [g.contiguous() for g in found]
+
+
+def recorded_backward(
+    grads: list[Tensor], values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor],
+    *args: Any,
+) -> Sequence[Tensor]:  # fmt: skip
+    """Gradients by autograd, which the forward runs under again."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (values, *states, *weights)]
         split = 1 + len(states)
         outs = run_rows(leaves[0], starts, lengths, leaves[1:split], leaves[split:], *args)
         learned = [i for i, out in enumerate(outs) if out.requires_grad]  # without positions the states alone
         outs, grads = [outs[i] for i in learned], [grads[i] for i in learned]
-        found = torch.autograd.grad(outs, leaves, grads, allow_unused=True, materialize_grads=True)
-    return [g.contiguous() for g in found]
+        return torch.autograd.grad(outs, leaves, grads, allow_unused=True, materialize_grads=True)
 
 
 @torch.library.impl("tdc::rnn", "Meta")

@@ -112,8 +112,8 @@ def elements(sizes: Tensor | None) -> int | None:
 
 
 def unbacked_total(s: Structure) -> int:
-    """What Dynamo traces in place of `total_of`. An exported graph needs no Python, and gets an index of all elements
-    for the sake of its size."""
+    """Dynamo traces this instead of `total_of`. An exported graph needs no Python: there the size is that of an index
+    of all elements."""
     if exporting():
         return torch.repeat_interleave(s.offsets.diff()).shape[0]
     return as_size(s.offsets).shape[0]
