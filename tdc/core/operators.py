@@ -28,21 +28,26 @@ LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 
 
 def operator(
-    schema: str, fake: Callable[..., Any], members: Callable[..., Any], sized: bool = True, /,
+    schema: str,
+    fake: Callable[..., Any],
+    members: Callable[..., Any],
+    sized: bool = True,
+    random: bool = False,
     **kernels: Callable[..., Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """Define an operator and return it.
 
     Args:
         schema: its name, arguments and results, as torch writes them.
         fake: its results without numbers, for graphs; of tensors that have another device there.
         sized: the sizes of its results follow from those of its arguments; else `fake` asks for a `new_size`.
+        random: it draws random numbers, so that a graph does not compute it again.
         members: `members(op, info, in_dims, *args)`, its results for all members of a `torch.vmap` and their dims.
         kernels: its function for each dispatch key, `CPU=` or `CUDA=`.
     """
     full = schema.partition("(")[0]
     name, _, overload = full.partition(".")
-    LIBRARY.define(schema)
+    LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if random else ())
     op = getattr(getattr(torch.ops.tdc, name), overload or "default")
     for key, kernel in kernels.items():
         LIBRARY.impl(full, kernel, key)
@@ -63,6 +68,19 @@ def new_size() -> int:
 def in_front(x: Tensor, dim: int | None, members: int) -> Tensor:
     """The tensor of all members of a `torch.vmap`, which come first; one that is not mapped is the same for each."""
     return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """An operator under `torch.vmap`: one member after another."""
+
+    def member(x: Any, dim: Any, i: int) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [member(t, d, i) for t, d in zip(x, dim, strict=True)]
+        return x if dim is None else x.select(dim, i)
+
+    runs = [op(*[member(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
+    outs = tuple([torch.stack(parts) for parts in zip(*runs, strict=True)])
+    return outs, (0,) * len(outs)
 
 
 def itself(*args: Any) -> tuple[Any, ...]:

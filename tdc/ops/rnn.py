@@ -28,7 +28,7 @@ from torch.func import vjp
 
 from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
-from tdc.core.operators import refuse_derivative
+from tdc.core.operators import one_by_one, refuse_derivative
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops import rnn_steps, rnn_stretches
@@ -170,21 +170,8 @@ def fake_gradients(*args: Any) -> list[Tensor]:
     return [t.new_empty(t.shape) for t in (values, *states, *weights)]
 
 
-def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[list[Tensor], list[int]]:
-    """vmap: one member after another, as the kernels take one set of weights."""
-
-    def member(x: Any, dim: Any, i: int) -> Any:
-        if isinstance(x, (list, tuple)):
-            return [member(t, d, i) for t, d in zip(x, dim, strict=True)]
-        return x if dim is None else x.select(dim, i)
-
-    runs = [op(*[member(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
-    outs = [torch.stack(parts) for parts in zip(*runs, strict=True)]
-    return outs, [0] * len(outs)
-
-
-for _op in (rnn_op, rnn_backward_op):
-    torch.library.register_vmap(_op, lambda *args, _op=_op: over_members(_op, *args))
+for _op in (rnn_op, rnn_backward_op):  # the kernels take one set of weights
+    torch.library.register_vmap(_op, lambda info, in_dims, *args, _op=_op: one_by_one(_op, info, in_dims, *args))
 
 
 class Recur(torch.autograd.Function):
