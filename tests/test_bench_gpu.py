@@ -18,7 +18,6 @@ from tdc.testing import forbid
 
 CANDIDATES = ("padded", "raw", "tdc")
 DTYPES = (torch.bfloat16, torch.float32)
-ATTENTION = ("encoder", "decoder", "transformer", "text")
 
 
 class Traced(Exception):
@@ -40,11 +39,6 @@ def run(module: nn.Module, state: dict[str, Tensor], inputs: tuple[Any, ...]) ->
     return torch.func.functional_call(module, state, inputs)
 
 
-def pads_eagerly(part: str, dtype: torch.dtype) -> bool:
-    """Convolution does, and attention in single precision, for which torch has no kernel of packed rows."""
-    return part == "resnet50" or (part in ATTENTION and dtype == torch.float32)
-
-
 @pytest.fixture(params=[(part, dtype) for part in PARTS for dtype in DTYPES], ids=str)
 def row(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
     part, dtype = request.param
@@ -59,7 +53,7 @@ def test_each_candidate_runs_eagerly_and_waits_for_nothing(row: tuple[str, torch
             c.module.train(row[0] != "resnet50")  # else torch fuses layers of encoders, which has no fake kernel
             with fake_cuda():
                 state, inputs = on_device(c)
-                with forbid(padding=name == "tdc" and not pads_eagerly(*row), syncs=True):
+                with forbid(padding=name == "tdc" and row[0] != "resnet50", syncs=True):
                     y = run(c.module, state, inputs)
             shapes[name] = tuple((y.values if isinstance(y, tdc.NestedTensor) else y).shape)
         if "raw" in shapes:
@@ -78,9 +72,7 @@ def test_one_graph_serves_all_batches(row: tuple[str, torch.dtype]):
 
         return stop
 
-    part, dtype = row
-    if part in ATTENTION and dtype == torch.float32:
-        pytest.skip("masks of flex_attention are written by an index under vmap, which visits the device")
+    part = row[0]
     found = workloads(*row)
     for several in [[w] for w in found] if part == "operators" else [found]:
         torch.compiler.reset()

@@ -414,6 +414,8 @@ def declared(argument: Any) -> str:
 assert_async: Op = internals.ops.aten._assert_async.msg
 flash_forward: Op = internals.ops.aten._flash_attention_forward
 flash_backward: Op = internals.ops.aten._flash_attention_backward
+efficient_forward: Op = internals.ops.aten._efficient_attention_forward
+efficient_backward: Op = internals.ops.aten._efficient_attention_backward
 fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane

@@ -108,14 +108,15 @@ def test_common_operations_need_no_sizes_on_the_host():
     assert not wrong, "\n".join(wrong)
 
 
-def test_attention_by_the_flash_kernel_reads_nothing():
-    x = tdc.pack([torch.randn(n, 4, 16).bfloat16() for n in (3, 5, 2)]).transpose(1, 2)
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "flash"), (torch.float32, "efficient")])
+def test_attention_by_kernels_for_packed_rows_reads_nothing(dtype: torch.dtype, kernel: str):
+    x = tdc.pack([torch.randn(n, 4, 16).to(dtype) for n in (3, 5, 2)]).transpose(1, 2)
     ran: list[str] = []
     with fake_cuda():
         q = on_fake_cuda(x, told=False)
         with forbid(syncs=True), watching(lambda op, args, kwargs: ran.append(str(op))):
-            F.scaled_dot_product_attention(q, q, q, is_causal=True)
-    assert "tdc.varlen_attention.flash" in ran
+            F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=0.1)
+    assert f"tdc.varlen_attention.{kernel}" in ran
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,20 @@ def test_modules_read_nothing(module: nn.Module):
     x = tdc.pack([torch.randn(n, 8) for n in (3, 5, 2)])
     with fake_cuda():
         parameters, x = on_fake_cuda((dict(module.named_parameters()), x), told=False)
-        with forbid(padding=False, syncs=True):
+        with forbid(syncs=True):
             torch.func.functional_call(module, parameters, (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stock_stacks_train_without_padding(dtype: torch.dtype):
+    """`nn.Transformer` with default arguments: dropout, masks that say causal, sources of other lengths."""
+    net = nn.Transformer(16, 2, 1, 2, 32, batch_first=True).to(dtype)
+    source, target = [tdc.pack([torch.randn(n, 16).to(dtype) for n in lengths]) for lengths in ((3, 5, 2), (4, 1, 6))]
+    causal = net.generate_square_subsequent_mask(6)
+    with fake_cuda():
+        parameters, x, y = on_fake_cuda((dict(net.named_parameters()), source, target), told=False)
+        with forbid(syncs=True):
+            torch.func.functional_call(net, parameters, (x, y), {"tgt_mask": causal, "tgt_is_causal": True})
 
 
 Call = Callable[[Any], Any]

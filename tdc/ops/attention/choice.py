@@ -5,7 +5,10 @@
     weights    CPU, dropout, a mask that learns, values   the weights of each example      `weights`, in the operator
                of another size than keys
     flash      CUDA, half precision     torch's flash kernel for packed rows           `flash`, in the operator
-    flex       CUDA, inside a graph     flex_attention with a mask of documents        `flex`, in the graph
+    efficient  CUDA, what flash has not: single precision, head sizes, causal rows of     `efficient`, in the
+               other lengths            torch's memory-efficient kernel                operator
+    flex       CUDA, a mask or a function of scores inside a graph: flex_attention with   `flex`, in the graph
+               a mask of documents
     padded     everything               SDPA of a rectangle                            `padded`, in the graph
 
 Invariants: all backends give the same numbers; the choice reads metadata, and neither times nor data.
@@ -36,6 +39,7 @@ class Call(NamedTuple):
         score_mod: there is a function of scores.
         dropout: of attention weights.
         flash_head: the largest head size of the device's flash kernel.
+        efficient: the device has the memory-efficient kernel for the dtype.
         fuses: traced into a graph, under no transform of `torch.func`, with more than zero queries and keys.
     """
 
@@ -49,21 +53,23 @@ class Call(NamedTuple):
     score_mod: bool = False
     dropout: bool = False
     flash_head: int = 0
+    efficient: bool = False
     fuses: bool = False
 
 
-def backend(c: Call) -> Literal["rows", "weights", "flash", "flex", "padded"]:
+def backend(c: Call) -> Literal["rows", "weights", "flash", "efficient", "flex", "padded"]:
     """What runs a call."""
     size, value_size = c.sizes
     if c.device == "cpu":
         if c.score_mod:
             return "padded"
         return "weights" if c.dropout or c.learns or size != value_size else "rows"
-    if c.device != "cuda" or c.dropout or c.masked:
+    if c.device != "cuda" or c.dtype not in (*HALF, torch.float32):
         return "padded"
+    if c.masked or c.score_mod:
+        return "flex" if c.fuses and not c.dropout and size in FLEX_HEADS and value_size in FLEX_HEADS else "padded"
     fits = size == value_size <= c.flash_head and size % flash.ALIGNED == 0
     # The kernel aligns causal masks with the ends of rows: the same as with their beginnings where lengths are equal.
-    if c.dtype in HALF and fits and not c.score_mod and (c.same_rows or not c.causal):
+    if c.dtype in HALF and fits and (c.same_rows or not c.causal):
         return "flash"
-    wide = c.dtype in (*HALF, torch.float32) and size in FLEX_HEADS and value_size in FLEX_HEADS
-    return "flex" if c.fuses and wide else "padded"
+    return "efficient" if c.efficient else "padded"

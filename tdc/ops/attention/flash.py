@@ -1,8 +1,9 @@
 """Attention within rows on CUDA in half precision: torch's flash kernel, which takes packed rows as they are.
 
-    q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
+    q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H), seed, offset
 
-Offsets are int32. The kernel wants a bound of the lengths, which it reads on the device, so there is no sync. Groups of
+Offsets are int32. Dropout draws from the generator of the device; seed and offset say where, and backward draws the
+same again. The kernel wants a bound of the lengths, which it reads on the device, so there is no sync. Groups of
 H / G heads share keys.
 
 Invariants: exact for every length, zero included; the same bits for every bound that is large enough.
@@ -17,6 +18,7 @@ from tdc.core.dynamo import constant, flash_backward, flash_forward
 
 contiguous = torch.ops.aten.contiguous  # the method asks for the device, which tensors without data may not have
 
+SUMS = torch.float32  # of logsumexp
 ALIGNED = 8  # numbers of 16 bits in the 16 bytes that the kernel loads at once
 EVERY_GPU = 192  # largest head size whose backward runs on every GPU that has the kernel
 
@@ -36,29 +38,30 @@ def largest_head(device: torch.device) -> int:
 
 def forward_rows(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """q (N, H, D), k, v (M, G, D), offsets (B+1,), bounds of lengths -> out (N, H, D), logsumexp (N, H)."""
-    if q.shape[0] == 0 or k.shape[0] == 0:
-        return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=torch.float32)
+    scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """q (N, H, D), k, v (M, G, D), offsets (B+1,), bounds of lengths -> what the operator gives."""
+    if q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1:
+        out, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=SUMS)
+        return out, lse, torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_zeros((), dtype=torch.uint64)
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts = [loadable(t) for t in (q, k, v)]
-    out, lse, *_ = flash_forward(*parts, *starts, max_q, max_k, 0.0, causal, False, scale=scale)
-    return contiguous(out), contiguous(lse.t())
+    out, lse, seed, offset, *_ = flash_forward(*parts, *starts, max_q, max_k, dropout, causal, False, scale=scale)
+    return contiguous(out), contiguous(lse.t()), seed, offset
 
 
 def backward_rows(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor,
-    k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool, scale: float,
+    k_offsets: Tensor | None, seed: Tensor, offset: Tensor, max_q: int, max_k: int, causal: bool, scale: float,
+    dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
-    if q.shape[0] == 0 or k.shape[0] == 0:
+    if q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1:
         zeros = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
         return zeros[0], zeros[1], zeros[2]
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts = [loadable(t) for t in (grad, q, k, v, out)]
-    state = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)  # of the dropout there is none of
-    options = max_q, max_k, 0.0, causal, *state
+    options = max_q, max_k, dropout, causal, seed, offset
     dq, dk, dv = flash_backward(*parts, contiguous(lse.t()), *starts, *options, scale=scale)
     return contiguous(dq), contiguous(dk), contiguous(dv)
 

@@ -4,7 +4,7 @@
 
 All rows lie behind one another in one sequence, of which a query sees the keys of its own row. Rows of queries and rows
 of keys both ascend, so a block of queries needs a block of keys only if their first and last rows overlap: the table of
-blocks comes from the row of each position, and no (N, M) mask is ever made.
+blocks comes from the row of each position, and no (N, M) mask is ever made. A mask is read where the kernel needs it.
 
 Outside a graph flex_attention makes all scores (H, N, M), and it has no rule for `torch.func`; whoever calls this has
 chosen it for a graph.
@@ -19,8 +19,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tdc.core.asserts import require
 from tdc.core.dynamo import flex_module
-from tdc.ragged.segments import local_positions, row_ids
+from tdc.core.errors import ShapeError
+from tdc.ops.attention.masks import operand, too_small
+from tdc.ragged.nested import NestedTensor
+from tdc.ragged.segments import local_positions, row_ids, sizes_of
 from tdc.ragged.structure import Structure
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -29,19 +33,21 @@ BLOCK = 128  # positions, what flex_attention works on at once
 
 def flex_rows(
     q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, causal: bool, scale: float,
-    score_mod: ScoreMod | None,
+    score_mod: ScoreMod | None, mask: Tensor | NestedTensor | None,
 ) -> Tensor:  # fmt: skip
     """q (N, H, D), k (M, G, D), v (M, G, E) -> (N, H, E)."""
     q_row, k_row = row_ids(q_rows, q.shape[0]), row_ids(k_rows, k.shape[0])
     q_at, k_at = local_positions(q_rows, q.shape[0]), local_positions(k_rows, k.shape[0])
+    added = None if mask is None else reader(mask, q, q_rows, k_rows)
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         same = q_row[i] == k_row[j]
         return same & (k_at[j] <= q_at[i]) if causal else same
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        assert score_mod is not None
-        return score_mod(s, q_row[i], h, q_at[i], k_at[j])
+        at = q_row[i], h, q_at[i], k_at[j]
+        s = s if score_mod is None else score_mod(s, *at)
+        return s if added is None else s + added(*at)
 
     q_HND, k_GMD, v_GME = [t.transpose(0, 1)[None] for t in (q, k, v)]
     below = causal and k_rows.offsets is q_rows.offsets
@@ -50,10 +56,31 @@ def flex_rows(
     mask = flex.BlockMask.from_kv_blocks(
         *blocks(q_row, k_row, below), BLOCK_SIZE=BLOCK, mask_mod=allowed, seq_lengths=sizes
     )
-    how = None if score_mod is None else score
+    how = None if score_mod is None and mask is None else score
     shared = q.shape[1] != k.shape[1]
     out: Tensor = flex.flex_attention(q_HND, k_GMD, v_GME, how, mask, scale, shared)
     return out[0].transpose(0, 1)
+
+
+def reader(mask: Tensor | NestedTensor, q: Tensor, q_rows: Structure, k_rows: Structure) -> Callable[..., Tensor]:
+    """What is added to the score of each pair, by row, head, position of the query and position of the key.
+
+    Pairs of other rows, which no query sees, read another number of the mask.
+    """
+    values, offsets = operand(mask, q, q_rows, k_rows)
+    assert values is not None
+    sizes = sizes_of(q_rows), sizes_of(k_rows)
+    if offsets is not None:
+        last, keys = values.shape[0] - 1, sizes[1][:, 0]
+        return lambda b, h, i, j: values[(offsets[b] + i * keys[b] + j).clamp(max=last), h]
+    have = values.shape[2:]
+    for n, lengths in zip(have, sizes, strict=True):
+        require((lengths <= n).all() | (n == 1), too_small(have), ShapeError)
+    steps = [int(n != 1) for n in values.shape]
+    ends = [n - 1 for n in have]
+    return lambda b, h, i, j: values[
+        b * steps[0], h, (i * steps[2]).clamp(max=ends[0]), (j * steps[3]).clamp(max=ends[1])
+    ]
 
 
 def blocks(q_row: Tensor, k_row: Tensor, below: bool) -> tuple[Tensor, Tensor]:

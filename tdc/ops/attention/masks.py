@@ -72,9 +72,13 @@ def operand(mask: Any, q: Tensor, q_rows: Structure, k_rows: Structure) -> tuple
 def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
     """A ShapeError where a dense mask ends before the longest example."""
     if any([h < n and h != 1 for h, n in zip(have, need, strict=True)]):
-        expected = "a mask (..., Lq, Lk) of at least the longest rows"
-        got = f"(..., {have[0]}, {have[1]}) for {need[0]} queries and {need[1]} keys"
-        raise ShapeError(message("attention", expected, got, hint="build it for x.max_length"))
+        raise ShapeError(too_small(have, f" for {need[0]} queries and {need[1]} keys"))
+
+
+def too_small(have: tuple[int, ...], rows: str = " for longer rows") -> str:
+    """The text for a dense mask (..., Lq, Lk) that ends before the longest example."""
+    expected, got = "a mask (..., Lq, Lk) of at least the longest rows", f"(..., {have[0]}, {have[1]}){rows}"
+    return message("attention", expected, got, hint="build it for x.max_length")
 
 
 def causal_mask(sizes: tuple[int, ...], device: torch.device) -> Tensor:

@@ -2,9 +2,12 @@
 
     q (N, H, D), k and v (M, G, D), offsets of both (B+1,)  ->  out (N, H, D), logsumexp (N, H)
 
-It is one node of a graph that is the same for all lengths. On CPU (`cpu`) there are as many heads of keys as of
-queries, and a mask may be added to the scores; it gets no gradient there. With a dropout, zero included, it is
-`weights`, which has seeds and a gradient of the mask. With bounds of lengths it is `flash`, on CUDA.
+It is one node of a graph that is the same for all lengths, and has a form for each backend of `choice`:
+
+    rows         CPU     a mask may be added to the scores, and gets no gradient
+    weights      CPU     dropout by seeds, and a gradient of the mask
+    flash        CUDA    bounds of lengths, dropout by the generator of the device; keys may have fewer heads
+    efficient    CUDA    the same, with as many heads of keys as of queries
 
 Invariant: `Attend` differentiates the operator, and nothing else does.
 """
@@ -20,9 +23,17 @@ from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
 from tdc.core.dynamo import argument_names, trace_with_grad, under_mode
-from tdc.core.errors import no_second
-from tdc.core.operators import derive, differentiable, in_front, operator, refuse_derivative, refuse_mapped
-from tdc.ops.attention import cpu, flash, weights
+from tdc.core.errors import UnsupportedError, message, no_second
+from tdc.core.operators import (
+    derive,
+    differentiable,
+    in_front,
+    one_by_one,
+    operator,
+    refuse_derivative,
+    refuse_mapped,
+)
+from tdc.ops.attention import cpu, efficient, flash, weights
 from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
 from tdc.ops.attention.weights import kept_rectangle
 from tdc.ragged.padding import pad_rows
@@ -31,7 +42,7 @@ from tdc.ragged.structure import Structure
 
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
 MASKED = f"{ROWS}, Tensor? mask, Tensor? mask_offsets"
-BOUNDED = f"{ROWS}, SymInt max_q, SymInt max_k"
+BOUNDED = "SymInt max_q, SymInt max_k"
 SEEDED = f"{MASKED}, Tensor? seeds"
 FORWARD = "(Tensor q, Tensor k, Tensor v, {}, bool causal, float scale) -> (Tensor, Tensor)"
 BACKWARD = (
@@ -40,15 +51,29 @@ BACKWARD = (
 )
 WEIGHTS = FORWARD.replace("scale", "scale, float dropout")
 WEIGHTS_BACKWARD = BACKWARD.replace("scale", "scale, float dropout")[:-1] + ", Tensor)"
+DRAWN = WEIGHTS[:-1] + ", Tensor, Tensor)"
+DRAWN_BACKWARD = BACKWARD.replace("scale", "scale, float dropout")
 NAMES = (  # of what `Attend` takes
-    "q", "k", "v", "q_offsets", "k_offsets", "mask", "mask_offsets", "seeds", "max_q", "max_k", "causal", "scale",
-    "dropout",
+    "backend", "q", "k", "v", "q_offsets", "k_offsets", "mask", "mask_offsets", "seeds", "max_q", "max_k", "causal",
+    "scale", "dropout",
 )  # fmt: skip
 
 
 def fake_rows(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:2], dtype=sum_dtype(q.dtype))
     return q.new_empty((*q.shape[:2], v.shape[2])), lse
+
+
+def fake_flash(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return *fake_rows(q, k, v), q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)
+
+
+def fake_efficient(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, k_offsets: Any, bound: int, *rest: Any
+) -> tuple[Tensor, ...]:
+    lse = q.new_empty(offsets.shape[0] - 1, q.shape[1], efficient.in_blocks(bound, q.shape[0]), dtype=torch.float32)
+    state = [q.new_empty((), dtype=torch.int64) for _ in range(2)]  # as torch says of its own, which may be on the host
+    return q.new_empty((*q.shape[:2], v.shape[2])), lse, *state
 
 
 def fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -64,8 +89,14 @@ def fake_weights_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest:
 def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """Under vmap members become heads, (K, N, H, D) -> (N, K·H, D), those of a mask as well; they share offsets.
 
-    Seeds (S,) become (K·S,), which divide the heads as they did before.
+    Seeds (S,) become (K·S,), which divide the heads as they did before. What a device drew for some heads it draws for
+    no others: a gradient that members share the forward part of is one for each.
     """
+    if op in DRAWING and args[-1] and info.randomness != "different":
+        got, hint = f"randomness={info.randomness!r}", "vmap(f, randomness='different'), or a dropout of 0"
+        raise UnsupportedError(message("attention", "dropout of its own for each member on CUDA", got, hint=hint))
+    if op in DRAWN_BEFORE and args[-1] and in_dims[LSE] is None:
+        return one_by_one(op, info, in_dims, *args)
     members, at = info.batch_size, SEEDS.get(op)
     if at is not None and (seeds := args[at]) is not None:
         dim = in_dims[at]
@@ -77,7 +108,11 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
         a if not isinstance(a, Tensor) or not a.is_floating_point() else folded(a, d, members)
         for a, d in zip(args, in_dims, strict=True)
     ])  # fmt: skip
-    return tuple([o.unflatten(1, (members, -1)) for o in outs]), (1,) * len(outs)
+    of_heads = [o.ndim > 1 for o in outs]  # the state of a generator is not
+    return (
+        tuple([o.unflatten(1, (members, -1)) if has else o for o, has in zip(outs, of_heads, strict=True)]),
+        tuple([1 if has else None for has in of_heads]),
+    )
 
 
 def folded(x: Tensor, dim: int | None, members: int, heads: int = 1) -> Tensor:
@@ -90,46 +125,49 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, mask: Tensor | None,
-        mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None, causal: bool,
-        scale: float, dropout: float | None,
+        backend: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None,
+        mask: Tensor | None, mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None,
+        causal: bool, scale: float, dropout: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        if dropout is not None:
-            return weights_rows(q, k, v, q_offsets, k_offsets, mask, mask_offsets, seeds, causal, scale, dropout)
-        if max_q is not None:
-            return flash_rows(q, k, v, q_offsets, k_offsets, max_q, max_k, causal, scale)
+        rows = q, k, v, q_offsets, k_offsets
+        if backend == "weights":
+            return weights_rows(*rows, mask, mask_offsets, seeds, causal, scale, dropout)
+        if backend != "rows":
+            return ON_CUDA[backend][0](*rows, max_q, max_k, causal, scale, dropout)
         if mask is None:
-            return varlen_rows(q, k, v, q_offsets, k_offsets, causal, scale)
-        return masked_rows(q, k, v, q_offsets, k_offsets, mask, mask_offsets, causal, scale)
+            return varlen_rows(*rows, causal, scale)
+        return masked_rows(*rows, mask, mask_offsets, causal, scale)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output, *tensors)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.backend, *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        state = output[2:] or (None, None)
+        ctx.save_for_backward(*output[:2], *state, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        given = grads[0], *ctx.saved_tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout
-        q, k, v, *of_mask = gradients(*given)
-        mask = of_mask[0] if ctx.needs_input_grad[5] else None
-        return q, k, v, None, None, mask, *(None,) * 7
+        options = ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout
+        q, k, v, *of_mask = gradients(ctx.backend, grads[0], *ctx.saved_tensors, *options)
+        mask = of_mask[0] if ctx.needs_input_grad[6] else None
+        return None, q, k, v, None, None, mask, *(None,) * 7
 
 
 attend = differentiable(Attend)
 
 
 def backward_rows(
-    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor,
-    k_offsets: Tensor | None, mask: Tensor | None, mask_offsets: Tensor | None, seeds: Tensor | None,
-    max_q: int | None, max_k: int | None, causal: bool, scale: float, dropout: float | None,
+    backend: str, grad: Tensor, out: Tensor, lse: Tensor, seed: Tensor | None, offset: Tensor | None, q: Tensor,
+    k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, mask: Tensor | None,
+    mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None, causal: bool,
+    scale: float, dropout: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k and v, and of a mask where there is a dropout."""
+    """Gradients of q, k and v, and of a mask where the weights are at hand."""
     first = grad, q, k, v, out, lse, q_offsets, k_offsets
-    if dropout is not None:
+    if backend == "weights":
         return weights_rows_backward(*first, mask, mask_offsets, seeds, causal, scale, dropout)
-    if max_q is not None:
-        return flash_rows_backward(*first, max_q, max_k, causal, scale)
+    if backend != "rows":
+        return ON_CUDA[backend][1](*first, seed, offset, max_q, max_k, causal, scale, dropout)
     return varlen_rows_backward(*first, mask, mask_offsets, causal, scale)
 
 
@@ -144,12 +182,15 @@ class AttendBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, _, _, *tensors, _, _, ctx.causal, ctx.scale, ctx.dropout = inputs
+        ctx.backend, grad, _, _, _, _, *tensors, _, _, ctx.causal, ctx.scale, ctx.dropout = inputs
         ctx.save_for_backward(grad, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, q, k, v, q_offsets, k_offsets, mask, mask_offsets, seeds = ctx.saved_tensors
+        if ctx.dropout and ctx.backend in ON_CUDA:
+            hint = "a dropout of 0, or torch.nn.attention.sdpa_kernel and padded rows"
+            raise UnsupportedError(message("attention", "one derivative of dropout on CUDA", "a second one", hint=hint))
         q_rows = Structure(q_offsets.long())
         k_rows = q_rows if k_offsets is None else Structure(k_offsets.long())
         pairs = torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)
@@ -172,7 +213,7 @@ class AttendBackward(torch.autograd.Function):
 
         wanted = grads[: len(operands)]
         grad, q, k, v, *of_mask = vjp(first, grad, *operands)[1](wanted)
-        return grad, None, None, q, k, v, None, None, of_mask[0] if of_mask else None, *(None,) * 7
+        return None, grad, *(None,) * 4, q, k, v, None, None, of_mask[0] if of_mask else None, *(None,) * 7
 
 
 def gradients(*args: Any) -> tuple[Tensor, ...]:
@@ -190,29 +231,39 @@ def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
 
 def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
     """What `Attend` takes, of the arguments of one of the operators."""
-    given = dict.fromkeys(NAMES) | dict(zip(argument_names(op), args, strict=True))
+    given: dict[str, Any] = dict.fromkeys(NAMES) | {"backend": BACKENDS[op], "dropout": 0.0}
+    given |= dict(zip(argument_names(op), args, strict=True))
     return tuple(given.values())
 
 
-varlen_rows, masked_rows, weights_rows, flash_rows = [
-    operator(f"varlen_attention{schema}", fake_rows, over_members, **kernel)
-    for schema, kernel in (
-        (FORWARD.format(ROWS), {"CPU": cpu.forward_rows}),
-        (f".masked{FORWARD.format(MASKED)}", {"CPU": cpu.forward_rows}),
-        (f".weights{WEIGHTS.format(SEEDED)}", {"CPU": weights.forward_rows}),
-        (f".flash{FORWARD.format(BOUNDED)}", {"CUDA": flash.forward_rows}),
+def define(schema: str, fake: Any, **options: Any) -> Any:
+    """One of the operators."""
+    return operator(f"varlen_attention{schema}", fake, over_members, **options)
+
+
+varlen_rows = define(FORWARD.format(ROWS), fake_rows, CPU=cpu.forward_rows)
+masked_rows = define(f".masked{FORWARD.format(MASKED)}", fake_rows, CPU=cpu.forward_rows)
+weights_rows = define(f".weights{WEIGHTS.format(SEEDED)}", fake_rows, CPU=weights.forward_rows)
+varlen_rows_backward = define(f"_backward{BACKWARD.format(MASKED)}", fake_gradients, CPU=cpu.backward_rows)
+weights_rows_backward = define(
+    f"_backward.weights{WEIGHTS_BACKWARD.format(SEEDED)}", fake_weights_gradients, CPU=weights.backward_rows
+)
+ON_CUDA: dict[str, tuple[Any, Any]] = {  # forward and backward
+    name: (
+        define(f".{name}{DRAWN.format(f'{ROWS}, {BOUNDED}')}", fake, random=True, CUDA=kernels.forward_rows),
+        define(
+            f"_backward.{name}{DRAWN_BACKWARD.format(f'{ROWS}, Tensor seed, Tensor offset, {BOUNDED}')}",
+            fake_gradients, CUDA=kernels.backward_rows,
+        ),
     )
-]
-varlen_rows_backward, weights_rows_backward, flash_rows_backward = [
-    operator(f"varlen_attention_backward{schema}", fake, over_members, **kernel)
-    for schema, fake, kernel in (
-        (BACKWARD.format(MASKED), fake_gradients, {"CPU": cpu.backward_rows}),
-        (f".weights{WEIGHTS_BACKWARD.format(SEEDED)}", fake_weights_gradients, {"CPU": weights.backward_rows}),
-        (f".flash{BACKWARD.format(BOUNDED)}", fake_gradients, {"CUDA": flash.backward_rows}),
-    )
-]
+    for name, kernels, fake in (("flash", flash, fake_flash), ("efficient", efficient, fake_efficient))
+}  # fmt: skip
+BACKENDS = {varlen_rows: "rows", masked_rows: "rows", weights_rows: "weights"}
+BACKENDS |= {forward: name for name, (forward, _) in ON_CUDA.items()}
+DRAWING, DRAWN_BEFORE = [[pair[i] for pair in ON_CUDA.values()] for i in range(2)]
+LSE = 5  # which argument of a backward
 SEEDS = {weights_rows: 7, weights_rows_backward: 10}  # which argument
-for _op in (varlen_rows, masked_rows, weights_rows, flash_rows):
+for _op in BACKENDS:
     derive(_op, Attend, partial(inputs_of, _op))
-for _op in (varlen_rows_backward, weights_rows_backward, flash_rows_backward):
+for _op in (varlen_rows_backward, weights_rows_backward, *DRAWN_BEFORE):
     refuse_derivative(_op, no_second("attention"))

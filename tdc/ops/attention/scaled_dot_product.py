@@ -4,8 +4,8 @@
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
 Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves; torch's
-flash kernel and flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows
-are padded, which needs the longest length and gives the same numbers.
+flash kernel, its memory-efficient one and flex_attention on CUDA (`choice` has the list and chooses by metadata alone).
+Where none applies rows are padded, which needs the longest length and gives the same numbers.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
 with two ragged dims.
@@ -31,6 +31,7 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import OpName
 from tdc.ops.attention.choice import Call, backend
+from tdc.ops.attention.efficient import runs
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
 from tdc.ops.attention.masks import operand
@@ -71,7 +72,7 @@ def varlen_attention(
         ShapeError: a mask that is too small, heads of queries that are no multiple of those of keys.
 
     Compile:
-        One node on CPU, and on CUDA in half precision; flex_attention in graphs on CUDA. In the other cases of
+        One node on CPU and on CUDA; flex_attention in graphs on CUDA with a mask or score_mod. In the other cases of
         `tdc.ops.attention.choice` padded: the structures must carry their longest length.
 
     Source:
@@ -92,17 +93,17 @@ def varlen_attention(
     how = How(causal, scale, dropout, mask, score_mod)
     chosen = backend(call_of(q, k, v, q_rows, k_rows, how))
     if chosen == "flex":
-        return flex_rows(q, k, v, q_rows, k_rows, causal, scale, score_mod)
-    if chosen == "flash":
+        return flex_rows(q, k, v, q_rows, k_rows, causal, scale, score_mod, mask)
+    if chosen != "flash":
+        k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
+    if chosen in ("flash", "efficient"):
         bounds = longest_bound(q_rows, q.shape[0]), longest_bound(k_rows, k.shape[0])
         offsets, none = (offsets_int32(q_rows), offsets_int32(k_rows)), (None, None, None)
-        return attend_rows(q, k, v, *offsets, *none, *bounds, causal, scale, None)
-    k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
+        return attend_rows(chosen, q, k, v, *offsets, *none, *bounds, causal, scale, dropout)
     if chosen in ("rows", "weights"):
         offsets, masks = (q_rows.offsets, k_rows.offsets), operand(mask, q, q_rows, k_rows)
         seeds = torch.randint(SEEDS, (1,), device="cpu") if dropout else None
-        used = dropout if chosen == "weights" else None
-        return attend_rows(q, k, v, *offsets, *masks, seeds, None, None, causal, scale, used)
+        return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, causal, scale, dropout)
     return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
 
@@ -124,7 +125,9 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structur
         how.mask is not None, how.mask is not None and how.mask.requires_grad, how.score_mod is not None,
         how.dropout != 0.0,
     )  # fmt: skip
-    return call._replace(flash_head=largest_head(q.device), fuses=fuses(q, k)) if q.is_cuda else call
+    if not q.is_cuda:
+        return call
+    return call._replace(flash_head=largest_head(q.device), efficient=runs(q.device, q.dtype), fuses=fuses(q, k))
 
 
 def fuses(q: Tensor, k: Tensor) -> bool:
@@ -137,11 +140,13 @@ def longest_bound(rows: Structure, total: int) -> int:
     return total if rows.extent is None or rows.shapes is not None else rows.extent.shape[0]
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, *rest: Any) -> Tensor:
+def attend_rows(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, *rest: Any
+) -> Tensor:
     """The operator on packed rows (N, H, D)."""
     # Dynamo wants different tensors in the arguments of an autograd.Function (2.13).
     k, v = (k.view_as(k) if k is q else k), (v.view_as(v) if v is q or v is k else v)
-    return attend(q, k, v, q_offsets, None if k_offsets is q_offsets else k_offsets, *rest)[0]
+    return attend(backend, q, k, v, q_offsets, None if k_offsets is q_offsets else k_offsets, *rest)[0]
 
 
 def check_heads(heads: int, *groups: int) -> None:

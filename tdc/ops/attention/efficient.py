@@ -1,0 +1,98 @@
+"""Attention within rows on CUDA by torch's memory-efficient kernel, which takes packed rows as they are.
+
+    q (N, H, D), k (M, H, D), v (M, H, E), offsets of both (B+1,)  ->  out (N, H, E), logsumexp (B, H, L), seed, offset
+
+It has single precision, every head size, dropout, and causal rows of queries and keys of other lengths, of which the
+i-th query attends to keys up to the i-th. L is a bound of the queries' lengths in whole blocks. Dropout draws from the
+generator of the device; seed and offset say where, and backward draws the same again.
+
+Features are filled up with zeros to what the kernel loads at once, which changes no score.
+
+Invariants: exact for every length, zero included; a query without keys gives 0, and so do gradients of what meets
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tdc.core.dynamo import constant, efficient_backward, efficient_forward
+from tdc.ops.attention.flash import contiguous, loadable
+
+LOAD = 16  # bytes that the kernel loads at once
+BLOCK = 32  # queries, of which logsumexp has whole blocks
+
+
+@constant
+def runs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a device has the kernel for a dtype; so it is where no GPU is at hand."""
+    if torch.version.hip is not None:
+        return False  # there logsumexp has another layout, torch 2.11
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device)[0] >= (8 if dtype == torch.bfloat16 else 5)
+
+
+def in_blocks(bound: int, total: int) -> int:
+    """How many queries of a row logsumexp has room for."""
+    return (torch.sym_min(bound, total) + BLOCK - 1) // BLOCK * BLOCK
+
+
+def forward_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool,
+    scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """q (N, H, D), k (M, H, D), v (M, H, E), offsets (B+1,), bounds of lengths -> what the operator gives."""
+    n, m = q.shape[0], k.shape[0]
+    if n == 0 or m == 0 or dropout >= 1:
+        lse = q.new_zeros((q_offsets.shape[0] - 1, q.shape[1], in_blocks(max_q, n)), dtype=torch.float32)
+        return q.new_zeros((*q.shape[:2], v.shape[2])), lse, *torch.zeros(2, dtype=torch.int64, device="cpu").unbind()
+    x, y, z = [filled(t).unsqueeze(0) for t in (q, k, v)]
+    starts = q_offsets, q_offsets if k_offsets is None else k_offsets
+    bounds = min(max_q, n), min(max_k, m)
+    out, lse, seed, offset, *_ = efficient_forward(
+        x, y, z, None, *starts, *bounds, dropout, int(causal), True, scale=scale
+    )
+    out = contiguous(out.squeeze(0).narrow(2, 0, v.shape[2]))
+    return met(out, q_offsets, k_offsets), lse, seed, offset
+
+
+def backward_rows(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor,
+    k_offsets: Tensor | None, seed: Tensor, offset: Tensor, max_q: int, max_k: int, causal: bool, scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v."""
+    n, m = q.shape[0], k.shape[0]
+    if n == 0 or m == 0 or dropout >= 1:
+        zeros = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+        return zeros[0], zeros[1], zeros[2]
+    g, x, y, z, o = [filled(t).unsqueeze(0) for t in (grad, q, k, v, out)]
+    starts = q_offsets, q_offsets if k_offsets is None else k_offsets
+    bounds, drawn = (min(max_q, n), min(max_k, m)), (dropout, seed, offset)
+    options: Any = int(causal), False
+    found = efficient_backward(g, x, y, z, None, o, *starts, *bounds, contiguous(lse), *drawn, *options, scale=scale)
+    dq, dk, dv = [
+        contiguous(t.squeeze(0).narrow(2, 0, like.shape[2])) for t, like in zip(found[:3], (q, k, v), strict=True)
+    ]
+    if k_offsets is None:
+        return dq, dk, dv
+    return met(dq, q_offsets, k_offsets), met(dk, k_offsets, q_offsets), met(dv, k_offsets, q_offsets)
+
+
+def filled(t: Tensor) -> Tensor:
+    """Rows (N, H, D) whose features the kernel can load, zeros behind them."""
+    more = -t.shape[2] % (LOAD // t.element_size())
+    return F.pad(t, (0, more)) if more else loadable(t)
+
+
+def met(t: Tensor, offsets: Tensor, others: Tensor | None) -> Tensor:
+    """Rows with zeros where those of the other operand have no positions: there the kernel writes nothing, or NaN."""
+    if others is None:
+        return t
+    alone = torch.repeat_interleave(others.diff() == 0, offsets.diff(), output_size=t.shape[0])
+    return t.masked_fill_(alone.view(-1, 1, 1), 0)
