@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.ops.attention import scaled_dot_product
@@ -25,6 +26,8 @@ class Kernel:
     def __init__(self, ends: bool) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.ends = ends
+        self.used: Tensor | None = None  # how many keys of each row there are
+        self.sides: tuple[int | None, int | None] = None, None  # how many keys a query sees to the left and the right
 
     def rows(self, starts: tuple[Any, ...], queries: list[Tensor], keys: list[Tensor]) -> Iterator[list[Tensor]]:
         """The examples (H, L, D) of tensors of queries and of keys (N, H, D), with as many heads of keys."""
@@ -34,20 +37,29 @@ class Kernel:
             assert offsets.dtype == torch.int32
             assert offsets.diff().max() <= limit
             sizes.append(offsets.diff().tolist())
+        used = sizes[1] if self.used is None else self.used.tolist()
         heads = queries[0].shape[1]
         for t in (*queries, *keys):
             assert t.ndim == 3
             assert t.stride(2) == 1
             assert not [n for n in t.stride()[:2] if n % (16 // t.element_size())]
         parts = [t.split(sizes[0]) for t in queries]
-        parts += [t.repeat_interleave(heads // t.shape[1], 1).split(sizes[1]) for t in keys]
+        parts += [
+            [x[:n] for x, n in zip(t.repeat_interleave(heads // t.shape[1], 1).split(sizes[1]), used, strict=True)]
+            for t in keys
+        ]
         for example in zip(*parts, strict=True):
             yield [t.transpose(0, 1) for t in example]
 
     def scores(self, q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
         scores = q @ k.mT * scale
         behind = torch.ones_like(scores, dtype=torch.bool).triu(1 + (k.shape[1] - q.shape[1]) * self.ends)
-        return scores.masked_fill(behind, -math.inf) if causal else scores
+        scores = scores.masked_fill(behind, -math.inf) if causal else scores
+        left, right = self.sides
+        if left is None or right is None:
+            return scores
+        inside = torch.ones_like(scores, dtype=torch.bool).tril(right).triu(-left)
+        return scores.masked_fill(~inside, -math.inf)
 
     def kept(self, shape: torch.Size, p: float, drawn: torch.Generator) -> Tensor:
         """What weights are multiplied by."""
@@ -84,9 +96,12 @@ class Flash(Kernel):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, q_starts: Any, k_starts: Any, max_q: int, max_k: int, dropout: float,
-        causal: bool, debug: bool, *, scale: float,
+        causal: bool, debug: bool, *, scale: float, window_size_left: int | None = None,
+        window_size_right: int | None = None, seqused_k: Tensor | None = None,
     ) -> Any:  # fmt: skip
         assert not debug
+        assert seqused_k is None or seqused_k.dtype == torch.int32
+        self.sides, self.used = (window_size_left, window_size_right), seqused_k
         seed = int(torch.randint(2**31, ())) if dropout else 0
         out, sums = self.attend((q_starts, k_starts, max_q, max_k), q, k, v, causal, scale, dropout, seed)
         state = torch.tensor([seed, 0], dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
@@ -95,7 +110,9 @@ class Flash(Kernel):
     def backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_starts: Any, k_starts: Any,
         max_q: int, max_k: int, dropout: float, causal: bool, state: Tensor, unused: Tensor, *, scale: float,
+        window_size_left: int | None = None, window_size_right: int | None = None,
     ) -> Any:  # fmt: skip
+        self.sides = window_size_left, window_size_right
         assert (state.dtype, unused.dtype) == (torch.uint64, torch.uint64)
         assert lse.shape == (q.shape[1], q.shape[0])
         assert lse.is_contiguous()
@@ -124,16 +141,19 @@ class Efficient(Kernel):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Any, q_starts: Any, k_starts: Any, max_q: int, max_k: int,
-        dropout: float, causal: int, with_sums: bool, *, scale: float,
+        dropout: float, causal: int, with_sums: bool, *, scale: float, seqlen_k: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        assert with_sums
+        assert with_sums == (seqlen_k is None)
+        assert seqlen_k is None or seqlen_k.dtype == torch.int32
+        self.used, self.ends = seqlen_k, causal == 2
         parts = self.check(q, k, v, bias, max_q, max_k)
         seed = int(torch.randint(2**31, ())) if dropout else 0
         out, sums = self.attend((q_starts, k_starts, max_q, max_k), *parts, bool(causal), scale, dropout, seed)
         lse = torch.full((len(sums), q.shape[2], -(-max_q // 32) * 32), math.nan, dtype=q.dtype)
         for i, found in enumerate(sums):
             lse[i, :, : found.shape[1]] = found
-        out[self.alone(q_starts, k_starts, len(out))] = math.nan
+        keys = k_starts if seqlen_k is None else F.pad(seqlen_k.cumsum(0), (1, 0))
+        out[self.alone(q_starts, keys, len(out))] = math.nan
         return out[None], lse, torch.tensor(seed), torch.tensor(0), max_q, max_k
 
     def backward(

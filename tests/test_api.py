@@ -250,7 +250,8 @@ class Rule(op, kind, family, impl, ref, identity=None, modes=('eager', 'compile'
     reason='', syncs='')
 implements(op, kinds=('nested',), *, ref=None, identity=None, modes=('eager', 'compile', 'vmap', 'grad',
     'export'), override=False)
-varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0.0, mask=None, score_mod=None)""",
+varlen_attention(q, k, v, q_rows, k_rows, *, causal=False, scale=None, dropout=0.0, mask=None, score_mod=None,
+    window=None)""",
         )
 
     def test_optim(self):

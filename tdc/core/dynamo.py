@@ -411,16 +411,13 @@ def declared(argument: Any) -> str:
 
 # -- kernels and storage
 
-assert_async: Op = internals.ops.aten._assert_async.msg
-flash_forward: Op = internals.ops.aten._flash_attention_forward
-flash_backward: Op = internals.ops.aten._flash_attention_backward
-efficient_forward: Op = internals.ops.aten._efficient_attention_forward
-efficient_backward: Op = internals.ops.aten._efficient_attention_backward
-fused_cpu_forward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-fused_cpu_backward: Op = internals.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-adaptive_avg_backwards: dict[int, Op] = {  # by dims of a plane
-    n: getattr(internals.ops.aten, f"_adaptive_avg_pool{n}d_backward") for n in (2, 3)
-}
+aten: Any = internals.ops.aten
+assert_async: Op = aten._assert_async.msg
+flash_forward, flash_backward = aten._flash_attention_forward, aten._flash_attention_backward
+efficient_forward, efficient_backward = aten._efficient_attention_forward, aten._efficient_attention_backward
+fused_cpu_forward: Op = aten._scaled_dot_product_flash_attention_for_cpu.default
+fused_cpu_backward: Op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+adaptive_avg_backwards: dict[int, Op] = {n: getattr(aten, f"_adaptive_avg_pool{n}d_backward") for n in (2, 3)}
 pack_lstm_weights: Any = getattr(internals.ops.mkldnn, "_reorder_mkldnn_rnn_layer_weight", None)  # as oneDNN wants them
 
 

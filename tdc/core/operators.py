@@ -74,7 +74,7 @@ def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tupl
     """An operator under `torch.vmap`: one member after another."""
 
     def member(x: Any, dim: Any, i: int) -> Any:
-        if isinstance(x, (list, tuple)):
+        if type(x) in (list, tuple):
             return [member(t, d, i) for t, d in zip(x, dim, strict=True)]
         return x if dim is None else x.select(dim, i)
 

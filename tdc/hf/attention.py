@@ -24,7 +24,6 @@ from tdc.hf.packed import CROSS, OP, Asked, Packed
 from tdc.ops.attention.masks import causal_mask
 from tdc.ops.attention.padded import shared_heads
 from tdc.ops.attention.scaled_dot_product import varlen_attention
-from tdc.ragged.segments import longest
 
 NAME = "tdc"
 PADDED = "tdc.interop.to_hf(batch) for a padded call"
@@ -82,10 +81,9 @@ def attention(
         got = f"{q.shape[0]} queries and {k.shape[0]} keys for {attention_mask.totals} positions of the batch"
         raise ShapeError(message(OP, "attention of all positions", got, hint="use_cache=False, or a padded batch"))
     how: dict[str, Any] = {"causal": causal, "scale": options.get("scaling"), "dropout": options.get("dropout", 0.0)}
-    if options.get("softcap") is not None or (window is not None and q.is_cuda):
-        how["score_mod"] = partial(changed_score, options.get("softcap"), window)
-    elif window is not None:
-        how["mask"] = window_mask(window, longest(rows)[0], longest(keys)[0], q.device)
+    how["window"] = window
+    if (cap := options.get("softcap")) is not None:
+        how["score_mod"] = lambda score, *at: bent(score, cap)
     elif (bias := options.get("position_bias")) is not None and bias.ndim:  # (1, H, L, M): a row reads its corner
         how["mask"] = bias
     return varlen_attention(q, k, v, rows, keys, **how)[None], None
@@ -100,7 +98,7 @@ def capped(
     if mask is None and getattr(module, "is_causal", True) and query.shape[2] > 1:
         mask = causal_mask((query.shape[2], key.shape[2]), query.device)
     scores = query @ key.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
-    scores = changed_score(softcap, None, scores.float(), *[scores.new_empty(0)] * 4)
+    scores = bent(scores.float(), softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = F.dropout(scores.softmax(-1), dropout).to(value.dtype)
@@ -125,16 +123,6 @@ def refuse_unknown(module: Any, options: dict[str, Any]) -> None:
         raise UnsupportedError(message(OP, "attention without its weights", "output_attentions=True", hint="leave it"))
 
 
-def window_mask(window: int, queries: int, keys: int, device: torch.device) -> Tensor:
-    """(L, M), True where positions are less than a window apart."""
-    apart = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
-    return apart.abs() < window
-
-
-def changed_score(
-    cap: float | None, window: int | None, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor
-) -> Tensor:
-    """A score bent by a soft cap, and -inf outside the window."""
-    if cap is not None:
-        score = torch.tanh(score / cap) * cap
-    return score if window is None else torch.where((i - j).abs() < window, score, -float("inf"))
+def bent(score: Tensor, cap: float) -> Tensor:
+    """A score under a soft cap."""
+    return torch.tanh(score / cap) * cap

@@ -135,6 +135,18 @@ def test_modules_read_nothing(module: nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_reads_nothing(dtype: torch.dtype):
+    cache = tdc.nn.KVCache.allocate(3, 8, heads=2, head_dim=16, dtype=dtype)
+    prompts = tdc.pack([torch.randn(n, 2, 16).to(dtype) for n in (3, 5, 2)])
+    token = torch.randn(3, 1, 4, 16).to(dtype)
+    with fake_cuda():
+        key, value, length, x, q = on_fake_cuda((cache.key, cache.value, cache.length, prompts, token), told=False)
+        there = cache.replace(key=key, value=value, length=length)
+        with forbid(syncs=True):
+            there.append_(x, x).attend(q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stock_stacks_train_without_padding(dtype: torch.dtype):
     """`nn.Transformer` with default arguments: dropout, masks that say causal, sources of other lengths."""
     net = nn.Transformer(16, 2, 1, 2, 32, batch_first=True).to(dtype)

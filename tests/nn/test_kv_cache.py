@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_kernels import Efficient, Flash
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import tdc
 from tdc.nn import KVCache
+from tdc.ops.attention import cached, efficient
+from tdc.ops.attention.padded import shared_heads
 
 B, G, D = 4, 2, 4
 Rows = list[Tensor]
@@ -64,6 +67,29 @@ def test_prompts_tokens_and_pieces(groups: int, value_dim: int | None, window: i
     found = cache.attend(torch.stack(q), window=window)
     torch.testing.assert_close(found, torch.stack(alone(q, joined(keys, k), joined(values, v), window=window)))
     assert cache.length.tolist() == [8, 4, 13, 8]
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("causal", [True, False])
+def test_kernels_of_cuda(monkeypatch: pytest.MonkeyPatch, kernel: str, groups: int, causal: bool):
+    """What they are asked for, of rows with NaN behind their positions."""
+    stand_in = Flash() if kernel == "flash" else Efficient()
+    monkeypatch.setattr(cached, "flash_forward", stand_in.forward)
+    monkeypatch.setattr(efficient, "efficient_forward", stand_in.forward)
+    lengths, new, size = torch.tensor([7, 0, 3, 16]), (3, 0 if causal else 1, 1, 2), 8
+    k, v = torch.full((2, B, 16, G, size), torch.nan)
+    for b, n in enumerate(lengths.tolist()):
+        k[b, :n], v[b, :n] = torch.randn(2, n, G, size)
+    q = tdc.pack(draw(new, groups * G, size))
+    if kernel == "flash":
+        out = cached.flash_rows(q.values, k, v, q.offsets, lengths, causal, 0, 0.3)
+    else:
+        keys = [shared_heads(x.flatten(0, 1), groups * G) for x in (k, v)]
+        out = efficient.used_rows(q.values, *keys, q.offsets, lengths, causal, 0.3)
+    (want,) = cached.forward_rows(q.values, k, v, q.offsets, lengths, causal, 0, 0.3)
+    torch.testing.assert_close(out, want)
+    assert len(stand_in.calls) == 1
 
 
 def test_every_query_sees_the_whole_row():

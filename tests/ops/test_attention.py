@@ -14,6 +14,7 @@ from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, mha, ro
 from torch import Tensor, nn
 
 import tdc
+from tdc.ops import varlen_attention
 from tdc.testing.batches import Ragged, build, differences, is_close, unbuild
 
 L, M = 10, 12  # no smaller than the longest rows here, and than the rectangles they are padded to
@@ -126,7 +127,7 @@ def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 def with_alibi(module: nn.Module, x: Any) -> Any:
     v = module(x).values.unflatten(1, (2, 4))
-    out = tdc.ops.varlen_attention(v, v, v, x.structure, x.structure, score_mod=alibi)
+    out = varlen_attention(v, v, v, x.structure, x.structure, score_mod=alibi)
     return x.with_values(out.flatten(1))
 
 
@@ -157,8 +158,8 @@ def test_both_kernels_agree():
     pairs = tdc.pack([torch.randn(n, n) for n in LENGTHS], ragged_dim=(1, 2))
     for options in ({}, {"causal": True}, {"mask": MASK}, {"mask": ~BAND}, {"mask": pairs}, {"scale": 2}):
         args: Any = (values, values, values, structure, structure)
-        same = tdc.ops.varlen_attention(*args, **options, score_mod=lambda score, *at: score)
-        assert is_close(tdc.ops.varlen_attention(*args, **options), same), options
+        same = varlen_attention(*args, **options, score_mod=lambda score, *at: score)
+        assert is_close(varlen_attention(*args, **options), same), options
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -396,3 +397,27 @@ def test_gradients_of_a_graph_whose_backward_has_a_grad_mode(backend: str) -> No
     values = torch.randn(5, 2, 4, requires_grad=True)
     found = torch.compile(run, backend=backend, fullgraph=True)(values)
     torch.testing.assert_close(torch.autograd.grad(found, values), torch.autograd.grad(run(values), values))
+
+
+@pytest.mark.parametrize("extra", ["nothing", "mask", "score_mod", "dropout"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_window(causal: bool, extra: str):
+    """A query attends to keys that are less than so many positions away."""
+    q, k, v = [tdc.pack([torch.randn(n, 2, 4) for n in (6, 0, 3, 9)]) for _ in range(3)]
+    near = torch.ones(9, 9, dtype=torch.bool).triu(-2).tril(2)
+    mask, options = torch.randn(9, 9), {"causal": causal}
+    given: dict[str, Any] = {
+        "mask": {"mask": mask}, "score_mod": {"score_mod": lambda s, b, h, i, j: s * 2}, "dropout": {"dropout": 1.0},
+    }.get(extra, {})  # fmt: skip
+    rows = q.structure, k.structure
+    got = varlen_attention(q.values, k.values, v.values, *rows, window=3, **options, **given)
+    doubled = 2 if extra == "score_mod" else 1
+    allowed = torch.zeros(9, 9).masked_fill(~near, -torch.inf) + (mask if extra == "mask" else 0)
+    want = varlen_attention(doubled * q.values, k.values, v.values, *rows, mask=allowed, **options)
+    torch.testing.assert_close(got, want * (extra != "dropout"))
+
+
+def test_window_of_nothing():
+    x = tdc.pack([torch.ones(2, 1, 4)])
+    with pytest.raises(tdc.ShapeError, match="a window of at least 1, got 0"):
+        varlen_attention(x.values, x.values, x.values, x.structure, x.structure, window=0)

@@ -55,6 +55,8 @@ CHOICES: dict[str, tuple[Call, str]] = {
     "half, causal": (GPU._replace(causal=True), "flash"),
     "half, other rows": (GPU._replace(same_rows=False), "flash"),
     "half, dropout": (GPU._replace(dropout=True), "flash"),
+    "half, window": (GPU._replace(windowed=True), "flash"),
+    "half, window, other rows": (GPU._replace(windowed=True, same_rows=False), "efficient"),
     "half, causal, other rows": (GPU._replace(causal=True, same_rows=False), "efficient"),
     "half, score_mod": (GPU._replace(score_mod=True), "flex"),
     "half, score_mod outside a graph": (GPU._replace(score_mod=True, fuses=False), "padded"),

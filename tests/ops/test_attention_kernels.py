@@ -58,6 +58,20 @@ def test_flash(kernel: Flash, name: str, groups: int):
     assert all(torch.equal(a, b) for call in kernel.calls for a, b in zip(call[:2], starts, strict=True))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_in_a_window(kernel: Flash, causal: bool):
+    parts = operands(QUERIES, None)
+
+    def near(score: Tensor, b: Any, h: Any, i: Any, j: Any) -> Tensor:
+        return torch.where((i - j).abs() < 7, score, -torch.inf)
+
+    got = results(run, parts, {"window": 7, "causal": causal})
+    want = results(reference, parts, {"score_mod": near, "causal": causal})
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    assert kernel.sides == (6, 0 if causal else 6)
+
+
 def test_flash_bounds_lengths_by_the_total(kernel: Flash):
     """Where a structure does not carry its longest length; nothing is read from the device."""
     parts = [NestedTensor(x.values, x.offsets) for x in operands(QUERIES, KEYS)]
@@ -126,11 +140,14 @@ def test_dropout_has_one_derivative(either: Kernel):
         first.sum().backward()
 
 
-def test_second_derivative(either: Kernel):
+@pytest.mark.parametrize("window", [None, 2])
+def test_second_derivative(either: Kernel, window: int | None):
+    if window and isinstance(either, Efficient):
+        pytest.skip("has no windows")
     q, k, v = operands((3, 0, 4), None, like=torch.float64, size=8)
 
     def fn(*values: Tensor) -> Tensor:
-        return run(*[x.with_values(t) for x, t in zip((q, k, v), values, strict=True)], causal=True)
+        return run(*[x.with_values(t) for x, t in zip((q, k, v), values, strict=True)], causal=True, window=window)
 
     assert torch.autograd.gradgradcheck(fn, [x.values for x in (q, k, v)], fast_mode=True)
 
@@ -259,7 +276,7 @@ def test_flash_on_tensors_without_data(dtype: torch.dtype, groups: int):
         q = torch.empty(4, 10, 16, dtype=dtype, device="cuda").transpose(0, 1)
         k, v = torch.empty(12, 2, groups, 16, dtype=dtype, device="cuda").unbind(1)
         starts = [torch.empty(3, dtype=torch.int32, device="cuda") for _ in range(2)]
-        rest: Any = 7, 9, False, 0.25, 0.1
+        rest: Any = 7, 9, 0, False, 0.25, 0.1
         promised = torch.ops.tdc.varlen_attention.flash(q, k, v, *starts, *rest)
         out, lse, *state = flash.forward_rows(q, k, v, *starts, *rest)
         assert [layout(t) for t in promised] == [layout(t) for t in (out, lse, *state)]
@@ -288,7 +305,7 @@ def test_efficient_on_tensors_without_data(dtype: torch.dtype, monkeypatch: pyte
         q, k = (torch.empty(n, 4, 20, dtype=dtype, device="cuda") for n in (10, 12))
         v = torch.empty(12, 4, 7, dtype=dtype, device="cuda")
         starts = [torch.empty(3, dtype=torch.int32, device="cuda") for _ in range(2)]
-        rest: Any = 70, 9, True, 0.25, 0.1
+        rest: Any = 70, 9, 0, True, 0.25, 0.1
         promised = torch.ops.tdc.varlen_attention.efficient(q, k, v, *starts, *rest)
         out, lse, *state = efficient.forward_rows(q, k, v, *starts, *rest)
         assert [layout(t) for t in promised] == [layout(t) for t in (out, lse, *state)]
@@ -319,4 +336,4 @@ def test_a_call_on_cuda_takes_the_flash_kernel():
         found = F.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3, is_causal=True)
     assert tuple(found.shape) == (2, 4, -1, 16)
     calls = [args for name, args in recorder.seen if name == "tdc.varlen_attention.flash"]
-    assert [args[5:] for args in calls] == [(7, 7, True, 0.25, 0.0)]
+    assert [args[5:] for args in calls] == [(7, 7, 0, True, 0.25, 0.0)]

@@ -3,7 +3,7 @@
     q (N, H, D) packed, k (B, C, G, D), v (B, C, G, E), how many positions of each row are there (B,)  ->  (N, H, E)
 
 One node of a graph for all lengths. A row reads the positions that it has, in whatever order its memory is: on CPU a
-fused SDPA for each example, on CUDA in half precision torch's flash kernel.
+fused SDPA for each example, on CUDA torch's flash kernel in half precision, and else its memory-efficient one.
 
 Invariants: exact for every length, zero included; what lies behind the positions of a row is never read.
 """
@@ -21,8 +21,10 @@ from tdc.core.dtypes import HALF
 from tdc.core.dynamo import flash_forward
 from tdc.core.errors import ShapeError, StructureError, message
 from tdc.core.operators import operator, refuse_derivative
+from tdc.ops.attention import efficient
 from tdc.ops.attention.flash import ALIGNED, contiguous, largest_head, loadable
 from tdc.ops.attention.operator import folded
+from tdc.ops.attention.padded import shared_heads
 
 OP = "KVCache.attend"
 
@@ -83,14 +85,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: fl
     )
 
 
-def flash_rows(
+def rows_on_cuda(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, lengths: Tensor, causal: bool, window: int, scale: float
 ) -> list[Tensor]:
-    """The flash kernel for packed rows, of which each uses only its first keys; else row by row, which syncs."""
-    size = q.shape[2]
+    """A kernel for packed rows, of which each uses only its first keys; else row by row, which syncs."""
+    size, whole = q.shape[2], bool(q.shape[0]) and k.is_contiguous() and v.is_contiguous()
     fits = size == v.shape[3] <= largest_head(q.device) and size % ALIGNED == 0 and q.dtype in HALF
-    if not fits or not q.shape[0] or not (k.is_contiguous() and v.is_contiguous()):
-        return forward_rows(q, k, v, q_offsets, lengths, causal, window, scale)
+    if whole and fits:
+        return [flash_rows(q, k, v, q_offsets, lengths, causal, window, scale)]
+    if whole and not window and q.dtype in (*HALF, torch.float32) and efficient.runs(q.device, q.dtype):
+        k, v = [shared_heads(x.flatten(0, 1), q.shape[1]) for x in (k, v)]
+        return [efficient.used_rows(q, k, v, q_offsets, lengths, causal, scale)]
+    return forward_rows(q, k, v, q_offsets, lengths, causal, window, scale)
+
+
+def flash_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, lengths: Tensor, causal: bool, window: int, scale: float
+) -> Tensor:
+    """The flash kernel."""
     count, room = k.shape[:2]
     starts = torch.arange(0, (count + 1) * room, room, dtype=torch.int32, device=q.device)
     options = {"scale": scale, "seqused_k": lengths.int(), "window_size_left": window - 1 if window else None}
@@ -98,7 +110,7 @@ def flash_rows(
         options["window_size_right"] = 0
     rows = q_offsets.int(), starts, q.shape[0], room
     out, *_ = flash_forward(loadable(q), k.flatten(0, 1), v.flatten(0, 1), *rows, 0.0, causal, False, **options)
-    return [contiguous(out)]
+    return contiguous(out)
 
 
 def fake_rows(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
@@ -123,6 +135,6 @@ def over_members(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tu
 cached_rows = operator(
     "cached_attention(Tensor q, Tensor k, Tensor v, Tensor q_offsets, Tensor lengths, bool causal, int window, "
     "float scale) -> Tensor[]",
-    fake_rows, over_members, CPU=forward_rows, CUDA=flash_rows,
+    fake_rows, over_members, CPU=forward_rows, CUDA=rows_on_cuda,
 )  # fmt: skip
 refuse_derivative(cached_rows, NO_DERIVATIVE)

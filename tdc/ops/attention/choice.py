@@ -40,6 +40,7 @@ class Call(NamedTuple):
         dropout: of attention weights.
         flash_head: the largest head size of the device's flash kernel.
         efficient: the device has the memory-efficient kernel for the dtype.
+        windowed: queries see keys near to them alone, which backends but "flash" have as a mask.
         fuses: traced into a graph, under no transform of `torch.func`, with more than zero queries and keys.
     """
 
@@ -55,6 +56,7 @@ class Call(NamedTuple):
     flash_head: int = 0
     efficient: bool = False
     fuses: bool = False
+    windowed: bool = False
 
 
 def backend(c: Call) -> Literal["rows", "weights", "flash", "efficient", "flex", "padded"]:
@@ -69,7 +71,7 @@ def backend(c: Call) -> Literal["rows", "weights", "flash", "efficient", "flex",
     if c.masked or c.score_mod:
         return "flex" if c.fuses and not c.dropout and size in FLEX_HEADS and value_size in FLEX_HEADS else "padded"
     fits = size == value_size <= c.flash_head and size % flash.ALIGNED == 0
-    # The kernel aligns causal masks with the ends of rows: the same as with their beginnings where lengths are equal.
-    if c.dtype in HALF and fits and (c.same_rows or not c.causal):
+    # The kernel aligns masks with the ends of rows: the same as with their beginnings where lengths are equal.
+    if c.dtype in HALF and fits and (c.same_rows or not (c.causal or c.windowed)):
         return "flash"
     return "efficient" if c.efficient else "padded"

@@ -24,6 +24,7 @@ from tdc.core.dynamo import constant, efficient_backward, efficient_forward
 from tdc.ops.attention.flash import contiguous, loadable
 
 LOAD = 16  # bytes that the kernel loads at once
+ENDS = 2  # a causal mask that is aligned with the ends of rows
 BLOCK = 32  # queries, of which logsumexp has whole blocks
 
 
@@ -39,18 +40,21 @@ def runs(device: torch.device, dtype: torch.dtype) -> bool:
 
 def in_blocks(bound: int, total: int) -> int:
     """How many queries of a row logsumexp has room for."""
-    return (torch.sym_min(bound, total) + BLOCK - 1) // BLOCK * BLOCK
+    least: Any = torch.sym_min(bound, total)  # in a graph without a question, where `min` asks
+    blocks: int = (least + BLOCK - 1) // BLOCK * BLOCK
+    return blocks
 
 
 def forward_rows(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool,
-    scale: float, dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, window: int,
+    causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """q (N, H, D), k (M, H, D), v (M, H, E), offsets (B+1,), bounds of lengths -> what the operator gives."""
     n, m = q.shape[0], k.shape[0]
     if n == 0 or m == 0 or dropout >= 1:
         lse = q.new_zeros((q_offsets.shape[0] - 1, q.shape[1], in_blocks(max_q, n)), dtype=torch.float32)
-        return q.new_zeros((*q.shape[:2], v.shape[2])), lse, *torch.zeros(2, dtype=torch.int64, device="cpu").unbind()
+        state = torch.zeros((), dtype=torch.int64, device="cpu")
+        return q.new_zeros((*q.shape[:2], v.shape[2])), lse, state, state.clone()
     x, y, z = [filled(t).unsqueeze(0) for t in (q, k, v)]
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     bounds = min(max_q, n), min(max_k, m)
@@ -58,13 +62,13 @@ def forward_rows(
         x, y, z, None, *starts, *bounds, dropout, int(causal), True, scale=scale
     )
     out = contiguous(out.squeeze(0).narrow(2, 0, v.shape[2]))
-    return met(out, q_offsets, k_offsets), lse, seed, offset
+    return out if k_offsets is None else unmet(out, q_offsets, k_offsets.diff() == 0), lse, seed, offset
 
 
 def backward_rows(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor,
-    k_offsets: Tensor | None, seed: Tensor, offset: Tensor, max_q: int, max_k: int, causal: bool, scale: float,
-    dropout: float,
+    k_offsets: Tensor | None, seed: Tensor, offset: Tensor, max_q: int, max_k: int, window: int, causal: bool,
+    scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     n, m = q.shape[0], k.shape[0]
@@ -81,7 +85,21 @@ def backward_rows(
     ]
     if k_offsets is None:
         return dq, dk, dv
-    return met(dq, q_offsets, k_offsets), met(dk, k_offsets, q_offsets), met(dv, k_offsets, q_offsets)
+    no_queries, no_keys = q_offsets.diff() == 0, k_offsets.diff() == 0
+    return unmet(dq, q_offsets, no_keys), unmet(dk, k_offsets, no_queries), unmet(dv, k_offsets, no_queries)
+
+
+def used_rows(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, lengths: Tensor, causal: bool, scale: float
+) -> Tensor:
+    """q (N, H, D), k (B·C, H, D), v (B·C, H, E), of which a row uses its first keys -> (N, H, E); queries are last."""
+    n, room = q.shape[0], k.shape[0] // lengths.shape[0]
+    x, y, z = [filled(t).unsqueeze(0) for t in (q, k, v)]
+    starts = q_offsets.int(), torch.arange(0, k.shape[0] + 1, room, dtype=torch.int32, device=q.device)
+    options, used = (0.0, ENDS if causal else 0, False), lengths.int()
+    out, *_ = efficient_forward(x, y, z, None, *starts, n, room, *options, scale=scale, seqlen_k=used)
+    out = contiguous(out.squeeze(0).narrow(2, 0, v.shape[2]))
+    return unmet(out, q_offsets, lengths == 0)
 
 
 def filled(t: Tensor) -> Tensor:
@@ -90,9 +108,6 @@ def filled(t: Tensor) -> Tensor:
     return F.pad(t, (0, more)) if more else loadable(t)
 
 
-def met(t: Tensor, offsets: Tensor, others: Tensor | None) -> Tensor:
-    """Rows with zeros where those of the other operand have no positions: there the kernel writes nothing, or NaN."""
-    if others is None:
-        return t
-    alone = torch.repeat_interleave(others.diff() == 0, offsets.diff(), output_size=t.shape[0])
-    return t.masked_fill_(alone.view(-1, 1, 1), 0)
+def unmet(t: Tensor, offsets: Tensor, alone: Tensor) -> Tensor:
+    """Packed positions with zeros in rows that have no partner: there the kernel writes nothing, or NaN."""
+    return t.masked_fill_(torch.repeat_interleave(alone, offsets.diff(), output_size=t.shape[0]).view(-1, 1, 1), 0)

@@ -37,23 +37,24 @@ def largest_head(device: torch.device) -> int:
 
 
 def forward_rows(
-    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, causal: bool,
-    scale: float, dropout: float,
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, max_q: int, max_k: int, window: int,
+    causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """q (N, H, D), k, v (M, G, D), offsets (B+1,), bounds of lengths -> what the operator gives."""
     if q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1:
         out, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=SUMS)
         return out, lse, torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_zeros((), dtype=torch.uint64)
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
-    parts = [loadable(t) for t in (q, k, v)]
-    out, lse, seed, offset, *_ = flash_forward(*parts, *starts, max_q, max_k, dropout, causal, False, scale=scale)
+    parts, options = [loadable(t) for t in (q, k, v)], (dropout, causal, False)
+    found = flash_forward(*parts, *starts, max_q, max_k, *options, scale=scale, **sides_of(window, causal))
+    out, lse, seed, offset, *_ = found
     return contiguous(out), contiguous(lse.t()), seed, offset
 
 
 def backward_rows(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_offsets: Tensor,
-    k_offsets: Tensor | None, seed: Tensor, offset: Tensor, max_q: int, max_k: int, causal: bool, scale: float,
-    dropout: float,
+    k_offsets: Tensor | None, seed: Tensor, offset: Tensor, max_q: int, max_k: int, window: int, causal: bool,
+    scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     if q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1:
@@ -62,8 +63,15 @@ def backward_rows(
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts = [loadable(t) for t in (grad, q, k, v, out)]
     options = max_q, max_k, dropout, causal, seed, offset
-    dq, dk, dv = flash_backward(*parts, contiguous(lse.t()), *starts, *options, scale=scale)
+    dq, dk, dv = flash_backward(*parts, contiguous(lse.t()), *starts, *options, scale=scale, **sides_of(window, causal))
     return contiguous(dq), contiguous(dk), contiguous(dv)
+
+
+def sides_of(window: int, causal: bool) -> dict[str, int]:
+    """How many keys a query sees to the left and the right of its own position."""
+    if not window:
+        return {}
+    return {"window_size_left": window - 1, "window_size_right": 0 if causal else window - 1}
 
 
 def loadable(t: Tensor) -> Tensor:

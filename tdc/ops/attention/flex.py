@@ -32,7 +32,7 @@ BLOCK = 128  # positions, what flex_attention works on at once
 
 
 def flex_rows(
-    q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, causal: bool, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, causal: bool, scale: float | None,
     score_mod: ScoreMod | None, mask: Tensor | NestedTensor | None,
 ) -> Tensor:  # fmt: skip
     """q (N, H, D), k (M, G, D), v (M, G, E) -> (N, H, E)."""

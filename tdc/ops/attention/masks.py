@@ -81,6 +81,12 @@ def too_small(have: tuple[int, ...], rows: str = " for longer rows") -> str:
     return message("attention", expected, got, hint="build it for x.max_length")
 
 
+def window_mask(window: int, sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """(L, M), True where positions are less than a window apart."""
+    apart = torch.arange(sizes[0], device=device)[:, None] - torch.arange(sizes[1], device=device)
+    return apart.abs() < window
+
+
 def causal_mask(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """(L, M), True on and below the diagonal."""
     return torch.ones(sizes, dtype=torch.bool, device=device).tril()

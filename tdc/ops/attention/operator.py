@@ -6,8 +6,9 @@ It is one node of a graph that is the same for all lengths, and has a form for e
 
     rows         CPU     a mask may be added to the scores, and gets no gradient
     weights      CPU     dropout by seeds, and a gradient of the mask
-    flash        CUDA    bounds of lengths, dropout by the generator of the device; keys may have fewer heads
-    efficient    CUDA    the same, with as many heads of keys as of queries
+    flash        CUDA    bounds of lengths, a window or 0, dropout by the generator of the device; keys may have fewer
+                         heads
+    efficient    CUDA    the same, with as many heads of keys as of queries and no window
 
 Invariant: `Attend` differentiates the operator, and nothing else does.
 """
@@ -34,7 +35,7 @@ from tdc.core.operators import (
     refuse_mapped,
 )
 from tdc.ops.attention import cpu, efficient, flash, weights
-from tdc.ops.attention.padded import How, attend_rectangle, shared_heads
+from tdc.ops.attention.padded import How, attend_rectangle, shared_heads, within
 from tdc.ops.attention.weights import kept_rectangle
 from tdc.ragged.padding import pad_rows
 from tdc.ragged.segments import longest, sizes_of
@@ -42,7 +43,7 @@ from tdc.ragged.structure import Structure
 
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
 MASKED = f"{ROWS}, Tensor? mask, Tensor? mask_offsets"
-BOUNDED = "SymInt max_q, SymInt max_k"
+BOUNDED = "SymInt max_q, SymInt max_k, int window"
 SEEDED = f"{MASKED}, Tensor? seeds"
 FORWARD = "(Tensor q, Tensor k, Tensor v, {}, bool causal, float scale) -> (Tensor, Tensor)"
 BACKWARD = (
@@ -54,8 +55,8 @@ WEIGHTS_BACKWARD = BACKWARD.replace("scale", "scale, float dropout")[:-1] + ", T
 DRAWN = WEIGHTS[:-1] + ", Tensor, Tensor)"
 DRAWN_BACKWARD = BACKWARD.replace("scale", "scale, float dropout")
 NAMES = (  # of what `Attend` takes
-    "backend", "q", "k", "v", "q_offsets", "k_offsets", "mask", "mask_offsets", "seeds", "max_q", "max_k", "causal",
-    "scale", "dropout",
+    "backend", "q", "k", "v", "q_offsets", "k_offsets", "mask", "mask_offsets", "seeds", "max_q", "max_k", "window",
+    "causal", "scale", "dropout",
 )  # fmt: skip
 
 
@@ -127,30 +128,30 @@ class Attend(torch.autograd.Function):
     def forward(
         backend: str, q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None,
         mask: Tensor | None, mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None,
-        causal: bool, scale: float, dropout: float,
+        window: int, causal: bool, scale: float, dropout: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         rows = q, k, v, q_offsets, k_offsets
         if backend == "weights":
             return weights_rows(*rows, mask, mask_offsets, seeds, causal, scale, dropout)
         if backend != "rows":
-            return ON_CUDA[backend][0](*rows, max_q, max_k, causal, scale, dropout)
+            return ON_CUDA[backend][0](*rows, max_q, max_k, window, causal, scale, dropout)
         if mask is None:
             return varlen_rows(*rows, causal, scale)
         return masked_rows(*rows, mask, mask_offsets, causal, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.backend, *tensors, ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout = inputs
+        ctx.backend, *tensors, ctx.max_q, ctx.max_k, ctx.window, ctx.causal, ctx.scale, ctx.dropout = inputs
         ctx.mark_non_differentiable(*output[1:])
         state = output[2:] or (None, None)
         ctx.save_for_backward(*output[:2], *state, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        options = ctx.max_q, ctx.max_k, ctx.causal, ctx.scale, ctx.dropout
+        options = ctx.max_q, ctx.max_k, ctx.window, ctx.causal, ctx.scale, ctx.dropout
         q, k, v, *of_mask = gradients(ctx.backend, grads[0], *ctx.saved_tensors, *options)
         mask = of_mask[0] if ctx.needs_input_grad[6] else None
-        return None, q, k, v, None, None, mask, *(None,) * 7
+        return None, q, k, v, None, None, mask, *(None,) * 8
 
 
 attend = differentiable(Attend)
@@ -159,15 +160,15 @@ attend = differentiable(Attend)
 def backward_rows(
     backend: str, grad: Tensor, out: Tensor, lse: Tensor, seed: Tensor | None, offset: Tensor | None, q: Tensor,
     k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor | None, mask: Tensor | None,
-    mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None, causal: bool,
-    scale: float, dropout: float,
+    mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None, window: int,
+    causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v, and of a mask where the weights are at hand."""
     first = grad, q, k, v, out, lse, q_offsets, k_offsets
     if backend == "weights":
         return weights_rows_backward(*first, mask, mask_offsets, seeds, causal, scale, dropout)
     if backend != "rows":
-        return ON_CUDA[backend][1](*first, seed, offset, max_q, max_k, causal, scale, dropout)
+        return ON_CUDA[backend][1](*first, seed, offset, max_q, max_k, window, causal, scale, dropout)
     return varlen_rows_backward(*first, mask, mask_offsets, causal, scale)
 
 
@@ -182,7 +183,7 @@ class AttendBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.backend, grad, _, _, _, _, *tensors, _, _, ctx.causal, ctx.scale, ctx.dropout = inputs
+        ctx.backend, grad, _, _, _, _, *tensors, _, _, ctx.window, ctx.causal, ctx.scale, ctx.dropout = inputs
         ctx.save_for_backward(grad, *tensors)
 
     @staticmethod
@@ -203,7 +204,7 @@ class AttendBackward(torch.autograd.Function):
                 shape = *longest(q_rows), *longest(k_rows)
                 dense = pad_rows(dense, Structure(mask_offsets, pairs, ragged_ndim=2), shape).movedim(3, 1)
             k, v = (shared_heads(t, q.shape[1]) for t in (k, v))
-            how = How(ctx.causal, ctx.scale, 0.0, dense, plain_scores, keep)
+            how = How(ctx.causal, ctx.scale, 0.0, dense, within(ctx.window), keep)
             return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
         operands = (q, k, v) if mask is None else (q, k, v, mask)
@@ -213,7 +214,7 @@ class AttendBackward(torch.autograd.Function):
 
         wanted = grads[: len(operands)]
         grad, q, k, v, *of_mask = vjp(first, grad, *operands)[1](wanted)
-        return None, grad, *(None,) * 4, q, k, v, None, None, of_mask[0] if of_mask else None, *(None,) * 7
+        return None, grad, *(None,) * 4, q, k, v, None, None, of_mask[0] if of_mask else None, *(None,) * 8
 
 
 def gradients(*args: Any) -> tuple[Tensor, ...]:
@@ -224,14 +225,9 @@ def gradients(*args: Any) -> tuple[Tensor, ...]:
 trace_with_grad(gradients, backward_rows)  # whose derivative is refused
 
 
-def plain_scores(score: Tensor, *at: Tensor) -> Tensor:
-    """Scores as they are: what makes attention on rectangles differentiable more than once."""
-    return score
-
-
 def inputs_of(op: Any, *args: Any) -> tuple[Any, ...]:
     """What `Attend` takes, of the arguments of one of the operators."""
-    given: dict[str, Any] = dict.fromkeys(NAMES) | {"backend": BACKENDS[op], "dropout": 0.0}
+    given: dict[str, Any] = dict.fromkeys(NAMES) | {"backend": BACKENDS[op], "window": 0, "dropout": 0.0}
     given |= dict(zip(argument_names(op), args, strict=True))
     return tuple(given.values())
 

@@ -88,6 +88,19 @@ def attention_weights(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tenso
     return F.dropout(weights, how.dropout) if how.keep is None else weights * how.keep
 
 
+def within(window: int, score_mod: ScoreMod | None = None) -> ScoreMod:
+    """A function of scores that is -inf where positions are `window` or more apart, if there is one, and else the same.
+
+    Of a rectangle it makes the weights themselves, which have more than one derivative.
+    """
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        s = s if score_mod is None else score_mod(s, b, h, i, j)
+        return torch.where((i - j).abs() < window, s, -math.inf) if window else s
+
+    return score
+
+
 def shared_heads(t: Tensor, heads: int) -> Tensor:
     """Keys (M, G, D) or (B, G, M, D) for as many heads as there are of queries; neighbouring heads share."""
     return t if t.shape[1] == heads else t.repeat_interleave(heads // t.shape[1], 1)

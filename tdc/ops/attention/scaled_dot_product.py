@@ -34,12 +34,12 @@ from tdc.ops.attention.choice import Call, backend
 from tdc.ops.attention.efficient import runs
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
-from tdc.ops.attention.masks import operand
+from tdc.ops.attention.masks import operand, window_mask
 from tdc.ops.attention.operator import attend
-from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, shared_heads
+from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, shared_heads, within
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import offsets_int32
+from tdc.ragged.segments import longest, offsets_int32
 from tdc.ragged.storage import Ragged, require_alike
 from tdc.ragged.structure import Structure
 
@@ -50,7 +50,7 @@ SEEDS = 2**31 - 1  # how many
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, *, causal: bool = False,
     scale: float | None = None, dropout: float = 0.0, mask: Tensor | NestedTensor | None = None,
-    score_mod: ScoreMod | None = None,
+    score_mod: ScoreMod | None = None, window: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of each row's queries to the same row's keys.
 
@@ -66,6 +66,7 @@ def varlen_attention(
             as the longest rows, or a NestedTensor `(B, -1, -1)` or `(B, H, -1, -1)`.
         score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast to `(B, H, Lq, Lk)`: the
             scaled scores, and row, head, position of the query and of the key. What it learns it reads by index.
+        window: a query attends to keys that are less than so many positions away.
 
     Raises:
         StructureError: other numbers of rows, or a ragged mask of other sizes.
@@ -73,7 +74,8 @@ def varlen_attention(
 
     Compile:
         One node on CPU and on CUDA; flex_attention in graphs on CUDA with a mask or score_mod. In the other cases of
-        `tdc.ops.attention.choice` padded: the structures must carry their longest length.
+        `tdc.ops.attention.choice` padded: the structures must carry their longest length. A window is the flash
+        kernel's own, else a mask.
 
     Source:
         `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
@@ -87,11 +89,30 @@ def varlen_attention(
         >>> varlen_attention(x.values, x.values, x.values, x.structure, x.structure, score_mod=alibi).shape
         torch.Size([5, 1, 4])
     """
-    check_call((q_rows, k_rows), (q.shape[1], k.shape[1], v.shape[1]), dropout)
+    check_call((q_rows, k_rows), (q.shape[1], k.shape[1], v.shape[1]), dropout, window)
     q, k, v = as_autocast(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     how = How(causal, scale, dropout, mask, score_mod)
-    chosen = backend(call_of(q, k, v, q_rows, k_rows, how))
+    chosen = backend(call_of(q, k, v, q_rows, k_rows, how, window))
+    if window is not None and chosen != "flash":
+        how, window = in_window(window, how, q_rows, k_rows), None
+        chosen = backend(call_of(q, k, v, q_rows, k_rows, how))
+    return attend_by(chosen, q, k, v, q_rows, k_rows, how, window or 0)
+
+
+def in_window(window: int, how: How, q_rows: Structure, k_rows: Structure) -> How:
+    """The same attention with the window as a mask where a fused kernel takes one, else as a function of scores."""
+    device = q_rows.offsets.device
+    if device.type == "cpu" and how.mask is None and how.score_mod is None:
+        return how._replace(mask=window_mask(window, (*longest(q_rows), *longest(k_rows)), device))
+    return how._replace(score_mod=within(window, how.score_mod))
+
+
+def attend_by(
+    chosen: str, q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How, window: int
+) -> Tensor:
+    """Attention by the backend that was chosen."""
+    causal, scale, dropout, mask, score_mod, _ = how
     if chosen == "flex":
         return flex_rows(q, k, v, q_rows, k_rows, causal, scale, score_mod, mask)
     if chosen != "flash":
@@ -99,31 +120,37 @@ def varlen_attention(
     if chosen in ("flash", "efficient"):
         bounds = longest_bound(q_rows, q.shape[0]), longest_bound(k_rows, k.shape[0])
         offsets, none = (offsets_int32(q_rows), offsets_int32(k_rows)), (None, None, None)
-        return attend_rows(chosen, q, k, v, *offsets, *none, *bounds, causal, scale, dropout)
+        return attend_rows(chosen, q, k, v, *offsets, *none, *bounds, window, causal, scale, dropout)
     if chosen in ("rows", "weights"):
         offsets, masks = (q_rows.offsets, k_rows.offsets), operand(mask, q, q_rows, k_rows)
         seeds = torch.randint(SEEDS, (1,), device="cpu") if dropout else None
-        return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, causal, scale, dropout)
+        return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, 0, causal, scale, dropout)
     return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
 
-def check_call(rows: tuple[Structure, Structure], heads: tuple[int, int, int], dropout: float) -> None:
-    """As many rows of queries as of keys, heads that can share keys, and a probability."""
+def check_call(
+    rows: tuple[Structure, Structure], heads: tuple[int, int, int], dropout: float, window: int | None
+) -> None:
+    """As many rows of queries as of keys, heads that can share keys, a probability, and a window."""
     queries, keys = rows[0].batch_size, rows[1].batch_size
     if queries != keys:
         got, hint = f"{queries} and {keys}", "pair the batches row by row"
         raise StructureError(message("attention", "as many rows of queries as of keys", got, hint=hint))
     check_heads(*heads)
+    if window is not None and window < 1:
+        raise ShapeError(message("attention", "a window of at least 1", f"{window}", hint="window=None for all keys"))
     if not 0 <= dropout <= 1:
         raise ShapeError(message("attention", "a dropout in [0, 1]", f"{dropout}", hint="dropout_p=0.1"))
 
 
-def call_of(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Call:
+def call_of(
+    q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How, window: int | None = None
+) -> Call:
     """What the choice of a backend depends on."""
     call = Call(
         q.device.type, q.dtype, (q.shape[-1], v.shape[-1]), how.causal, k_rows.offsets is q_rows.offsets,
         how.mask is not None, how.mask is not None and how.mask.requires_grad, how.score_mod is not None,
-        how.dropout != 0.0,
+        how.dropout != 0.0, windowed=window is not None,
     )  # fmt: skip
     if not q.is_cuda:
         return call
