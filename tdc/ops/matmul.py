@@ -31,7 +31,7 @@ from tdc.core.rules import DISPATCH, IMPLS, TENSOR_OPERATORS, define, unsupporte
 from tdc.core.typing import Op
 from tdc.ops.einsum import contract
 from tdc.ops.letters import Term, joined
-from tdc.ops.matrices.direct import product_of_groups
+from tdc.ops.matrices.groups import product_of_groups
 from tdc.ops.rectangle import with_sizes
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.segments import repeated

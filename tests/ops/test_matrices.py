@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,7 +98,8 @@ def test_groups_are_those_of_torch_where_it_takes_them(features: int, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["x @ w", "x.T @ x"])
-def test_one_call_where_nobody_differentiates(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_one_call_for_all_examples(name: str, monkeypatch: pytest.MonkeyPatch):
+    """With gradients and without; under autocast the way through letters converts the operands."""
     run, alone = PRODUCTS[name]
     x, w, p = given((3, 0, 5), torch.float32)
     want = [alone(*row) for row in zip(x.unbind(), w.unbind(), p.unbind(), strict=True)]
@@ -105,19 +107,76 @@ def test_one_call_where_nobody_differentiates(name: str, monkeypatch: pytest.Mon
     with torch.autocast("cpu"):
         got = run(x, w, p)
     assert all([torch.equal(a, b) for a, b in zip(got.unbind(), lower.unbind(), strict=True)])
-    x = x.with_values(x.values.requires_grad_())
-    assert all([one.requires_grad for one in run(x, w, p).unbind()])
     monkeypatch.setattr(matmul, "contract", None)
-    with torch.no_grad():
-        y = run(x, w, p)
-    for one, other in zip(y.unbind(), want, strict=True):
-        torch.testing.assert_close(one, other)
-    with pytest.raises(TypeError, match="NoneType"):
-        run(x, w, p)
+    learns = x.with_values(x.values.clone().requires_grad_())
+    for y in (run(x, w, p), run(learns, w, p)):
+        for one, other in zip(y.unbind(), want, strict=True):
+            torch.testing.assert_close(one, other)
 
 
+GROUPS = ("x @ w", "x.T @ x")
+
+
+def single(name: str, lengths: tuple[int, ...] = (3, 0, 5)) -> tuple[Any, list[Tensor], Any, list[Tensor]]:
+    """A product and its operands in single precision, and both in double, which goes through letters."""
+    whole, exact = given(lengths, torch.float32), given(lengths)
+    used = [t.to(DOUBLE) for t in (whole[0].values, whole[1], whole[2].values)]
+    run = PRODUCTS[name][0]
+    return of_values(run, whole), [t.to(torch.float32) for t in used], of_values(run, exact), used
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_derivatives_of_groups(name: str):
+    """First and second ones, backwards, in a direction and for several results at once."""
+    found = []
+    for f, used in (single(name)[:2], single(name)[2:]):
+        x, w, p = [t.requires_grad_() for t in used]
+        g = torch.Generator().manual_seed(1)
+        noise = lambda t, g=g: torch.randn(t.shape, generator=g, dtype=DOUBLE).to(t.dtype)  # noqa: E731
+        y = f(x, w, p)
+        of_y, of_x, of_w = noise(y), noise(x), noise(w)
+        first = torch.autograd.grad((y * of_y).sin().sum(), (x, w), create_graph=True, materialize_grads=True)
+        slopes = [(d * n).sum() for d, n in zip(first, (of_x, of_w), strict=True) if d.requires_grad]
+        second = torch.autograd.grad(slopes, (x, w), materialize_grads=True)
+        tangent = torch.func.jvp(partial(f, pairs=p), (x, w), (of_x, of_w))[1]
+        several = torch.stack([of_y, -of_y, y.detach()])
+        batched = torch.autograd.grad(f(x, w, p), x, several, is_grads_batched=True)
+        found.append([y, *first, *second, tangent, *batched])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.to(DOUBLE), other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_under_transforms_and_of_odd_operands(name: str):
+    f, (x, w, p), exact, (_, w64, p64) = single(name)
+    many = torch.stack([x, 2 * x, -x])
+    loss = lambda f: lambda x, w, p: f(x, w, p).sin().sum()  # noqa: E731
+    got = torch.vmap(torch.func.grad(loss(f), (0, 1)), (0, None, None))(many, w, p)
+    want = torch.vmap(torch.func.grad(loss(exact), (0, 1)), (0, None, None))(many.to(DOUBLE), w64, p64)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one.to(DOUBLE), other, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(f(x, w.mT.contiguous().mT, p), f(x, w, p))
+    turned, wide = x.t().contiguous().t(), w[:, :1].expand_as(w)
+    torch.testing.assert_close(f(turned, wide, p), f(x, wide.clone(), p))
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("lengths", [(), (0, 0), (2,) * 1500])
+def test_groups_of_nothing_and_many(name: str, lengths: tuple[int, ...]):
+    x = tdc.NestedTensor(torch.randn(sum(lengths), 4), tdc.offsets_of(torch.tensor(lengths, dtype=torch.int64)))
+    w = torch.randn(len(lengths), 4, 4)
+    run, alone = PRODUCTS[name]
+    for learns in (False, True):
+        y = run(x.with_values(x.values.clone().requires_grad_(learns)), w, None)
+        want = [alone(a, b, None) for a, b in zip(x.unbind(), w, strict=True)]
+        assert len(y) == len(want)
+        for one, other in zip(y.unbind(), want, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_one_graph_for_all_lengths(name: str):
+def test_one_graph_for_all_lengths(name: str, dtype: torch.dtype):
     run = PRODUCTS[name][0]
 
     def loss(x: Any, w: Tensor, p: Any) -> Tensor:
@@ -129,7 +188,7 @@ def test_one_graph_for_all_lengths(name: str):
         f(args[0].with_values(used[0]), used[1], args[2].with_values(used[2])), used, allow_unused=True
     )
     for lengths in LENGTHS:
-        args = given(lengths)
+        args = given(lengths, dtype)
         torch._dynamo.maybe_mark_dynamic(args[1], 0)
         used = leaves(args)
         torch._dynamo.maybe_mark_dynamic(used[1], 0)
