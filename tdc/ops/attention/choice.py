@@ -4,6 +4,7 @@
     rows       CPU                      a fused SDPA for each example                  `cpu`, in the operator
     weights    CPU, dropout, a mask that learns, values   the weights of each example      `weights`, in the operator
                of another size than keys
+    pairs      CPU, a function of scores    all pairs of queries and keys, packed          `pairs`, in the graph
     flash      CUDA, half precision     torch's flash kernel for packed rows           `flash`, in the operator
     flex       CUDA, inside a graph     flex_attention with a mask of documents        `flex`, in the graph
     padded     everything               SDPA of a rectangle                            `padded`, in the graph
@@ -37,6 +38,7 @@ class Call(NamedTuple):
         dropout: of attention weights.
         flash_head: the largest head size of the device's flash kernel.
         fuses: traced into a graph, under no transform of `torch.func`, with more than zero queries and keys.
+        moves: under a `torch.func.jvp`, which has no rule in a graph for sizes that it does not know (torch 2.11-2.13).
     """
 
     device: str
@@ -50,14 +52,15 @@ class Call(NamedTuple):
     dropout: bool = False
     flash_head: int = 0
     fuses: bool = False
+    moves: bool = False
 
 
-def backend(c: Call) -> Literal["rows", "weights", "flash", "flex", "padded"]:
+def backend(c: Call) -> Literal["rows", "weights", "pairs", "flash", "flex", "padded"]:
     """What runs a call."""
     size, value_size = c.sizes
     if c.device == "cpu":
         if c.score_mod:
-            return "padded"
+            return "padded" if c.moves else "pairs"
         return "weights" if c.dropout or c.learns or size != value_size else "rows"
     if c.device != "cuda" or c.dropout or c.masked:
         return "padded"
