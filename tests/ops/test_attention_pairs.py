@@ -314,6 +314,18 @@ def test_one_graph(name: str, backend: str | None):
     assert (call.counts.graphs, call.counts.compiles) == (1, 1)
 
 
+def test_one_graph_for_padded_masks():
+    """Rectangles of other sizes are no reason to compile."""
+    how = {"score_mod": MODS["alibi"][0]}
+    torch._dynamo.reset()
+    call: Any = counted(lambda *parts: attend(*parts[:3], mask=parts[3], **how), backend="eager")
+    for queries, keys in (SMALL, ((9, 2, 7), (3, 4, 12)), ((1, 2, 3, 6, 4), (5, 3, 5, 1, 2))):
+        parts = operands(queries, keys)
+        mask = ragged(parts, H).detach()
+        torch.testing.assert_close(call(*parts, mask.to_padded()), run(*parts, mask=mask, **how))
+    assert (call.counts.graphs, call.counts.compiles) == (1, 1)
+
+
 def test_second_derivatives_of_a_graph():
     """A graph that holds a gradient has its derivative, too."""
     q, k, v = operands(*SMALL)

@@ -17,13 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.errors import ShapeError, describe, message
+from tdc.core.errors import ShapeError, message
 from tdc.ops.attention.masks import as_dense, squared
 from tdc.ops.attention.padded import How
 from tdc.ops.attention.pair_operators import pair_positions, scores, softmax, sums
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import gather_spans, sizes_of, structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
+
+TOO_SMALL = message(  # without sizes, which a graph would be made for
+    "attention", "a mask (..., Lq, Lk) of at least the longest rows", "a smaller one", hint="build it for x.max_length"
+)
 
 
 def attend_pairs(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:
@@ -64,13 +68,13 @@ def mask_of_pairs(
         return packed
     dense = as_dense(mask, *sizes, (q_rows.batch_size, heads, 0, 0))
     assert dense is not None
-    have, index = (dense.shape[0], *dense.shape[2:]), 0
-    for have_n, size in zip(have[1:], sizes, strict=True):
-        if have_n != 1:
-            expected, hint = "a mask (..., Lq, Lk) of at least the longest rows", "build it for x.max_length"
-            text = message("attention", expected, describe(dense), hint=hint)
-            require((size <= have_n).all(), text, ShapeError)
+    flat, have = dense.movedim(1, 0).flatten(1), (dense.shape[0], *dense.shape[2:])
+    for n, size in zip(have[1:], sizes, strict=True):
+        if n != 1:
+            require((size <= n).all(), TOO_SMALL, ShapeError)
+    index = None
     for n, position in zip(have, at, strict=True):
-        index = index * n + (position[0] if n != 1 else 0)
-    flat = dense.movedim(1, 0).flatten(1)
-    return flat if isinstance(index, int) else gather_spans(flat, 1, index)
+        index = None if index is None else index * n
+        if n != 1:
+            index = position[0] if index is None else index + position[0]
+    return flat if index is None else gather_spans(flat, 1, index)
