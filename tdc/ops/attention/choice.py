@@ -4,6 +4,7 @@
     rows       CPU                      a fused SDPA for each example                  `cpu`, in the operator
     weights    CPU, dropout, a mask that learns, values   the weights of each example      `weights`, in the operator
                of another size than keys
+    pairs      CPU, a function of scores    all pairs of queries and keys, packed          `pairs`, in the graph
     flash      CUDA, half precision     torch's flash kernel for packed rows           `flash`, in the operator
     efficient  CUDA, what flash has not: single precision, head sizes, causal rows of     `efficient`, in the
                other lengths            torch's memory-efficient kernel                operator
@@ -42,6 +43,7 @@ class Call(NamedTuple):
         efficient: the device has the memory-efficient kernel for the dtype.
         windowed: queries see keys near to them alone, which backends but "flash" have as a mask.
         fuses: traced into a graph, under no transform of `torch.func`, with more than zero queries and keys.
+        moves: under a `torch.func.jvp`, which has no rule in a graph for sizes that it does not know (torch 2.11-2.13).
     """
 
     device: str
@@ -57,14 +59,15 @@ class Call(NamedTuple):
     efficient: bool = False
     fuses: bool = False
     windowed: bool = False
+    moves: bool = False
 
 
-def backend(c: Call) -> Literal["rows", "weights", "flash", "efficient", "flex", "padded"]:
+def backend(c: Call) -> Literal["rows", "weights", "pairs", "flash", "efficient", "flex", "padded"]:
     """What runs a call."""
     size, value_size = c.sizes
     if c.device == "cpu":
         if c.score_mod:
-            return "padded"
+            return "padded" if c.moves else "pairs"
         return "weights" if c.dropout or c.learns or size != value_size else "rows"
     if c.device != "cuda" or c.dtype not in (*HALF, torch.float32):
         return "padded"

@@ -3,9 +3,10 @@
     varlen_attention   q (N, H, D), k and v (M, G, D), structures of both   what everything else calls
     F.scaled_dot_product_attention      NestedTensor (B, H, -1, D), MaskedBatch (B, H, L, D)
 
-Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves; torch's
-flash kernel, its memory-efficient one and flex_attention on CUDA (`choice` has the list and chooses by metadata alone).
-Where none applies rows are padded, which needs the longest length and gives the same numbers.
+Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves, and all
+pairs of a query and a key where there is a function of scores; torch's flash kernel, its memory-efficient one and
+flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows are padded, which
+needs the longest length and gives the same numbers.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
 with two ragged dims.
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
-from tdc.core.dynamo import eager, is_zero, under_transform
+from tdc.core.dynamo import eager, in_direction, is_zero, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import OpName
@@ -37,6 +38,7 @@ from tdc.ops.attention.flex import ScoreMod, flex_rows
 from tdc.ops.attention.masks import operand, window_mask
 from tdc.ops.attention.operator import attend
 from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, shared_heads, within
+from tdc.ops.attention.pairs import attend_pairs
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import longest, offsets_int32
@@ -64,8 +66,8 @@ def varlen_attention(
         dropout: probability that an attention weight becomes 0.
         mask: bool, True attends, or added to the scores. Dense, broadcastable to `(B, H, Lq, Lk)` and at least as large
             as the longest rows, or a NestedTensor `(B, -1, -1)` or `(B, H, -1, -1)`.
-        score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast to `(B, H, Lq, Lk)`: the
-            scaled scores, and row, head, position of the query and of the key. What it learns it reads by index.
+        score_mod: `score_mod(score, b, h, i, j) -> score`, pointwise in tensors that broadcast: the scaled scores of
+            all pairs, and row, head, position of the query and of the key. What it learns it reads by index.
         window: a query attends to keys that are less than so many positions away.
 
     Raises:
@@ -73,9 +75,9 @@ def varlen_attention(
         ShapeError: a mask that is too small, heads of queries that are no multiple of those of keys.
 
     Compile:
-        One node on CPU and on CUDA; flex_attention in graphs on CUDA with a mask or score_mod. In the other cases of
-        `tdc.ops.attention.choice` padded: the structures must carry their longest length. A window is the flash
-        kernel's own, else a mask.
+        One node on CPU, some with `score_mod`, and one on CUDA; flex_attention in graphs on CUDA with a mask or
+        score_mod. In the other cases of `tdc.ops.attention.choice` padded: the structures must carry their longest
+        length. A window is the flash kernel's own, else a mask.
 
     Source:
         `torch.nn.functional.scaled_dot_product_attention` on each row; `score_mod` as in
@@ -125,6 +127,8 @@ def attend_by(
         offsets, masks = (q_rows.offsets, k_rows.offsets), operand(mask, q, q_rows, k_rows)
         seeds = torch.randint(SEEDS, (1,), device="cpu") if dropout else None
         return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, 0, causal, scale, dropout)
+    if chosen == "pairs":
+        return attend_pairs(q, k, v, q_rows, k_rows, how)
     return attend_rectangle(q, k, v, q_rows, k_rows, how)
 
 
@@ -150,7 +154,7 @@ def call_of(
     call = Call(
         q.device.type, q.dtype, (q.shape[-1], v.shape[-1]), how.causal, k_rows.offsets is q_rows.offsets,
         how.mask is not None, how.mask is not None and how.mask.requires_grad, how.score_mod is not None,
-        how.dropout != 0.0, windowed=window is not None,
+        how.dropout != 0.0, windowed=window is not None, moves=how.score_mod is not None and in_direction(),
     )  # fmt: skip
     if not q.is_cuda:
         return call
