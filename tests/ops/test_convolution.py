@@ -111,6 +111,18 @@ def test_float32_goes_through_onednn(way: str, dtype: torch.dtype):
     torch.testing.assert_close(ours, theirs, rtol=close["rtol"], atol=10 * close["atol"])
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_results_of_one_channel_that_are_one_wide(n: int):
+    """oneDNN leaves memory as it was where neighbours of one size have their channel innermost (torch 2.13)."""
+    parts = [torch.randn(1, *(14, 14, 3)[-n:], dtype=torch.float32) for _ in range(3)]
+    weight = torch.randn(4, 1, *[3] * n, dtype=torch.float32)
+    for kernel in (weight, weight.movedim(1, -1).contiguous().movedim(-1, 1)):
+        x = CONV[n](packed(parts), torch.ones(1, 1, *[1] * n, dtype=torch.float32))  # the same, channels innermost
+        out = CONV[n](x, kernel, stride=(1, 1, 4)[-n:])
+        for a, b in zip(out.unbind(), parts, strict=True):
+            torch.testing.assert_close(a, CONV[n](b[None], weight, stride=(1, 1, 4)[-n:])[0], rtol=1e-4, atol=1e-4)
+
+
 def test_neighbours_of_one_size_are_one_batch():
     x = packed(images(2))
     windows = cpu.Windows((3, 3), (1, 1), (1, 1), (1, 1))
