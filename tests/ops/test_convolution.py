@@ -30,6 +30,7 @@ OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
     (1, (2,), {"stride": 3, "dilation": 2}),
     (1, (2,), {}),
     (1, (3,), {"padding": 4, "dilation": 2, "groups": 2}),
+    (1, (2,), {"groups": 2}),  # in lines
     (1, (2,), {"padding": 3}),  # more than a window reads: not in lines
     (2, (3, 3), {"stride": 2, "padding": 1}),
     (2, (1, 1), {}),
