@@ -124,6 +124,13 @@ def test_results_of_one_channel_that_are_one_wide(n: int):
             torch.testing.assert_close(a, CONV[n](b[None], weight, stride=(1, 1, 4)[-n:])[0], rtol=1e-4, atol=1e-4)
 
 
+def test_kernels_of_one_position_are_not_dilated():
+    """For a dilation of one position, which says nothing, oneDNN reads elsewhere (torch 2.13)."""
+    windows = cpu.Windows((3, 1), (1, 2), (0, 1), (2, 2), 4).flat
+    assert (windows.dilation, windows.of((9, 1))) == ((2, 1), [5, 2])
+    assert cpu.Windows((1,), (2,), (0,), (3,)).flat.dilation == (1, 1)
+
+
 def test_neighbours_of_one_size_are_one_batch():
     x = packed(images(2))
     windows = cpu.Windows((3, 3), (1, 1), (1, 1), (1, 1))
