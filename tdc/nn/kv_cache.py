@@ -202,6 +202,9 @@ class KVCache(TensorClass):
 
     def _check(self, op: str, x: Any) -> None:
         """Refuse what is no batch of positions of this cache's rows."""
+        if self.length.ndim != 1:
+            got = f"batch_size {list(self.length.shape)}"
+            raise ShapeError(message(op, "a cache of rows, batch_size [B]", got, hint="cache[i : i + 1] is one row"))
         count = self.length.shape[0]
         if isinstance(x, NestedTensor):
             if x._batch_dim or x.ragged_dims != (1,) or x.structure.batch_size != count:

@@ -124,11 +124,15 @@ def position_at(segments: Segments, order: Tensor, rank: Tensor) -> Tensor:
 
 def taken(segments: Segments, values: Tensor, position: Tensor) -> Tensor:
     """What lies along dim 0 of values at positions of segments; anything for those of an empty segment, which may lie
-    at the end, or have no element before them: there is one more where it is not known that there are any."""
-    if not certain(values.shape[0] != 0):
-        values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+    at the end, or have no element before them."""
+    values = not_empty(values)
     index = segments.starts + position.clamp(min=0)
     return values.gather(0, index.clamp(max=values.shape[0] - 1))
+
+
+def not_empty(t: Tensor) -> Tensor:
+    """A tensor with one more element of dim 0, a zero, where it is not known that there are any."""
+    return t if certain(t.shape[0] != 0) else torch.cat([t, t.new_zeros(1, *t.shape[1:])])
 
 
 def order_of(segments: Segments, descending: bool = False, stable: bool = True) -> tuple[Tensor, Any]:

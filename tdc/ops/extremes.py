@@ -21,7 +21,7 @@ from tdc.core.container import Container
 from tdc.core.dynamo import trace_as
 from tdc.core.rules import define
 from tdc.core.typing import Op
-from tdc.ops.along_dim import Segments, at, named_result, reduce_along, segments_of
+from tdc.ops.along_dim import Segments, at, named_result, not_empty, reduce_along, segments_of
 from tdc.ops.batch import Along, along, along_tensordict, on_leaves
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import finite
@@ -43,7 +43,8 @@ def extreme_position(segments: Segments, identity: float) -> Tensor:
         return extreme_rows(values, s.offsets, identity < 0)  # type: ignore[no-any-return]  # untyped in torch
     if s is not None:
         return extreme(values, s, identity < 0)
-    real: Any = segments.real
+    assert segments.real is not None
+    values, real = not_empty(values), not_empty(segments.real)  # torch reduces no empty dim
     reduce, none = REDUCE[identity], finite(identity, values.dtype)
     hit = real & is_extreme(values, reduce(values.masked_fill(~real, none), 0, True))
     return hit.to(torch.int32).argmax(0, True).masked_fill(~real.any(0, True), -1)

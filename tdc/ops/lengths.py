@@ -84,10 +84,11 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
     """Static dims grow or shrink, and every row along a ragged one; several ragged dims go through a rectangle."""
     x: Any = input
     found, packs = amounts(x, pad, mode), x._kind == "nested"
-    if packs and len(x.ragged_dims) > 1 and any([d in x.ragged_dims for d, _, _ in found]):
-        known = on_host_too(x.structure, lambda sizes: grown(sizes, x.ragged_dims, found))
-        return to_packed(pad_rectangle(to_padded(x), found, mode, value), total=elements(known))
-    for entry in found:
+    several = [entry for entry in found if entry[0] in x.ragged_dims] if packs and len(x.ragged_dims) > 1 else []
+    if several:
+        known = on_host_too(x.structure, lambda sizes: grown(sizes, x.ragged_dims, several))
+        x = to_packed(pad_rectangle(to_padded(x), several, mode, value), total=elements(known))
+    for entry in [entry for entry in found if entry not in several]:
         d, front, behind = entry
         if d not in x.ragged_dims:
             x = with_data(x, pad_axis(data_of(x), axis_of("pad", x, d), front, behind, mode, value))

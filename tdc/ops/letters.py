@@ -108,10 +108,14 @@ def check_letters(op: Op, terms: list[Term], ragged: str, batch: str, exact: str
     for t in terms:
         own = ragged_of(t) if is_ragged(t.x) else ""
         wrong = [c for c in ragged if c in t.dims and c not in own]
-        if wrong or any([t.dims.count(c) > 1 for c in own + batch]):
+        twice = [c for c in own + batch if t.dims.count(c) > 1]
+        if wrong or twice:
             got = f"{t.dims!r} for {describe(t.x)}"
-            hint = "pack that operand along the same dim, or pad the batch with x.to_padded()"
-            raise StructureError(message(op, f"letter {(wrong or [own])[0]!r} on ragged dims only", got, hint=hint))
+            expected, hint = f"letter {[*twice, *wrong][0]!r} once in an operand", "x.diagonal(0, 1, 2) of a pair map"
+            if wrong:
+                expected = f"letter {wrong[0]!r} on ragged dims only"
+                hint = "pack that operand along the same dim, or pad the batch with x.to_padded()"
+            raise StructureError(message(op, expected, got, hint=hint))
         for c, n in zip(t.dims, t.x.shape, strict=True):
             if c in own and isinstance(t.x, NestedTensor):
                 continue

@@ -149,10 +149,12 @@ def rank_of(q: Tensor, last: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
 def quantile_of(segments: Segments, order: Tensor, last: Tensor, q: Tensor, how: str) -> Tensor:
     """One quantile of each segment, (K, *D); NaN where the last rank is negative."""
     low, high, weight = rank_of(q, last, how)
-    where = [position_at(segments, order, rank.masked_fill(last < 0, -1)) for rank in (low, high)]
+    ranks = (low,) if how in ROUNDED else (low, high)  # between an infinity and itself there is nothing
     empty = segments.lengths == 0  # so that no gradient of q comes from there
-    below, above = [at(segments, position, math.nan).masked_fill(empty, 0) for position in where]
-    return torch.lerp(below, above, weight).masked_fill(empty, math.nan)
+    where = [position_at(segments, order, rank.masked_fill(last < 0, -1)) for rank in ranks]
+    below, *above = [at(segments, position, math.nan).masked_fill(empty, 0) for position in where]
+    found = torch.lerp(below, *above, weight) if above else below
+    return found.masked_fill(empty, math.nan)
 
 
 def quantile_ragged(

@@ -133,6 +133,8 @@ def pad(rule: Rule) -> Iterator[Sample]:
     yield Sample("shorter", lambda d: call(longer(d), (0, -1, -1, 0)), want, LIGHT)
     yield Sample("longer and shorter", lambda d: call(longer(d), (0, 0, 2, -1), value=0.5), want, LIGHT)
     yield Sample("two", lambda d: call(d.ragged(Layout((2,), (), 2)), (1, 0, 2, 1)), want, ("eager", "grad"))
+    both = (1, 0, 2, 1, 1, 1)
+    yield Sample("two, and static", lambda d: call(d.ragged(Layout((2,), (), 2)), both), want, ("eager", "grad"))
     turned = Layout((2,), ())
     for mode in ("reflect", "replicate", "circular"):
         yield Sample(mode, lambda d, m=mode: call(longer(d, turned, 2), (1, 1), m), want)

@@ -228,6 +228,8 @@ WRONG: dict[str, tuple[Any, type[tdc.TdcError], str]] = {
         lambda c: c.append_(*[torch.ones(B, 1, G, D, dtype=torch.complex64)] * 2), tdc.DtypeError, "real numbers"
     ),
     "other rows": (lambda c: c.append_(torch.ones(3, 1, G, D), torch.ones(3, 1, G, D)), tdc.ShapeError, "4 rows"),
+    "a row alone": (lambda c: c[0].append_(torch.ones(1, G, D), torch.ones(1, G, D)), tdc.ShapeError, "one row"),
+    "two batch dims": (lambda c: torch.stack([c, c]).attend(torch.ones(2, B, 1, G, D)), tdc.ShapeError, "of rows"),
     "other ragged rows": (lambda c: c.attend(tdc.pack(draw((1, 1), G, D))), tdc.ShapeError, "4 ragged rows"),
     "a padded batch": (lambda c: c.attend(tdc.pack(draw([1] * B, G, D)).to_padded()), tdc.DtypeError, "tdc.pack"),
     "a list": (lambda c: c.positions([1, 2]), tdc.DtypeError, "tdc.pack"),

@@ -30,6 +30,7 @@ OPTIONS: list[tuple[int, Any, dict[str, Any]]] = [  # dims, kernel, options
     (1, (2,), {"stride": 3, "dilation": 2}),
     (1, (2,), {}),
     (1, (3,), {"padding": 4, "dilation": 2, "groups": 2}),
+    (1, (2,), {"groups": 2}),  # in lines
     (1, (2,), {"padding": 3}),  # more than a window reads: not in lines
     (2, (3, 3), {"stride": 2, "padding": 1}),
     (2, (1, 1), {}),
@@ -109,6 +110,25 @@ def test_float32_goes_through_onednn(way: str, dtype: torch.dtype):
     ours = torch.autograd.grad(out.values.sum(), [weight, *parts])
     theirs = torch.autograd.grad(torch.stack([y.sum() for y in want]).sum(), [weight, *parts])
     torch.testing.assert_close(ours, theirs, rtol=close["rtol"], atol=10 * close["atol"])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_results_of_one_channel_that_are_one_wide(n: int):
+    """oneDNN leaves memory as it was where neighbours of one size have their channel innermost (torch 2.13)."""
+    parts = [torch.randn(1, *(14, 14, 3)[-n:], dtype=torch.float32) for _ in range(3)]
+    weight = torch.randn(4, 1, *[3] * n, dtype=torch.float32)
+    for kernel in (weight, weight.movedim(1, -1).contiguous().movedim(-1, 1)):
+        x = CONV[n](packed(parts), torch.ones(1, 1, *[1] * n, dtype=torch.float32))  # the same, channels innermost
+        out = CONV[n](x, kernel, stride=(1, 1, 4)[-n:])
+        for a, b in zip(out.unbind(), parts, strict=True):
+            torch.testing.assert_close(a, CONV[n](b[None], weight, stride=(1, 1, 4)[-n:])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_of_one_position_are_not_dilated():
+    """For a dilation of one position, which says nothing, oneDNN reads elsewhere (torch 2.13)."""
+    windows = cpu.Windows((3, 1), (1, 2), (0, 1), (2, 2), 4).flat
+    assert (windows.dilation, windows.of((9, 1))) == ((2, 1), [5, 2])
+    assert cpu.Windows((1,), (2,), (0,), (3,)).flat.dilation == (1, 1)
 
 
 def test_neighbours_of_one_size_are_one_batch():

@@ -225,6 +225,16 @@ at operand 1, 'cmd': NestedTensor float32[3, -1, 4]
 hint: name the batch dims by one letter, as in 'bld,bmd->blm'""",
         )
 
+    def test_a_letter_twice(self):
+        maps: Any = tdc.pack([torch.ones(2, 2), torch.ones(3, 3)], ragged_dim=(1, 2))
+        self.says(
+            lambda: torch.einsum("bll->bl", maps),
+            """\
+StructureError
+tdc.einsum: expected letter 'l' once in an operand, got 'bll' for NestedTensor float32[2, -1, -1]
+hint: x.diagonal(0, 1, 2) of a pair map""",
+        )
+
     def test_too_few_letters(self):
         self.says(
             lambda: torch.einsum("ld,de->le", ragged(), torch.ones(4, 2)),

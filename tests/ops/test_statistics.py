@@ -323,3 +323,22 @@ def test_large_elements_do_not_overflow():
     out[0].backward()
     assert x.values.grad is not None
     assert x.values.grad.tolist() == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("how", ["lower", "higher", "nearest"])
+def test_a_quantile_that_is_an_element_may_be_infinite(how: str):
+    rows = [torch.tensor([-math.inf, -math.inf, 1.0]), torch.tensor([math.inf])]
+    expected = [[row.quantile(q, interpolation=how).item() for row in rows] for q in (0.5, 1.0)]
+    for x in (tdc.pack(rows), tdc.pack(rows).to_padded(fill=math.nan)):
+        assert x.quantile(torch.tensor([0.5, 1.0]), 1, interpolation=how).tolist() == expected
+        assert x.nanquantile(torch.tensor([0.5, 1.0]), 1, interpolation=how).tolist() == expected
+
+
+@pytest.mark.parametrize("op", ["max", "min", "argmax", "argmin"])
+def test_a_rectangle_without_positions_has_no_extreme(op: str):
+    rows = tdc.pack([torch.zeros(0), torch.zeros(0)])
+    lines = tdc.pack([torch.zeros(1, 0), torch.zeros(2, 0)], ragged_dim=(1, 2))
+    for x, dim in ((rows, 1), (lines, 2)):
+        found, expected = ([*getattr(y, op)(dim)] for y in (x.to_padded(), x))
+        for a, b in zip(found, expected, strict=True):
+            assert a.tolist() == b.tolist()

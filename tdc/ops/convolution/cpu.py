@@ -51,9 +51,18 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: Tensor, total
     out = room(x, found, total, weight.shape[0])
     x, weight, w = x.contiguous(), innermost(plain(weight)), w.flat
     for run in found:
-        part = torch.convolution(planes(x, run.x, run.planes), weight, bias, *w[1:4], False, [0] * len(w[0]), w.groups)
+        part = torch.convolution(*given(x, weight, run), bias, *w[1:4], False, [0] * len(w[0]), w.groups)
         planes(out, run.out, run.results).copy_(part)
     return out
+
+
+def given(x: Tensor, weight: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+    """The planes of some examples and the weight. A single channel may be said to lie first or innermost: where results
+    are one wide, oneDNN fills them only if it lies first (torch 2.13)."""
+    x, channels = planes(x, run.x, run.planes), x.shape[1]
+    if channels > 1 or run.results[-1] > 1:
+        return x, weight
+    return x.squeeze(1).unsqueeze(1), weight.squeeze(1).unsqueeze(1)
 
 
 def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how: Any) -> Tensor:

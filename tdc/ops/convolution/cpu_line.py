@@ -89,8 +89,9 @@ def inside(w: Windows) -> Windows:
 
 
 def dense(x: Tensor) -> Tensor:
-    """(T, C) -> (1, C, 1, T), a view."""
-    return x.t()[None, :, None]
+    """(T, C) -> (1, C, 1, T), a view with channels innermost, also by the strides of the dims of one position: else
+    torch gives the weights of several groups another gradient (torch 2.13)."""
+    return x[None, None].permute(0, 3, 1, 2)
 
 
 def rows(x: Tensor) -> Tensor:

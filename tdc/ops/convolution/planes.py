@@ -57,10 +57,13 @@ class Windows(NamedTuple):
 
     @property
     def flat(self) -> Windows:
-        """Those of one dim as those of two, the first of which has one position."""
+        """Those of one dim as those of two, the first of which has one position. A kernel of one position is not
+        dilated: that says nothing, but oneDNN reads elsewhere for it (torch 2.13)."""
+        dilation = tuple([d if k > 1 else 1 for k, d in zip(self.kernel, self.dilation, strict=True)])
         if len(self.kernel) > 1:
-            return self
-        ones = [(one, *own) for one, own in zip((1, 1, 0, 1), self[:4], strict=True)]
+            return self._replace(dilation=dilation)
+        own = self.kernel, self.stride, self.padding, dilation
+        ones = [(one, *numbers) for one, numbers in zip((1, 1, 0, 1), own, strict=True)]
         return Windows(ones[0], ones[1], ones[2], ones[3], self.groups, self.ceil_mode, self.name)
 
 
