@@ -5,11 +5,11 @@
     cap         scores are bent by tanh
     window      keys that are near count
 
-B=32, 8 heads of 32 features, longest 256, at occupancies of 20, 35 and 77 %. `padded` makes the scores of the rectangle,
-changes them and hides padding; `mask` is `F.scaled_dot_product_attention` of the rectangle with what can be added to
-scores made before, padding included; it has no tanh, and none is learned. Inference runs without autograd; training is
-forward, sum of squares and backward to queries, keys, values and the table. The limit is on tdc over `padded`, eagerly
-and as one graph by Inductor.
+B=32, 8 heads of 32 features, longest 256, at occupancies of 20, 35 and 77 %. `padded` makes the scores of the
+rectangle, changes them and hides padding; `mask` is `F.scaled_dot_product_attention` of the rectangle with what can be
+added to scores made before, padding included; it has no tanh, and none is learned. Inference runs without autograd;
+training is forward, sum of squares and backward to queries, keys, values and the table. The limit is on tdc over
+`padded`, eagerly and as one graph by Inductor.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def quantile_of(segments: Segments, order: Tensor, last: Tensor, q: Tensor, how:
     empty = segments.lengths == 0  # so that no gradient of q comes from there
     where = [position_at(segments, order, rank.masked_fill(last < 0, -1)) for rank in ranks]
     below, *above = [at(segments, position, math.nan).masked_fill(empty, 0) for position in where]
-    found = torch.lerp(below, *above, weight) if above else below
+    found = torch.lerp(below, above[0], weight) if above else below
     return found.masked_fill(empty, math.nan)
 
 
