@@ -53,12 +53,12 @@ def flex_rows(
     below = causal and k_rows.offsets is q_rows.offsets
     sizes = q.shape[0], k.shape[0]
     flex = flex_module()
-    mask = flex.BlockMask.from_kv_blocks(
+    documents = flex.BlockMask.from_kv_blocks(
         *blocks(q_row, k_row, below), BLOCK_SIZE=BLOCK, mask_mod=allowed, seq_lengths=sizes
     )
-    how = None if score_mod is None and mask is None else score
+    how = None if score_mod is None and added is None else score
     shared = q.shape[1] != k.shape[1]
-    out: Tensor = flex.flex_attention(q_HND, k_GMD, v_GME, how, mask, scale, shared)
+    out: Tensor = flex.flex_attention(q_HND, k_GMD, v_GME, how, documents, scale, shared)
     return out[0].transpose(0, 1)
 
 

@@ -190,8 +190,8 @@ class AttendBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, q, k, v, q_offsets, k_offsets, mask, mask_offsets, seeds = ctx.saved_tensors
         if ctx.dropout and ctx.backend in ON_CUDA:
-            hint = "a dropout of 0, or torch.nn.attention.sdpa_kernel and padded rows"
-            raise UnsupportedError(message("attention", "one derivative of dropout on CUDA", "a second one", hint=hint))
+            text = message("attention", "one derivative of dropout on CUDA", "a second one", hint="dropout=0.0")
+            raise UnsupportedError(text)
         q_rows = Structure(q_offsets.long())
         k_rows = q_rows if k_offsets is None else Structure(k_offsets.long())
         pairs = torch.cat([sizes_of(q_rows), sizes_of(k_rows)], 1)
