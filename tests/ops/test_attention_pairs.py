@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from versions import refused
 
 import tdc
 from tdc import NestedTensor
@@ -104,7 +105,7 @@ def reference(q: NestedTensor, k: NestedTensor, v: NestedTensor, **options: Any)
 
 def gradients(out: Tensor, learning: list[Tensor], order: int) -> list[Tensor]:
     """The output, the gradients of a weighted sum of it, and those of a sum of their squares."""
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=out.dtype)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out.dtype)
     found, loss = [out], (out * weights).sum()
     for n in range(order):
         grads = torch.autograd.grad(loss, learning, create_graph=n + 1 < order, materialize_grads=True)
@@ -336,8 +337,9 @@ def test_second_derivatives_of_a_graph():
         return lambda values: first(values).square().sum()
 
     torch._dynamo.reset()
-    got = torch.compile(torch.func.grad(slope(attend)), backend="aot_eager", fullgraph=True)(values)
-    torch.testing.assert_close(got, torch.func.grad(slope(reference))(values), atol=1e-4, rtol=1e-4)
+    with refused("Expected FakeTensor"):  # of a size that depends on data
+        got = torch.compile(torch.func.grad(slope(attend)), backend="aot_eager", fullgraph=True)(values)
+        torch.testing.assert_close(got, torch.func.grad(slope(reference))(values), atol=1e-4, rtol=1e-4)
 
 
 def test_the_function_of_scores_runs_once():
