@@ -148,6 +148,13 @@ def test_flex_with_a_mask(flexible: None, monkeypatch: pytest.MonkeyPatch, name:
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+def test_flex_makes_no_graph_for_the_sizes_of_a_mask(flexible: None):
+    call = counted(lambda q, k, v, mask: run(q, k, v, mask=mask), backend="eager", fullgraph=True)
+    for n in (160, 170, 180):
+        call(*operands(QUERIES, KEYS), torch.zeros(n, n + 3))
+    assert call.counts.compiles == 2  # the second one is for all sizes
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_refuses_a_mask_that_is_too_small(flexible: None):
     with pytest.raises(tdc.ShapeError, match=r"at least the longest rows, got .*139, 150"):

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.dynamo import flex_module
+from tdc.core.dynamo import eager, flex_module
 from tdc.core.errors import ShapeError
-from tdc.ops.attention.masks import operand, too_small
+from tdc.ops.attention.masks import TOO_SMALL, operand, too_small
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import local_positions, row_ids, sizes_of
 from tdc.ragged.structure import Structure
@@ -75,7 +75,7 @@ def reader(mask: Tensor | NestedTensor, q: Tensor, q_rows: Structure, k_rows: St
         return lambda b, h, i, j: values[(offsets[b] + i * keys[b] + j).clamp(max=last), h]
     have = values.shape[2:]
     for n, lengths in zip(have, sizes, strict=True):
-        require((lengths <= n).all() | (n == 1), too_small(have), ShapeError)
+        require((lengths <= n).all() | (n == 1), too_small(have) if eager() else TOO_SMALL, ShapeError)
     steps = [int(n != 1) for n in values.shape]
     ends = [n - 1 for n in have]
     return lambda b, h, i, j: values[

@@ -75,10 +75,14 @@ def check_mask(have: tuple[int, ...], need: tuple[int, ...]) -> None:
         raise ShapeError(too_small(have, f" for {need[0]} queries and {need[1]} keys"))
 
 
-def too_small(have: tuple[int, ...], rows: str = " for longer rows") -> str:
-    """The text for a dense mask (..., Lq, Lk) that ends before the longest example."""
-    expected, got = "a mask (..., Lq, Lk) of at least the longest rows", f"(..., {have[0]}, {have[1]}){rows}"
-    return message("attention", expected, got, hint="build it for x.max_length")
+def too_small(have: tuple[int, ...] | None = None, rows: str = " for longer rows") -> str:
+    """The text for a dense mask that ends before the longest example, with its sizes (Lq, Lk) where they are known."""
+    got = "a smaller one" if have is None else f"(..., {have[0]}, {have[1]}){rows}"
+    expected, hint = "a mask (..., Lq, Lk) of at least the longest rows", "build it for x.max_length"
+    return message("attention", expected, got, hint=hint)
+
+
+TOO_SMALL = too_small()  # without sizes, which a graph would be made for
 
 
 def window_mask(window: int, sizes: tuple[int, ...], device: torch.device) -> Tensor:

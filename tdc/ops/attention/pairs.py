@@ -17,17 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.asserts import require
-from tdc.core.errors import ShapeError, message
-from tdc.ops.attention.masks import as_dense, squared
+from tdc.core.errors import ShapeError
+from tdc.ops.attention.masks import TOO_SMALL, as_dense, squared
 from tdc.ops.attention.padded import How
 from tdc.ops.attention.pair_operators import pair_positions, scores, softmax, sums
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import gather_spans, sizes_of, structure_of_sizes, total_of
 from tdc.ragged.structure import Structure
-
-TOO_SMALL = message(  # without sizes, which a graph would be made for
-    "attention", "a mask (..., Lq, Lk) of at least the longest rows", "a smaller one", hint="build it for x.max_length"
-)
 
 
 def attend_pairs(q: Tensor, k: Tensor, v: Tensor, q_rows: Structure, k_rows: Structure, how: How) -> Tensor:
