@@ -11,7 +11,8 @@ by who calls `torch.ops.tdc` by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -28,13 +29,9 @@ LIBRARY.define("refused(str text, Tensor[] grads, Tensor[] inputs) -> Tensor[]")
 
 
 def operator(
-    schema: str,
-    fake: Callable[..., Any],
-    members: Callable[..., Any],
-    sized: bool = True,
-    random: bool = False,
+    schema: str, fake: Callable[..., Any], members: Callable[..., Any], sized: bool = True, random: bool = False,
     **kernels: Callable[..., Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """Define an operator and return it.
 
     Args:
@@ -81,6 +78,16 @@ def one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *args: Any) -> tupl
     runs = [op(*[member(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
     outs = tuple([torch.stack(parts) for parts in zip(*runs, strict=True)])
     return outs, (0,) * len(outs)
+
+
+def in_direction_of_each(fn: Callable[..., Tensor], operands: Sequence[Any], directions: Sequence[Any]) -> Tensor:
+    """The derivative in a direction of a function that is linear in each operand; a direction of None is 0."""
+    parts = [
+        fn(*[direction if k == i else t for k, t in enumerate(operands)])
+        for i, direction in enumerate(directions)
+        if direction is not None
+    ]
+    return functools.reduce(torch.add, parts)
 
 
 def itself(*args: Any) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import constant, efficient_backward, efficient_forward
-from tdc.ops.attention.flash import contiguous, loadable
+from tdc.ops.attention.flash import contiguous, gives_zeros, loadable, zeros
 
 LOAD = 16  # bytes that the kernel loads at once
 ENDS = 2  # a causal mask that is aligned with the ends of rows
@@ -51,7 +51,7 @@ def forward_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """q (N, H, D), k (M, H, D), v (M, H, E), offsets (B+1,), bounds of lengths -> what the operator gives."""
     n, m = q.shape[0], k.shape[0]
-    if n == 0 or m == 0 or dropout >= 1:
+    if gives_zeros(q, k, dropout):
         lse = q.new_zeros((q_offsets.shape[0] - 1, q.shape[1], in_blocks(max_q, n)), dtype=torch.float32)
         state = torch.zeros((), dtype=torch.int64, device="cpu")
         return q.new_zeros((*q.shape[:2], v.shape[2])), lse, state, state.clone()
@@ -61,7 +61,7 @@ def forward_rows(
     out, lse, seed, offset, *_ = efficient_forward(
         x, y, z, None, *starts, *bounds, dropout, int(causal), True, scale=scale
     )
-    out = contiguous(out.squeeze(0).narrow(2, 0, v.shape[2]))
+    out = cut(out, v)
     return out if k_offsets is None else unmet(out, q_offsets, k_offsets.diff() == 0), lse, seed, offset
 
 
@@ -72,17 +72,14 @@ def backward_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     n, m = q.shape[0], k.shape[0]
-    if n == 0 or m == 0 or dropout >= 1:
-        zeros = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-        return zeros[0], zeros[1], zeros[2]
+    if gives_zeros(q, k, dropout):
+        return zeros(q), zeros(k), zeros(v)
     g, x, y, z, o = [filled(t).unsqueeze(0) for t in (grad, q, k, v, out)]
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     bounds, drawn = (min(max_q, n), min(max_k, m)), (dropout, seed, offset)
     options: Any = int(causal), False
     found = efficient_backward(g, x, y, z, None, o, *starts, *bounds, contiguous(lse), *drawn, *options, scale=scale)
-    dq, dk, dv = [
-        contiguous(t.squeeze(0).narrow(2, 0, like.shape[2])) for t, like in zip(found[:3], (q, k, v), strict=True)
-    ]
+    dq, dk, dv = [cut(t, like) for t, like in zip(found[:3], (q, k, v), strict=True)]
     if k_offsets is None:
         return dq, dk, dv
     no_queries, no_keys = q_offsets.diff() == 0, k_offsets.diff() == 0
@@ -98,7 +95,7 @@ def used_rows(
     starts = q_offsets.int(), torch.arange(0, k.shape[0] + 1, room, dtype=torch.int32, device=q.device)
     options, used = (0.0, ENDS if causal else 0, False), lengths.int()
     out, *_ = efficient_forward(x, y, z, None, *starts, n, room, *options, scale=scale, seqlen_k=used)
-    out = contiguous(out.squeeze(0).narrow(2, 0, v.shape[2]))
+    out = cut(out, v)
     return unmet(out, q_offsets, lengths == 0)
 
 
@@ -106,6 +103,11 @@ def filled(t: Tensor) -> Tensor:
     """Rows (N, H, D) whose features the kernel can load, zeros behind them."""
     more = -t.shape[2] % (LOAD // t.element_size())
     return F.pad(t, (0, more)) if more else loadable(t)
+
+
+def cut(t: Tensor, like: Tensor) -> Tensor:
+    """What the kernel gives, (1, N, H, ...), as rows with as many features as others have."""
+    return contiguous(t.squeeze(0).narrow(2, 0, like.shape[2]))
 
 
 def unmet(t: Tensor, offsets: Tensor, alone: Tensor) -> Tensor:

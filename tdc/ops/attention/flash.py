@@ -18,7 +18,6 @@ from tdc.core.dynamo import constant, flash_backward, flash_forward
 
 contiguous = torch.ops.aten.contiguous  # the method asks for the device, which tensors without data may not have
 
-SUMS = torch.float32  # of logsumexp
 ALIGNED = 8  # numbers of 16 bits in the 16 bytes that the kernel loads at once
 EVERY_GPU = 192  # largest head size whose backward runs on every GPU that has the kernel
 
@@ -41,8 +40,8 @@ def forward_rows(
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """q (N, H, D), k, v (M, G, D), offsets (B+1,), bounds of lengths -> what the operator gives."""
-    if q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1:
-        out, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros(q.shape[:2], dtype=SUMS)
+    if gives_zeros(q, k, dropout):
+        out, lse = zeros(q), q.new_zeros(q.shape[:2], dtype=torch.float32)
         return out, lse, torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_zeros((), dtype=torch.uint64)
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts, options = [loadable(t) for t in (q, k, v)], (dropout, causal, False)
@@ -57,14 +56,22 @@ def backward_rows(
     scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
-    if q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1:
-        zeros = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-        return zeros[0], zeros[1], zeros[2]
+    if gives_zeros(q, k, dropout):
+        return zeros(q), zeros(k), zeros(v)
     starts = q_offsets, q_offsets if k_offsets is None else k_offsets
     parts = [loadable(t) for t in (grad, q, k, v, out)]
     options = max_q, max_k, dropout, causal, seed, offset
     dq, dk, dv = flash_backward(*parts, contiguous(lse.t()), *starts, *options, scale=scale, **sides_of(window, causal))
     return contiguous(dq), contiguous(dk), contiguous(dv)
+
+
+def gives_zeros(q: Tensor, k: Tensor, dropout: float) -> bool:
+    """Whether all results are 0, which no kernel is asked for: there is nothing to attend to, or all is dropped."""
+    return q.shape[0] == 0 or k.shape[0] == 0 or dropout >= 1
+
+
+def zeros(t: Tensor) -> Tensor:
+    return torch.zeros_like(t, memory_format=torch.contiguous_format)
 
 
 def sides_of(window: int, causal: bool) -> dict[str, int]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, differentiable, in_front, operator, refuse_mapped
+from tdc.core.operators import derive, differentiable, in_direction_of_each, in_front, operator, refuse_mapped
 from tdc.ops.attention import pair_kernels
 
 ROWS = "Tensor q_offsets, Tensor? k_offsets"
@@ -64,7 +64,7 @@ class DirectedScores(Scores):
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         q, k, *rows = ctx.saved_tensors
-        return bilinear(scores, (q, k), directions, *rows, ctx.pairs)
+        return in_direction_of_each(lambda q, k: scores(q, k, *rows, ctx.pairs), (q, k), directions[:2])
 
 
 class Sums(torch.autograd.Function):
@@ -106,7 +106,8 @@ class DirectedSums(Sums):
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         w, v, *rows = ctx.saved_tensors
-        return bilinear(sums, (w, v), directions, *rows, ctx.turned, ctx.total)
+        how = *rows, ctx.turned, ctx.total
+        return in_direction_of_each(lambda w, v: sums(w, v, *how), (w, v), directions[:2])
 
 
 class Softmax(torch.autograd.Function):
@@ -177,15 +178,6 @@ class DirectedGradient(Gradient):
         if of_y is not None:
             parts.append(of_y * (grad - spread_sums(grad * y, *rows)) - y * spread_sums(grad * of_y, *rows))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-
-def bilinear(fn: Callable[..., Tensor], operands: tuple[Tensor, Tensor], directions: Any, *rest: Any) -> Tensor:
-    """The derivative in a direction of a function that is linear in two operands."""
-    (x, y), (of_x, of_y) = operands, directions[:2]
-    parts = [] if of_x is None else [fn(of_x, y, *rest)]
-    if of_y is not None:
-        parts.append(fn(x, of_y, *rest))
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def spread_sums(x: Tensor, q_offsets: Tensor, k_offsets: Tensor | None) -> Tensor:

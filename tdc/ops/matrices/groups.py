@@ -22,7 +22,15 @@ from torch import Tensor
 
 from tdc.core.container import Container
 from tdc.core.dynamo import readable, trace_with_grad
-from tdc.core.operators import derive, differentiable, one_by_one, only_results, operator, refuse_mapped
+from tdc.core.operators import (
+    derive,
+    differentiable,
+    in_direction_of_each,
+    one_by_one,
+    only_results,
+    operator,
+    refuse_mapped,
+)
 from tdc.ops.matrices.cpu import GROUPED, grouped
 from tdc.ops.segments.operator import serves
 from tdc.ragged.nested import NestedTensor, build_nested
@@ -92,11 +100,7 @@ class Directed(Grouped):
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         *tensors, offsets = ctx.saved_tensors
-        parts: list[Tensor] = []
-        for i, direction in enumerate(directions[:3]):
-            if direction is not None:
-                parts.append(multiply(*[direction if k == i else t for k, t in enumerate(tensors)], offsets))
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return in_direction_of_each(lambda x, w, y: multiply(x, w, y, offsets), tensors, directions[:3])
 
 
 multiply: Callable[..., Tensor] = differentiable(Grouped, Directed)  # `product` with all its derivatives

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, differentiable, in_front, operator, refuse_mapped
+from tdc.core.operators import derive, differentiable, in_direction_of_each, in_front, operator, refuse_mapped
 from tdc.ops.matrices import cpu
 
 
@@ -70,10 +70,7 @@ class Directed(Multiply):
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         a, b, *sizes = ctx.saved_tensors
         how = *sizes, ctx.a_turned, ctx.b_turned, ctx.total
-        parts = [] if directions[0] is None else [multiply(directions[0], b, *how)]
-        if directions[1] is not None:
-            parts.append(multiply(a, directions[1], *how))
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return in_direction_of_each(lambda a, b: multiply(a, b, *how), (a, b), directions[:2])
 
 
 multiply: Callable[..., Tensor] = differentiable(Multiply, Directed)  # `multiply_rows` with all its derivatives
