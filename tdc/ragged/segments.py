@@ -254,7 +254,6 @@ def packing_of(s: Structure) -> Packing:
 
 
 @once
-@once
 def offsets_int32(s: Structure) -> Tensor:
     """Offsets as flash-style kernels take them, (B+1,) int32."""
     return s.offsets.to(torch.int32)
