@@ -3,7 +3,8 @@
     x (B, C, -1), weight (D, C, K)    nn.Conv1d(C, D, K)(x) -> (B, D, -1), each row as long as torch makes it alone
     x (B, C, -1, -1)                  images; `padding_mode` of a module other than zeros goes through F.pad
 
-A transposed convolution is the gradient of a convolution, and on packed rows it runs the operator of that.
+A kernel of one position is a matrix for each position. Larger ones run the operator of packed rows on CPU, which for a
+transposed convolution is the gradient of a convolution and the rectangle elsewhere.
 
 The rectangle holds zeros behind each row's end, as torch pads an example, so that each row's results are the first ones
 of the rectangle's. With stride 1 in one ragged dim their total follows from that of x; with another stride it is read
@@ -12,6 +13,7 @@ from the lengths (a size that the graph does not know, under compile).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +61,8 @@ def conv(op: Op, n: int) -> Op:
         if padding == "same":
             pads = tuple([d * (k - 1) // 2 for k, d in zip(kernel, wide, strict=True)])
         even = padding == "same" and any([d * (k - 1) % 2 for k, d in zip(kernel, wide, strict=True)])
+        if groups == 1 and alone(kernel, steps, pads) and suits(input, weight, bias, groups):
+            return by_position(input, weight.flatten(1), bias)
         if not even and on_rows(input, weight, bias, groups):
             return convolved(m, spans, weight, bias, (steps, pads, wide), groups)
         p = filled(m, spans)
@@ -67,18 +71,32 @@ def conv(op: Op, n: int) -> Op:
     return rule
 
 
-def on_rows(x: Any, weight: Tensor, bias: Tensor | None, groups: int, transposed: bool = False) -> bool:
-    """Whether the operator of packed rows serves; what torch refuses goes to torch."""
+def alone(kernel: Sequence[int], steps: Sequence[int], pads: Sequence[int]) -> bool:
+    """Whether each position of a result reads the same one of the operand, and no other."""
+    return math.prod(kernel) == math.prod(steps) == 1 and not any(pads)
+
+
+def suits(x: Any, weight: Tensor, bias: Tensor | None, groups: int, transposed: bool = False) -> bool:
+    """Whether weights suit a packed batch; what torch refuses goes to torch."""
     given = [weight] if bias is None else [weight, bias]
-    if not isinstance(x, NestedTensor) or x.device.type != "cpu" or unserved():
+    if not isinstance(x, NestedTensor) or not all([t.device == x.device for t in given]):
         return False
-    alike = all([t.device == x.device for t in given]) and x.dtype.is_floating_point
     dtypes = {t.dtype for t in as_autocast(x.values, *given)}
-    if not (alike and len(dtypes) == 1 and isinstance(groups, int) and groups > 0):
+    if not (x.dtype.is_floating_point and len(dtypes) == 1 and isinstance(groups, int) and groups > 0):
         return False
     d, c = weight.shape[0], weight.shape[1] * groups
     channels, results = (d, c) if transposed else (c, d)
     return x.shape[1] == channels and d % groups == 0 and (bias is None or tuple(bias.shape) == (results,))
+
+
+def on_rows(x: Any, *given: Any) -> bool:
+    """Whether the operator of packed rows serves what `suits` is given."""
+    return suits(x, *given) and x.device.type == "cpu" and not unserved()
+
+
+def by_position(x: NestedTensor, weight: Tensor, bias: Tensor | None) -> NestedTensor:
+    """Each position by itself: a matrix (D, C) for all of them."""
+    return x.with_values(F.linear(x.values.movedim(0, -1), weight, bias).movedim(-1, 0))
 
 
 def convolved(
@@ -115,8 +133,10 @@ def conv_transpose(op: Op, n: int) -> Op:
         spans = [Span(s, d * (k - 1) + 1 + o - 2 * pad - s) for s, pad, o, d, k in columns]
         m = measured(input, n, op, spans, kernel_text(kernel))
         steps, pads, beyond, wide = given
+        if groups == 1 and alone(kernel, steps, [*pads, *beyond]) and suits(input, weight, bias, groups, True):
+            return by_position(input, weight.flatten(1).t(), bias)
         covered = all([o < s for o, s in zip(beyond, steps, strict=True)])  # no window more fits into a result
-        if covered and on_rows(input, weight, bias, groups, transposed=True):
+        if covered and on_rows(input, weight, bias, groups, True):
             return convolved(m, spans, weight, bias, (steps, pads, wide), groups, transposed=True)
         p = filled(m, spans)
         return resized(p, op(p.data, weight, bias, stride, padding, output_padding, groups, dilation), spans)

@@ -5,8 +5,8 @@
     weight (D, C / groups, *K)
     out (M, D)    positions of the results, in the same order
 
-    gathered      one product of the weight with what all windows read, as a kernel of one position always is, and one
-                  on planes that are small beside the weight, which a convolution rearranges each time it is called
+    gathered      one product of the weight with what all windows read: where a kernel has one position, and on planes
+                  that are small beside the weight, which a convolution rearranges each time it is called
     by example    torch's convolution of one example after another; neighbours of one size are one batch
     in lines      sequences of several sizes at stride 1, one convolution of all: see `cpu_line`
 
@@ -74,8 +74,6 @@ def backward_input(weight: Tensor, grad: Tensor, sizes: Tensor, total: int, *how
         return cpu_line.backward_input(weight, grad, sizes, total, w)
     if gathers(found, grad.shape[0], weight.shape[0], w, WIDE_INPUT):
         flat = matrix(weight)
-        if w.in_place:
-            return grad @ flat
         index, summed = windows(sizes, grad.shape[0], total, w), widened(grad.new_zeros(total + 1, channels))
         for at in pieces(grad.shape[0], flat.shape[1]):
             summed.index_add_(0, index[at].flatten(), widened(grad[at] @ flat).view(-1, channels))
@@ -128,9 +126,6 @@ def gathers(found: list[Run], total: int, channels: int, w: Windows, wide: float
 
 def read(x: Tensor, sizes: Tensor, total: int, w: Windows) -> Iterator[tuple[slice, Tensor]]:
     """What each window reads, 0 outside of its plane: parts of (M, K·C), of x (N, C)."""
-    if w.in_place:
-        yield slice(0, total), x
-        return
     index = windows(sizes, total, x.shape[0], w)
     framed, width = torch.cat([x, x.new_zeros(1, x.shape[1])]), index.shape[1] * x.shape[1]
     for at in pieces(total, width):

@@ -51,11 +51,6 @@ class Windows(NamedTuple):
         return [max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns]
 
     @property
-    def in_place(self) -> bool:
-        """Whether each position reads itself."""
-        return math.prod(self.kernel) == math.prod(self.stride) == 1 and not any(self.padding)
-
-    @property
     def flat(self) -> Windows:
         """Those of one dim as those of two, the first of which has one position. A kernel of one position is not
         dilated: that says nothing, but oneDNN reads elsewhere for it (torch 2.13)."""
