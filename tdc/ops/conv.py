@@ -4,9 +4,9 @@
     x (B, C, -1, -1)                  images; `padding_mode` of a module other than zeros goes through F.pad
 
 A kernel of one position is a matrix for each position. Larger ones run the operator of packed rows on CPU, which for a
-transposed convolution is the gradient of a convolution and the rectangle elsewhere.
+transposed convolution is the gradient of a convolution, and rectangles elsewhere: one, or eagerly a few of near sizes.
 
-The rectangle holds zeros behind each row's end, as torch pads an example, so that each row's results are the first ones
+A rectangle holds zeros behind each row's end, as torch pads an example, so that each row's results are the first ones
 of the rectangle's. With stride 1 in one ragged dim their total follows from that of x; with another stride it is read
 from the lengths (a size that the graph does not know, under compile).
 """
@@ -24,8 +24,9 @@ from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
+from tdc.ops.plane_rectangles import on_rectangles
 from tdc.ops.plane_rows import plane_rows, plane_sizes, unserved
-from tdc.ops.spatial import Sizes, Span, expect_batch, filled, kernel_text, measured, reach, resized, spatial
+from tdc.ops.spatial import Sizes, Span, expect_batch, kernel_text, measured, reach, spatial
 from tdc.ragged.nested import NestedTensor
 
 
@@ -65,8 +66,8 @@ def conv(op: Op, n: int) -> Op:
             return by_position(input, weight.flatten(1), bias)
         if not even and on_rows(input, weight, bias, groups):
             return convolved(m, spans, weight, bias, (steps, pads, wide), groups)
-        p = filled(m, spans)
-        return resized(p, op(p.data, weight, bias, stride, padding, dilation, groups), spans)
+        how = stride, padding, dilation, groups
+        return on_rectangles(m, spans, lambda t: op(t, weight, bias, *how), weight, math.prod(steps))
 
     return rule
 
@@ -138,8 +139,8 @@ def conv_transpose(op: Op, n: int) -> Op:
         covered = all([o < s for o, s in zip(beyond, steps, strict=True)])  # no window more fits into a result
         if covered and on_rows(input, weight, bias, groups, True):
             return convolved(m, spans, weight, bias, (steps, pads, wide), groups, transposed=True)
-        p = filled(m, spans)
-        return resized(p, op(p.data, weight, bias, stride, padding, output_padding, groups, dilation), spans)
+        how = stride, padding, output_padding, groups, dilation
+        return on_rectangles(m, spans, lambda t: op(t, weight, bias, *how), weight)
 
     return rule
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, is_zero, trace_as, under_transform
 from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
 from tdc.ragged.nested import build_nested
-from tdc.ragged.segments import structure_of_sizes, total_of
+from tdc.ragged.segments import structure_of_sizes, tell, total_of
 from tdc.ragged.structure import Structure
 
 T = TypeVar("T")
@@ -85,9 +85,11 @@ def result_structure(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int])
     sizes = sizes_after([m.own[d] for d in kept], used)
     none = is_zero(s.batch_size)  # whose planes may be smaller than a kernel
     widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(kept, used, strict=True)])
+    numbers = [m.ragged.index(d) for d in kept]
     out = structure_of_sizes(sizes, widest, s.packed_dim)
+    tell(out, [s], lambda known: sizes_after([known[0][:, r] for r in numbers], used))
     total = total_after(x, used) if every and all([span.linear for span in used]) else None
-    total = total_on_host(x, [m.ragged.index(d) for d in kept], used) if total is None else total
+    total = total_on_host(x, numbers, used) if total is None else total
     return out, total_of(out) if total is None else total
 
 

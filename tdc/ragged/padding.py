@@ -155,12 +155,17 @@ def pad_rows(values: Tensor, s: Structure, padded: tuple[int, ...], fill: float 
         cut: some rows may be longer than `padded`; what lies beyond is left out and gets no gradient.
     """
     announce("padding", "to_padded")
-    if not (values.is_floating_point() or values.is_complex()):  # so that padding does not promote the values
-        fill = bool(fill) if values.dtype == torch.bool else int(fill)
     padded = tuple([0 if is_zero(n) else n for n in padded])  # else torch (2.11-2.13) solves rows * n == 0 for the rows
     index, valid = pad_index(s, padded)
     back, inside = pack_index(s, values.shape[0], padded, cut)
-    return exchange(values, index, valid, fill, back, inside)
+    return exchange(values, index, valid, as_number(fill, values.dtype), back, inside)
+
+
+def as_number(fill: float, dtype: torch.dtype) -> float:
+    """What padding holds as a number of the dtype, which it does not promote."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return fill
+    return bool(fill) if dtype == torch.bool else int(fill)
 
 
 def pack_rows(padded: Tensor, s: Structure, total: int) -> Tensor:

@@ -10,7 +10,7 @@
                other lengths            torch's memory-efficient kernel                operator
     flex       CUDA, a mask or a function of scores inside a graph: flex_attention with   `flex`, in the graph
                a mask of documents
-    padded     everything               SDPA of a rectangle                            `padded`, in the graph
+    padded     everything               SDPA of a rectangle, or of a few               `padded`, `near`, in the graph
 
 Invariants: all backends give the same numbers; the choice reads metadata, and neither times nor data.
 """

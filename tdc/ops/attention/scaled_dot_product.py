@@ -6,7 +6,7 @@
 Rows stay packed where a kernel takes them so: for each example on CPU, a fused SDPA or the weights themselves, and all
 pairs of a query and a key where there is a function of scores; torch's flash kernel, its memory-efficient one and
 flex_attention on CUDA (`choice` has the list and chooses by metadata alone). Where none applies rows are padded, which
-needs the longest length and gives the same numbers.
+needs the longest length and gives the same numbers; eagerly on CUDA rows of near lengths share a rectangle.
 
 A mask is bool (True attends) or added to the scores; dense, and then at least as large as the longest rows, or a batch
 with two ragged dims.
@@ -36,8 +36,9 @@ from tdc.ops.attention.efficient import runs
 from tdc.ops.attention.flash import largest_head
 from tdc.ops.attention.flex import ScoreMod, flex_rows
 from tdc.ops.attention.masks import operand, window_mask
+from tdc.ops.attention.near import attend_rectangles
 from tdc.ops.attention.operator import attend
-from tdc.ops.attention.padded import How, attend_padded, attend_rectangle, shared_heads, within
+from tdc.ops.attention.padded import How, attend_padded, shared_heads, within
 from tdc.ops.attention.pairs import attend_pairs
 from tdc.ops.rectangle import cut_padding
 from tdc.ragged.nested import NestedTensor
@@ -129,7 +130,7 @@ def attend_by(
         return attend_rows(chosen, q, k, v, *offsets, *masks, seeds, None, None, 0, causal, scale, dropout)
     if chosen == "pairs":
         return attend_pairs(q, k, v, q_rows, k_rows, how)
-    return attend_rectangle(q, k, v, q_rows, k_rows, how)
+    return attend_rectangles(q, k, v, q_rows, k_rows, how)
 
 
 def check_call(
