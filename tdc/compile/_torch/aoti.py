@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tdc.compile._torch.bodies import memory_apart
-from tdc.compile._torch.inductor import asks_no_example
-from tdc.compile._torch.kernels import fewer_kernels
-from tdc.compile._torch.symbolic import any_size, order_of_sizes
+from tdc.compile._torch.inductor import lowering
 from tdc.core import pytree
 
 
@@ -59,7 +56,7 @@ def save_package(program: Any, path: Path, separate: bool) -> None:
     if separate:  # small ones would be written into the code
         options |= {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
     args, kwargs = program.example_inputs
-    with torch.no_grad(), memory_apart(), any_size(asks_no_example()), order_of_sizes(guards=False), fewer_kernels():
+    with torch.no_grad(), lowering(guards=False):
         files: Any = load("torch._inductor").aot_compile(tensors_only(program.module()), args, kwargs, options=options)
     load("torch.export.pt2_archive._package").package_pt2(str(path), aoti_files=files)
 

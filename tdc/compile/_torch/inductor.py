@@ -25,19 +25,30 @@ def compile_graph(
 ) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph, for all sizes where Inductor can; `change` is called with each graph that is lowered, of the
     forward and of the backward pass."""
-    inductor, flag = load("torch._inductor.compile_fx"), asks_no_example()
+    inductor = load("torch._inductor.compile_fx")
 
     def inner_compile(module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         change(module)
         if "get_decomp_fn" in kwargs:  # of 2.13: part of the key of the cache on disk, where it must be torch's own
             kwargs["get_decomp_fn"] = load("torch._inductor.decomposition").select_decomp_table
-        with any_size(flag), order_of_sizes(guards=True), memory_apart(), counted_down(), fewer_kernels():
+        with lowering(guards=True), counted_down():
             return inductor.compile_fx_inner(module, *args, **kwargs)
 
     with keep_functions():
         return inductor.compile_fx(
             graph, inputs, inner_compile=inner_compile, config_patches=settings, decompositions=decompositions(settings)
         )
+
+
+@contextmanager
+def lowering(guards: bool) -> Iterator[None]:
+    """A context in which graphs are lowered for all sizes.
+
+    Args:
+        guards: whether what is found out about sizes may guard the graph; an exported one has none.
+    """
+    with any_size(asks_no_example()), order_of_sizes(guards), memory_apart(), fewer_kernels():
+        yield
 
 
 def decompositions(settings: dict[str, Any]) -> dict[Any, Callable[..., Any]]:
