@@ -152,6 +152,20 @@ def test_dropout_leaves_the_mean(several: list[int]):
     assert abs(real.mean() - 1) < 0.1
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rectangles, "LAUNCH", 1)
+    layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, dtype=DOUBLE)
+    rows = [torch.randn(4, *size, dtype=DOUBLE) for size in SIZES]
+    want = [layer(row[None])[0].cuda() for row in rows]
+    x = tdc.pack(rows, ragged_dim=(2, 3)).cuda()
+    torch.testing.assert_close(list(layer.cuda()(x).unbind()), want)
+    lengths = (3, 17, 9, 30)
+    q, mask = tdc.pack([torch.randn(HEADS, n, 16) for n in lengths], ragged_dim=2), torch.randn(30, 30)
+    found = [F.scaled_dot_product_attention(t, t, t, mask.to(t.device)) for t in (q, q.cuda())]
+    torch.testing.assert_close(found[0].values, found[1].values.cpu(), rtol=1e-4, atol=1e-5)
+
+
 def watched(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[str]]:
     """The result of a call that waits for no device, and the operations that it runs."""
     ran: list[str] = []
