@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_as, under_transform
+from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, trace_as, under_transform
 from tdc.core.errors import StructureError, UnsupportedError, message
 from tdc.core.levels import at_level, below_autograd, delayed_error, moving
 
@@ -88,6 +88,22 @@ def in_direction_of_each(fn: Callable[..., Tensor], operands: Sequence[Any], dir
         if direction is not None
     ]
     return functools.reduce(torch.add, parts)
+
+
+def unserved() -> bool:
+    """Whether a graph is traced in which operators of rows do not serve: one to be exported, which needs no Python
+    then; or one with a derivative in a direction, for which torch (2.11-2.13) compares sizes that are data."""
+    return torch.compiler.is_exporting()
+
+
+def unserved_traced() -> bool:
+    """What Dynamo traces in place of `unserved`."""
+    if under_transform() and not has_gradients_in_graphs():
+        return True
+    return exporting() or in_direction()
+
+
+trace_as(unserved, unserved_traced)
 
 
 def itself(*args: Any) -> tuple[Any, ...]:

@@ -77,7 +77,7 @@ def packed_positions(x: NestedTensor) -> Positions:
         moved.flatten(2) if moved.ndim > 2 else moved.unsqueeze(2),
         lengths_of(s),
         lambda t: reduce_rows(t, s, "sum", 0),
-        lambda t: spread(t, s, total),
+        lambda t: spread(t, s, total, moved),
         lambda t: t,
         lambda t: x.with_values(t.reshape(moved.shape).movedim(0, e)),
     )
@@ -142,11 +142,16 @@ def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     each, size = channels // groups, channels // groups * rest
     grouped = p.data.reshape(*ahead, groups, size)
     count = (p.count * size).clamp(min=1).unsqueeze(1).to(p.data.dtype)
-    mean = p.add(grouped.sum(-1)) / count
+    mean = p.add(last_sum(grouped)) / count
     centered = p.clean((grouped - p.put(mean).unsqueeze(-1)).reshape(*ahead, channels, rest))
-    var = p.add(centered.reshape(*ahead, groups, size).square().sum(-1)) / count
+    var = p.add(last_sum(centered.reshape(*ahead, groups, size).square())) / count
     var, mean = [t.repeat_interleave(each, 1).unsqueeze(-1) for t in (var, mean)]
     return centered, var, mean
+
+
+def last_sum(x: Tensor) -> Tensor:
+    """Sums along the last dim; the same memory where that is of one element."""
+    return x.squeeze(-1) if known(x.shape[-1] == 1) else x.sum(-1)
 
 
 def instance_norm(

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
+from tdc.core.operators import unserved
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
 from tdc.ops.plane_rectangles import on_rectangles
-from tdc.ops.plane_rows import plane_rows, plane_sizes, unserved
+from tdc.ops.plane_rows import plane_rows, plane_sizes
 from tdc.ops.spatial import Sizes, Span, expect_batch, kernel_text, measured, reach, spatial
 from tdc.ragged.nested import NestedTensor
 

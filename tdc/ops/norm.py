@@ -1,7 +1,7 @@
 """Normalisation: layer_norm and rms_norm over static dims, softmax over any one dim, of a TensorDict over a batch dim.
 
-softmax over the ragged dim works on packed values: subtract the maximum of each example, exponentiate, divide by the
-sum of each. Padding is filled with -inf, the identity of that maximum and, exponentiated, of the sum.
+softmax over the ragged dim works on packed values. Padding is filled with -inf, the identity of the maximum that is
+subtracted and, exponentiated, of the sum that divides.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from tdc.ops.batch import NEEDED, along
 from tdc.ops.partial_ragged import axis_of_example, views_along
 from tdc.ops.positionwise import last_is_static, positionwise
 from tdc.ops.rectangle import repacked
+from tdc.ops.segments.softmax import softmax_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import reduce_rows, spread
 from tdc.ragged.storage import Ragged, axis_of, data_of, with_data
-from tdc.ragged.structure import Structure
 from tdc.ragged.views import by_channel, by_views
 
 
@@ -54,7 +53,8 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
         return with_data(x, op(data_of(x), axis_of(op, x, d), dtype=dtype))
     if isinstance(x, NestedTensor) and x.structure.ragged_ndim == 1:
         s = x.structure
-        out = rounded_once(partial(softmax_rows, op, s), x.values.movedim(s.packed_dim, 0), dtype)
+        log = op is torch.log_softmax
+        out = rounded_once(lambda v: softmax_of(v, s, log), x.values.movedim(s.packed_dim, 0), dtype)
         return x.with_values(out.movedim(0, s.packed_dim))
     if by_views(x):
         axis = axis_of_example(x, d)
@@ -69,15 +69,6 @@ def softmax(op: Op, x: Any, dim: int | None = None, *args: Any, dtype: Any = Non
     some = (padded.lengths > 0).all(1).view([-1 if i == x._batch_dim else 1 for i in range(x.ndim)])
     filled = padded.filled(-math.inf).masked_fill(~some, 0)
     return repacked(rounded_once(lambda v: op(v, d), filled), x)
-
-
-def softmax_rows(op: Op, s: Structure, v: Tensor) -> Tensor:
-    """Of packed values (N, *D), example by example."""
-    total = v.shape[0]
-    top = reduce_rows(v.detach(), s, "amax", -math.inf)
-    shifted = v - spread(top, s, total)
-    sums = reduce_rows(shifted.exp(), s, "sum", 0)
-    return shifted - spread(sums.log(), s, total) if op is torch.log_softmax else shifted.exp() / spread(sums, s, total)
 
 
 def dtype_of(args: tuple[Any, ...], dtype: Any) -> torch.dtype | None:

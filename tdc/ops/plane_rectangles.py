@@ -63,6 +63,6 @@ def with_fixed(s: Structure, fixed: tuple[int, ...]) -> Structure:
     """The structure of planes that have dims of one size for all examples behind the ragged ones."""
 
     def planes(sizes: Tensor) -> Tensor:
-        return torch.cat([sizes, sizes.new_tensor(fixed).expand(sizes.shape[0], -1)], 1)
+        return torch.cat([sizes, *[sizes.new_full((sizes.shape[0], 1), n) for n in fixed]], 1)
 
     return tell(structure_of_sizes(planes(sizes_of(s))), [s], lambda known: planes(known[0]))

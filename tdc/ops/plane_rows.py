@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, is_zero, trace_as, under_transform
+from tdc.core.dynamo import is_zero
 from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
 from tdc.ragged.nested import build_nested
 from tdc.ragged.segments import structure_of_sizes, tell, total_of
@@ -101,19 +101,3 @@ def size_after(span: Span | int, size: int) -> int:
 def plane_sizes(m: Sizes, spans: Sequence[Span], order: Sequence[int]) -> Tensor:
     """Sizes of each result's plane, (B, n), in `order`."""
     return sizes_after([m.own[d] for d in order], [spans[d] for d in order])
-
-
-def unserved() -> bool:
-    """Whether a graph is traced in which operators of rows do not serve: one to be exported, which needs no Python
-    then; or one with a derivative in a direction, for which torch (2.11-2.13) compares sizes that are data."""
-    return torch.compiler.is_exporting()
-
-
-def unserved_traced() -> bool:
-    """What Dynamo traces in place of `unserved`."""
-    if under_transform() and not has_gradients_in_graphs():
-        return True
-    return exporting() or in_direction()
-
-
-trace_as(unserved, unserved_traced)

@@ -23,11 +23,12 @@ from tdc.core.asserts import require
 from tdc.core.dtypes import widened
 from tdc.core.dynamo import eager
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message
+from tdc.core.operators import unserved
 from tdc.core.rules import unsupported
 from tdc.core.typing import Op
 from tdc.ops.convolution.average import avg_pool as avg_pool_rows
 from tdc.ops.convolution.max_pool import max_pool as max_pool_rows
-from tdc.ops.plane_rows import PlaneRows, plane_rows, plane_sizes, unserved
+from tdc.ops.plane_rows import PlaneRows, plane_rows, plane_sizes
 from tdc.ops.spatial import (
     Planes,
     Sizes,

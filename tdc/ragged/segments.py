@@ -33,6 +33,7 @@ from tdc.core.dynamo import (
 )
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import new_size, operator, refuse_mapped
+from tdc.ragged.innermost import extreme, innermost, linear, spread_rows, sum_rows, sums_by_example
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
 
@@ -348,8 +349,14 @@ def positions_in(s: Structure, out: Structure, total: int, columns: list[int]) -
     return index
 
 
-def spread(per_row: Tensor, s: Structure, total: int) -> Tensor:
-    """One entry for each example to one for each packed position: (B, *D) -> (N, *D)."""
+def spread(per_row: Tensor, s: Structure, total: int, like: Tensor | None = None) -> Tensor:
+    """One entry for each example to one for each packed position: (B, *D) -> (N, *D).
+
+    Args:
+        like: packed values (N, ...) that the result meets, and as which it lies in memory.
+    """
+    if like is not None and per_row.ndim > 1 and innermost(like):
+        return linear(spread_rows, per_row, s.offsets, total)
     return per_row.index_select(0, row_ids(s, total))
 
 
@@ -362,6 +369,10 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
         reduce: "sum", "prod", "amax" or "amin".
         identity: what an empty example gives.
     """
+    if reduce == "sum" and sums_by_example(values):
+        return linear(sum_rows, values, s.offsets, s.batch_size)
+    if reduce in ("amax", "amin") and innermost(values):
+        return extreme(values, s.offsets, s.batch_size, reduce == "amax", identity)
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])
     if reduce == "sum":

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, differentiable, operator, refuse_mapped
-from tdc.ops.plane_rows import unserved
+from tdc.core.operators import derive, differentiable, operator, refuse_mapped, unserved
 from tdc.ops.segments import cpu
 
 
