@@ -68,8 +68,10 @@ Site = Callable[[ast.Call], bool]
 
 
 def risky(expr: ast.expr, site: Site) -> bool:
-    """Whether an arm may fail, or cost much, for examples that do not take it."""
-    return has_more_than(SAFE, expr) or any(isinstance(n, ast.Call) and site(n) for n in ast.walk(expr))
+    """Whether an arm may fail, cost much, or set a name, for examples that do not take it."""
+    if has_more_than(SAFE, expr):
+        return True
+    return any(isinstance(n, ast.NamedExpr) or (isinstance(n, ast.Call) and site(n)) for n in ast.walk(expr))
 
 
 def may_fail(node: ast.AST) -> bool:

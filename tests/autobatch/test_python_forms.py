@@ -92,6 +92,16 @@ def lambdas(x: Tensor, n: Tensor) -> Tensor:
     return x
 
 
+def names_set_in_arms(x: Tensor, n: Tensor) -> Any:
+    """Found by hand: every example set them."""
+    k = m = s = x.sum()
+    while n > 0 and (s := s + 1) < 3:
+        n = n - 1
+    first = x[0] > 0 or (k := k + 2) > 0
+    y = s if s > 2 else (m := m - 1)
+    return 0 < m < (k := k + 1), k, m, s, n, y, first
+
+
 def args_that_share_memory(x: Tensor, n: Tensor) -> Any:
     """Found by hand: `cond` takes no tensor twice, and `k` had two names."""
     k = 0
@@ -110,7 +120,7 @@ CASES: dict[Callable[..., Any], list[Any]] = {
     **dict.fromkeys(
         (of_rows, with_test_and_calls, in_each_other, targets_are_not_seen_outside, generators, furthest), ROWS
     ),
-    **dict.fromkeys((of_python, ranges, masked, lambdas, args_that_share_memory), PAIRS),
+    **dict.fromkeys((of_python, ranges, masked, lambdas, names_set_in_arms, args_that_share_memory), PAIRS),
 }
 
 
