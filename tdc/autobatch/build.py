@@ -136,6 +136,9 @@ class Builder:
         """Assignments, functional: `x += e` and `x[i] = e` give the name a new value."""
         if isinstance(stmt, ast.AugAssign):
             target: Any = stmt.target
+            if isinstance(target, ast.Name):
+                self.plain(stmt, out)
+                return
             read: Any = ast.parse(ast.unparse(target), mode="eval").body
             value = located(ast.BinOp(read, stmt.op, stmt.value), stmt)
             located(read, stmt)
