@@ -134,6 +134,14 @@ def in_place(x: Tensor, n: Tensor) -> Any:
     return y, z
 
 
+def numbers_and_tensors(x: Tensor, n: Tensor) -> Any:
+    """Found by random programs: 0.5 became 0, infinity the least whole number, 2 True, -1 255 and 1j 0."""
+    best, flag, label, root, y = math.inf, 2, -1, 1j, n.double()
+    if n == 1:
+        best, flag, label, root, y = n, x[0] > 2, n.to(torch.uint8), x[0], 0.5
+    return y, best * 1.0, flag + 0, label + n, root * 1j, 0.5 if n == 1 else n * 1.0
+
+
 def tensors_of_numbers(x: Tensor, n: Tensor) -> Any:
     """Found by random programs: torch said that it cannot detach views in place."""
     k, q = 0, 0.5
@@ -157,8 +165,8 @@ PAIRS = [
     for x, n in (([1.0, 2, 3], 2), ([-1, 0.5, 2], 0), ([4, -2, 1], 3), ([0.2, 0, -1], 1))
 ]
 OF_PAIRS: tuple[Callable[..., Any], ...] = (
-    of_python, ranges, masked, lambdas, names_set_in_arms, spans_set, sought, in_place, tensors_of_numbers,
-    args_that_share_memory,
+    of_python, ranges, masked, lambdas, names_set_in_arms, spans_set, sought, in_place, numbers_and_tensors,
+    tensors_of_numbers, args_that_share_memory,
 )  # fmt: skip
 CASES: dict[Callable[..., Any], list[Any]] = {
     **dict.fromkeys(
