@@ -299,7 +299,7 @@ class Lift(ast.NodeTransformer):
         return node if isinstance(node, COMPREHENSIONS) else super().generic_visit(node)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        if not is_loop(node, self.builder.differing):
+        if not is_loop(node, self.builder.differing, self.builder.site):
             return node
         name = self.builder.temporary()
         for stmt in as_loop(node, name, self.builder.temporary):
