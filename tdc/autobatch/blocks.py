@@ -120,11 +120,13 @@ def holds_example(x: Any, depth: int = 5) -> bool:
     return any([holds_example(part, depth - 1) for part in parts])
 
 
+NO_NUMBER = (
+    "tensors that stay tensors", "a number asked of one that differs between examples",
+    "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros",
+)  # fmt: skip
 SAID = (  # what is in torch's message, and what ours says
-    (
-        "calling .item()", "tensors that stay tensors", "a number asked of one that differs between examples",
-        "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros",
-    ),
+    ("calling .item()", *NO_NUMBER),
+    ("doesn't have storage", *NO_NUMBER),
     (
         "data-dependent control flow", "tests that tdc.batch sees", "one in a function that is called",
         "decorate that function with tdc.batch",

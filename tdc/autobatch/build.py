@@ -136,6 +136,9 @@ class Builder:
         """Assignments, functional: `x += e` and `x[i] = e` give the name a new value."""
         if isinstance(stmt, ast.AugAssign):
             target: Any = stmt.target
+            if isinstance(target, ast.Name):
+                self.plain(stmt, out)
+                return
             read: Any = ast.parse(ast.unparse(target), mode="eval").body
             value = located(ast.BinOp(read, stmt.op, stmt.value), stmt)
             located(read, stmt)
@@ -296,7 +299,7 @@ class Lift(ast.NodeTransformer):
         return node if isinstance(node, COMPREHENSIONS) else super().generic_visit(node)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        if not is_loop(node, self.builder.differing):
+        if not is_loop(node, self.builder.differing, self.builder.site):
             return node
         name = self.builder.temporary()
         for stmt in as_loop(node, name, self.builder.temporary):

@@ -6,8 +6,9 @@
                                                             __v1.append(cell(__v2))
                                                     ys = __v1
 
-The targets get names of their own, as in Python, where they are not seen outside. Other comprehensions stay in their
-block, as Python's own: those along what is the same for all, and along a tuple or a call, as of `d.items()`.
+So is one that calls a function of `batch`. The targets get names of their own, as in Python, where they are not seen
+outside. Other comprehensions stay in their block, as Python's own: those along what is the same for all, and along a
+tuple or a call, as of `d.items()`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from tdc.autobatch.flow import is_uniform
 from tdc.autobatch.source import located
-from tdc.autobatch.syntax import dotted, load, store
+from tdc.autobatch.syntax import Site, dotted, load, store
 
 WALKS = ("range", "zip", "enumerate", "reversed", "unbind")
 # what takes a generator as it takes a list
@@ -34,15 +35,18 @@ def with_lists(call: ast.Call) -> ast.Call:
     return call
 
 
-def is_loop(node: ast.ListComp, differing: frozenset[str]) -> bool:
-    """Whether a comprehension goes along what may differ between examples, of a form that `for` takes."""
-    if any(g.is_async for g in node.generators) or not all(is_walk(g.iter) for g in node.generators):
+def is_loop(node: ast.ListComp, differing: frozenset[str], site: Site) -> bool:
+    """Whether a comprehension goes along what may differ between examples, of a form that `for` takes, or calls a
+    function of `batch`."""
+    calls = any(isinstance(n, ast.Call) and site(n) for n in ast.walk(node))
+    walks = all(is_walk(g.iter) or (calls and isinstance(g.iter, (ast.Tuple, ast.List))) for g in node.generators)
+    if any(g.is_async for g in node.generators) or not walks:
         return False
     given = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
     inner = [n for part in ast.walk(node) if isinstance(part, SCOPES) and part is not node for n in bound_in(part)]
     if given & {*inner}:
         return False
-    return any(not is_uniform(part, differing) for g in node.generators for part in (g.iter, *g.ifs))
+    return calls or any(not is_uniform(part, differing) for g in node.generators for part in (g.iter, *g.ifs))
 
 
 def is_walk(node: ast.expr) -> bool:

@@ -14,24 +14,38 @@ from tdc.autobatch.joins import builtin as builtin  # pieces of source reach the
 from tdc.autobatch.joins import cat as cat
 from tdc.autobatch.joins import length as length
 from tdc.autobatch.joins import stack as stack
+from tdc.autobatch.joins import tensor as tensor
 from tdc.autobatch.per_example.index import FULL, Span
 from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
+from tdc.autobatch.source import OP
 from tdc.autobatch.values import NUMBERS, differing
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
+from tdc.core.dynamo import constant
+from tdc.core.errors import DtypeError, ShapeError, message, show_sizes
 
 VALUES: Any = (Tensor, RaggedExample)  # what an example has
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "is_", "is_not")},
-    "in_": lambda a, b: a in b,
-    "not_in": lambda a, b: a not in b,
+    "in_": lambda a, b: contains(b, a),
+    "not_in": lambda a, b: not_(contains(b, a)),
 }
+COLLECTIONS = (list, tuple, set, frozenset, dict, range)
 
 
 def divided(fn: Any, *args: Any) -> Any:
     """Python's `divmod`, which tensors lack, or a function of the user by that name."""
     return (args[0] // args[1], args[0] % args[1]) if fn is builtins.divmod else fn(*args)
+
+
+def contains(x: Any, item: Any) -> Any:
+    """`item in x`; a bool of each example where tensors are compared, which Python would look up by their identity."""
+    if isinstance(x, Tensor):
+        return (x == item).any()
+    if type(x) in COLLECTIONS and any([isinstance(part, Tensor) for part in (item, *x)]):
+        return builtin(any, [part is item or part == item for part in x])
+    return item in x
 
 
 def truth(x: Any) -> Any:
@@ -84,11 +98,44 @@ def joined(old: Any, new: Any, taken: Any) -> Any:
     if isinstance(old, RaggedExample) and isinstance(new, RaggedExample):
         return picked_way(taken, new, old)
     if isinstance(old, (Tensor, *NUMBERS)) and isinstance(new, (Tensor, *NUMBERS)):
+        if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape != new.shape:
+            got = f"{show_sizes(old.shape)} and {show_sizes(new.shape)}"
+            raise ShapeError(message(OP, "values of one shape where a test chooses", got, hint=EXPANDED))
         return torch.where(taken, new, old)
     if kind is type(new) and kind in (str, type(None)) and old == new:
         return old
     hint = "a number for each, such as 0 and 1; torch.nan or -1 for None"
     refuse(differing([old, new]), hint, "tensors or numbers where a test that differs between examples chooses")
+
+
+EXPANDED = "expand one to the shape of the other"
+
+
+def update(old: Any, new: Any) -> Any:
+    """`new`, which `old += ...` or the like gives: a tensor keeps its shape and dtype. One without dims may stand for a
+    number of Python, which keeps neither.
+
+    Raises:
+        ShapeError, DtypeError: it cannot.
+    """
+    if not isinstance(old, VALUES) or not isinstance(new, VALUES) or old.ndim == 0:
+        return new
+    if isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape != new.shape:
+        got = f"{show_sizes(new.shape)} for {show_sizes(old.shape)}"
+        raise ShapeError(message(OP, "the shape of x in x += y", got, hint=f"x = x + y, or {EXPANDED}"))
+    if old.dtype == new.dtype:
+        return new
+    if not holds(str(old.dtype), str(new.dtype)):
+        got = f"{new.dtype} for {old.dtype}"
+        raise DtypeError(message(OP, "a dtype that x can hold in x += y", got, hint="x = x + y"))
+    return new.to(old.dtype)
+
+
+@constant
+def holds(dtype: str, other: str) -> bool:
+    """Whether torch puts values of another dtype into tensors of this one."""
+    to, of = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, other)]
+    return torch.can_cast(of, to)
 
 
 def not_(x: Any) -> Any:
@@ -152,6 +199,8 @@ def get(x: Any, index: Any) -> Any:
     entries = index if isinstance(index, tuple) and not isinstance(index, Span) else (index,)
     if type(x) in (list, tuple) and is_position(index):
         return item_at(x, index)
+    if isinstance(x, dict):
+        same_key(index)
     if isinstance(x, Tensor) and isinstance(entries[0], RaggedExample):
         found = looked_up(x, entries[0])
         return found[(FULL, *entries[1:])] if entries[1:] else found
@@ -170,10 +219,24 @@ def get(x: Any, index: Any) -> Any:
     return x[tuple(rest)]
 
 
+def differs(i: Any) -> bool:
+    """Whether an index is a position that may differ between examples."""
+    return is_position(i) and (is_batched(i) or traced())
+
+
+def same_key(key: Any) -> None:
+    """
+    Raises:
+        UnsupportedError: a key of a dict is a tensor, or a number that differs between examples.
+    """
+    if isinstance(key, Tensor):
+        refuse("a key of a dict that differs between examples", "a list or a tensor: x[i]", "keys that all share")
+
+
 def item_at(x: Any, i: Any) -> Any:
     """`x[i]` of a list, at a position that may differ between examples: then the items are tensors of one shape, or
     whole numbers."""
-    if not is_batched(i) and not traced():
+    if not differs(i):
         return x[i]
     items = [torch.as_tensor(item) for item in x if isinstance(item, (Tensor, bool, int))]
     if not items or len(items) < len(x) or any([item.shape != items[0].shape for item in items]):
@@ -194,7 +257,12 @@ def after_ellipsis(entries: tuple[Any, ...], ndim: int) -> list[Any]:
 def put(x: Any, index: Any, value: Any) -> Any:
     """What `x` is after `x[index] = value`; `x` itself stays as it was."""
     if isinstance(x, dict):
+        same_key(index)
         return {**x, index: value}
+    if isinstance(x, list) and differs(index):
+        numbers = torch.arange(len(x), device=index.device)
+        here = (numbers == numbers[index.reshape(1)]).unbind(0)
+        return [joined(old, value, mine) for old, mine in zip(x, here, strict=True)]
     if isinstance(x, list):
         out: list[Any] = list(x)
         out[index] = value
@@ -204,7 +272,14 @@ def put(x: Any, index: Any, value: Any) -> Any:
     if not isinstance(x, Tensor):
         x[index] = value  # what cannot be set says so itself
         return x
+    if isinstance(value, RaggedExample):
+        refuse("a ragged one", "torch.where(mask, value, x)", "x[a:b] = value of a value that all rows can have")
+    if isinstance(index, Span):
+        return put_where(x, rows_in(index, x), value)
     entries = index if isinstance(index, tuple) else (index,)
+    if any([isinstance(i, Span) for i in entries]):
+        got, hint = "a span of its own for each example beside another entry", "torch.where(mask, value, x)"
+        refuse(got, hint, "x[a:b] = value, or an index that all share")
     if len(entries) == 1 and is_mask(entries[0], x):
         return put_where(x, entries[0], value)
     numbers = torch.arange(x.numel(), device=x.device)
@@ -215,15 +290,26 @@ def put(x: Any, index: Any, value: Any) -> Any:
         taken = mask_of(numbers, entries)
     value = value.to(x.dtype) if isinstance(value, Tensor) else torch.as_tensor(value, dtype=x.dtype, device=x.device)
     if taken is not None:
-        return torch.where(taken, value, x)
+        return torch.where(taken, fitting(value, ()), x)
     where = get(numbers, index)
     if where.numel() == 0:
         return x
-    value = value.expand(where.shape)
+    value = fitting(value, where.shape).expand(where.shape)
     own = torch.ones_like(
         value.flatten()[:1], dtype=torch.bool
     )  # torch's rule writes to the one tensor of all examples
     return torch.where(own, x.flatten(), x.flatten()).index_put((where.flatten(),), value.flatten()).reshape(x.shape)
+
+
+def rows_in(span: Span, x: Tensor) -> Tensor:
+    """Which rows lie in a span, an end of which is a number of each example."""
+    count = x.shape[0]
+    at, mask = torch.arange(count, device=x.device), torch.ones(count, dtype=torch.bool, device=x.device)
+    if span.start is not None:
+        mask = mask & (at >= torch.where(torch.as_tensor(span.start < 0), span.start + count, span.start))
+    if span.stop is not None:
+        mask = mask & (at < torch.where(torch.as_tensor(span.stop < 0), span.stop + count, span.stop))
+    return mask
 
 
 def is_mask(i: Any, x: Tensor) -> bool:
@@ -238,7 +324,22 @@ def put_where(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     if value.ndim > len(rest):
         got, hint = "a value for each one that is taken", "torch.where(mask, values, x), with a value for each"
         refuse(got, hint, "one value in x[mask] = value")
-    return torch.where(mask.reshape(*mask.shape, *[1] * len(rest)), value, x)
+    return torch.where(mask.reshape(*mask.shape, *[1] * len(rest)), fitting(value, rest), x)
+
+
+def fitting(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A value that is put where `shape` elements are, without dims of size 1 in front of these.
+
+    Raises:
+        ShapeError: it does not broadcast to the shape.
+    """
+    extra = max(value.ndim - len(shape), 0)
+    sizes = value.shape[extra:]
+    own = [size for size, n in zip(reversed(sizes), reversed(shape), strict=False) if size not in (1, n)]
+    if own or any([size != 1 for size in value.shape[:extra]]):
+        got, expected = f"one of {show_sizes(value.shape)}", f"a value of shape {show_sizes(shape)} in x[...] = value"
+        raise ShapeError(message(OP, expected, got, hint="x[i] = row, or x[i, j] = number"))
+    return value.reshape(sizes)
 
 
 def mask_of(numbers: Tensor, entries: tuple[Any, ...]) -> Tensor | None:

@@ -1,5 +1,5 @@
-"""`len`, `sum`, `any`, `all`, `max`, `min`, `torch.cat` and `torch.stack` in a block: of lists that grew, and of what
-differs between examples."""
+"""`len`, `sum`, `any`, `all`, `max`, `min`, `torch.cat`, `torch.stack` and `torch.tensor` in a block: of lists that
+grew, and of what differs between examples."""
 
 from __future__ import annotations
 
@@ -152,6 +152,14 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     with outside():
         joined = torch.cat(found, dim if dim < 0 else dim + 1)
     return mapped(joined, level)
+
+
+def tensor(data: Any, **options: Any) -> Tensor:
+    """`torch.tensor`; a number that differs between examples is one already."""
+    if not isinstance(data, Tensor):
+        return torch.tensor(data, **options)
+    found = data.detach().clone()
+    return found.to(**options) if options else found
 
 
 def rows_of(x: Grown) -> RaggedExample:

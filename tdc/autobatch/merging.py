@@ -3,8 +3,8 @@
     merge     the examples of several values, one behind the other
     choose    of two values, that of each example
 
-What is the same for all stays one value. Tensors get one dtype; numbers take that of tensors, if there are any. Lists
-of different lengths become one `Grown`.
+What is the same for all stays one value. Tensors get one dtype; numbers take that of tensors, if there are any that
+can hold them. Lists of different lengths become one `Grown`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tdc.autobatch.values import (
     like,
     one_shape,
     unflatten,
+    with_number,
 )
 from tdc.core.errors import StructureError, message
 from tdc.ragged.storage import is_ragged
@@ -101,7 +102,7 @@ def combine(name: str, leaves: Sequence[Any], counts: Sequence[Any], pick: Pick,
     if not all([isinstance(x, (Tensor, *NUMBERS)) for x in data]):
         got, hint = differing(leaves), NONE if any([x is None for x in leaves]) else TENSORS
         raise StructureError(message(OP, f"one value of {name!r} for all examples", got, hint=hint))
-    return alike(name, [as_lane(x, n) for x, n in zip(leaves, counts, strict=True)], pick)
+    return alike(name, leaves, [as_lane(x, n) for x, n in zip(leaves, counts, strict=True)], pick)
 
 
 def by_leaves(name: str, values: Sequence[Any], counts: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
@@ -132,9 +133,11 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and not isinstance(a, (Tensor, Lane)) and bool(a == b) and repr(a) == repr(b)
 
 
-def alike(name: str, parts: Sequence[Lane], pick: Pick) -> Lane:
-    """Tensors and numbers as one tensor; numbers take the dtype of tensors, if there are any."""
+def alike(name: str, leaves: Sequence[Any], parts: Sequence[Lane], pick: Pick) -> Lane:
+    """Tensors and numbers as one tensor; numbers take the dtype of tensors, if there are any that can hold them."""
     tensors = [x.data for x in parts if not x.number]
     dtype = common_dtype(tensors or [x.data for x in parts])
+    for x, part in zip(leaves, parts, strict=True) if tensors else ():
+        dtype = with_number(dtype, x, part.data.dtype) if part.number else dtype
     one_shape(name, parts)
     return lane_of(pick([x.data for x in parts], dtype), not tensors)

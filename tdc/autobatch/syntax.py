@@ -23,9 +23,11 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged
     "stack", "zeros", "ones", "zeros_like", "ones_like", "full", "arange", "tensor", "double", "long", "int", "reshape",
     "view", "flatten", "transpose", "unsqueeze", "expand", "new_zeros", "new_ones", "detach", "clone", "to", "and_",
     "or_", "not_", "if_else", "chain", "turned", "layer_norm", "dropout", "logical_and", "logical_or", "logical_not",
-    "argmax", "builtin",
+    "argmax", "builtin", "contains", "update",
 ))  # fmt: skip
-CALLS = {"len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack"}  # and their helpers
+CALLS = {  # and their helpers
+    "len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack", "torch.tensor": "tensor",
+}  # fmt: skip
 BUILTINS = ("sum", "any", "all", "max", "min")  # that ask for the truth of what they get, or walk along it
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
@@ -68,8 +70,10 @@ Site = Callable[[ast.Call], bool]
 
 
 def risky(expr: ast.expr, site: Site) -> bool:
-    """Whether an arm may fail, or cost much, for examples that do not take it."""
-    return has_more_than(SAFE, expr) or any(isinstance(n, ast.Call) and site(n) for n in ast.walk(expr))
+    """Whether an arm may fail, cost much, or set a name, for examples that do not take it."""
+    if has_more_than(SAFE, expr):
+        return True
+    return any(isinstance(n, ast.NamedExpr) or (isinstance(n, ast.Call) and site(n)) for n in ast.walk(expr))
 
 
 def may_fail(node: ast.AST) -> bool:
@@ -133,6 +137,9 @@ class InBlock(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
+        if len(node.ops) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            found = call_helper("contains", [node.comparators[0], node.left])
+            return located(found if isinstance(node.ops[0], ast.In) else call_helper("not_", [found]), node)
         if len(node.ops) == 1:
             return node
         pairs: list[ast.expr] = []
@@ -159,6 +166,13 @@ class InBlock(ast.NodeTransformer):
         if not isinstance(node.op, ast.MatMult):
             return node
         return located(call_helper("matmul", [node.left, node.right]), node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        name: Any = node.target  # of builders, a name
+        new = self.visit(located(ast.BinOp(load(name.id), node.op, node.value), node))
+        if not isinstance(node.op, ast.MatMult):
+            new = call_helper("update", [load(name.id), new])
+        return located(ast.Assign([name], new), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)

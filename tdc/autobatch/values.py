@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tdc.autobatch.source import OP
 from tdc.core import pytree
+from tdc.core.dynamo import constant
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.ragged.storage import is_ragged
 
@@ -176,6 +177,35 @@ def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     for x in tensors[1:]:
         dtype = torch.promote_types(dtype, x.dtype)
     return dtype
+
+
+def with_number(dtype: torch.dtype, x: Any, kind: torch.dtype) -> torch.dtype:
+    """The dtype of tensors that a number becomes part of: as torch has it, and int64 for a whole number that is out of
+    range. Of a number of each example only the kind is known."""
+    dtype = beside_number(str(dtype), str(kind))
+    return torch.int64 if type(x) is int and not is_within(x, dtype) else dtype
+
+
+@constant
+def beside_number(dtype: str, kind: str) -> torch.dtype:
+    """What torch computes in for a tensor of one dtype and a number of Python, whose kind is that of another."""
+    tensor, number = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, kind)]
+    return torch.result_type(torch.empty(1, dtype=tensor), torch.empty((), dtype=number).tolist())
+
+
+def is_within(x: int, dtype: torch.dtype) -> bool:
+    """Whether a tensor of a dtype may hold a whole number; a float is as near as it can."""
+    if dtype.is_floating_point or dtype.is_complex or dtype in (torch.bool, torch.int64):
+        return True
+    low, high = limits(str(dtype))
+    return low <= x <= high
+
+
+@constant
+def limits(dtype: str) -> tuple[int, int]:
+    """The least and the largest whole number of a dtype."""
+    info = torch.iinfo(getattr(torch, dtype.removeprefix("torch.")))
+    return info.min, info.max
 
 
 def differing(values: Sequence[Any]) -> str:

@@ -123,4 +123,6 @@ def normal_dim(dim: int, ndim: int, op: OpName) -> int:
         expect_number(op, dim, whole=True)
         raise
     expect_number(op, dim, whole=True)
+    if ndim == 0:
+        raise ShapeError(message(op, "at least one dim", f"dim {dim} of none", hint="x.unsqueeze(0) has one of size 1"))
     raise ShapeError(message(op, f"a dim in [{-ndim}, {ndim - 1}]", str(dim), hint="count dims of the logical shape"))

@@ -47,6 +47,12 @@ def in_each_other(xs: Any) -> Any:
     return sum([(x * y).sum() for x in xs for y in xs if x[0] > y[0]])
 
 
+def calls_along_what_all_share(x: Tensor, n: Tensor) -> Any:
+    """Found by hand: the function that is called asked its examples for one truth."""
+    ys = [positive(x * i - 1) for i in range(3) if i != 1]
+    return sum(ys), [positive(x + k) * n for k in (1, 2)], max(positive(x - i).sum() for i in range(2))
+
+
 def targets_are_not_seen_outside(xs: Any) -> Tensor:
     x = xs.sum()
     ys = [x * i for i, x in enumerate(xs)]
@@ -92,6 +98,64 @@ def lambdas(x: Tensor, n: Tensor) -> Tensor:
     return x
 
 
+def names_set_in_arms(x: Tensor, n: Tensor) -> Any:
+    """Found by hand: every example set them."""
+    k = m = s = x.sum()
+    while n > 0 and (s := s + 1) < 3:
+        n = n - 1
+    first = x[0] > 0 or (k := k + 2) > 0
+    y = s if s > 2 else (m := m - 1)
+    return 0 < m < (k := k + 1), k, m, s, n, y, first
+
+
+def spans_set(x: Tensor, n: Tensor) -> Any:
+    """Found by hand: `z[n - 1 : n]` was the element `z[n - 1, n]`."""
+    y, z = x * 1, torch.zeros(4, 4)
+    y[n:] = 0
+    z[n - 1 : n] = 5
+    z[:-1] = z[:-1] + 1
+    z[-n:] = z[-n]
+    y[0] = x[:1].reshape(1, 1)
+    z[n, :3] = x.reshape(1, 1, 3)
+    return y, z
+
+
+def sought(x: Tensor, n: Tensor) -> Any:
+    """Found by hand: Python looked tensors up in sets by their identity."""
+    k = 0
+    while k < n:
+        k = k + 2
+    items = [1, 2, 3, 4]
+    items[k // 2] = n * 10
+    return n in (1, 2), n not in [0], n in x, k in {2, 3}, k in {4: 0}, 0 < k in (2, 9), items[k // 2 - 1], items[-1]
+
+
+def in_place(x: Tensor, n: Tensor) -> Any:
+    """Found by random programs: `y` got the wider dtype."""
+    y, z = x.half(), torch.arange(3, dtype=torch.int32)
+    if n > 0:
+        y += x
+        z *= n
+        z -= torch.tensor([1, 2, 3])
+    return y, z
+
+
+def numbers_and_tensors(x: Tensor, n: Tensor) -> Any:
+    """Found by random programs: 0.5 became 0, infinity the least whole number, 2 True, -1 255 and 1j 0."""
+    best, flag, label, root, y = math.inf, 2, -1, 1j, n.double()
+    if n == 1:
+        best, flag, label, root, y = n, x[0] > 2, n.to(torch.uint8), x[0], 0.5
+    return y, best * 1.0, flag + 0, label + n, root * 1j, 0.5 if n == 1 else n * 1.0
+
+
+def tensors_of_numbers(x: Tensor, n: Tensor) -> Any:
+    """Found by random programs: torch said that it cannot detach views in place."""
+    k, q = 0, 0.5
+    while k < n:
+        k, q = k + 1, q * 2
+    return torch.tensor(k) * x, torch.tensor(q, dtype=torch.float32), torch.tensor([1, 2]) * n
+
+
 def args_that_share_memory(x: Tensor, n: Tensor) -> Any:
     """Found by hand: `cond` takes no tensor twice, and `k` had two names."""
     k = 0
@@ -106,11 +170,15 @@ PAIRS = [
     (torch.tensor(x, dtype=torch.float32), torch.tensor(n))
     for x, n in (([1.0, 2, 3], 2), ([-1, 0.5, 2], 0), ([4, -2, 1], 3), ([0.2, 0, -1], 1))
 ]
+OF_PAIRS: tuple[Callable[..., Any], ...] = (
+    of_python, ranges, masked, lambdas, names_set_in_arms, spans_set, sought, in_place, numbers_and_tensors,
+    tensors_of_numbers, calls_along_what_all_share, args_that_share_memory,
+)  # fmt: skip
 CASES: dict[Callable[..., Any], list[Any]] = {
     **dict.fromkeys(
         (of_rows, with_test_and_calls, in_each_other, targets_are_not_seen_outside, generators, furthest), ROWS
     ),
-    **dict.fromkeys((of_python, ranges, masked, lambdas, args_that_share_memory), PAIRS),
+    **dict.fromkeys(OF_PAIRS, PAIRS),
 }
 
 
@@ -229,3 +297,73 @@ def test_an_object_that_holds_an_example_is_refused(backend: str | None):
     run = run if backend is None else torch.compile(run, backend=backend, fullgraph=True)
     with pytest.raises(Exception, match="a State that has such a tensor inside"):
         run(torch.tensor([1.0, -1.0]))
+
+
+def too_large(x: Tensor) -> Tensor:
+    y = x * 1
+    y[0] = x
+    return y
+
+
+def too_large_behind_a_mask(x: Tensor) -> Tensor:
+    y = x[:, None] * 1
+    y[x > 0] = x
+    return y
+
+
+def of_two_shapes(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else x.sum()
+
+
+def grows_in_place(x: Tensor) -> Tensor:
+    y = x[:1]
+    y += x
+    return y
+
+
+def halves_in_place(x: Tensor) -> Tensor:
+    y = x.long()
+    y *= 0.5 * x
+    return y
+
+
+def keyed(x: Tensor) -> Any:
+    n, found = 0, {0: x, 1: x}
+    while n < x[0]:
+        n += 1
+    return found[n]
+
+
+def adds_to_a_span(x: Tensor) -> Tensor:
+    y = x * 1
+    y[x[0].long() :] += 1
+    return y
+
+
+FIT = "expected a value of shape {} in x\\[\\.\\.\\.\\] = value, got one of \\[3\\]"
+REFUSED: dict[Callable[..., Any], str] = {
+    too_large: FIT.format(r"\[\]"),
+    too_large_behind_a_mask: FIT.format(r"\[1\]"),
+    of_two_shapes: r"expected values of one shape where a test chooses, got \[\] and \[3\]",
+    grows_in_place: r"expected the shape of x in x \+= y, got \[3\] for \[1\]",
+    halves_in_place: r"expected a dtype that x can hold in x \+= y, got torch.float32 for torch.int64",
+    adds_to_a_span: r"expected x\[a:b\] = value of a value that all rows can have, got a ragged one",
+    keyed: "expected keys that all share, got a key of a dict that differs between examples",
+}
+
+
+@pytest.mark.parametrize("fn", REFUSED)
+def test_what_torch_or_a_statement_refuses(fn: Callable[..., Any]):
+    """Found by random programs: values were broadcast, or cast, or looked up by identity."""
+    with pytest.raises(tdc.TdcError, match=REFUSED[fn]):
+        tdc.batch(fn).map(torch.tensor([[1.0, -2.0, 3.0], [0.0, -3.0, 1.0]]))
+
+
+def test_a_list_of_python_is_asked_for():
+    """Found by random programs: torch said that there was no storage."""
+    with pytest.raises(tdc.UnsupportedError, match="a number asked of one that differs between examples"):
+        tdc.batch(listed).map(torch.ones(2, 3))
+
+
+def listed(x: Tensor) -> Tensor:
+    return x * torch.tensor(x.tolist())

@@ -229,6 +229,16 @@ tdc.sum: expected a dim in [-2, 1], got 2
 hint: count dims of the logical shape""",
         )
 
+    def test_a_dim_without_batch_dims(self):
+        """Found by random calls: a dim in [0, -1] was expected."""
+        self.says(
+            lambda: TensorDict({"a": T([1, 2])}).sum(0),
+            """\
+ShapeError
+tdc.sum: expected at least one dim, got dim 0 of none
+hint: x.unsqueeze(0) has one of size 1""",
+        )
+
     def test_flatten_keys_that_collide(self):
         self.says(
             lambda: TensorDict({"a": {"b": 1}, "a.b": 2}).flatten_keys(),
