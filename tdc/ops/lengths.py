@@ -48,13 +48,19 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 
 def amounts(x: Any, pad: Any, mode: str) -> list[tuple[int, int, int]]:
-    """What `F.pad` adds: a dim, how much in front and how much behind, for each dim that grows or shrinks."""
+    """What `F.pad` adds: a dim, how much in front and how much behind, for each dim that grows or shrinks.
+
+    A circular dim shrinks before it grows: what is cut off on one side does not come back on the other.
+    """
     if mode not in MODES:
         raise UnsupportedError(message("pad", f"a mode of {', '.join(MODES)}", f"{mode!r}", hint="mode='constant'"))
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         hint = "two for each dim, the last dim first"
         raise ShapeError(message("pad", f"an even count of numbers, {2 * x.ndim} at most", f"{len(pad)}", hint=hint))
     found = [(x.ndim - 1 - k, pad[2 * k], pad[2 * k + 1]) for k in range(len(pad) // 2)]
+    if mode == "circular":
+        cuts = [(d, min(front, 0), min(behind, 0)) for d, front, behind in found]
+        found = [*cuts, *[(d, max(front, 0), max(behind, 0)) for d, front, behind in found]]
     found = [entry for entry in found if entry[1:] != (0, 0)]
     if any([d == x._batch_dim for d, _, _ in found]):
         raise ShapeError(message("pad", "dims of a row", f"the batch, dim {x._batch_dim}", hint="torch.cat([x, rows])"))

@@ -139,6 +139,8 @@ def pad(rule: Rule) -> Iterator[Sample]:
     for mode in ("reflect", "replicate", "circular"):
         yield Sample(mode, lambda d, m=mode: call(longer(d, turned, 2), (1, 1), m), want)
         yield Sample(f"{mode}, static", lambda d, m=mode: call(longer(d), (1, 1), m), want, ("eager", "grad"))
+    yield Sample("circular, cut", lambda d: call(longer(d, turned, 2), (-1, 1), "circular"), want, LIGHT)
+    yield Sample("circular, cut, static", lambda d: call(longer(d), (1, -1), "circular"), want, ("eager", "grad"))
 
 
 def repeat_interleave(rule: Rule) -> Iterator[Sample]:
