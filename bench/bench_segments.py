@@ -1,7 +1,7 @@
 """What does arithmetic along the ragged dim cost against padding, and against raw values with row ids at hand?
 
 B=64, longest 512, at 30 % of real positions, 64 features: reductions, softmax, scans, moves and lookups along the
-ragged dim of (B, -1, 64). The candidates are
+ragged dim of (B, -1, 64), and some of (B, 64, -1), whose positions lie innermost in memory. The candidates are
 
     tdc       the operation on a NestedTensor
     padded    the same on a rectangle (B, 512, 64), with a mask where padding would count
@@ -172,6 +172,27 @@ def operations(g: Given) -> dict[str, Operation]:
     }  # fmt: skip
 
 
+def positions_innermost(g: Given) -> tuple[Given, dict[str, Operation]]:
+    """The same batch as (B, D, -1), and operations on it."""
+    x = tdc.NestedTensor(g.x.values.t().contiguous(), g.offsets, max_length=LONGEST, ragged_dim=2)
+    g, low = g._replace(x=x, mask=g.mask.transpose(1, 2)), -math.inf
+
+    def fill(p: Tensor, value: float) -> Tensor:
+        return p.masked_fill(~g.mask, value)
+
+    return g, {
+        "softmax": Operation(lambda x: x.softmax(2), lambda p: fill(p, low).softmax(2), None),
+        "sum": Operation(lambda x: x.sum(2), lambda p: fill(p, 0).sum(2), None),
+        "amax": Operation(lambda x: x.amax(2), lambda p: fill(p, low).amax(2), None),
+        "var": Operation(lambda x: x.var(2), partial(padded_var_last, g), None),
+    }
+
+
+def padded_var_last(g: Given, p: Tensor) -> Tensor:
+    mean = p.sum(2, True) / g.lengths[:, None, None]
+    return torch.where(g.mask, p - mean, 0).square().sum(2) / (g.lengths - 1)[:, None]
+
+
 def content(y: Any) -> Tensor:
     return y if isinstance(y, Tensor) else y.values
 
@@ -268,6 +289,9 @@ def main() -> None:
     report.note(f"N={ids.shape[0]}, {ids.shape[0] / (B * LONGEST):.1%} of {B} x {LONGEST} are real")
     for name, op in operations(g).items():
         measure(report, name, op, g)
+    g, others = positions_innermost(g)
+    for name, op in others.items():
+        measure(report, f"{name} of (B, {D}, -1)", op, g)
     report.write()
 
 

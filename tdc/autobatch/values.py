@@ -190,7 +190,7 @@ def with_number(dtype: torch.dtype, x: Any, kind: torch.dtype) -> torch.dtype:
 def beside_number(dtype: str, kind: str) -> torch.dtype:
     """What torch computes in for a tensor of one dtype and a number of Python, whose kind is that of another."""
     tensor, number = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, kind)]
-    return torch.result_type(torch.empty(1, dtype=tensor), torch.empty((), dtype=number).tolist())
+    return torch.result_type(torch.empty(1, dtype=tensor), torch.empty((), dtype=number).item())
 
 
 def is_within(x: int, dtype: torch.dtype) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import readable, trace_as, trace_with_grad
+from tdc.core.dynamo import known, readable, trace_as, trace_with_grad
 from tdc.core.operators import derive, differentiable, only_results, operator, refuse_mapped, unserved
 
 LEAST = 2048  # elements of an example that are worth a call
@@ -32,16 +32,29 @@ FEW = 32
 
 def innermost(x: Tensor) -> bool:
     """Whether positions of packed values (N, *D) lie innermost, on CPU, where operators serve."""
-    return x.device.type == "cpu" and x.ndim > 1 and x.stride(0) == 1 and not unserved()
+    return x.device.type == "cpu" and x.ndim > 1 and known(x.stride(0) == 1) and not unserved()
 
 
-def sums_by_example(x: Tensor) -> bool:
-    """Whether packed values (N, *D) are summed here: also those of few features, eagerly and for the result alone."""
-    return innermost(x) or (x.ndim > 1 and x.device.type == "cpu" and few(x) and readable() and only_results(x))
+def by_example(x: Tensor, rows: int) -> bool:
+    """Whether packed values (N, *D) of so many examples are reduced here: in eager calls examples worth one each, as
+    others share what a structure keeps."""
+    return innermost(x) and (not readable() or long(x, rows))
 
 
-def few(x: Tensor) -> bool:
-    """Whether a position has so few features that torch takes most of its time to go to the next one."""
+def sums_by_example(x: Tensor, rows: int) -> bool:
+    """The same of sums: also where features are so few that torch takes most of its time to go to the next position,
+    eagerly and for the result alone."""
+    few = x.ndim > 1 and x.device.type == "cpu" and readable() and is_few(x) and only_results(x)
+    return by_example(x, rows) or (few and long(x, rows))
+
+
+def long(x: Tensor, rows: int) -> bool:
+    """Whether examples are worth a call each."""
+    return x.numel() >= LEAST * rows
+
+
+def is_few(x: Tensor) -> bool:
+    """Whether a position has few features."""
     return x.numel() <= FEW * x.shape[0]
 
 
@@ -153,7 +166,7 @@ trace_with_grad(to_the_largest)
 
 def sums(x: Tensor, offsets: Tensor, rows: int) -> Tensor:
     """(N, *D) -> (B, *D)."""
-    if x.numel() < LEAST * rows:
+    if not long(x, rows):
         index = owners(offsets, x.shape[0])
         return rounded_once(lambda v: v.new_zeros((rows, *v.shape[1:])).index_add_(0, index, v), x.contiguous())
     out = x.new_empty((rows, *x.shape[1:]))
@@ -165,7 +178,7 @@ def sums(x: Tensor, offsets: Tensor, rows: int) -> Tensor:
 def extremes(x: Tensor, offsets: Tensor, rows: int, largest: bool, none: float) -> Tensor:
     """(N, *D) -> (B, *D), `none` of an empty example."""
     out = x.new_full((rows, *x.shape[1:]), none)
-    if x.numel() < LEAST * rows:
+    if not long(x, rows):
         how = "amax" if largest else "amin"
         index = owners(offsets, x.shape[0]).view(-1, *[1] * (x.ndim - 1)).expand_as(x)
         return out.scatter_reduce_(0, index, x.contiguous(), how, include_self=False)
@@ -192,7 +205,12 @@ def owners(offsets: Tensor, total: int) -> Tensor:
 
 def examples(x: Tensor, offsets: Tensor) -> Sequence[Tensor]:
     """The examples as views."""
-    return x.split(offsets.diff().tolist())
+    return torch.split(x, on_host(offsets.diff()))
+
+
+def on_host(lengths: Any) -> list[int]:
+    """Lengths as numbers."""
+    return lengths.tolist()  # type: ignore[no-any-return]  # untyped in torch
 
 
 def spread_by_index(x: Tensor, offsets: Tensor, total: int) -> Tensor:

@@ -33,7 +33,7 @@ from tdc.core.dynamo import (
 )
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.operators import new_size, operator, refuse_mapped
-from tdc.ragged.innermost import extreme, innermost, linear, spread_rows, sum_rows, sums_by_example
+from tdc.ragged.innermost import by_example, extreme, linear, spread_rows, sum_rows, sums_by_example
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
 
@@ -355,7 +355,7 @@ def spread(per_row: Tensor, s: Structure, total: int, like: Tensor | None = None
     Args:
         like: packed values (N, ...) that the result meets, and as which it lies in memory.
     """
-    if like is not None and per_row.ndim > 1 and innermost(like):
+    if like is not None and per_row.ndim > 1 and by_example(like, s.batch_size):
         return linear(spread_rows, per_row, s.offsets, total)
     return per_row.index_select(0, row_ids(s, total))
 
@@ -369,9 +369,9 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
         reduce: "sum", "prod", "amax" or "amin".
         identity: what an empty example gives.
     """
-    if reduce == "sum" and sums_by_example(values):
+    if reduce == "sum" and sums_by_example(values, s.batch_size):
         return linear(sum_rows, values, s.offsets, s.batch_size)
-    if reduce in ("amax", "amin") and innermost(values):
+    if reduce in ("amax", "amin") and by_example(values, s.batch_size):
         return extreme(values, s.offsets, s.batch_size, reduce == "amax", identity)
     ids = row_ids(s, values.shape[0])
     shape = (s.batch_size, *values.shape[1:])

@@ -2,9 +2,9 @@
 
     softmax_of(x, offsets, log)    x (N, *D), offsets (B+1,) -> (N, *D)
 
-On CPU one operator: long examples go one after another through torch's own kernel, short ones all at once. A graph has
-it where positions lie innermost in memory; elsewhere, and on other devices, plain operations: the maximum of each
-example is subtracted, and the sum of the exponentials divides. Inductor fuses these.
+On CPU long examples go one after another through torch's own kernel, as one operator. In a graph so do all whose
+positions lie innermost in memory. Elsewhere plain operations: the maximum of each example is subtracted, and the sum of
+the exponentials divides. Inductor fuses these.
 
 Invariant: the derivatives are sums and spreads, which have all of theirs.
 """
@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import readable, trace_with_grad
+from tdc.core.dynamo import trace_with_grad
 from tdc.core.operators import derive, differentiable, operator, refuse_mapped
-from tdc.ops.subrows import worth_calls
-from tdc.ragged.innermost import examples, few, innermost
+from tdc.ops.subrows import pays, worth_calls
+from tdc.ragged.innermost import by_example, examples, is_few
 from tdc.ragged.segments import reduce_rows, spread
 from tdc.ragged.structure import Structure
 
 
 def softmax_of(x: Tensor, s: Structure, log: bool) -> Tensor:
     """(N, *D) -> (N, *D), with all derivatives."""
-    if x.device.type == "cpu" and (readable() or innermost(x)):
+    if pays(x, s.batch_size, x.numel()) or by_example(x, s.batch_size):
         return softmax(x, s.offsets, log)
     return all_at_once(x, s, log)
 
@@ -58,7 +58,8 @@ class Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return gradient(grads[0], *ctx.saved_tensors, ctx.log), None, None
+        y, offsets = ctx.saved_tensors
+        return gradient(grads[0], y, offsets, ctx.log), None, None
 
 
 class Directed(Softmax):
@@ -99,7 +100,7 @@ def kernel(x: Tensor, offsets: Tensor, log: bool) -> Tensor:
     if not worth_calls(offsets.shape[0] - 1, x.numel()):
         return torch.empty_like(x).copy_(all_at_once(x, Structure(offsets), log))
     out, run = torch.empty_like(x), torch.log_softmax if log else torch.softmax
-    last = x.ndim - 1 if x.stride(0) == 1 or few(x) else 0  # where torch's kernel reads it fastest
+    last = x.ndim - 1 if x.stride(0) == 1 or is_few(x) else 0  # where torch's kernel reads it fastest
     for row, result in zip(examples(x, offsets), examples(out, offsets), strict=True):
         result.movedim(0, last).copy_(run(row.movedim(0, last), last))
     return out
