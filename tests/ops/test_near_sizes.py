@@ -81,6 +81,17 @@ def test_convolution(several: list[int], name: str, ragged: tuple[int, ...]):
     assert several[0] > 1
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_sequences_and_volumes(several: list[int], n: int):
+    weight = torch.randn(6, 4, *(2, 3, 2)[:n], dtype=DOUBLE, requires_grad=True)
+    rows = [torch.randn(4, *(5, *size)[-n:], dtype=DOUBLE) for size in SIZES]
+    run = F.conv1d if n == 1 else F.conv3d
+    x = tdc.pack(rows, ragged_dim=(2,) if n == 1 else (3, 4))
+    found = list(run(x, weight, stride=2).unbind())
+    torch.testing.assert_close(found, [run(row[None], weight, stride=2)[0] for row in rows])
+    assert several[0] > 1
+
+
 @BOTH
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "output_padding": 1}], ids=["plain", "stride"])
 def test_transposed_convolution(several: list[int], options: dict[str, Any], ragged: tuple[int, ...]):
