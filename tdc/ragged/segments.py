@@ -419,7 +419,7 @@ def gather_spans(values: Tensor, dim: int, index: Tensor) -> Tensor:
     return values if is_zero(values.shape[dim]) else values.index_select(dim, index)
 
 
-def spread_by_index(per_row: Tensor, s: Structure, total: int) -> Tensor:
+def spread_by_index(per_row: Tensor, s: Structure, total: int, like: Tensor | None = None) -> Tensor:
     """What Dynamo traces in place of `spread`, if need be."""
     return per_row[row_ids(s, total)]
 
