@@ -102,7 +102,7 @@ def run(op: Any, x: Tensor, offsets: Tensor, rows: int) -> Tensor:
 
 def run_traced(op: Any, x: Tensor, offsets: Tensor, rows: int) -> Tensor:
     """What Dynamo traces in place of `run`: spreads are an index, which joins the kernel of what reads them."""
-    return spread_by_index(x, offsets, rows) if op is spread_rows else op(x, offsets, rows)
+    return gathered_spread(x, offsets, rows) if op is spread_rows else op(x, offsets, rows)
 
 
 def derived(*args: Any) -> Tensor:
@@ -191,7 +191,7 @@ def extremes(x: Tensor, offsets: Tensor, rows: int, largest: bool, none: float) 
 def spreads(x: Tensor, offsets: Tensor, total: int) -> Tensor:
     """(B, *D) -> (N, *D), positions innermost."""
     if total * x[:1].numel() < LEAST * x.shape[0]:
-        return spread_by_index(x, offsets, total)
+        return gathered_spread(x, offsets, total)
     out = x.new_empty((*x.shape[1:], total)).movedim(-1, 0)
     for row, result in zip(x, examples(out, offsets), strict=True):
         result.copy_(row.expand_as(result))
@@ -213,7 +213,7 @@ def on_host(lengths: Any) -> list[int]:
     return lengths.tolist()  # type: ignore[no-any-return]  # untyped in torch
 
 
-def spread_by_index(x: Tensor, offsets: Tensor, total: int) -> Tensor:
+def gathered_spread(x: Tensor, offsets: Tensor, total: int) -> Tensor:
     """`spreads` in operations of torch."""
     return x.movedim(0, -1).index_select(-1, owners(offsets, total)).movedim(-1, 0)
 

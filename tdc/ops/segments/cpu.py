@@ -14,7 +14,7 @@ equal elements where nobody asks for one; which way runs depends on sizes only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from tdc.core.errors import ShapeError, message
 from tdc.ops.segments import all_rows
 from tdc.ops.subrows import worth_calls
+from tdc.ragged.innermost import examples
 from tdc.ragged.structure import Structure
 
 SORTED, COMPARED = 32, 4  # what sorting an element twice and finding an extreme cost, in elements to copy
@@ -183,8 +184,3 @@ def in_rectangle(x: Tensor, offsets: Tensor, longest: int, fill: float, run: Cal
 def begins_of(offsets: Tensor) -> Tensor:
     """Where the example of each element of dim 0 begins, (N,)."""
     return offsets[:-1].repeat_interleave(offsets.diff())
-
-
-def examples(x: Tensor, offsets: Tensor) -> Sequence[Tensor]:
-    """The examples as views."""
-    return x.split(offsets.diff().tolist())
