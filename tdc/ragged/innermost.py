@@ -26,8 +26,8 @@ from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import known, readable, trace_as, trace_with_grad
 from tdc.core.operators import derive, differentiable, only_results, operator, refuse_mapped, unserved
 
-LEAST = 2048  # elements of an example that are worth a call
-FEW = 32
+LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2.13)
+FEW = 32  # features, up to which torch takes as long for a position as for its features
 
 
 def innermost(x: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """softmax and log_softmax along dim 0 of packed values, each example for itself.
 
-    softmax_of(x, offsets, log)    x (N, *D), offsets (B+1,) -> (N, *D)
+    softmax_of(x, s, log)             x (N, *D), its structure -> (N, *D)
+    softmax_rows(x, offsets, log)     the operator, of offsets (B+1,)
 
 On CPU long examples go one after another through torch's own kernel, as one operator. In a graph so do all whose
 positions lie innermost in memory. Elsewhere plain operations: the maximum of each example is subtracted, and the sum of
