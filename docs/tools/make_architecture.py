@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from the code, and a test fails when it is out of date.
 
 ## Rooms
 
-An arrow is drawn where no other path of arrows says the same; its number counts imports of one file by another.
+An arrow is drawn where no other path of arrows says the same.
 """
 TAIL = """\
 ## How to add
@@ -88,23 +87,19 @@ def imports(path: Path) -> set[str]:
 
 
 def drawing() -> str:
-    """The rooms floor by floor; an arrow for each pair of rooms, and behind how many imports of modules it stands."""
+    """The rooms floor by floor, and an arrow for each pair of rooms."""
     files = rooms()
-    arrows = Counter(
-        (room, module.split(".")[1])
+    below = {
+        room: {module.split(".")[1] for path in paths for module in imports(path)} - {room}
         for room, paths in files.items()
-        for path in paths
-        for module in imports(path)
-        if module.split(".")[1] != room
-    )
-    below = {a: {b for x, b in arrows if x == a} for a in files}
-    drawn = {(a, b): n for (a, b), n in arrows.items() if not any(b in below[c] for c in below[a] - {b})}
+    }
+    drawn = [(a, b) for a in files for b in below[a] if not any(b in below[c] for c in below[a] - {b})]
     lines = ["```mermaid", "flowchart TB"]
     for number, floor in enumerate(FLOORS):
         lines += [f"  subgraph floor{number}[ ]"]
         lines += [f'    {room}["{room}: {len(files[room])} files"]' for room in floor if room in files]
         lines += ["  end"]
-    lines += [f"  {a} -->|{count}| {b}" for (a, b), count in sorted(drawn.items())]
+    lines += [f"  {a} --> {b}" for a, b in sorted(drawn)]
     return "\n".join([*lines, "```"])
 
 
