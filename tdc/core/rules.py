@@ -188,12 +188,10 @@ OPERATORS: dict[str, Op] = {
     torch.ge, "lshift": torch.bitwise_left_shift, "rshift": torch.bitwise_right_shift,
 }  # fmt: skip
 SELF_SECOND = (torch.where, torch.polygamma)  # methods of their second argument
-REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 UNARY_OPERATORS: dict[str, Op] = {
     "neg": torch.neg, "pos": torch.positive, "abs": torch.abs, "invert": torch.bitwise_not,
 }  # fmt: skip
 TENSOR_OPERATORS = {op: getattr(torch.Tensor, f"__{name}__") for name, op in (OPERATORS | UNARY_OPERATORS).items()}
 SWAPPED = [name for name in REFLECTED if name not in ("add", "mul", "and", "or", "xor")]
-TENSOR_REFLECTED: dict[Op, Op] = {
-    OPERATORS[name]: getattr(torch.Tensor, f"__r{name}__") for name in (*SWAPPED, "lshift", "rshift")
-}  # fmt: skip
+TENSOR_REFLECTED: dict[Op, Op] = {OPERATORS[name]: getattr(torch.Tensor, f"__r{name}__") for name in SWAPPED}

@@ -50,8 +50,24 @@ def test_a_number_is_a_number_on_either_side(op: Callable[..., Any], dtype: torc
 def test_integers_meet_integers(op: Callable[..., Any]):
     x = torch.tensor([1, 2, 3])
     assert torch.equal(op(TensorDict({"x": x}, [3]), 1)["x"], op(x, 1))
-    if op is not operator.lshift:
-        assert torch.equal(op(1, TensorDict({"x": x}, [3]))["x"], op(1, x))
+    assert torch.equal(op(1, TensorDict({"x": x}, [3]))["x"], op(1, x))
+
+
+@pytest.mark.parametrize("op", [operator.lshift, operator.rshift], ids=lambda op: op.__name__)
+def test_a_number_is_shifted_by_a_batch(op: Callable[..., Any]):
+    x = torch.tensor([1, 2, 3])
+    td, nt = TensorDict({"x": x}, [3]), tdc.pack([x, x[:1]])
+
+    def shift(td: TensorDict, nt: tdc.NestedTensor, mb: tdc.MaskedBatch) -> Any:
+        return op(20, td)["x"], op(20, nt).values, op(20, mb).filled(0)
+
+    for run in (shift, torch.compile(shift, backend="eager", fullgraph=True)):
+        plain, packed, padded = run(td, nt, nt.to_padded())
+        assert torch.equal(plain, op(20, x))
+        assert torch.equal(packed, torch.cat([op(20, x), op(20, x[:1])]))
+        assert torch.equal(padded, torch.stack([op(20, x), op(20, x) * torch.tensor([1, 0, 0])]))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        op("a", nt)
 
 
 def test_other_types_are_for_python_to_refuse():
