@@ -233,6 +233,11 @@ def consumed(i: Any) -> int:
     return i.ndim if isinstance(i, Tensor) and i.dtype == torch.bool else 1
 
 
+def uses_dims(idx: Any) -> bool:
+    """Whether an index needs batch dims to be there, as `None`, `...` and `True` do not."""
+    return any([consumed(part) for part in entries_of(idx)])
+
+
 def refused(leaves: Leaves, idx: Any, error: Exception) -> Exception:
     """The error for leaves that take no such index, as sparse tensors and those of `torch.nested`; else the same."""
     wrong: dict[str, str] = {}

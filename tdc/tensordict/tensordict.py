@@ -44,7 +44,7 @@ from tdc.core.typing import MISSING
 from tdc.tensordict.apply import applied
 from tdc.tensordict.builder import Builder
 from tdc.tensordict.display import node_html, node_text
-from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused, selected
+from tdc.tensordict.indexing import at, indexed, is_vector, misfit, normal_index, refused, selected, uses_dims
 from tdc.tensordict.leaf import PROTOCOLS, Leaf, unwrap, wrap_leaf
 from tdc.tensordict.mapping import IsLeaf, Keyed
 from tdc.tensordict.nodes import Nodes, extra_of, with_extra
@@ -379,7 +379,7 @@ def index(td: TensorDict, idx: Any) -> TensorDict:
     """
     size = td._size
     k = len(size)
-    if k == 0 and idx is not None and idx is not Ellipsis and idx != ():
+    if k == 0 and uses_dims(idx):
         hint = "index a leaf, td['key'][i], or give the TensorDict a batch size"
         raise IndexingError(message("index", "at least one batch dim", "batch_size=[]", hint=hint))
     vector = is_vector(idx)

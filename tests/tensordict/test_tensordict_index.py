@@ -131,6 +131,22 @@ def test_no_batch_dim_no_index():
     assert td[None]["a"].shape == (1, 3)
 
 
+NO_DIM = [(None,), (...,), (None, ...), (..., None), (None, None), True, False, T(True)]
+
+
+@pytest.mark.parametrize("index", NO_DIM, ids=str)
+def test_no_batch_dim_takes_what_a_number_takes(index: Any):
+    a, size = torch.arange(3.0), torch.tensor(0.0)[index].shape
+    td = TensorDict({"a": a, "in": {"b": torch.tensor(2.0)}})
+    assert td[index].batch_size == td["in"][index].batch_size == TensorDict()[index].batch_size == size
+    assert torch.equal(td[index]["a"], a.expand(*size, 3))
+    assert torch.equal(td.at[index].set(7)["a"], a if index is False else torch.full((3,), 7.0))
+    if isinstance(index, tuple):
+        ragged = TensorDict({"r": tdc.pack([torch.ones(2), torch.ones(1)])})
+        assert ragged[index]["r"].shape == (*size, 2, -1)
+        assert torch.compile(lambda td: td[index], backend="eager", fullgraph=True)(td).batch_size == size
+
+
 # -- ragged leaves
 
 
