@@ -103,7 +103,7 @@ def write(dst: Any, src: Any, index: Any) -> None:
     elif isinstance(dst, Tensor) and type(index) is Numbers:
         index.write(dst, src)
     elif isinstance(dst, Tensor):
-        dst[() if index is None else index] = src
+        dst[() if index is None else index] = src.to(dst.dtype) if isinstance(src, Tensor) else src
     else:
         got, hint = describe(dst), "pad it with to_padded(), or td.set a new one"
         raise UnsupportedError(message("copy_", "tensors or padded batches of the same kind", got, hint=hint))

@@ -27,6 +27,12 @@ class TestCopy:
         assert torch.equal(td, want)
         assert [x.data_ptr() for x in td.values(True, True)] == places
 
+    @pytest.mark.parametrize("index", [0, slice(1, 3), [2, 0], torch.tensor([2, 0]), torch.tensor([True, False, True])])
+    def test_numbers_of_another_dtype(self, index: Any):
+        td = buffer()
+        tdc.copy_(td, (td[index] + 5).to(torch.float64), index)
+        assert torch.equal(td, buffer().at[index].set(5.0))
+
     def test_an_ellipsis_stands_for_batch_dims(self):
         td = TensorDict({"x": torch.zeros(2, 3, 3)}, [2, 3])
         tdc.copy_(td, 1.0, (..., 0))
