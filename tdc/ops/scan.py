@@ -63,6 +63,7 @@ def up_to_each(rows: Callable[..., Tensor], x: NestedTensor, dtype: torch.dtype 
     s = x.structure
     values = x.values.movedim(s.packed_dim, 0)
     out = rows(values if dtype is None else values.to(dtype), s.offsets)
+    out = out if dtype is None else out.to(dtype)  # whole numbers are added as int64
     return x.with_values(out.movedim(0, s.packed_dim))
 
 

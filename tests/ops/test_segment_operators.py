@@ -66,6 +66,16 @@ def alike(name: str, rows: list[Tensor], got: Any) -> None:
             torch.testing.assert_close(a, b[i], equal_nan=True)
 
 
+@pytest.mark.parametrize("given", [torch.int32, torch.float16, torch.float64])
+@pytest.mark.parametrize("own", [torch.int8, torch.bool, torch.float32])
+def test_the_dtype_of_a_scan(own: torch.dtype, given: torch.dtype):
+    """Also of whole numbers smaller than those that torch adds up in."""
+    x = tdc.pack([torch.ones(n, dtype=own) for n in (0, 1, 5, 0)])
+    for op in (torch.cumsum, torch.cumprod):
+        rows = [op(row, 0, dtype=given) for row in x.unbind()]
+        torch.testing.assert_close(list(op(x, 1, dtype=given).unbind()), rows)
+
+
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_one_example_after_another(name: str, dtype: torch.dtype, way: None):
