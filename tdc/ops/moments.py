@@ -26,7 +26,8 @@ from tdc.core.rules import define, unsupported
 from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
-from tdc.ops.reduction import count, filled, reduce_ragged, reduction, sum_of
+from tdc.ops.reduction import count, filled, reduce_ragged, reduction, settle, squares_of, sum_of
+from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
@@ -77,6 +78,18 @@ def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor
     return torch.logsumexp(values, dims, keepdim) if known else log_of_sum(values, dims, keepdim)
 
 
+def squares(x: Any, mean: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sums of squared differences from means, of which each example has one."""
+    if isinstance(x, NestedTensor) and x._structure.ragged_dims == dims and not x.dtype.is_complex:
+        s = x._structure
+        values = x.values.movedim(s.packed_dim, 0)
+        each = mean.movedim(s.batch_dim, 0).reshape(-1, *values.shape[1:])
+        return settle(squares_of(values, each, s), s, dims, True)
+    apart = filled(torch.sub(x, mean), 0)
+    square = torch.real(apart.mul(apart.conj())) if x.dtype.is_complex else apart.square()
+    return square.sum(dims, True)
+
+
 def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False) -> Tensor:
     """The variance or its root, in two passes.
 
@@ -85,9 +98,7 @@ def spread_of(x: Any, dims: tuple[int, ...], keepdim: bool, correction: float, r
     dtype, wide = x.dtype, widened(x)
     number = count(x, dims, True).to(sum_dtype(dtype))
     left, mean = number - correction, wide.sum(dims, True) / number
-    apart = filled(torch.sub(wide, torch.where(left == 0, mean.detach(), mean)), 0)  # else inf - inf in its derivative
-    square = torch.real(apart.mul(apart.conj())) if dtype.is_complex else apart.square()
-    total = square.sum(dims, True)
+    total = squares(wide, torch.where(left == 0, mean.detach(), mean), dims)  # else inf - inf in its derivative
     bound = left.clamp(min=0).masked_fill(number == 0, 0)
     out = total / left.masked_fill(number == 0, 1) + (total.detach() / bound).masked_fill(bound > 0, 0)
     if root:  # whose derivative at 0 is 0 here, as in torch

@@ -5,6 +5,7 @@
     sum_rows       (N, *D) -> (B, *D)      sums of each example
     spread_rows    (B, *D) -> (N, *D)      what belongs to an example, for each of its positions: the adjoint
     amax_rows      (N, *D) -> (B, *D)      the largest or smallest element of each example
+    squares_rows   (N, *D) -> (B, *D)      sums of squared differences from the mean of each example, (B, *D)
 
 An example is a stretch of every line then: torch's own reduction of it takes a tenth of the time of adding one position
 after another to the result of its example. Short examples are turned, so that features lie innermost, and added so.
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import known, readable, trace_as, trace_with_grad
-from tdc.core.operators import derive, differentiable, only_results, operator, refuse_mapped, unserved
+from tdc.core.operators import derive, differentiable, in_front, only_results, operator, refuse_mapped, unserved
 
 LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2.13)
 FEW = 32  # features, up to which torch takes as long for a position as for its features
@@ -164,6 +165,52 @@ def to_the_largest(grad: Tensor, x: Tensor, offsets: Tensor, top: Tensor) -> Ten
 trace_with_grad(to_the_largest)
 
 
+class Squares(torch.autograd.Function):
+    """`squares_rows` with the gradient of x. That of a mean is 0: the sum of what elements differ from it."""
+
+    apply: Any  # torch leaves it untyped
+
+    @staticmethod
+    def forward(x: Tensor, mean: Tensor, offsets: Tensor, rows: int) -> Tensor:
+        return squares_rows(x, mean, offsets, rows)  # type: ignore[no-any-return]  # untyped in torch
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return to_elements(grads[0], *ctx.saved_tensors), None, None, None
+
+
+class DirectedSquares(Squares):
+    """`Squares` with a derivative in a direction."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        Squares.setup_context(ctx, inputs, output)
+        ctx.rows = inputs[3]
+        ctx.save_for_forward(*inputs[:3])
+
+    @staticmethod
+    def jvp(ctx: Any, *directions: Any) -> Tensor:
+        x, mean, offsets = ctx.saved_tensors
+        apart = x - linear(spread_rows, mean, offsets, x.shape[0])
+        return linear(sum_rows, 2 * apart * directions[0], offsets, ctx.rows)
+
+
+squares: Callable[..., Tensor] = differentiable(Squares, DirectedSquares)
+
+
+def to_elements(grad: Tensor, x: Tensor, mean: Tensor, offsets: Tensor) -> Tensor:
+    """The gradient of x, of that of sums of squares."""
+    apart = x - linear(spread_rows, mean, offsets, x.shape[0])
+    return linear(spread_rows, 2 * grad, offsets, x.shape[0]) * apart
+
+
+trace_with_grad(to_elements)
+
+
 def sums(x: Tensor, offsets: Tensor, rows: int) -> Tensor:
     """(N, *D) -> (B, *D)."""
     if not long(x, rows):
@@ -185,6 +232,19 @@ def extremes(x: Tensor, offsets: Tensor, rows: int, largest: bool, none: float) 
     for row, result in zip(examples(x, offsets), out, strict=True):
         if row.shape[0]:
             (torch.amax if largest else torch.amin)(row, 0, out=result)
+    return out
+
+
+def squared(x: Tensor, mean: Tensor, offsets: Tensor, rows: int) -> Tensor:
+    """(N, *D), (B, *D) -> (B, *D); in memory of one example, which stays in the cache."""
+    if not long(x, rows):
+        apart = x - mean.index_select(0, owners(offsets, x.shape[0]))
+        return sums(apart.square_(), offsets, rows)
+    lengths, out = on_host(offsets.diff()), x.new_empty((rows, *x.shape[1:]))
+    room = torch.empty_like(x[: max(lengths)])  # which lies as x does
+    for row, center, result in zip(torch.split(x, lengths), mean, out, strict=True):
+        apart = torch.sub(row, center, out=room.narrow(0, 0, row.shape[0]))
+        torch.sum(apart.square_(), 0, out=result)
     return out
 
 
@@ -238,6 +298,15 @@ def over_members(op: Any, info: Any, in_dims: Any, x: Tensor, offsets: Tensor, *
     return op(x.movedim(in_dims[0], 1), offsets, *rest), 1
 
 
+def squares_over_members(
+    op: Any, info: Any, in_dims: Any, x: Tensor, mean: Tensor, offsets: Tensor, rows: int
+) -> tuple[Tensor, int]:
+    """The same of squares."""
+    refuse_mapped("offsets", in_dims[2:3])
+    x, mean = [in_front(t, d, info.batch_size).movedim(0, 1) for t, d in zip((x, mean), in_dims[:2], strict=True)]
+    return op(x, mean, offsets, rows), 1
+
+
 sum_rows, spread_rows, amax_rows = [
     operator(f"{name}(Tensor x, Tensor offsets, SymInt {how}) -> Tensor", fake, over_members, CPU=kernel)
     for name, how, fake, kernel in (
@@ -246,7 +315,12 @@ sum_rows, spread_rows, amax_rows = [
         ("amax_rows", "rows, bool largest, Scalar none", fake_rows, extremes),
     )
 ]
+squares_rows = operator(
+    "squares_rows(Tensor x, Tensor mean, Tensor offsets, SymInt rows) -> Tensor",
+    lambda x, mean, offsets, rows: fake_rows(x, offsets, rows), squares_over_members, CPU=squared,
+)  # fmt: skip
 ADJOINT = {sum_rows: spread_rows, spread_rows: sum_rows}
 for _op in ADJOINT:
     derive(_op, Directed, partial(arguments_of, _op))
 derive(amax_rows, DirectedExtreme)
+derive(squares_rows, DirectedSquares)

@@ -17,7 +17,7 @@ from tdc.core.dynamo import watching
 from tdc.ops import subrows
 from tdc.ops.segments.softmax import softmax
 from tdc.ragged import innermost
-from tdc.ragged.innermost import extreme, linear, spread_rows, sum_rows
+from tdc.ragged.innermost import extreme, linear, spread_rows, squares, sum_rows
 
 LENGTHS = (3, 0, 5, 2)
 OFFSETS = torch.tensor([0, 3, 3, 8, 10])
@@ -52,6 +52,11 @@ def of_smallest(x: Tensor) -> Tensor:
     return extreme(x, OFFSETS, 4, False, 0.0)
 
 
+def of_squares(x: Tensor) -> Tensor:
+    count = OFFSETS.diff().clamp(min=1).view(-1, *[1] * (x.ndim - 1))
+    return squares(x, linear(sum_rows, x, OFFSETS, 4) / count, OFFSETS, 4)
+
+
 def of_softmax(x: Tensor) -> Tensor:
     return softmax(x, OFFSETS, False)
 
@@ -74,6 +79,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
     "sums": (of_sums, each(lambda row: row.sum(0))),
     "largest": (of_largest, each(lambda row: row.amax(0))),
     "smallest": (of_smallest, each(lambda row: row.amin(0))),
+    "squares": (of_squares, each(lambda row: (row - row.mean(0)).square().sum(0))),
     "softmax": (of_softmax, along(lambda row: row.softmax(0))),
     "log_softmax": (of_log_softmax, along(lambda row: row.log_softmax(0))),
     "spreads": (of_spreads, lambda x: x.repeat_interleave(torch.tensor(LENGTHS), 0)),
@@ -180,7 +186,7 @@ def test_nodes_of_a_graph():
         graphs.extend(str(node.target) for node in graph.graph.nodes)
         return graph
 
-    torch.compile(RUNS["instance norm"], backend=aot_autograd(fw_compiler=note), fullgraph=True)(sequences(3, 4))
+    torch.compile(RUNS["per example"], backend=aot_autograd(fw_compiler=note), fullgraph=True)(sequences(3, 4))
     assert any("sum_rows" in name for name in graphs)
     assert not [name for name in graphs if "spread_rows" in name or "index_add" in name]
 
