@@ -26,6 +26,7 @@ from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import Rule, add_rule, define
 from tdc.core.typing import Op, OpName
 from tdc.ops.positionwise import dense_weights
+from tdc.ops.segments.norm import group_norm as group_norm_of
 from tdc.ragged.masked import MaskedBatch
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of, reduce_rows, spread
@@ -130,23 +131,27 @@ def group_norm(
         if channels % num_groups:
             got = f"{channels} channels for {num_groups} groups"
             raise ShapeError(message("group_norm", "channels that groups divide", got, hint="choose num_groups"))
-        centered, var, _mean = standardised(p, num_groups)
-        return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+        return grouped(x, p, num_groups, weight, bias, eps)[0]
 
     return rounded_once(normalised, input)
 
 
-def standardised(p: Positions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Data less its mean `(*P, C, R)`, variance and mean `(B, C, 1)`: of each example and group of channels."""
+def grouped(
+    x: Any, p: Positions, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Ragged, Tensor, Tensor]:
+    """Each example's groups of channels normalised; their means and variances, (B, groups)."""
     *ahead, channels, rest = p.data.shape
-    each, size = channels // groups, channels // groups * rest
-    grouped = p.data.reshape(*ahead, groups, size)
+    if isinstance(x, NestedTensor) and known(rest == 1):
+        out, mean, rstd = group_norm_of(p.data.squeeze(-1), weight, bias, x.structure, groups, eps)
+        return p.done(out.unsqueeze(-1)), mean, rstd.pow(-2) - eps
+    size = channels // groups * rest
+    each = p.data.reshape(*ahead, groups, size)
     count = (p.count * size).clamp(min=1).unsqueeze(1).to(p.data.dtype)
-    mean = p.add(last_sum(grouped)) / count
-    centered = p.clean((grouped - p.put(mean).unsqueeze(-1)).reshape(*ahead, channels, rest))
-    var = p.add(last_sum(centered.reshape(*ahead, groups, size).square())) / count
-    var, mean = [t.repeat_interleave(each, 1).unsqueeze(-1) for t in (var, mean)]
-    return centered, var, mean
+    mean = p.add(last_sum(each)) / count
+    centered = p.clean((each - p.put(mean).unsqueeze(-1)).reshape(p.data.shape))
+    var = p.add(last_sum(centered.reshape(each.shape).square())) / count
+    scale = torch.rsqrt(var + eps).repeat_interleave(channels // groups, 1).unsqueeze(-1)
+    return affine(p, centered * p.put(scale), weight, bias), mean, var
 
 
 def last_sum(x: Tensor) -> Tensor:
@@ -168,10 +173,10 @@ def instance_norm(
         p = positions(x, "instance_norm", weight, bias, running_mean, running_var)
         if not use_input_stats:
             return affine(p, fixed(p, running_mean, running_var, eps), weight, bias)
-        centered, var, mean = standardised(p, p.data.shape[-2])
+        out, mean, var = grouped(x, p, p.data.shape[-2], weight, bias, eps)
         n = (p.count * p.data.shape[-1]).view(-1, 1).to(var.dtype)
-        follow(running_mean, running_var, mean.squeeze(-1), var.squeeze(-1), n, momentum)
-        return affine(p, centered * torch.rsqrt(p.put(var) + eps), weight, bias)
+        follow(running_mean, running_var, mean, var, n, momentum)
+        return out
 
     return rounded_once(normalised, input)
 

@@ -1,0 +1,146 @@
+"""Group norm of packed values: each example alone in every layout, by torch's kernel or in passes; all derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tdc
+from tdc.compile import counted
+from tdc.core.dynamo import watching
+from tdc.ops import subrows
+from tdc.ops.segments.norm import group_norm_rows
+from tdc.ragged import innermost
+
+LENGTHS = (3, 0, 5, 2)
+OFFSETS = torch.tensor([0, 3, 3, 8, 10])
+DOUBLE = torch.float64
+GROUPS = pytest.mark.parametrize("groups", [1, 2, 8])  # 8: channels of their own
+AFFINE = pytest.mark.parametrize("affine", [(True, True), (False, True), (True, False), (False, False)])
+
+
+@pytest.fixture(params=["by example", "all at once"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager calls of short examples run plain operations, and `graph` calls what a graph does."""
+    least = 0 if request.param == "by example" else 1 << 60
+    for module in (innermost, subrows):
+        monkeypatch.setattr(module, "LEAST", least)
+
+
+@pytest.fixture(params=["channels innermost", "positions innermost"])
+def x(request: pytest.FixtureRequest) -> Tensor:
+    x = torch.randn(10, 8, dtype=DOUBLE) + 3
+    return x if request.param == "channels innermost" else x.t().contiguous().t()
+
+
+def weights(affine: tuple[bool, bool]) -> list[Tensor | None]:
+    return [torch.randn(8, dtype=DOUBLE, requires_grad=True) if has else None for has in affine]
+
+
+def operator(x: Tensor, weight: Any, bias: Any, groups: int) -> Tensor:
+    return group_norm_rows(x, weight, bias, OFFSETS, groups, 1e-5)[0]  # type: ignore[no-any-return]  # untyped in torch
+
+
+def each(x: Tensor, weight: Any, bias: Any, groups: int) -> Tensor:
+    """Every example alone; torch (2.13) has no gradient of a bias without a weight."""
+    weight = torch.ones(8, dtype=x.dtype) if weight is None else weight
+    rows = [row for row in x.split(LENGTHS) if len(row)]
+    return torch.cat([F.group_norm(row.t()[None], groups, weight, bias)[0].t() for row in rows])
+
+
+@GROUPS
+@AFFINE
+def test_numbers_and_gradients(way: None, x: Tensor, groups: int, affine: tuple[bool, bool]):
+    learned = [x.requires_grad_(), *weights(affine)]
+    leaves = [t for t in learned if t is not None]
+    found = [fn(*learned, groups) for fn in (operator, each)]
+    torch.testing.assert_close(*found)
+    assert found[0].stride() == x.stride()
+    grad = torch.randn(10, 8, dtype=DOUBLE)
+    torch.testing.assert_close(*[torch.autograd.grad(y, leaves, grad) for y in found])
+
+
+@GROUPS
+@AFFINE
+def test_higher_derivatives(x: Tensor, groups: int, affine: tuple[bool, bool]):
+    learned = [x.requires_grad_(), *weights(affine)]
+    leaves = [t for t in learned if t is not None]
+
+    def run(*given: Tensor) -> Tensor:
+        left = iter(given)
+        return operator(*[None if t is None else next(left) for t in learned], groups)
+
+    assert torch.autograd.gradcheck(run, leaves)
+    assert torch.autograd.gradgradcheck(run, leaves)
+
+
+def test_statistics(way: None, x: Tensor):
+    _, mean, rstd = group_norm_rows(x, None, None, OFFSETS, 2, 0.1)
+    rows = [row.unflatten(1, (2, 4)) for row in x.split(LENGTHS) if len(row)]
+    torch.testing.assert_close(mean[[0, 2, 3]], torch.stack([row.mean((0, 2)) for row in rows]))
+    torch.testing.assert_close(
+        rstd[[0, 2, 3]], torch.stack([(row.var((0, 2), correction=0) + 0.1).rsqrt() for row in rows])
+    )
+
+
+def test_members_of_a_vmap(x: Tensor):
+    both = torch.stack([x, x + 1])
+    found = torch.func.vmap(operator, (0, None, None, None))(both, None, None, 2)
+    torch.testing.assert_close(found, torch.stack([operator(t, None, None, 2) for t in both]))
+
+
+def images(*sizes: tuple[int, int], dtype: torch.dtype = torch.float32) -> tdc.NestedTensor:
+    return tdc.pack([torch.randn(8, *size).to(dtype) for size in sizes], ragged_dim=(2, 3))
+
+
+MODULES = {
+    "group norm": lambda: nn.GroupNorm(2, 8),
+    "instance norm": lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_images_run_by_themselves(name: str, dtype: torch.dtype):
+    """Nothing is scattered, forward or backward, and the gradient lies as the images do."""
+    model, x, ran = MODULES[name]().to(dtype), images((40, 50), (60, 30), dtype=dtype), list[str]()
+    values = x.values.t().contiguous().t().requires_grad_()
+    with watching(lambda op, args, kwargs: ran.append(str(op))):
+        found = model(x.with_values(values))
+        grad = torch.autograd.grad(found.values.float().square().sum(), values)[0]
+    assert not [op for op in ran if "index_add" in op or "scatter" in op or "index_select" in op]
+    assert grad.stride() == values.stride()
+    assert found.dtype == dtype
+    for ours, image in zip(found, x.unbind(), strict=True):
+        close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(ours, MODULES[name]().to(dtype)(image[None])[0], **close)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_one_graph_for_all_sizes(name: str):
+    model = MODULES[name]()
+    step = counted(lambda x: model(x).values, backend="aot_eager", fullgraph=True)
+    for sizes in (((3, 4), (5, 2)), ((40, 50), (60, 30), (8, 8)), ((1, 1), (1, 2))):
+        x = images(*sizes)
+        leaf = x.values.requires_grad_()
+        found = [run(x) for run in (step, lambda x: model(x).values)]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*[torch.autograd.grad(y.pow(3).sum(), leaf) for y in found])
+    assert (step.counts.graphs, step.counts.compiles) == (1, 1)
+
+
+def test_running_statistics_of_long_images():
+    model, x = MODULES["instance norm"](), images((40, 50), (60, 30))
+    model(x)
+    both = [image.flatten(1) for image in x.unbind()]
+    torch.testing.assert_close(model.running_mean, 0.1 * torch.stack([t.mean(1) for t in both]).mean(0))
+    torch.testing.assert_close(model.running_var, 0.9 + 0.1 * torch.stack([t.var(1) for t in both]).mean(0))
+
+
+def test_no_images_of_any_size():
+    for x in (images((0, 4), (0, 2)), tdc.pack([torch.randn(8, 0)], ragged_dim=2)):
+        assert F.group_norm(x, 2).values.shape == (8, 0)
