@@ -144,7 +144,7 @@ def test_what_is_not_finite(way: None, name: str, value: float):
 RUNS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: x.sum(2), "mean": lambda x: x.mean(2), "amax": lambda x: x.amax(2), "var": lambda x: x.var(2),
     "softmax": lambda x: x.softmax(2).values, "log_softmax": lambda x: x.log_softmax(2).values,
-    "instance norm": lambda x: torch.nn.functional.instance_norm(x).values,
+    "cumsum": lambda x: x.cumsum(2).values, "instance norm": lambda x: torch.nn.functional.instance_norm(x).values,
     "per example": lambda x: (x * x.sum(2)[:, :, None]).values,
 }  # fmt: skip
 

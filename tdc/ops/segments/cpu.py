@@ -162,14 +162,19 @@ def cumextreme(x: Tensor, offsets: Tensor, largest: bool) -> Tensor:
 
 
 def scan(x: Tensor, offsets: Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """`run(x, dim)`, which never looks beyond the end of an example, nor at what was put in front of it."""
+    """`run(x, dim)`, which never looks beyond the end of an example, nor at what was put in front of it; it lies in
+    memory as x does."""
     if not x.numel():
-        return run(x, 0)
+        return torch.empty_like(x, dtype=run(x, 0).dtype)
     lengths = offsets.diff()
     rows, longest = lengths.shape[0], int(lengths.max())
+    out = torch.empty_like(x, dtype=run(x[:1], 0).dtype)
     if worth_calls(rows, rows * longest * x[0].numel()):
-        return torch.cat([run(row, 0) for row in examples(x, offsets)])
-    return in_rectangle(x, offsets, longest, 0, lambda t: run(t, 1))
+        last = x.ndim - 1 if x.stride(0) == 1 else 0  # where torch's kernel reads it fastest
+        for row, into in zip(examples(x, offsets), examples(out, offsets), strict=True):
+            into.copy_(run(row.movedim(0, last), last).movedim(last, 0))
+        return out
+    return out.copy_(in_rectangle(x, offsets, longest, 0, lambda t: run(t, 1)))
 
 
 def in_rectangle(x: Tensor, offsets: Tensor, longest: int, fill: float, run: Callable[[Tensor], Tensor]) -> Tensor:

@@ -92,7 +92,7 @@ def fake_top(x: Tensor, offsets: Tensor, k: int, *rest: Any) -> Tensor:
 
 def fake_sums(x: Tensor, *rest: Any) -> Tensor:
     inexact = x.is_floating_point() or x.is_complex()
-    return x.new_empty(x.shape, dtype=x.dtype if inexact else torch.int64)
+    return torch.empty_like(x, dtype=x.dtype if inexact else torch.int64)
 
 
 def over_members(dim: int, op: Any, info: Any, in_dims: Any, x: Tensor, offsets: Tensor, *rest: Any) -> Any:
@@ -102,19 +102,17 @@ def over_members(dim: int, op: Any, info: Any, in_dims: Any, x: Tensor, offsets:
 
 
 def contiguous(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A kernel whose result lies as its fake says, in whatever order x does."""
+    """A kernel of positions, whose result lies as its fake says, in whatever order x does."""
     return lambda *args: kernel(*args).contiguous()
 
 
 order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows, cumprod_rows, logcumsumexp_rows = [
-    operator(
-        f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=contiguous(kernel)
-    )
+    operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
     for name, how, fake, dim, kernel in (
-        ("order_rows", ", Tensor begins, bool descending, bool stable", fake_positions, 1, cpu.order),
-        ("extreme_rows", ", bool largest", fake_extreme, 1, cpu.extreme),
-        ("top_rows", ", int k, bool largest", fake_top, 2, cpu.top),
-        ("cumextreme_rows", ", bool largest", fake_positions, 1, cpu.cumextreme),
+        ("order_rows", ", Tensor begins, bool descending, bool stable", fake_positions, 1, contiguous(cpu.order)),
+        ("extreme_rows", ", bool largest", fake_extreme, 1, contiguous(cpu.extreme)),
+        ("top_rows", ", int k, bool largest", fake_top, 2, contiguous(cpu.top)),
+        ("cumextreme_rows", ", bool largest", fake_positions, 1, contiguous(cpu.cumextreme)),
         ("cumsum_rows", ", bool reverse", fake_sums, 1, cpu.cumsum),
         ("cumprod_rows", "", fake_sums, 1, cpu.cumprod),
         ("logcumsumexp_rows", "", fake_sums, 1, cpu.logcumsumexp),
