@@ -185,6 +185,8 @@ def positions_innermost(g: Given) -> tuple[Given, dict[str, Operation]]:
         "sum": Operation(lambda x: x.sum(2), lambda p: fill(p, 0).sum(2), None),
         "amax": Operation(lambda x: x.amax(2), lambda p: fill(p, low).amax(2), None),
         "var": Operation(lambda x: x.var(2), partial(padded_var_last, g), None),
+        "cumsum": Operation(lambda x: x.cumsum(2), lambda p: p.cumsum(2), None),
+        "group norm": Operation(lambda x: F.group_norm(x, 8), lambda p: F.group_norm(p, 8), None),  # counts padding
     }
 
 
