@@ -27,7 +27,6 @@ from tdc.core.typing import Op
 from tdc.ops.batch import along
 from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ops.reduction import count, filled, reduce_ragged, reduction, settle, squares_of, sum_of
-from tdc.ragged.nested import NestedTensor
 from tdc.ragged.storage import Ragged, data_of, with_data
 
 
@@ -80,8 +79,8 @@ def log_values(values: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor
 
 def squares(x: Any, mean: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sums of squared differences from means, of which each example has one."""
-    if isinstance(x, NestedTensor) and x._structure.ragged_dims == dims and not x.dtype.is_complex:
-        s = x._structure
+    if x._kind == "nested" and x.structure.ragged_dims == dims and not x.dtype.is_complex:
+        s = x.structure
         values = x.values.movedim(s.packed_dim, 0)
         each = mean.movedim(s.batch_dim, 0).reshape(-1, *values.shape[1:])
         return settle(squares_of(values, each, s), s, dims, True)

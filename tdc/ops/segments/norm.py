@@ -108,8 +108,10 @@ class Gradient(torch.autograd.Function):
         one = x.new_ones(x.shape[1]) if weight is None else weight
 
         def first(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
-            bias = torch.zeros_like(weight)
-            return vjp(lambda *t: plain(*t, offsets, *ctx.options)[0], x, weight, bias)[1](grad)
+            def result(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+                return plain(x, weight, bias, offsets, *ctx.options)[0]
+
+            return vjp(result, x, weight, torch.zeros_like(weight))[1](grad)
 
         to_grad, to_x, to_weight = vjp(first, grad, x, one)[1](grads)
         return to_grad, to_x, None if weight is None else to_weight, None, None, None, None, None

@@ -70,7 +70,8 @@ def backward_by_torch(
         y, *of_weights = native_backward(*given)
         into.copy_(y.reshape(channels, -1).t())
         learned.append(tuple(of_weights))
-    return out, *[torch.stack(each).sum(0) for each in zip(*learned, strict=True)]
+    to_weight, to_bias = [torch.stack(each).sum(0) for each in zip(*learned, strict=True)]
+    return out, to_weight, to_bias
 
 
 def backward_in_passes(
