@@ -31,10 +31,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "LEAST", least)
 
 
-@pytest.fixture(params=["channels innermost", "positions innermost"])
+@pytest.fixture(params=["channels innermost", "positions innermost", "some of the channels", "some of the positions"])
 def x(request: pytest.FixtureRequest) -> Tensor:
-    x = torch.randn(10, 8, dtype=DOUBLE) + 3
-    return x if request.param == "channels innermost" else x.t().contiguous().t()
+    x = torch.randn(10, 16, dtype=DOUBLE) + 3
+    return {
+        "channels innermost": x[:, :8].contiguous(), "positions innermost": x[:, :8].t().contiguous().t(),
+        "some of the channels": x[:, ::2], "some of the positions": x.repeat(2, 1).t().contiguous().t()[5:15, :8],
+    }[request.param]  # fmt: skip
 
 
 def weights(affine: tuple[bool, bool]) -> list[Tensor | None]:
@@ -59,7 +62,7 @@ def test_numbers_and_gradients(way: None, x: Tensor, groups: int, affine: tuple[
     leaves = [t for t in learned if t is not None]
     found = [fn(*learned, groups) for fn in (operator, each)]
     torch.testing.assert_close(*found)
-    assert found[0].stride() == x.stride()
+    assert found[0].stride() == torch.empty_like(x).stride()
     grad = torch.randn(10, 8, dtype=DOUBLE)
     torch.testing.assert_close(*[torch.autograd.grad(y, leaves, grad) for y in found])
 

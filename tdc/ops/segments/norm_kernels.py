@@ -100,7 +100,7 @@ def plane(row: Tensor) -> Tensor:
     """An example (n, C) as torch's kernel takes it: as (1, C, n), or (1, C, 1, n) with channels innermost."""
     if row.stride(0) == 1:
         return row.t().contiguous()[None]
-    return row.reshape(1, 1, *row.shape).permute(0, 3, 1, 2)
+    return row.contiguous().view(1, 1, *row.shape).permute(0, 3, 1, 2)
 
 
 def parts(offsets: Tensor, packed: tuple[Tensor, ...], of_rows: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
