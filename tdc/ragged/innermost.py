@@ -241,7 +241,7 @@ def squared(x: Tensor, mean: Tensor, offsets: Tensor, rows: int) -> Tensor:
         apart = x - mean.index_select(0, owners(offsets, x.shape[0]))
         return sums(apart.square_(), offsets, rows)
     lengths, out = on_host(offsets.diff()), x.new_empty((rows, *x.shape[1:]))
-    room = torch.empty_like(x[: max(lengths)])  # which lies as x does
+    room = torch.empty_like(x[: max(lengths, default=0)])  # which lies as x does
     for row, center, result in zip(torch.split(x, lengths), mean, out, strict=True):
         apart = torch.sub(row, center, out=room.narrow(0, 0, row.shape[0]))
         torch.sum(apart.square_(), 0, out=result)

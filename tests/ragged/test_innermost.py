@@ -145,6 +145,7 @@ RUNS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: x.sum(2), "mean": lambda x: x.mean(2), "amax": lambda x: x.amax(2), "var": lambda x: x.var(2),
     "softmax": lambda x: x.softmax(2).values, "log_softmax": lambda x: x.log_softmax(2).values,
     "cumsum": lambda x: x.cumsum(2).values, "instance norm": lambda x: torch.nn.functional.instance_norm(x).values,
+    "group norm": lambda x: torch.nn.functional.group_norm(x, 2).values,
     "per example": lambda x: (x * x.sum(2)[:, :, None]).values,
 }  # fmt: skip
 
@@ -164,6 +165,14 @@ def test_no_position_is_added_by_itself(name: str):
     assert not [op for op in ran if "index_add" in op or "scatter" in op or "index_select" in op]
     assert grad.stride() == leaf.stride()
     assert out.ndim > 2 or out.shape[1] < 2400 or out.stride() == leaf.stride()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_examples(name: str):
+    x, want = sequences(3, 4)[:0], RUNS[name](sequences(3, 4))
+    for run in (RUNS[name], torch.compile(RUNS[name], backend="aot_eager", fullgraph=True)):
+        assert run(x).numel() == 0
+        assert run(x).ndim == want.ndim
 
 
 @pytest.mark.parametrize("name", RUNS)
