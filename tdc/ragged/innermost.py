@@ -195,8 +195,7 @@ class DirectedSquares(Squares):
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         x, mean, offsets = ctx.saved_tensors
-        apart = x - linear(spread_rows, mean, offsets, x.shape[0])
-        return linear(sum_rows, 2 * apart * directions[0], offsets, ctx.rows)
+        return linear(sum_rows, 2 * from_mean(x, mean, offsets) * directions[0], offsets, ctx.rows)
 
 
 squares: Callable[..., Tensor] = differentiable(Squares, DirectedSquares)
@@ -204,8 +203,12 @@ squares: Callable[..., Tensor] = differentiable(Squares, DirectedSquares)
 
 def to_elements(grad: Tensor, x: Tensor, mean: Tensor, offsets: Tensor) -> Tensor:
     """The gradient of x, of that of sums of squares."""
-    apart = x - linear(spread_rows, mean, offsets, x.shape[0])
-    return linear(spread_rows, 2 * grad, offsets, x.shape[0]) * apart
+    return linear(spread_rows, 2 * grad, offsets, x.shape[0]) * from_mean(x, mean, offsets)
+
+
+def from_mean(x: Tensor, mean: Tensor, offsets: Tensor) -> Tensor:
+    """What elements (N, *D) differ from the mean of their example."""
+    return x - linear(spread_rows, mean, offsets, x.shape[0])
 
 
 trace_with_grad(to_elements)

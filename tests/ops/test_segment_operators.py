@@ -69,7 +69,7 @@ def alike(name: str, rows: list[Tensor], got: Any) -> None:
 @pytest.mark.parametrize("given", [torch.int32, torch.float16, torch.float64])
 @pytest.mark.parametrize("own", [torch.int8, torch.bool, torch.float32])
 def test_the_dtype_of_a_scan(own: torch.dtype, given: torch.dtype):
-    """Also of whole numbers smaller than those that torch adds up in."""
+    """torch adds up small whole numbers as int64; the result has the dtype that was asked for."""
     x = tdc.pack([torch.ones(n, dtype=own) for n in (0, 1, 5, 0)])
     for op in (torch.cumsum, torch.cumprod):
         rows = [op(row, 0, dtype=given) for row in x.unbind()]
