@@ -185,7 +185,7 @@ def extreme_rows(values: Tensor, s: Structure, static: tuple[int, ...], how: str
 def squares_of(values: Tensor, mean: Tensor, s: Structure) -> Tensor:
     """Sums of squared differences from the mean of each example: values (N, *D), mean (B, *D) -> (B, *D)."""
     if by_example(values, s.batch_size):
-        return squares(values, mean, s.offsets, s.batch_size)
+        return squares(values, s.offsets, s.batch_size, mean)
     return reduce_rows((values - spread(mean, s, values.shape[0])).square(), s, "sum", 0)
 
 

@@ -185,7 +185,7 @@ def cumulative_trapezoid_ragged(y: Any, x: Any = None, *, dx: float = 1, dim: in
 
 
 PACKED: dict[Op, Op] = {  # what runs on packed values
-    torch.cumsum: partial(up_to_each, lambda values, offsets: cumulative_sum(values, offsets, False)),
+    torch.cumsum: partial(up_to_each, cumulative_sum),
     torch.cummax: partial(extremes_up_to, torch.cummax),
     torch.cummin: partial(extremes_up_to, torch.cummin),
 }

@@ -17,14 +17,14 @@ spreads are each other's derivative, as often as anybody asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
-from tdc.core.dynamo import known, readable, trace_as, trace_with_grad
+from tdc.core.dynamo import known, readable, trace_with_grad
+from tdc.core.linear_operators import TRACED, linear, transposes
 from tdc.core.operators import derive, differentiable, in_front, only_results, operator, refuse_mapped, unserved
 
 LEAST = 2048  # elements to copy in the time of a call: 5 to 8 us (one thread, 2.13)
@@ -57,62 +57,6 @@ def long(x: Tensor, rows: int) -> bool:
 def is_few(x: Tensor) -> bool:
     """Whether a position has few features."""
     return x.numel() <= FEW * x.shape[0]
-
-
-class Linear(torch.autograd.Function):
-    """`op(x, offsets, rows)` of sums or spreads with its gradient."""
-
-    apply: Any  # torch leaves it untyped
-
-    @staticmethod
-    def forward(op: Any, x: Tensor, offsets: Tensor, rows: int) -> Tensor:
-        return run(op, x, offsets, rows)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.op, x, offsets, _ = inputs
-        ctx.count = x.shape[0]
-        ctx.save_for_backward(offsets)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return None, derived(ADJOINT[ctx.op], grads[0], ctx.saved_tensors[0], ctx.count), None, None
-
-
-class Directed(Linear):
-    """`Linear` with a derivative in a direction."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        Linear.setup_context(ctx, inputs, output)
-        ctx.rows = inputs[3]
-        ctx.save_for_forward(inputs[2])
-
-    @staticmethod
-    def jvp(ctx: Any, *directions: Any) -> Tensor:
-        return linear(ctx.op, directions[1], ctx.saved_tensors[0], ctx.rows)
-
-
-linear: Callable[..., Tensor] = differentiable(Linear, Directed)
-
-
-def run(op: Any, x: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    """One of the two, without a derivative."""
-    return op(x, offsets, rows)  # type: ignore[no-any-return]  # untyped in torch
-
-
-def run_traced(op: Any, x: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    """What Dynamo traces in place of `run`: spreads are an index, which joins the kernel of what reads them."""
-    return gathered_spread(x, offsets, rows) if op is spread_rows else op(x, offsets, rows)
-
-
-def derived(*args: Any) -> Tensor:
-    """`linear` of a derivative."""
-    return linear(*args)
-
-
-trace_as(run, run_traced)
-trace_with_grad(derived, Linear.forward)
 
 
 class Extreme(torch.autograd.Function):
@@ -171,12 +115,13 @@ class Squares(torch.autograd.Function):
     apply: Any  # torch leaves it untyped
 
     @staticmethod
-    def forward(x: Tensor, mean: Tensor, offsets: Tensor, rows: int) -> Tensor:
-        return squares_rows(x, mean, offsets, rows)  # type: ignore[no-any-return]  # untyped in torch
+    def forward(x: Tensor, offsets: Tensor, rows: int, mean: Tensor) -> Tensor:
+        return squares_rows(x, offsets, rows, mean)  # type: ignore[no-any-return]  # untyped in torch
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:3])
+        x, offsets, _, mean = inputs
+        ctx.save_for_backward(x, offsets, mean)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
@@ -189,24 +134,24 @@ class DirectedSquares(Squares):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         Squares.setup_context(ctx, inputs, output)
-        ctx.rows = inputs[3]
-        ctx.save_for_forward(*inputs[:3])
+        x, offsets, _, mean = inputs
+        ctx.save_for_forward(x, offsets, mean)
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> Tensor:
-        x, mean, offsets = ctx.saved_tensors
-        return linear(sum_rows, 2 * from_mean(x, mean, offsets) * directions[0], offsets, ctx.rows)
+        x, offsets, mean = ctx.saved_tensors
+        return linear(sum_rows, 2 * from_mean(x, offsets, mean) * directions[0], offsets, mean.shape[0])
 
 
 squares: Callable[..., Tensor] = differentiable(Squares, DirectedSquares)
 
 
-def to_elements(grad: Tensor, x: Tensor, mean: Tensor, offsets: Tensor) -> Tensor:
+def to_elements(grad: Tensor, x: Tensor, offsets: Tensor, mean: Tensor) -> Tensor:
     """The gradient of x, of that of sums of squares."""
-    return linear(spread_rows, 2 * grad, offsets, x.shape[0]) * from_mean(x, mean, offsets)
+    return linear(spread_rows, 2 * grad, offsets, x.shape[0]) * from_mean(x, offsets, mean)
 
 
-def from_mean(x: Tensor, mean: Tensor, offsets: Tensor) -> Tensor:
+def from_mean(x: Tensor, offsets: Tensor, mean: Tensor) -> Tensor:
     """What elements (N, *D) differ from the mean of their example."""
     return x - linear(spread_rows, mean, offsets, x.shape[0])
 
@@ -238,8 +183,8 @@ def extremes(x: Tensor, offsets: Tensor, rows: int, largest: bool, none: float) 
     return out
 
 
-def squared(x: Tensor, mean: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    """(N, *D), (B, *D) -> (B, *D); in memory of one example, which stays in the cache."""
+def squared(x: Tensor, offsets: Tensor, rows: int, mean: Tensor) -> Tensor:
+    """(N, *D), means (B, *D) -> (B, *D); in memory of one example, which stays in the cache."""
     if not long(x, rows):
         apart = x - mean.index_select(0, owners(offsets, x.shape[0]))
         return sums(apart.square_(), offsets, rows)
@@ -285,49 +230,31 @@ def fake_rows(x: Tensor, offsets: Tensor, rows: int, *rest: Any) -> Tensor:
     return x.new_empty((rows, *x.shape[1:]))
 
 
-def fake_squares(x: Tensor, mean: Tensor, offsets: Tensor, rows: int) -> Tensor:
-    return fake_rows(x, offsets, rows)
-
-
 def fake_spread(x: Tensor, offsets: Tensor, total: int) -> Tensor:
     last = x.movedim(0, -1)  # x itself makes no tensor of a symbolic size before a number (torch 2.13)
     return last.new_empty((*x.shape[1:], total)).movedim(-1, 0)
 
 
-def arguments_of(op: Any, *args: Any) -> tuple[Any, ...]:
-    """What `Linear` takes, of the arguments of one of the two."""
-    return op, *args
-
-
-def over_members(op: Any, info: Any, in_dims: Any, x: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, int]:
+def over_members(op: Any, info: Any, in_dims: Any, x: Tensor, offsets: Tensor, rows: int, *rest: Any) -> Any:
     """Under vmap members become a static dim; they share offsets."""
     refuse_mapped("offsets", in_dims[1:2])
-    return op(x.movedim(in_dims[0], 1), offsets, *rest), 1
+    x, *others = [
+        in_front(t, d, info.batch_size).movedim(0, 1) if isinstance(t, Tensor) else t
+        for t, d in zip((x, *rest), (in_dims[0], *in_dims[3:]), strict=True)
+    ]
+    return op(x, offsets, rows, *others), 1
 
 
-def squares_over_members(
-    op: Any, info: Any, in_dims: Any, x: Tensor, mean: Tensor, offsets: Tensor, rows: int
-) -> tuple[Tensor, int]:
-    """The same of squares."""
-    refuse_mapped("offsets", in_dims[2:3])
-    x, mean = [in_front(t, d, info.batch_size).movedim(0, 1) for t, d in zip((x, mean), in_dims[:2], strict=True)]
-    return op(x, mean, offsets, rows), 1
-
-
-sum_rows, spread_rows, amax_rows = [
+sum_rows, spread_rows, amax_rows, squares_rows = [
     operator(f"{name}(Tensor x, Tensor offsets, SymInt {how}) -> Tensor", fake, over_members, CPU=kernel)
     for name, how, fake, kernel in (
         ("sum_rows", "rows", fake_rows, sums),
         ("spread_rows", "rows", fake_spread, spreads),
         ("amax_rows", "rows, bool largest, Scalar none", fake_rows, extremes),
+        ("squares_rows", "rows, Tensor mean", fake_rows, squared),
     )
 ]
-squares_rows = operator(
-    "squares_rows(Tensor x, Tensor mean, Tensor offsets, SymInt rows) -> Tensor",
-    fake_squares, squares_over_members, CPU=squared,
-)  # fmt: skip
-ADJOINT = {sum_rows: spread_rows, spread_rows: sum_rows}
-for _op in ADJOINT:
-    derive(_op, Directed, partial(arguments_of, _op))
+transposes(sum_rows, spread_rows)
+TRACED[spread_rows] = gathered_spread  # an index, which joins the kernel of what reads it
 derive(amax_rows, DirectedExtreme)
 derive(squares_rows, DirectedSquares)

@@ -32,8 +32,9 @@ from tdc.core.dynamo import (
     trace_as,
 )
 from tdc.core.errors import ShapeError, describe, message
+from tdc.core.linear_operators import linear
 from tdc.core.operators import new_size, operator, refuse_mapped
-from tdc.ragged.innermost import by_example, extreme, linear, spread_rows, sum_rows, sums_by_example
+from tdc.ragged.innermost import by_example, extreme, spread_rows, sum_rows, sums_by_example
 from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
 
 

@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 import tdc
 from tdc import NestedTensor, StructureError
 from tdc.compile import counted, export
+from tdc.core.linear_operators import linear
 from tdc.ops.convolution import average, max_pool
 
 F: Any = torch.nn.functional
@@ -179,7 +180,7 @@ def test_nan_and_infinity_stay_with_their_bins():
 WINDOWS = [2, 2], [1, 2], [0, 0], False, True, None  # kernel, stride, padding, ceil_mode, count_include_pad, divisor
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "avg_pool": lambda x: average.avg_pool(x, SMALL, 4, *WINDOWS),
-    "avg_pool_backward": lambda x: average.average(average.rows_backward, x[:4], SMALL, 14, WINDOWS),
+    "avg_pool_backward": lambda x: linear(average.rows_backward, x[:4], SMALL, 14, *WINDOWS),
     "adaptive_avg": lambda x: average.adaptive_avg(x, SMALL, 4, [2, 1]),
     "one bin": lambda x: average.adaptive_avg(x, SMALL, 2, [1, 1]),
     "adaptive_max": lambda x: max_pool.adaptive_max(x, SMALL, 4, [0, 1], [2, 1])[0],

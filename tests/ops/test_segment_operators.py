@@ -298,7 +298,7 @@ def test_a_row_shorter_than_k(way: None):
 def test_offsets_are_shared_by_members():
     offsets = torch.tensor([[0, 2, 3], [0, 1, 3]])
     with pytest.raises(tdc.StructureError, match="one ragged structure for all members"):
-        torch.vmap(lambda o: operator.cumsum_rows(torch.ones(3), o, False))(offsets)
+        torch.vmap(lambda o: operator.cumsum_rows(torch.ones(3), o, 3))(offsets)
 
 
 class TestSharedPositions:

@@ -14,10 +14,11 @@ from torch._dynamo.backends.common import aot_autograd
 import tdc
 from tdc.compile import counted
 from tdc.core.dynamo import watching
+from tdc.core.linear_operators import linear
 from tdc.ops import subrows
 from tdc.ops.segments.softmax import softmax
 from tdc.ragged import innermost
-from tdc.ragged.innermost import extreme, linear, spread_rows, squares, sum_rows
+from tdc.ragged.innermost import extreme, spread_rows, squares, sum_rows
 
 LENGTHS = (3, 0, 5, 2)
 OFFSETS = torch.tensor([0, 3, 3, 8, 10])
@@ -54,7 +55,7 @@ def of_smallest(x: Tensor) -> Tensor:
 
 def of_squares(x: Tensor) -> Tensor:
     count = OFFSETS.diff().clamp(min=1).view(-1, *[1] * (x.ndim - 1))
-    return squares(x, linear(sum_rows, x, OFFSETS, 4) / count, OFFSETS, 4)
+    return squares(x, OFFSETS, 4, linear(sum_rows, x, OFFSETS, 4) / count)
 
 
 def of_softmax(x: Tensor) -> Tensor:

@@ -137,11 +137,14 @@ def top(x: Tensor, offsets: Tensor, k: int, largest: bool) -> Tensor:
     )
 
 
-def cumsum(x: Tensor, offsets: Tensor, reverse: bool) -> Tensor:
-    """Sums of all elements of an example up to each, (N, *D); `reverse`: from each on."""
-    if reverse:
-        return scan(x, offsets, lambda t, dim: t.flip(dim).cumsum(dim).flip(dim))
+def cumsum(x: Tensor, offsets: Tensor, total: int) -> Tensor:
+    """Sums of all elements of an example up to each, (N, *D)."""
     return scan(x, offsets, torch.cumsum)
+
+
+def cumsum_from_each(x: Tensor, offsets: Tensor, total: int) -> Tensor:
+    """Sums of all elements of an example from each on, (N, *D)."""
+    return scan(x, offsets, lambda t, dim: t.flip(dim).cumsum(dim).flip(dim))
 
 
 def cumprod(x: Tensor, offsets: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, offsets: Tens
     count = count_of(x, offsets, groups)
     mean = to_groups(sums(x, offsets, rows), groups) / count
     middle = to_channels(mean, channels)
-    rstd = (to_groups(squared(x, middle, offsets, rows), groups) / count + eps).rsqrt_()
+    rstd = (to_groups(squared(x, offsets, rows, middle), groups) / count + eps).rsqrt_()
     scale = to_channels(rstd, channels)
     scale = scale if weight is None else scale * weight
     shift = x.new_zeros(channels) if bias is None else bias

@@ -6,14 +6,12 @@
     extreme_rows       (B, *D)       the first position of the largest or smallest, -1 of an empty example
     top_rows           (B, k, *D)    the positions of the first k in order
     cumextreme_rows    (N, *D)       where in dim 0 the largest or smallest one up to each is
-    cumsum_rows        (N, *D)       sums up to each, or from each on
+    cumsum_rows        (N, *D)       sums up to each, and from each on: cumsum_rows_backward
     cumprod_rows       (N, *D)       products up to each, and logcumsumexp_rows
 
 Each is one node of a graph that is the same for all lengths. Positions have no derivative: who gathers by them has it.
-Sums up to each are linear in x, and their derivative is the sum from each on, as often as anybody asks. Products and
-logarithms are for who does not differentiate.
-
-Invariant: `CumulativeSum` differentiates `cumsum_rows`, and nothing else does.
+Sums up to each are linear in x, and their derivative is the sum from each on. Products and logarithms are for who does
+not differentiate.
 """
 
 from __future__ import annotations
@@ -25,52 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import trace_with_grad
-from tdc.core.operators import derive, differentiable, operator, refuse_mapped, unserved
+from tdc.core.linear_operators import linear, transposes
+from tdc.core.operators import operator, refuse_mapped, unserved
 from tdc.ops.segments import cpu
 
 
-class CumulativeSum(torch.autograd.Function):
-    """`cumsum_rows` with its gradient."""
-
-    apply: Any  # torch leaves it untyped
-
-    @staticmethod
-    def forward(x: Tensor, offsets: Tensor, reverse: bool) -> Tensor:
-        return cumsum_rows(x, offsets, reverse)  # type: ignore[no-any-return]  # untyped in torch
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, offsets, ctx.reverse = inputs
-        ctx.save_for_backward(offsets)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return derived(grads[0], ctx.saved_tensors[0], not ctx.reverse), None, None
-
-
-class Directed(CumulativeSum):
-    """`CumulativeSum` with a derivative in a direction."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        CumulativeSum.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[1])
-
-    @staticmethod
-    def jvp(ctx: Any, *directions: Any) -> Tensor:
-        return cumulative_sum(directions[0], ctx.saved_tensors[0], ctx.reverse)
-
-
-cumulative_sum = differentiable(CumulativeSum, Directed)  # `cumsum_rows` with all derivatives
-
-
-def derived(*args: Any) -> Tensor:
-    """`cumulative_sum` of a derivative."""
-    return cumulative_sum(*args)
-
-
-trace_with_grad(derived, CumulativeSum.forward)
+def cumulative_sum(x: Tensor, offsets: Tensor) -> Tensor:
+    """`cumsum_rows` with all derivatives."""
+    return linear(cumsum_rows, x, offsets, x.shape[0])
 
 
 def serves(x: Tensor) -> bool:
@@ -106,16 +66,22 @@ def contiguous(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *args: kernel(*args).contiguous()
 
 
-order_rows, extreme_rows, top_rows, cumextreme_rows, cumsum_rows, cumprod_rows, logcumsumexp_rows = [
-    operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
+order_rows, extreme_rows, top_rows, cumextreme_rows = [
+    operator(f"{name}(Tensor x, Tensor offsets, {how}) -> Tensor", fake, partial(over_members, dim), CPU=kernel)
     for name, how, fake, dim, kernel in (
-        ("order_rows", ", Tensor begins, bool descending, bool stable", fake_positions, 1, contiguous(cpu.order)),
-        ("extreme_rows", ", bool largest", fake_extreme, 1, contiguous(cpu.extreme)),
-        ("top_rows", ", int k, bool largest", fake_top, 2, contiguous(cpu.top)),
-        ("cumextreme_rows", ", bool largest", fake_positions, 1, contiguous(cpu.cumextreme)),
-        ("cumsum_rows", ", bool reverse", fake_sums, 1, cpu.cumsum),
-        ("cumprod_rows", "", fake_sums, 1, cpu.cumprod),
-        ("logcumsumexp_rows", "", fake_sums, 1, cpu.logcumsumexp),
+        ("order_rows", "Tensor begins, bool descending, bool stable", fake_positions, 1, contiguous(cpu.order)),
+        ("extreme_rows", "bool largest", fake_extreme, 1, contiguous(cpu.extreme)),
+        ("top_rows", "int k, bool largest", fake_top, 2, contiguous(cpu.top)),
+        ("cumextreme_rows", "bool largest", fake_positions, 1, contiguous(cpu.cumextreme)),
     )
 ]
-derive(cumsum_rows, Directed)
+cumsum_rows, cumsum_rows_backward, cumprod_rows, logcumsumexp_rows = [
+    operator(f"{name}(Tensor x, Tensor offsets{how}) -> Tensor", fake_sums, partial(over_members, 1), CPU=kernel)
+    for name, how, kernel in (
+        ("cumsum_rows", ", SymInt total", cpu.cumsum),
+        ("cumsum_rows_backward", ", SymInt total", cpu.cumsum_from_each),
+        ("cumprod_rows", "", cpu.cumprod),
+        ("logcumsumexp_rows", "", cpu.logcumsumexp),
+    )
+]
+transposes(cumsum_rows, cumsum_rows_backward)
