@@ -57,6 +57,7 @@ def check(source: Source, names: Iterable[str]) -> None:
     local = {*names}
     nodes = [node for stmt in source.tree.body for node in ast.walk(stmt)]
     refuse_late_names(source, nodes, local)
+    refuse_overwritten(source, nodes)
     statements = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
     new = {id(n.value): targets_of(n) for n in nodes if isinstance(n, ast.Assign)}
     for node in nodes:
@@ -113,6 +114,57 @@ def refuse_late_names(source: Source, nodes: list[ast.AST], local: set[str]) -> 
                 kind = "lambda" if isinstance(node, ast.Lambda) else "generator"
                 text = f"a {kind} that reads {late[0]!r}, which gets another value,"
                 raise refusal(source, node, text, f"keep what it reads under a name of its own: now = {late[0]}")
+
+
+def refuse_overwritten(source: Source, nodes: list[ast.AST]) -> None:
+    """Refuse an expression that reads a name and gives it another value behind that: a block gives it first."""
+    for node in nodes:
+        if isinstance(node, (ast.stmt, ast.match_case)):
+            for part in ast.iter_child_nodes(node):
+                found = Overwritten(node.target if isinstance(node, ast.AugAssign) else None)
+                if isinstance(part, ast.expr):
+                    found.visit(part)
+                if found.late is not None:
+                    name = found.late.target.id
+                    text = f"'{name} := {ast.unparse(found.late.value)[:40]}' in an expression that reads {name!r} before,"
+                    raise refusal(source, found.late, text, f"a statement of its own that gives {name} its value")
+
+
+class Overwritten(ast.NodeVisitor):
+    """Finds where an expression gives a name a value that it read before, in the order in which Python evaluates it.
+
+    Args:
+        target: what `+=` reads first.
+    """
+
+    def __init__(self, target: ast.AST | None = None) -> None:
+        self.read = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)} if target else set[str]()
+        self.late: ast.NamedExpr | None = None
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self.read.add(node.id)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        before = {*self.read}
+        self.visit(node.value)
+        if node.target.id in before:
+            self.late = node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit_apart(node.values)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit_apart([node.test, node.body, node.orelse])
+
+    def visit_apart(self, parts: list[ast.expr]) -> None:
+        """Parts that are statements of their own where one of them gives a name a value."""
+        before, after = self.read, set[str]()
+        for part in parts:
+            self.read = {*before}
+            self.visit(part)
+            after |= self.read
+        self.read = after
 
 
 def change(call: ast.Call, func: ast.Attribute, local: set[str], alone: bool, targets: set[str]) -> str:

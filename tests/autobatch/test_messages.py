@@ -25,6 +25,11 @@ def changes(code: str) -> str:
     return f"{code!r}, which changes an object,"
 
 
+def late(code: str) -> tuple[str, str]:
+    text = f"'{code}' in an expression that reads 'x' before,"
+    return text, "a statement of its own that gives x its value"
+
+
 NO_WAIT = "return the results, as a tuple or a tensor"
 PRINT = ("a call of `print`", "call f on one example to print")
 CODE: dict[str, tuple[str, str]] = {  # the second line of a function, what is wrong with it, and what to do
@@ -57,6 +62,10 @@ CODE: dict[str, tuple[str, str]] = {  # the second line of a function, what is w
     "y = yield from o": ("`yield from`", NO_WAIT),
     "print(x)": PRINT,
     "y = [print(x) for x in o]": PRINT,
+    "y = x + (x := o)": late("x := o"),
+    "y = (x := o) * x - (x := 2)": late("x := 2"),
+    "y = x + (o if x > 0 else (x := 2))": late("x := 2"),
+    "x += (x := 2)": late("x := 2"),
     "x + 1": ("an expression whose value is not used, 'x + 1',", "assign the result to a name, or leave it out"),
     "o.h = x": ("an attribute that is set, 'o.h',", "keep it in a local name and return it"),
     "F[0] = x": ("an element of 'F', which is not local,", "give it a local name first"),
@@ -89,6 +98,7 @@ def test_code_that_is_refused(line: str):
 ALLOWED = [
     "o.append(x)", "value, o = o.pop('a')", "o = o.update({})", "v, i = x.sort()", "y = torch.sort(x)",
     "y = o.state.update(x)", "x[0] = 1", "x += 1", "y = o.lambda_(x)", "y = torch.relu(x).pop()",
+    "y = (x := o) + x", "y = x if o > 0 else (x := o)", "x = x > 0 and (x := o)", "x = (x := x + 1) * 2",
     "x = sorted([x], key=lambda v: x.sum()); x = x[0]", "f = lambda v: v * o; x = f(1)",
 ]  # fmt: skip
 
