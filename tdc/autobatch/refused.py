@@ -125,8 +125,8 @@ def refuse_overwritten(source: Source, nodes: list[ast.AST]) -> None:
                 if isinstance(part, ast.expr):
                     found.visit(part)
                 if found.late is not None:
-                    name = found.late.target.id
-                    text = f"'{name} := {ast.unparse(found.late.value)[:40]}' in an expression that reads {name!r} before,"
+                    name, value = found.late.target.id, ast.unparse(found.late.value)[:40]
+                    text = f"'{name} := {value}' in an expression that reads {name!r} before,"
                     raise refusal(source, found.late, text, f"a statement of its own that gives {name} its value")
 
 

@@ -11,6 +11,7 @@ Invariant: such an array does not keep its memory alive, so it goes no further t
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,20 @@ memory_at = signature(("PyMemoryView_FromMemory", python))
 def ndarray() -> type[Any]:
     """numpy's class of arrays; a RuntimeError of torch where there is no numpy."""
     return type(torch.empty(0, device="cpu").numpy())
+
+
+@cache
+def has_numpy() -> bool:
+    """Whether there is numpy."""
+    try:
+        return bool(ndarray())
+    except RuntimeError:
+        return False
+
+
+def arange(count: int) -> Any:
+    """Whole numbers from 0 on as an array, int64; it takes a tenth of the time of a tensor."""
+    return sys.modules[ndarray().__module__].arange(count)
 
 
 @cache

@@ -14,7 +14,7 @@ from versions import refused
 import tdc
 from tdc.compile import counted, export
 from tdc.ops import subrows
-from tdc.ops.segments import cpu, operator
+from tdc.ops.segments import cpu, numbers, operator
 
 DOUBLE = torch.float64
 LENGTHS = (3, 1, 0, 6)
@@ -130,18 +130,20 @@ def test_the_order_of_odd_numbers(dtype: torch.dtype, descending: bool, way: Non
 @pytest.mark.parametrize("numpy", [True, False])
 @pytest.mark.parametrize("width", [63, 45, 10])  # bits for a position in the batch, in its example, for none
 def test_whole_numbers_with_their_positions(monkeypatch: pytest.MonkeyPatch, width: int, numpy: bool):
-    def missing(self: Tensor) -> None:
-        raise RuntimeError("Numpy is not available")
-
-    monkeypatch.setattr(cpu, "WIDTH", width)
+    monkeypatch.setattr(numbers, "WIDTH", width)
     if not numpy:
-        monkeypatch.setattr(Tensor, "numpy", missing)
-    pool = torch.tensor([-torch.inf, -2.0, -0.5, 0.0, 0.25, 3.0, torch.inf])
-    rows = [pool[torch.randint(len(pool), (n,))] for n in (3, 0, *[2, 3] * 24)]
-    for descending in (False, True):
-        found = tdc.pack(rows).argsort(1, descending=descending, stable=True)
-        for row, i in zip(rows, found.unbind(), strict=True):
-            assert torch.equal(i, row.argsort(descending=descending, stable=True))
+        monkeypatch.setattr(numbers, "has_numpy", lambda: False)
+    first = torch.iinfo(torch.int64).min
+    for pool in (
+        torch.tensor([-torch.inf, -2.0, -0.5, 0.0, 0.25, 3.0, torch.inf]),
+        torch.tensor([first, first + 1, first + 2**32 - 1]),
+        torch.tensor([2**62, 2**62 + 2**32]),
+    ):
+        rows = [pool[torch.randint(len(pool), (n,))] for n in (3, 0, *[2, 3] * 24)]
+        for descending in (False, True):
+            found = tdc.pack(rows).argsort(1, descending=descending, stable=True)
+            for row, i in zip(rows, found.unbind(), strict=True):
+                assert torch.equal(i, row.argsort(descending=descending, stable=True))
 
 
 @pytest.mark.parametrize("name", CALLS)

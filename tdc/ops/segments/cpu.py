@@ -4,8 +4,7 @@
 
 Long examples run one after another through torch's own kernels. A call costs microseconds, however short the example,
 so that short ones run all at once: by `all_rows`, or as a rectangle, which is small then. Where a position has few
-elements of up to 32 bits, one sort of whole numbers of 64 bits orders those of all examples: the upper bits of a number
-say where the example begins, and the lowest, where there is room, which position it is.
+elements of up to 32 bits, `numbers` orders those of all examples by one sort.
 
 Invariants: results are those of torch for each example by itself, NaN and infinities included, but for the order of
 equal elements where nobody asks for one; which way runs depends on sizes only.
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.errors import ShapeError, message
-from tdc.ops.segments import all_rows
+from tdc.ops.segments import all_rows, numbers
 from tdc.ops.subrows import worth_calls
 from tdc.ragged.innermost import examples
 from tdc.ragged.structure import Structure
@@ -29,8 +28,6 @@ SORTED, COMPARED = 32, 4  # what sorting an element twice and finding an extreme
 A_CALL, A_RECTANGLE, AT_ONCE, TWICE = 200, 2500, 750, 3.2  # what they cost, in elements to sort once
 
 FEW = 8  # elements of a position up to which one sort of all examples is fastest
-WIDTH = 63  # bits of whole numbers that are not negative
-LAST = 2**31 - 1  # the largest whole number of 32 bits
 
 
 def order(x: Tensor, offsets: Tensor, begins: Tensor, descending: bool, stable: bool) -> Tensor:
@@ -38,50 +35,8 @@ def order(x: Tensor, offsets: Tensor, begins: Tensor, descending: bool, stable: 
     `stable`, which takes up to three times as long."""
     if not x.numel():
         return torch.zeros_like(x, dtype=torch.int64)
-    if x.numel() <= FEW * x.shape[0] <= FEW * LAST and (numbers := ranks(x, stable)) is not None:
-        return order_of_numbers(~numbers if descending else numbers, offsets, all_rows.column(begins, x), stable)
-    return order_by_calls(x, offsets, begins, descending, stable)
-
-
-def order_of_numbers(numbers: Tensor, offsets: Tensor, begins: Tensor, stable: bool) -> Tensor:
-    """`order` of whole numbers of 32 bits, by one sort. numpy, which sorts numbers alone several times as fast as torch
-    does with their order, has them with their positions below, all different, so that every sort is stable."""
-    count = numbers.shape[0]
-    high = low = count.bit_length()
-    if high + 32 + low > WIDTH:
-        low = int(offsets.diff().max()).bit_length()
-    if high + 32 + low <= WIDTH:
-        at = torch.arange(count, device="cpu").view(begins.shape)
-        keys = torch.add(at, numbers, alpha=2**low).add_(begins, alpha=2 ** (32 + low) - 1)  # positions in an example
-        if sorted_in_place(keys):
-            return (keys & (2**low - 1)).add_(begins)
-    return torch.add(numbers, begins, alpha=2**32).argsort(dim=0, stable=stable)
-
-
-def sorted_in_place(keys: Tensor) -> bool:
-    """Whether whole numbers that nobody else has were sorted along dim 0: where there is numpy."""
-    try:
-        keys.numpy().sort(axis=0)
-    except RuntimeError:
-        return False
-    return True
-
-
-def ranks(x: Tensor, exact: bool) -> Tensor | None:
-    """Whole numbers of 32 bits that are in order as elements are; None of larger elements. Those of equal elements
-    are equal, but for the sign of a zero where that need not be `exact`."""
-    if not x.is_floating_point():
-        if x.dtype.itemsize <= 4:
-            return x.to(torch.int64)
-        if x.dtype != torch.int64:
-            return None
-        first, last = x.aminmax()
-        return x if first >= -LAST and last <= LAST else None
-    if x.dtype.itemsize > 4:
-        return None
-    bits = (x + 0.0 if exact else x).float().view(torch.int32)
-    found = (bits >> 31).bitwise_and_(LAST).bitwise_xor_(bits)  # the bits of negative numbers are in reverse
-    return found.masked_fill_(x.isnan(), LAST) if math.isnan(x.amax()) else found
+    found = numbers.order(x, offsets, begins, descending) if x.numel() <= FEW * x.shape[0] else None
+    return found if found is not None else order_by_calls(x, offsets, begins, descending, stable)
 
 
 def order_by_calls(x: Tensor, offsets: Tensor, begins: Tensor, descending: bool, stable: bool) -> Tensor:
