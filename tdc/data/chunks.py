@@ -83,10 +83,14 @@ def check_alike(results: list[Any], dim: int, chunks: Chunks) -> None:
     """Refuse results with other keys, dtypes or features than those of the first part; each wrong key is named."""
     check_result(results[0], 0, chunks)
     first = as_dict(results[0], dim, chunks.single)
-    if first.ndim <= dim and not chunks.single:
+    if results[0].ndim + chunks.single <= dim:
+        expected = f"results with dim {dim}, along which they are joined"
         hint = "chunksize=0 for one example at a time, whose results are stacked; result.unsqueeze(dim) of a part"
+        if chunks.single:
+            expected = f"results of at least {dim} dim{'s' * (dim > 1)}, to be stacked along dim {dim}"
+            hint = f"tdc.map(fn, td.movedim({dim}, 0), chunksize=0) stacks them along dim 0"
         got = f"{describe(results[0])} of {chunks.at(0)}"
-        raise ShapeError(message(OP, f"results with dim {dim}, along which they are joined", got, hint=hint))
+        raise ShapeError(message(OP, expected, got, hint=hint))
     form = spec_of(OP, first).with_device(None)
     if not chunks.single:
         form = form.with_batch_size([None if d == dim else n for d, n in enumerate(first.batch_size)])

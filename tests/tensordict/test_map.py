@@ -45,6 +45,14 @@ def test_map_of_single_examples_and_dims():
     assert tdc.map(lambda part: None, td) is None
 
 
+@pytest.mark.parametrize("fn", [lambda row: row["x"].sum(), lambda row: row.sum(0)], ids=["tensor", "TensorDict"])
+def test_results_without_the_dims_to_stack_them_along(fn: Any):
+    td: Any = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
+    with pytest.raises(tdc.ShapeError, match=r"tdc.map: expected results of at least 1 dim, to be stacked along dim 1"):
+        tdc.map(fn, td, 1, chunksize=0)
+    assert len(tdc.map(fn, td.movedim(1, 0), chunksize=0)) == 4
+
+
 def test_map_in_a_graph():
     fn = torch.compile(lambda td: tdc.map(lambda part: part + 1, td, chunksize=2), backend="eager", fullgraph=True)
     td: Any = TensorDict({"x": torch.arange(5)}, [5])
