@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.dynamo import known
 from tdc.core.errors import ShapeError, UnsupportedError, describe, message, show_sizes
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims
@@ -73,10 +74,10 @@ def unsqueeze_tensordict(x: TensorDict, dim: int) -> TensorDict:
 
 def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
     size = x.batch_size
-    if isinstance(dim, int) and -len(size) <= dim < len(size) and size[dim] != 1:
+    if isinstance(dim, int) and -len(size) <= dim < len(size) and not known(size[dim] == 1):
         return x
     given = range(x.ndim) if dim is None else normal_dims("squeeze", dim, x.ndim)
-    dims = tuple([d for d in given if x.batch_size[d] == 1])
+    dims = tuple([d for d in given if known(size[d] == 1)])
     if not dims:
         return x
     first = tuple([0 if d in dims else slice(None) for d in range(x.ndim)])  # the one row of a ragged leaf
@@ -89,12 +90,18 @@ def squeeze_tensordict(x: TensorDict, dim: Dims | None = None) -> TensorDict:
 
 def expand_tensordict(x: TensorDict, *sizes: Any) -> TensorDict:
     k, size = len(x.batch_size), list(ints("expand", sizes))
-    old = [1] * (len(size) - k) + list(x.batch_size)
-    if len(size) < k or any([n not in (-1, m) and m != 1 for n, m in zip(size, old, strict=True)]):
+    more = len(size) - k
+    old = [1] * more + list(x.batch_size)
+    if more < 0 or -1 in size[:more] or any([misfit(n, m) for n, m in zip(size, old, strict=True)]):
         expected = f"sizes that extend batch_size {show_sizes(x.batch_size)}"
         raise ShapeError(message("expand", expected, str(size), hint="only size 1 grows"))
     size = [m if n == -1 else n for n, m in zip(size, old, strict=True)]
     return lift(x, lambda v: v.expand((*size, *v.shape[k:])), size=size, op="expand")
+
+
+def misfit(n: int, old: int) -> bool:
+    """Whether a dim of some size is known not to expand to `n`; -1 keeps it."""
+    return n != -1 and known(n != old) and known(old != 1)
 
 
 def flip_tensordict(x: TensorDict, *dims: Any) -> TensorDict:

@@ -52,12 +52,14 @@ def regrouped(op: OpName, x: Ragged, got: str) -> ShapeError:
 
 
 def filled(sizes: Sequence[int], total: int) -> list[int] | None:
-    """Sizes of static dims with one -1 at most replaced; None where they do not multiply to the total."""
-    known = math.prod([n for n in sizes if n != -1])
+    """Sizes of static dims with one -1 at most replaced; None where they are known not to multiply to the total."""
+    given = math.prod([n for n in sizes if n != -1])
     free = [n for n in sizes if n == -1]
-    if len(free) > 1 or (free and (known == 0 or total % known)) or (not free and known != total):
+    if len(free) > 1 or (free and known(given == 0)):
         return None
-    return [total // known if n == -1 else n for n in sizes]
+    if known(total % given != 0 if free else total != given):
+        return None
+    return [total // given if n == -1 else n for n in sizes]
 
 
 # -- several dims into one

@@ -178,6 +178,32 @@ def test_writes_compile():
     assert torch.equal(compiled(fn)(td), fn(td))
 
 
+COUNTED = {
+    "squeeze": lambda td: td.squeeze(), "squeeze -1": lambda td: td.squeeze(-1), "expand": lambda td: td.expand(2, 3),
+    "view": lambda td: td.view(3, -1), "reshape": lambda td: td.reshape(1, 2, 3),
+    "unflatten": lambda td: td.unflatten(1, (-1, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_shapes_of_as_many_examples_as_a_mask_has(name: str):
+    """A graph does not know how many they are; torch takes such sizes, and checks them when the graph runs."""
+    fn = compiled(lambda td, mask: COUNTED[name](td[:, mask]))
+    td: Any = numbers(2, 5)
+    for mask in (T([True, False, True, True, False]), T([False, True, True, False, True])):
+        want, found = COUNTED[name](td[:, mask]), fn(td, mask)
+        assert found.batch_size == want.batch_size
+        assert torch.equal(found["b", "c"], want["b", "c"])
+    if name in ("expand", "reshape"):
+        with pytest.raises(RuntimeError):
+            fn(td, T([True, False, True, False, False]))
+
+
+def test_minus_one_keeps_a_batch_dim_that_is_there():
+    with pytest.raises(tdc.ShapeError, match=r"tdc.expand: expected sizes that extend batch_size \[3\], got \[-1, 3\]"):
+        numbers(3).expand(-1, 3)
+
+
 def test_equal_reads_ragged_leaves():
     td = ragged()
     assert td.equal(ragged())
