@@ -86,7 +86,7 @@ def averages(moments: list[Column], squares: Column, weight: Scalar, tiny: float
     if len(moments) == 1:
         means = c.lerp(moments[0], squares, weight)
         return [means], means
-    lines = [[x.mean(dim, keepdim=True) for x in squares] for dim in (-1, -2)]
+    lines = [[x.sum(dim, keepdim=True) / max(x.shape[dim], 1) for x in squares] for dim in (-1, -2)]
     rows, columns = [c.lerp(xs, new, weight) for xs, new in zip(moments, lines, strict=True)]
     pairs = zip(rows, columns, strict=True)
     return [rows, columns], [row * column / row.mean(-2, keepdim=True).clamp(min=tiny) for row, column in pairs]
@@ -102,7 +102,7 @@ def step_of(k: int, p: Tensor, g: Tensor, square: Tensor, tiny: float, least: fl
 
 def line(dim: int) -> Any:
     """What makes zeros of a parameter, of size 1 along a dim."""
-    return lambda p: torch.zeros_like(p.select(dim, 0).unsqueeze(dim), dtype=wide(p.dtype))
+    return lambda p: torch.zeros_like(p.sum(dim, keepdim=True), dtype=wide(p.dtype))
 
 
 def by_rank(params: TensorDict) -> list[list[bool]]:

@@ -130,7 +130,7 @@ def muon(
         rows, columns = p.shape[-2:]
         if adjust_lr_fn == "match_rms_adamw":
             return 0.2 * math.sqrt(max(rows, columns))
-        return math.sqrt(max(1, rows / columns))
+        return math.sqrt(max(1, rows / max(columns, 1)))
 
     def scalars(rate: Any, n: Tensor) -> tuple[Scalar, ...]:
         return 1 - rate * weight_decay, rate
@@ -145,7 +145,7 @@ def orthogonal(g: Tensor, coefficients: tuple[float, float, float], steps: int, 
     x = g.bfloat16().mT if tall else g.bfloat16()
     x = x / norm(x, x.ndim - 2).clamp(min=c.each(eps, [x])[0])
     batch, add = x.shape[:-2], torch.addmm if x.ndim == 2 else torch.baddbmm
-    x = x if x.ndim == 2 else x.reshape(-1, *x.shape[-2:])
+    x = x if x.ndim == 2 else x.flatten(0, -3)
     for _ in range(steps):
         gram = x @ x.mT
         x = add(x, add(gram, gram, gram, beta=second, alpha=third), x, beta=first)

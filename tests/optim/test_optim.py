@@ -340,6 +340,15 @@ def test_nothing_to_optimise():
         assert new["count"] is params["count"]
 
 
+@pytest.mark.parametrize("batch", [(), (0,), (2,)], ids=str)
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "lamb", "muon", "rmsprop", "schedule_free_adamw", "sgd"])
+def test_leaves_without_elements(name: str, batch: tuple[int, ...]):
+    params = TensorDict({f"{n} {m}": torch.ones(*batch, n, m) for n in (0, 3) for m in (0, 3)}, batch)
+    for _, new, state in runs(getattr(tdc.optim, name)(0.1), params, steps=2):
+        assert [x.shape for x in new.values()] == [x.shape for x in params.values()]
+        assert all([x.isfinite().all() for x in state.values(True, True)])
+
+
 def test_an_update_can_be_differentiated():
     params, grads = like(), like()
 
