@@ -26,7 +26,7 @@ from tdc.core.dtypes import HALF
 from tdc.core.dynamo import constant
 from tdc.core.typing import KeyPath
 from tdc.optim.foreach import Column, Scalar
-from tdc.optim.transform import Optimizer, Rate, check_grads, check_rate, check_state, check_td, trainable
+from tdc.optim.transform import Optimizer, Rate, check_grads, check_rate, check_state, check_td, rate_at, trainable
 from tdc.tensordict.paths import gathered, prefixed, replaced
 from tdc.tensordict.tensordict import TensorDict, build_td
 
@@ -62,18 +62,18 @@ def optimizer(
             features(op, params._leaves, params.ndim)
         return begin(params, names, start or {}, numbers)
 
-    def rate_at(step: Tensor, n: Tensor) -> Any:
-        rate = lr(step) if callable(lr) else lr
+    def rate_of(step: Tensor, n: Tensor) -> Any:
+        rate = rate_at(lr, step, n.dtype)
         return rate * (n / warmup).clamp(max=1.0) if warmup else rate
 
     def rates(state: TensorDict) -> dict[str, Tensor]:
         step = state["step"]
         n = (step + 1).to(torch.float32)
-        return {"": torch.ones_like(n) * rate_at(step, n)}
+        return {"": torch.ones_like(n) * rate_of(step, n)}
 
     def update(grads: TensorDict, state: TensorDict, params: TensorDict) -> tuple[TensorDict, TensorDict]:
         def found(n: Tensor) -> tuple[Scalar, ...]:
-            rate = rate_at(state["step"], n)
+            rate = rate_of(state["step"], n)
             check_rate(op, rate, params)
             return scalars(rate, n, *[state[name] for name in numbers])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tdc.core.arguments import expect_function
 from tdc.core.errors import DtypeError, message
 from tdc.optim.base import DOUBLE
-from tdc.optim.transform import Transform, check_keys, check_rate, check_td, check_transform, trainable
+from tdc.optim.transform import Transform, check_keys, check_rate, check_td, check_transform, rate_at, trainable
 from tdc.tensordict.tensordict import TensorDict
 
 T = TypeVar("T", bound=Transform)
@@ -86,7 +86,7 @@ def first_numbers(op: str, numbers: dict[str, Any], params: TensorDict) -> tuple
     device, size = tensors[0].device if tensors else params.device, params.batch_size
     dtype = torch.float64 if any([x.dtype in DOUBLE for x in tensors]) else torch.float32
     step = torch.zeros(size, dtype=torch.int64, device=device)
-    given = {name: x(step) if callable(x) else x for name, x in numbers.items()}
+    given = {name: rate_at(x, step, dtype) for name, x in numbers.items()}
     for x in given.values():
         check_rate(op, x, params)
     return step, {k: torch.as_tensor(x, dtype=dtype, device=device).expand(size).clone() for k, x in given.items()}
@@ -96,4 +96,5 @@ def numbers_at(state: TensorDict, numbers: dict[str, Any]) -> dict[str, Tensor]:
     """The numbers of the next step: those in a state, and those of its schedules."""
     found = {name: state["hyper", name] for name in numbers}
     schedules: dict[str, Any] = {name: x for name, x in numbers.items() if callable(x)}
-    return found | {name: x(state["step"]).to(found[name].dtype) for name, x in schedules.items()}
+    dtypes = {name: found[name].dtype for name in schedules}
+    return found | {name: rate_at(x, state["step"], dtypes[name]).to(dtypes[name]) for name, x in schedules.items()}

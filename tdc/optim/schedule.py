@@ -1,7 +1,8 @@
 """Learning rates as functions of the step: tensors in, tensors out, so that no step compiles anew.
 
-A schedule gets the number of updates made before: 0 at the first. It is elementwise, so `schedule(torch.arange(n))` is
-the whole curve, and each member of a stacked ensemble has a rate of its own. All compile whole, and go through vmap.
+A schedule gets the number of updates made before: 0 at the first; an int64, or float64 of float64 parameters, so that
+their rates have all digits. It is elementwise, so `schedule(torch.arange(n))` is the whole curve, and each member of a
+stacked ensemble has a rate of its own. All compile whole, and go through vmap.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def constant(lr: float) -> Schedule:
         `torch.optim.lr_scheduler.ConstantLR` with factor 1.
     """
     check_numbers("optim.constant", lr=lr)
-    return lambda step: torch.full(step.shape, float(lr), device=step.device)
+    return lambda step: level(step, lr)
 
 
 def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
@@ -165,7 +166,7 @@ def piecewise(lr: float, milestones: Sequence[int], gamma: float | Sequence[floa
         rates.append(rates[-1] * factor)
 
     def schedule(step: Tensor) -> Tensor:
-        rate = torch.full(step.shape, rates[0], device=step.device)
+        rate = level(step, rates[0])
         for at, new in zip(steps, rates[1:], strict=True):
             rate = torch.where(step < at, rate, new)
         return rate
@@ -220,8 +221,8 @@ def wsd(lr: float, steps: int, warmup: int, decay: int, floor: float = 0.0) -> S
         raise StructureError(message(op, "at least as many steps as warmup and decay", got, hint="steps counts all"))
 
     def schedule(step: Tensor) -> Tensor:
-        up = (step / warmup).clamp(max=1.0) if warmup else torch.ones(step.shape, device=step.device)
-        left = ((steps - step) / decay).clamp(0.0, 1.0) if decay else (step < steps).float()
+        up = (step / warmup).clamp(max=1.0) if warmup else level(step, 1.0)
+        left = ((steps - step) / decay).clamp(0.0, 1.0) if decay else torch.where(step < steps, level(step, 1.0), 0.0)
         return torch.where(step < steps - decay, lr * up, floor + (lr - floor) * left)
 
     return schedule
@@ -258,9 +259,10 @@ def one_cycle(
         phases = [phases[0], (2 * top, max_lr, first), (total_steps - 1, first, last)]
 
     def schedule(step: Tensor) -> Tensor:
-        rate, begin = torch.full(step.shape, first, device=step.device), 0.0
+        rate, begin = level(step, first), 0.0
         for end, a, b in phases:
-            done = ((step - begin) / (end - begin) if end > begin else (step >= end).float()).clamp(0.0, 1.0)
+            done = (step - begin) / (end - begin) if end > begin else torch.where(step >= end, level(step, 1.0), 0.0)
+            done = done.clamp(0.0, 1.0)
             left = (1 + torch.cos(math.pi * done)) / 2 if anneal_strategy == "cos" else 1 - done
             rate = torch.where((step > begin) | (begin == 0.0), b + (a - b) * left, rate)
             begin = end
@@ -303,6 +305,12 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
         return rate
 
     return schedule
+
+
+def level(step: Tensor, rate: float) -> Tensor:
+    """The same rate at every step, in the dtype of the steps, or the default one where they are ints."""
+    dtype = step.dtype if step.is_floating_point() else torch.get_default_dtype()
+    return torch.full(step.shape, float(rate), dtype=dtype, device=step.device)
 
 
 def bounds_of(op: str, name: str, steps: Any) -> list[int]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong, show_sizes
@@ -34,6 +35,13 @@ Rate: TypeAlias = "float | Tensor | Schedule"
 Update: TypeAlias = Callable[[TensorDict, TensorDict, TensorDict], tuple[TensorDict, TensorDict]]
 Rates: TypeAlias = Callable[[TensorDict], dict[str, Tensor]]
 GRADIENTS, PARAMETERS = "gradients", "parameters"
+
+
+def rate_at(lr: Rate, step: Tensor, dtype: torch.dtype) -> float | Tensor:
+    """The rate of a step, where float64 parameters have schedules count in float64."""
+    if not callable(lr):
+        return lr
+    return lr(step.to(dtype) if dtype == torch.float64 else step)
 
 
 def no_rates(state: TensorDict) -> dict[str, Tensor]:

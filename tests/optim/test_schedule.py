@@ -12,10 +12,13 @@ from torch import nn
 from torch.optim import lr_scheduler as theirs
 from torch.testing import assert_close
 
+import tdc
+from tdc import TensorDict
 from tdc.optim import (
     constant,
     cosine,
     exponential,
+    inject,
     inverse_sqrt,
     join,
     linear,
@@ -86,6 +89,34 @@ def test_a_schedule_is_elementwise_arithmetic(name: str):
     assert_close(torch.stack([compiled(n) for n in steps.flatten()]).view(4, 10), curve)
     assert curve.isfinite().all()
     assert (curve >= 0).all()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("around", ["alone", "inject"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_rates_of_float64_parameters_have_their_digits(name: str, around: str):
+    mine, make = PAIRS[name]
+    p = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    opt = torch.optim.SGD([p], lr=0.3)
+    plan, params = make(opt), TensorDict({"p": p.detach().clone(), "other": torch.zeros(1)})
+    sgd = tdc.optim.sgd(mine) if around == "alone" else inject(tdc.optim.sgd, lr=mine)
+    state = sgd.init(params)
+    for _ in range(STEPS):
+        p.grad = torch.ones_like(p)
+        opt.param_groups[0]["momentum"] = 0.0  # which OneCycleLR changes, too
+        opt.step()
+        plan.step()
+        params, state = sgd.update(params.apply(torch.ones_like), state, params)
+    assert_close(params["p"], p.detach(), rtol=1e-12, atol=1e-12)
+    assert_close(params["other"], p.detach()[:1].float())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_curves_of_float64_steps(name: str):
+    steps = torch.arange(40)
+    curve = OTHERS[name](steps.double())
+    assert curve.dtype == torch.float64
+    assert_close(curve.float(), OTHERS[name](steps))
 
 
 def test_curves_of_papers():
