@@ -6,6 +6,7 @@ Invariants: no copy that torch would not make for the dense tensor; features of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,9 @@ from tdc.core.errors import ShapeError, UnsupportedError, describe, message, sho
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims
 from tdc.ops.batch import lift
-from tdc.ops.flatten import filled
-from tdc.ops.shape import full_order, ints, normal_dims
-from tdc.ragged.masked import MaskedBatch
+from tdc.ops.flatten import filled, regrouped
+from tdc.ops.shape import full_order, grouped, ints, normal_dims
+from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
 from tdc.tensordict.tensordict import TensorDict
 
@@ -39,8 +40,27 @@ def transpose_tensordict(x: TensorDict, dim0: int, dim1: int) -> TensorDict:
 
 def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
     """`reshape` or `view` of the batch dims; one size may be -1."""
-    k, size = x.ndim, resolve(ints(method, sizes), x.batch_size)
-    return lift(x, lambda v: getattr(v, method)((*size, *v.shape[k:])), size=size, op=method)
+    size = resolve(ints(method, sizes), x.batch_size)
+    return lift(x, lambda v: with_front(method, v, x.ndim, size), size=size, op=method)
+
+
+def with_front(method: str, v: Any, k: int, size: Sequence[int]) -> Any:
+    """A leaf with other sizes in place of its first k dims.
+
+    Of a padded leaf the sizes alone do not tell: where the longest row has one element, (3, 1) as (3, 1, 1) would have
+    its ragged dim in either place.
+    """
+    if len(size) == 1 and k > 1 and isinstance(v, (NestedTensor, MaskedBatch)):
+        return v.flatten(0, k - 1)
+    if not isinstance(v, MaskedBatch) or v.ragged_dims[0] < k:
+        return getattr(v, method)((*size, *v.shape[k:]))
+    old, b = list(v.shape[:k]), v.batch_dim
+    for d in range(b, -1, -1):  # static dims from d on become part of the batch
+        found = grouped(list(size), [*old[:d], math.prod(old[d : b + 1]), *old[b + 1 :]], [d])
+        if found is not None:
+            y, ragged = v.flatten(d, b), tuple([r - k + len(size) for r in v.ragged_dims])
+            return build_masked(y.data.reshape((*size, *v.shape[k:])), y.lengths, ragged, found[0][d])
+    raise regrouped(method, v, f"batch dims {show_sizes(size)}")
 
 
 def resolve(sizes: tuple[int, ...], old: torch.Size) -> torch.Size:
@@ -113,7 +133,8 @@ def roll_tensordict(x: TensorDict, shifts: Any, dims: Any = None) -> TensorDict:
     """Without dims the batch is rolled as if it were one dim."""
     if dims is None or dims == ():
         normal_dim(0, x.ndim, "roll")
-        return lift(x, lambda v: v.flatten(0, x.ndim - 1).roll(shifts, 0).view(v.shape), size=x.batch_size, op="roll")
+        rolled = roll_tensordict(flatten_tensordict(x), shifts, 0)
+        return reshape_tensordict("reshape", rolled, x.batch_size)
     axes = normal_dims("roll", dims, x.ndim)
     return lift(x, lambda v: v.roll(shifts, axes), size=x.batch_size, op="roll")
 

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from tdc.core.arguments import int_tuple, normal_dim
 from tdc.core.asserts import require
-from tdc.core.dynamo import known
+from tdc.core.dynamo import is_zero, known
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import OpName
 from tdc.ops.join import cat_rows
 from tdc.ops.partial_ragged import in_order
-from tdc.ragged.index import rows_at
+from tdc.ragged.index import rows_at, rows_between
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import exchange, valid_mask
@@ -187,6 +187,9 @@ def into_batch_nested(x: NestedTensor, first: int, last: int) -> NestedTensor:
     outer = math.prod(x.values.shape[first:b])
     copies = values.shape[first]
     part = s.moved(s.packed_dim - (last - first), first)
+    if is_zero(copies):
+        none = build_nested(part, values.sum(first, dtype=values.dtype))
+        return rows_between(none, 0, 0)(none)
     y = cat_rows([build_nested(part, values.select(first, i)) for i in range(copies)])
     if inner == 0 or copies == outer:
         return y

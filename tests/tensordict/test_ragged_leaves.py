@@ -93,6 +93,33 @@ def test_one_graph_for_the_examples_that_are_named():
     assert counter.graphs == 2  # a TensorDict's batch size becomes dynamic with the second one
 
 
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_new_batch_dims_do_not_depend_on_how_long_padding_is(length: int):
+    """A padded leaf whose longest row has one element is as wide as a batch dim of size 1."""
+    x = tdc.pack([torch.randn(length) for _ in range(3)])
+    td: Any = TensorDict({"packed": x, "padded": x.to_padded()}, [3])
+    for made in (td.reshape(3, 1), td.view(1, 3, 1), td.reshape(3, 1).roll(1), td[:1].expand(2, 1).reshape(1, -1, 1)):
+        ragged = [made[key].ragged_dims for key in ("packed", "padded")]
+        assert ragged == [(made.ndim,)] * 2
+        assert made["padded"].to_packed().tolist() == made["packed"].tolist()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_batch_dims_behind_the_examples_become_one(padded: bool):
+    td = grid(padded)[0].transpose(0, 1)
+    for made in (td.reshape(-1), td.ravel(), td.flatten()):
+        assert made.batch_size == (6,)
+        assert all([torch.equal(made[i]["t"], td[i // 2, i % 2]["t"]) for i in range(6)])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_no_copies_of_ragged_examples_become_one_batch_dim(padded: bool):
+    td = grid(padded)[0]
+    for none in (td[:0], td[:0].transpose(0, 1)):
+        for made in (none.flatten(), none.reshape(-1)):
+            assert (made.batch_size, made["t"].shape[0], len(made["t"].lengths)) == ((0,), 0, 0)
+
+
 class TestTexts(Texts):
     def test_rows_of_other_lengths_in_one_stack(self):
         x = tdc.pack([torch.ones(n, 4) for n in (3, 2)])
