@@ -16,6 +16,7 @@ tensor; lengths go along with their examples, and padding stays behind each, whe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -183,29 +184,35 @@ def reshape_each(x: Ragged, given: list[Any]) -> Ragged:
     return out
 
 
-def grouped(given: list[Any], old: list[Any], kept: list[int]) -> tuple[dict[int, int], list[Any]] | None:
-    """Where the dims that stay are among new sizes, and all new sizes; None where static dims do not fit them."""
-    positions: dict[int, int] = {}
-    shape: list[Any] = []
-    begin = before = 0
-    for d in (*kept, len(old)):
-        total = math.prod(old[before:d])
-        at = len(given) if d == len(old) else position_of(given, begin, total, old[d])
-        group = None if at is None else filled(given[begin:at], total)
-        if at is None or group is None:
-            return None
-        positions[d] = at
-        shape += [*group, *old[d : d + 1]]
-        begin, before = at + 1, d + 1
-    return positions, shape
+def grouped(
+    given: list[Any], old: list[Any], kept: Sequence[int], begin: int = 0, before: int = 0
+) -> tuple[dict[int, int], list[Any]] | None:
+    """Where the dims that stay are among new sizes, and all new sizes; None where static dims do not fit them.
 
-
-def position_of(sizes: list[Any], begin: int, before: int, size: Any) -> int | None:
-    """Where a dim that stays is among the sizes from `begin` on: behind those that multiply to what is before it."""
-    for d in range(begin, len(sizes)):
-        if (sizes[d] == -1 or sizes[d] == size) and filled(sizes[begin:d], before) is not None:
-            return d
+    Args:
+        kept: dims that stay, the batch before ragged ones.
+        begin, before: new sizes, and old ones, that have their place already.
+    """
+    d = kept[0] if kept else len(old)
+    for at in places(given, begin, old[d], before > 0) if kept else (len(given),):
+        group = filled(given[begin:at], math.prod(old[before:d]))
+        if group is None:
+            continue
+        rest = grouped(given, old, kept[1:], at + 1, d + 1) if kept else ({}, [])
+        if rest is not None:
+            return {d: at, **rest[0]} if kept else {}, [*group, *old[d : d + 1], *rest[1]]
     return None
+
+
+def places(sizes: list[Any], begin: int, size: Any, ragged: bool) -> Iterator[int]:
+    """Where a dim that stays may be among sizes. For ragged ones -1 is meant first: the longest row may have the size
+    of a static dim."""
+    behind = range(begin, len(sizes))
+    if ragged:
+        yield from [d for d in behind if sizes[d] == -1]
+    for d in behind:
+        if (sizes[d] == -1 and not ragged) or (sizes[d] != -1 and sizes[d] == size):
+            yield d
 
 
 # -- copies

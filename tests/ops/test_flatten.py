@@ -150,6 +150,16 @@ def test_reshape_by_sizes_of_a_rectangle_is_refused(sizes: tuple[int, ...]):
         images().to_padded().reshape(sizes)
 
 
+def test_reshape_where_the_longest_row_has_the_size_of_a_static_dim():
+    """-1 is the ragged dim, where it may be."""
+    one = tdc.pack([torch.arange(4.0).view(1, 4) + i for i in range(3)]).to_padded()
+    assert one.reshape(3, 1, -1, 4).ragged_dims == one.reshape(-1, 1, -1, 2, 2).ragged_dims == (2,)
+    assert one.reshape(3, 1, 4).ragged_dims == one.reshape(3, 1, 1, 4).ragged_dims == (1,)
+    assert one.reshape(3, one.shape[1], -1).ragged_dims == one.reshape(-1, -1, 4).ragged_dims == (1,)
+    single = tdc.pack([torch.ones(1, 1)]).to_padded()
+    assert single.reshape(1, -1, 1).ragged_dims == (1,)
+
+
 def test_reshape_of_static_dims_in_front_of_ragged_ones():
     x = images(channels=8)
     for batch, ragged in ((x, (-1, -1)), (x.to_padded(), (4, 7))):
