@@ -239,11 +239,29 @@ def pixels(op: Op, input: Any, factor: int) -> Ragged:
     data, times = rectangle(x, 0), factor ** len(x.ragged_dims)
     total = x.values.shape[x.structure.packed_dim] if isinstance(x, NestedTensor) else 0
     if grows:
-        return with_sizes(op(data, factor), x, sizes * factor, x.ragged_dims, total * times)
+        if data.shape[1] % factor**2:
+            expected = f"a number of channels that {factor} * {factor} divides"
+            raise ShapeError(message(op, expected, f"{data.shape[1]}", hint="F.pad, or x[:, :n]"))
+        return with_sizes(shuffled(data, factor), x, sizes * factor, x.ragged_dims, total * times)
     text = message(op, f"heights and widths that {factor} divides", "others", hint="F.pad, or x[..., :n]")
+    if any([data.shape[d] % factor for d in (2, 3) if d not in x.ragged_dims]):
+        raise ShapeError(text)
     require((sizes % factor == 0).all(), text, ShapeError)
     more = [n for d in (3, 2) for n in (0, -data.shape[d] % factor if d in x.ragged_dims else 0)]
-    return with_sizes(op(F.pad(data, more), factor), x, sizes // factor, x.ragged_dims, total // times)
+    return with_sizes(unshuffled(F.pad(data, more), factor), x, sizes // factor, x.ragged_dims, total // times)
+
+
+def shuffled(images: Tensor, factor: int) -> Tensor:
+    """(B, C * f * f, H, W) -> (B, C, H * f, W * f)."""
+    parts = images.unflatten(1, (images.shape[1] // factor**2, factor, factor))
+    return parts.permute(0, 1, 4, 2, 5, 3).flatten(4, 5).flatten(2, 3)
+
+
+def unshuffled(images: Tensor, factor: int) -> Tensor:
+    """(B, C, H * f, W * f) -> (B, C * f * f, H, W). torch's own leaves images without elements as they are (2.13)."""
+    rows, columns = [n // factor for n in images.shape[2:]]
+    parts = images.unflatten(3, (columns, factor)).unflatten(2, (rows, factor))
+    return parts.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
 
 
 define(F.pad, "shape", ragged=pad)

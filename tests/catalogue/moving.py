@@ -198,8 +198,16 @@ def pixels(rule: Rule) -> Iterator[Sample]:
         lengths = tuple([3 * n + 3 for n in d.lengths])
         return call(d.ragged(Layout((9 if channels > 1 else 1,), (3,)), lengths=lengths), 3)
 
+    def narrow(d: Draw) -> Call:
+        return call(Ragged([d.tensor(channels, 2 * n + 2, 0) for n in d.lengths], (2, 3), slack=d.slack), 2)
+
+    def sizes(ref: Any, args: Any, kwargs: Any) -> Ragged:
+        heights = [r.shape[1] * 2 if channels > 1 else r.shape[1] // 2 for r in args[0].rows]
+        return args[0].with_rows([r.new_zeros(4 // channels, n, 0) for r, n in zip(args[0].rows, heights, strict=True)])
+
     yield Sample("height", height, want)
     yield Sample("two", both, want, LIGHT)
+    yield Sample("no pixels", narrow, sizes, ("eager", "compile"))  # torch's own keeps the sizes of such (2.13)
     yield Sample("by three", thirds, want, ("eager", "grad"))
 
 
