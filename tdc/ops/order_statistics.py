@@ -20,7 +20,7 @@ from torch import Tensor
 from tdc.core.arguments import normal_dim
 from tdc.core.asserts import require
 from tdc.core.dynamo import is_zero
-from tdc.core.errors import ShapeError, message
+from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.typing import Op
 from tdc.ops.along_dim import Segments, at, is_static, order_of, picked, position_at, reduce_along, segments_of
 from tdc.ops.batch import along
@@ -161,6 +161,8 @@ def quantile_ragged(
     op: Op, x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Ragged | Tensor:
     """`quantile` and `nanquantile`."""
+    if x.dtype not in (torch.float32, torch.float64):  # of others torch has none, along whatever dim
+        raise DtypeError(message(op, "float32 or float64", describe(x), hint="x.float()"))
     if isinstance(q, (int, float)) and not 0 <= q <= 1:
         raise ShapeError(message(op, "q in [0, 1]", f"{q}", hint="q = 0.5 is the median"))
     if dim is None and isinstance(x, NestedTensor):

@@ -116,6 +116,16 @@ def test_integers_are_refused(name: str, x: Any):
     NEEDS_FLOATS["mean" if name == "l1_loss" else name](x.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, 2, None])
+def test_quantiles_of_half_precision_are_refused_along_all_dims(dim: int | None, dtype: torch.dtype):
+    """As torch refuses them."""
+    packed = tdc.pack([torch.ones(n, 2, dtype=dtype) for n in (3, 2)])
+    for x in (packed, packed.to_padded()):
+        with pytest.raises(DtypeError, match=r"quantile: expected float32 or float64, got .*\nhint: x.float\(\)"):
+            x.quantile(0.5, dim)
+
+
 def test_leaves_of_integers_are_named():
     td: Any = TensorDict({"a": torch.arange(3), "b": {"c": torch.ones(3, dtype=torch.bool), "d": torch.ones(3)}}, [3])
     for run in (lambda: td.mean(0), lambda: td.softmax(0), lambda: td.quantile(0.5, dim=0), lambda: td.std()):
