@@ -93,9 +93,10 @@ def scanned(op: Op, values: Tensor, axis: int, beside: int, **kwargs: Any) -> Te
     """A scan of a tensor.
 
     Scans and their derivatives ask whether there is more than one element, which a graph need not know: then two are
-    put behind along the dim `beside`, and one along each other dim that may be empty.
+    put behind along the dim `beside`, and one along each other dim that may be empty. So, too, where there is none: of
+    no elements torch's `logcumsumexp` has no derivative in a direction (2.13).
     """
-    if readable() or certain(math.prod(values.shape) > 1):
+    if values.numel() > 0 if readable() else certain(math.prod(values.shape) > 1):
         return op(values, axis, **kwargs)
     more = [2 if d == beside else int(not certain(n > 0)) for d, n in enumerate(values.shape)]
     padded = F.pad(values, [n for k in reversed(more) for n in (0, k)], value=1)

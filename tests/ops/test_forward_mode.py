@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.autograd import forward_ad
 
 import tdc
 from tdc import NestedTensor
@@ -129,3 +130,12 @@ def test_gradients_stay_gathers():
     torch.testing.assert_close(v.grad, 2 * x.values)
     assert not [op for op in ops if "index_add" in op or "index_put" in op or "scatter" in op]
     assert any(["index" in op for op in ops])
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_scan_of_no_elements(name: str, rows: int):
+    x = tdc.pack([torch.zeros(0, 3)] * 2)[:rows]
+    with forward_ad.dual_level():
+        out = OPS[name][0](x.with_values(forward_ad.make_dual(x.values, x.values)))
+        assert forward_ad.unpack_dual(out.values).tangent.shape == (0, 3)
