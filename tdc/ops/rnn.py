@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vjp
 
+from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
 from tdc.core.operators import one_by_one, refuse_derivative
@@ -268,6 +269,10 @@ def run_layers(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """All layers at once, or one by one where dropout falls between them."""
     states = list(hx) if mode == "lstm" else [hx]
+    if mode != "gru":  # on CPU autocast leaves a gru as it is, and an lstm of rows of different lengths alone (2.13)
+        count = len(states)
+        values, *rest = as_autocast(values, *states, *weights)
+        states, weights = rest[:count], rest[count:]
     if not train or dropout == 0.0 or layers == 1:
         given = (mode, bias, layers, bidirectional)
         keep = rnn_steps.fits(values, states) and not torch.is_autocast_enabled(values.device.type)

@@ -250,14 +250,21 @@ def test_recurrent_half(dtype: torch.dtype):
     assert all(torch.allclose(a, b, rtol=0.05, atol=0.02) for a, b in zip(found, want, strict=True))
 
 
-def test_recurrent_under_autocast():
-    """The dtype of torch's packed sequences."""
-    module, run, values = two_layers(torch.float32)
+@pytest.mark.parametrize("lengths", [(2, 3), (0, 0)])
+@pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "gru"])
+def test_recurrent_under_autocast(name: str, lengths: tuple[int, ...]):
+    """The dtypes of a row by itself, eagerly and in a graph."""
+    module, x = RECURRENT[name](), build(rows(lengths), "nested", Tensor.detach)
     with torch.autocast("cpu", torch.bfloat16):
-        out, _ = run(values)
-        packed = nn.utils.rnn.pack_sequence([values[:2], values[2:]], enforce_sorted=False)
-        assert out.dtype == module(packed)[0].data.dtype
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), list(module.parameters())))
+        row, want = module(torch.ones(2, SIZE))
+    for fn in (plain, torch.compile(plain, fullgraph=True, backend="aot_eager")):
+        with torch.autocast("cpu", torch.bfloat16):
+            out, last = fn(module, x)
+        assert out.dtype == row.dtype
+        assert [s.dtype for s in states_of(last)] == [s.dtype for s in states_of(want)]
+        if any(lengths):
+            loss = out.values.square().sum() + sum(s.sum() for s in states_of(last))
+            assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(module.parameters())))
 
 
 def test_recurrent_layout_message():
