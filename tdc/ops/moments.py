@@ -82,7 +82,7 @@ def squares(x: Any, mean: Tensor, dims: tuple[int, ...]) -> Tensor:
     if x._kind == "nested" and x.structure.ragged_dims == dims and not x.dtype.is_complex:
         s = x.structure
         values = x.values.movedim(s.packed_dim, 0)
-        each = mean.movedim(s.batch_dim, 0).reshape(-1, *values.shape[1:])
+        each = mean.movedim(s.batch_dim, 0).reshape(mean.shape[s.batch_dim], *values.shape[1:])
         return settle(squares_of(values, each, s), s, dims, True)
     apart = filled(torch.sub(x, mean), 0)
     square = torch.real(apart.mul(apart.conj())) if x.dtype.is_complex else apart.square()

@@ -277,3 +277,10 @@ def test_a_ragged_batch_is_no_operand_of_a_tensordict():
 
 def test_normalize_of_rows_without_elements():
     alike(lambda x, dim: F.normalize(x, dim=dim), rows_of(torch.float64, 2, lengths=(3, 2)), "nested")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["std", "var", "std_mean", "var_mean"])
+def test_the_spread_of_no_features(name: str, kind: str):
+    out = getattr(torch, name)(batch(rows_of(torch.float64, 0, 2), kind), 1)
+    assert all(t.shape == (len(LENGTHS), 0, 2) for t in (out if isinstance(out, tuple) else (out,)))
