@@ -222,7 +222,9 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Ragged:
 
     counts = changed_sizes(x, (d,), windows)
     if isinstance(x, MaskedBatch):
-        return with_sizes(x.data.unfold(d, size, step), x, counts, x.ragged_dims)
+        short = x.data.shape[d] < size  # where there is no example
+        data = pad_axis(x.data, d, 0, size - x.data.shape[d], "constant", None) if short else x.data
+        return with_sizes(data.unfold(d, size, step), x, counts, x.ragged_dims)
     total = elements(on_host_too(x.structure, windows))
     offsets, begins = take_spans(x.offsets[:-1], counts[:, 0], step, total)
     where = begins[:, None] + torch.arange(size, device=x.device)

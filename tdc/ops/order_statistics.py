@@ -175,6 +175,8 @@ def quantile_ragged(
     each = qs.reshape(-1)
 
     def dense(values: Tensor, axis: int) -> tuple[Tensor, ...]:
+        if is_zero(values.numel()) and not is_zero(values.shape[axis]):  # of no positions, which torch refuses
+            return (values.narrow(axis, 0, 1),) * each.shape[0]
         return op(values, each, axis, True, interpolation=interpolation).unbind(0)
 
     found = reduce_along(op, partial(each_quantile, op, each, interpolation), x, dim, keepdim, dense)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.arguments import expect
@@ -366,9 +367,9 @@ def at_masked(x: MaskedBatch, dim: int, part: Any) -> MaskedBatch | Tensor:
 def at_each(x: MaskedBatch, dim: int, positions: Tensor) -> Tensor:
     """Other positions of each row along a dim of the rectangle, (B, K); those outside of it give anything."""
     front = x.data.movedim((x.batch_dim, dim), (0, 1))
-    inside = positions.clamp(torch.zeros_like(positions), torch.full_like(positions, front.shape[1] - 1).clamp(min=0))
-    if front.shape[1] == 0:
-        return x.data
+    if front.shape[1] == 0:  # one position, which is outside
+        front = F.pad(front, [*[0, 0] * (front.ndim - 2), 0, 1])
+    inside = positions.clamp(torch.zeros_like(positions), torch.full_like(positions, front.shape[1] - 1))
     rows = torch.arange(front.shape[0], device=positions.device)[:, None]
     return front[rows, inside].movedim((0, 1), (x.batch_dim, dim))
 

@@ -231,3 +231,25 @@ def test_parts_between_positions_in_a_tensor(positions: list[int]):
                 Exception, match="tensor_split: expected positions in a list, in a graph, got Tensor int64"
             ):
                 run(y, given, 2)
+
+
+OF_NONE: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {  # and the shape of the result
+    "a position": (lambda x: x[:, 0], (0, 2)),
+    "positions": (lambda x: x[:, [0, 1, 0]], (0, 3, 2)),
+    "index_select": (lambda x: x.index_select(1, torch.tensor([1, 0])), (0, 2, 2)),
+    "gather": (lambda x: x.gather(1, torch.zeros(0, 3, 2, dtype=torch.int64)), (0, 3, 2)),
+    "quantile": (lambda x: x.quantile(torch.tensor([0.5, 0.2, 0.1]), 2).sum(2), (3, 0)),
+    "windows": (lambda x: x.unfold(1, 3, 1).sum(1), (0, 2, 3)),
+    "a circle": (lambda x: F.pad(x, (0, 0, 1, 1), mode="circular").sum(1), (0, 2)),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("name", OF_NONE)
+def test_of_no_examples(name: str, kind: str):
+    """A rectangle of none may be narrower than what is asked of each."""
+    fn, shape = OF_NONE[name]
+    x = tdc.pack([torch.zeros(0, 2, requires_grad=True)])[:0]
+    x = x if kind == "nested" else x.to_padded()
+    assert fn(x).shape == shape
+    fn(x).sum().backward()
