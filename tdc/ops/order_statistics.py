@@ -187,8 +187,10 @@ def each_quantile(op: Op, qs: Tensor, how: str, x: Any, dim: int | None, keepdim
     """Quantiles (Q,) along a ragged dim one by one."""
     segments = segments_of(op, x, dim)
     (order, _), (every, real) = order_of(segments, stable=False), counts(segments)
-    last = (real if op is torch.nanquantile else every.masked_fill(real < every, 0)) - 1  # NaN makes all of it NaN
-    return tuple([segments.back(quantile_of(segments, order, last, q, how), keepdim) for q in qs.unbind()])
+    last, each = real - 1, qs.unbind()
+    if op is torch.quantile:  # NaN, which is sorted last, is what is found wherever there is one
+        last, each = every - 1, [torch.where(real < every, 1, q) for q in each]
+    return tuple([segments.back(quantile_of(segments, order, last, q, how), keepdim) for q in each])
 
 
 for _op in (torch.quantile, torch.nanquantile):

@@ -284,3 +284,11 @@ def test_normalize_of_rows_without_elements():
 def test_the_spread_of_no_features(name: str, kind: str):
     out = getattr(torch, name)(batch(rows_of(torch.float64, 0, 2), kind), 1)
     assert all(t.shape == (len(LENGTHS), 0, 2) for t in (out if isinstance(out, tuple) else (out,)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["linear", "lower", "midpoint"])
+def test_the_gradient_of_a_quantile_that_is_nan_goes_to_the_nan(kind: str, how: str):
+    rows = rows_of(torch.float64, 2, lengths=(3, 4, 1))
+    rows[0][1, 0] = rows[2][0, 1] = math.nan
+    alike(lambda x, dim: x.quantile(0.3, dim, interpolation=how), rows, kind, order=1)
