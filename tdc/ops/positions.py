@@ -186,7 +186,7 @@ def find_padded(op: Op, x: MaskedBatch, dim: int, index: MaskedBatch) -> Found:
             return cut_to(op, src, index).data
         if isinstance(src, MaskedBatch):
             require_alike(op, index, src)
-            return src.data
+            return src.filled(1) if op is torch.scatter_reduce else src.data  # of products of zeros torch has less
         return src
 
     return Found(storage, dim, where, index.with_data, operand, lambda data: x.with_data(data.narrow(dim, 0, size)))

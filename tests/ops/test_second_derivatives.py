@@ -120,6 +120,22 @@ def test_a_complex_scan_twice(ragged: tuple[int, ...], kind: str):
     torch.testing.assert_close(twice(x.logcumsumexp(1).unbind()), twice([r.logcumsumexp(0) for r in rows]))
 
 
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+def test_scattered_products_twice(kind: str):
+    """torch refuses products of several zeros, of which padding would be one."""
+    rows = [torch.randn(n, 2, dtype=torch.float64, requires_grad=True) for n in (1, 3)]
+    x = tdc.pack(rows) if kind == "packed" else tdc.pack(rows).to_padded()
+
+    def twice(results: Any) -> list[torch.Tensor]:
+        once = torch.autograd.grad(sum([y.square().sum() for y in results]), rows, create_graph=True)
+        return list(torch.autograd.grad(sum([g.square().sum() for g in once]), rows))
+
+    def product(y: Any) -> Any:
+        return y.scatter_reduce(-1, torch.zeros_like(y, dtype=torch.int64), y, "prod")
+
+    torch.testing.assert_close(twice(product(x).unbind()), twice([product(r) for r in rows]))
+
+
 PADDED: dict[str, Any] = {
     "to_padded": lambda x: x.to_padded().data,
     "cumsum": lambda x: x.cumsum(1).values,
