@@ -23,7 +23,7 @@ from tdc.autobatch.values import NUMBERS, differing
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant
-from tdc.core.errors import DtypeError, ShapeError, message, show_sizes
+from tdc.core.errors import DtypeError, ShapeError, UnsupportedError, message, show_sizes
 
 VALUES: Any = (Tensor, RaggedExample)  # what an example has
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -37,6 +37,19 @@ COLLECTIONS = (list, tuple, set, frozenset, dict, range)
 def divided(fn: Any, *args: Any) -> Any:
     """Python's `divmod`, which tensors lack, or a function of the user by that name."""
     return (args[0] // args[1], args[0] % args[1]) if fn is builtins.divmod else fn(*args)
+
+
+def numbered(x: Any) -> Any:
+    """What Python is asked for a number of; a graph would say in torch's words that a tensor of each example has none.
+
+    Raises:
+        UnsupportedError: it has one for each example.
+    """
+    if isinstance(x, Tensor) and is_batched(x):
+        hint = "leave out float(...) and .item(): arithmetic and tests take tensors as they are"
+        got = "a number asked of one that differs between examples"
+        raise UnsupportedError(message(OP, "tensors that stay tensors", got, hint=hint))
+    return x
 
 
 def contains(x: Any, item: Any) -> Any:

@@ -28,6 +28,8 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged
 CALLS = {  # and their helpers
     "len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack", "torch.tensor": "tensor",
 }  # fmt: skip
+NUMBERS = ("float", "int", "complex")  # of Python, and methods that give them
+NUMBER_METHODS = ("item", "tolist")
 BUILTINS = ("sum", "any", "all", "max", "min")  # that ask for the truth of what they get, or walk along it
 COMPARE: dict[type, str] = {
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne", ast.Is: "is_",
@@ -156,6 +158,12 @@ class InBlock(ast.NodeTransformer):
             return located(given, node)
         if isinstance(node.func, ast.Name) and node.func.id == "divmod" and not node.keywords:
             return located(call_helper("divided", [node.func, *node.args]), node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in NUMBER_METHODS:
+            node.func.value = located(call_helper("numbered", [node.func.value]), node)
+            return node
+        if isinstance(node.func, ast.Name) and node.func.id in NUMBERS and len(node.args) == 1:
+            node.args = [located(call_helper("numbered", node.args), node)]
+            return node
         helper = CALLS.get(dotted(node.func))
         if helper is None:
             return node

@@ -260,3 +260,22 @@ def test_dims_count_from_the_end_and_go_into_tuples():
     pair = made("def f(p):\n    return p[0] + p[1]\n")
     assert pair.map((x, ONE(2)), in_dims=((1, None),)).tolist() == (x.T + 1).tolist()
     assert pair.map([x, ONE(3)], in_dims=([1, 0],)).tolist() == (x.T + 1).tolist()
+
+
+NO_NUMBERS = ["xs.sum().item()", "xs[0].tolist()[0]", "float(xs.sum())", "int(xs[0, 0])", "complex(xs.sum())"]
+
+
+@pytest.mark.parametrize("code", NO_NUMBERS)
+def test_a_number_of_each_example_is_no_number_of_python(code: str):
+    f, rows = made(f"def f(xs):\n    return {code} + 1\n"), tdc.pack([torch.ones(2, 3), torch.ones(1, 3)])
+    text = "a number asked of one that differs between examples"
+    with pytest.raises(tdc.UnsupportedError, match=text):
+        f(rows)
+    with pytest.raises(Exception, match=text):
+        torch.compile(f, backend="eager", fullgraph=True)(rows)
+
+
+def test_a_number_that_all_examples_share_may_be_one_of_python():
+    f = made("def f(xs, s):\n    return xs.sum() * s.item() + float(s) + len(s[None].tolist())\n")
+    rows = tdc.pack([torch.ones(2, 3), torch.ones(1, 3)])
+    assert f(rows, torch.tensor(2.0)).tolist() == [15.0, 9.0]
