@@ -9,7 +9,7 @@ the steps and specialise the graph on the longest row.
 
     on CPU                                    the cells of `rnn_cell`, which keep their gates for the backward
     elsewhere, projections, autocast          torch's kernels for packed sequences; a graph's backward runs them again
-    a gradient of a gradient                  torch's cells, step by step; refused in a graph
+    a gradient of a gradient, a direction     torch's cells, step by step; refused in a graph
 
     P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
 
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import vjp
+from torch.func import jvp, vjp
 
 from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_transform
@@ -203,6 +203,35 @@ class Recur(torch.autograd.Function):
         return None, None, None, *gradients(starts, lengths, options, *known, *tensors)
 
 
+class Directed(Recur):
+    """`Recur` with a derivative in a direction, which is taken cell by cell."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        Recur.setup_context(ctx, inputs, output)
+        starts, lengths, _, *tensors = inputs
+        ctx.save_for_forward(starts, lengths, *tensors)
+        ctx.kept = len(output) - 1 - ctx.options[1]
+
+    @staticmethod
+    def jvp(ctx: Any, *directions: Any) -> tuple[Tensor | None, ...]:
+        (starts, lengths, *tensors), (_, count, *given) = ctx.saved_tensors, ctx.options
+        known = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, directions[3:], strict=True)]
+
+        def run(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            return tuple(run_steps(values, starts, lengths, list(rest[:count]), list(rest[count:]), *given))
+
+        return *jvp(run, tuple(tensors), tuple(known))[1], *(None,) * ctx.kept
+
+
+def recur(*inputs: Any) -> Any:
+    """`Recur` with all derivatives. Dynamo traces no function that has a direction (2.13)."""
+    return Directed.apply(*inputs)
+
+
+trace_as(recur, Recur.apply)
+
+
 class RecurBackward(torch.autograd.Function):
     """The gradients of `Recur` as a differentiable function; their own derivatives run the forward again."""
 
@@ -281,7 +310,7 @@ def run_layers(
         if not learns([values, *states, *weights]):
             return tuple(rnn_op(False, values, starts, lengths, states, list(weights), *given))
         states = [s.view_as(s) for s in states]  # Dynamo wants different tensors there (2.13), users may pass one twice
-        outs = Recur.apply(starts, lengths, (keep, len(states), *given), values, *states, *weights)
+        outs = recur(starts, lengths, (keep, len(states), *given), values, *states, *weights)
         return outs[: 1 + len(states)]
     count, directions, last = len(weights) // layers, 1 + bidirectional, []
     for i in range(layers):

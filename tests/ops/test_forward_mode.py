@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.autograd import forward_ad
@@ -130,6 +130,27 @@ def test_gradients_stay_gathers():
     torch.testing.assert_close(v.grad, 2 * x.values)
     assert not [op for op in ops if "index_add" in op or "index_put" in op or "scatter" in op]
     assert any(["index" in op for op in ops])
+
+
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+@pytest.mark.parametrize(
+    "module", [nn.GRU(3, 4, 2, bidirectional=True, batch_first=True), nn.LSTM(3, 4, proj_size=2, batch_first=True)]
+)
+def test_recurrent(module: nn.Module, kind: str):
+    """A direction of rows and of weights."""
+    module = module.double().requires_grad_(False)
+    params = dict(module.named_parameters())
+    moves = {name: torch.ones_like(p) for name, p in params.items()}
+
+    def call(p: dict[str, Tensor], x: Any) -> Any:
+        return torch.func.functional_call(module, p, (x,))[0]
+
+    def along(x: Any, t: Any) -> Any:
+        return tdc.jvp(call, (params, x), (moves, t))[1]
+
+    x, t = [y if kind == "packed" else y.to_padded() for y in (batch(), batch(1))]
+    want = [along(r, d) for r, d in zip(batch().unbind(), batch(1).unbind(), strict=True)]
+    torch.testing.assert_close(list(along(x, t).unbind()), want)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
