@@ -96,5 +96,5 @@ def numbers_at(state: TensorDict, numbers: dict[str, Any]) -> dict[str, Tensor]:
     """The numbers of the next step: those in a state, and those of its schedules."""
     found = {name: state["hyper", name] for name in numbers}
     schedules: dict[str, Any] = {name: x for name, x in numbers.items() if callable(x)}
-    dtypes = {name: found[name].dtype for name in schedules}
-    return found | {name: rate_at(x, state["step"], dtypes[name]).to(dtypes[name]) for name, x in schedules.items()}
+    rates: dict[str, Any] = {name: rate_at(x, state["step"], found[name].dtype) for name, x in schedules.items()}
+    return found | {name: rate.to(found[name].dtype) for name, rate in rates.items()}
