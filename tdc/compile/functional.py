@@ -146,6 +146,8 @@ def call_with(
 def with_values(module: nn.Module, stores: list[Store], given: Values, fn: Callable[[], Out]) -> Out:
     """What a function that calls the module returns, while the stores of that have the tensors that are given."""
     before = [dict(s.tensors) for s in stores]
+    nets = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
+    lists = [(m._flat_weights, m._flat_weight_refs) for m in nets]  # which a call makes anew
     try:
         at_trace_time(allow_writes)  # in the body of a loop, too: they are taken back there
         for s, values in zip(stores, given, strict=True):
@@ -158,6 +160,8 @@ def with_values(module: nn.Module, stores: list[Store], given: Values, fn: Calla
         for s, own in zip(stores, before, strict=True):
             s.tensors.clear()
             s.tensors.update(own)
+        for m, own in zip(nets, lists, strict=True):
+            m._flat_weights, m._flat_weight_refs = own
         at_trace_time(refuse_writes)
 
 

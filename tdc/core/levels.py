@@ -5,6 +5,7 @@
 
     below_autograd   the operator at the next level down
     at_level         an autograd function at this level alone
+    recording        gradients inside a kernel, where it computes them by autograd
     moving           the tensors that have a direction at this level
     delayed_error    results without a derivative at this level
 
@@ -17,7 +18,8 @@ Invariant: with `core/dynamo.py`, the place in `core` that names what is private
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -32,7 +34,8 @@ internals: Any = torch  # parts of torch without types
 
 def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
-    return op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+    found = op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+    return tuple(found) if isinstance(found, list) else found  # as autograd functions return several
 
 
 def at_level(function: Any, inputs: tuple[Any, ...], below: Callable[[], Any]) -> Any:
@@ -64,6 +67,17 @@ def level_of(function: Any) -> Any:
             return function.jvp(ctx, *directions[:-1])
 
     return Level
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record gradients inside a kernel, also where torch runs a graph below autograd, since nobody asks for its own."""
+    c = internals._C
+    exclude = c._dispatch_tls_local_exclude_set()
+    for key in (c.DispatchKey.AutogradFunctionality, c.DispatchKey.ADInplaceOrView):
+        exclude = exclude.remove(key)
+    with torch.enable_grad(), c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), exclude):
+        yield
 
 
 def moving(args: Iterable[Any]) -> list[Tensor]:

@@ -148,11 +148,12 @@ def derive(op: Any, function: Any, inputs: Callable[..., tuple[Any, ...]] = itse
     """
 
     def kernel(keys: Any, *args: Any) -> Any:
-        if not (learning(args) or moving(args)):
+        given = inputs(*args)
+        if not (learning(given) or moving(given)):
             return below_autograd(op, keys, *args)
         if under_transform():
-            return at_level(function, inputs(*args), partial(below_autograd, op, keys, *args))
-        return function.apply(*inputs(*args))
+            return at_level(function, given, partial(below_autograd, op, keys, *args))
+        return function.apply(*given)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 

@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.func import jvp, vjp
 
 from tdc.core.dtypes import as_autocast
-from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_transform
+from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_mode, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
-from tdc.core.operators import one_by_one, refuse_derivative
+from tdc.core.levels import recording
+from tdc.core.operators import derive, one_by_one, refuse_derivative
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops import rnn_steps, rnn_stretches
@@ -149,7 +150,7 @@ def recorded_backward(
     *args: Any,
 ) -> Sequence[Tensor]:  # fmt: skip
     """Gradients by autograd, which the forward runs under again."""
-    with torch.enable_grad():
+    with recording():
         leaves = [t.detach().requires_grad_() for t in (values, *states, *weights)]
         split = 1 + len(states)
         outs = run_rows(leaves[0], starts, lengths, leaves[1:split], leaves[split:], *args)
@@ -210,12 +211,14 @@ class Directed(Recur):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         Recur.setup_context(ctx, inputs, output)
         starts, lengths, _, *tensors = inputs
-        ctx.save_for_forward(starts, lengths, *tensors)
-        ctx.kept = len(output) - 1 - ctx.options[1]
+        kept = output[1 + ctx.options[1] :]
+        ctx.save_for_forward(starts, lengths, *tensors, *kept)  # what the backward has: vmap keeps dims of one list
+        ctx.kept = len(kept)
 
     @staticmethod
     def jvp(ctx: Any, *directions: Any) -> tuple[Tensor | None, ...]:
         (starts, lengths, *tensors), (_, count, *given) = ctx.saved_tensors, ctx.options
+        tensors = tensors[: ctx.count]
         known = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, directions[3:], strict=True)]
 
         def run(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -225,11 +228,25 @@ class Directed(Recur):
 
 
 def recur(*inputs: Any) -> Any:
-    """`Recur` with all derivatives. Dynamo traces no function that has a direction (2.13)."""
+    """`Recur` with all derivatives."""
     return Directed.apply(*inputs)
 
 
-trace_as(recur, Recur.apply)
+def recur_traced(*inputs: Any) -> Any:
+    """What Dynamo traces for `recur`: it takes no function that has a direction, nor one under a transform (2.13)."""
+    return Recur.forward(*inputs) if under_transform() else Recur.apply(*inputs)
+
+
+def inputs_of(
+    keep: bool, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor],
+    *given: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What `Recur` takes, of the arguments of `rnn_op`."""
+    return starts, lengths, (keep, len(states), *given), values, *states, *weights
+
+
+trace_as(recur, recur_traced)
+derive(rnn_op, Recur, inputs_of)
 
 
 class RecurBackward(torch.autograd.Function):
@@ -270,8 +287,9 @@ def run_backward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *ten
 
 
 def gradients(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`run_backward` with a derivative."""
-    return RecurBackward.apply(starts, lengths, options, *tensors)
+    """`run_backward` with a derivative, which a graph refuses."""
+    run = run_backward if under_mode() else RecurBackward.apply
+    return run(starts, lengths, options, *tensors)
 
 
 trace_with_grad(gradients, run_backward)  # whose derivative is refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -181,6 +182,42 @@ def test_recurrent_module_over_members():
         assert torch.allclose(values[i], want)
         found = torch.autograd.grad(want, list(member.parameters()))
         assert all(is_close(grads[k][i], g) for (k, _), g in zip(member.named_parameters(), found, strict=True))
+
+
+def sum_of(module: nn.Module, params: Any, x: Any) -> Tensor:
+    out, last = tdc.functional_call(module, params, (x,))
+    real = out.filled(0) if isinstance(out, tdc.MaskedBatch) else out.values
+    return real.square().sum() + sum([s.sum() for s in states_of(last)])
+
+
+def over(loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    return torch.vmap(loss, in_dims=(0, None))
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
+    "grad": lambda loss: lambda p, x: tdc.grad(loss)(p[0], x),
+    "vmap": over,
+    "vmap of grad": lambda loss: over(tdc.grad(loss)),
+    "grad of vmap": lambda loss: tdc.grad(lambda p, x: over(loss)(p, x).sum()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", RECURRENT)
+def test_transforms_of_parameters_in_graphs(name: str, transform: str, kind: str):
+    """An ensemble of functional calls and its gradients, each net for itself; a call leaves the module as it was."""
+    module = RECURRENT[name]()
+    params = torch.stack([tdc.from_module(module) * k for k in (1.0, 0.5)])
+    x, run = build(rows(), kind, Tensor.detach), TRANSFORMS[transform](partial(sum_of, module))
+    each = [tdc.grad(partial(sum_of, module)) if "grad" in transform else partial(sum_of, module)] * len(params)
+    want = [fn(p, x) for fn, p in zip(each, params, strict=True)]
+    want = want[0] if transform == "grad" else torch.stack(want)
+    own = [id(w) for w in module._flat_weights]
+    for fn in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
+        for a, b in zip(pytree.tree_leaves(fn(params, x)), pytree.tree_leaves(want), strict=True):
+            torch.testing.assert_close(a, b)
+    assert [id(w) for w in module._flat_weights] == own
 
 
 def test_recurrent_gradients_check():
