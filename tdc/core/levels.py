@@ -18,7 +18,7 @@ Invariant: with `core/dynamo.py`, the place in `core` that names what is private
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -34,7 +34,7 @@ internals: Any = torch  # parts of torch without types
 
 def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
-    found = op.redispatch(keys & internals._C._after_autograd_keyset, *args)
+    found: Tensor | tuple[Tensor, ...] | list[Tensor] = op.redispatch(keys & internals._C._after_autograd_keyset, *args)
     return tuple(found) if isinstance(found, list) else found  # as autograd functions return several
 
 
@@ -70,7 +70,7 @@ def level_of(function: Any) -> Any:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
+def recording() -> Generator[None]:
     """Record gradients inside a kernel, also where torch runs a graph below autograd, since nobody asks for its own."""
     c = internals._C
     exclude = c._dispatch_tls_local_exclude_set()
