@@ -5,6 +5,7 @@
 
     below_autograd   the operator at the next level down
     at_level         an autograd function at this level alone
+    also_below       its derivative in a direction, with directions of levels below
     recording        gradients inside a kernel, where it computes them by autograd
     moving           the tensors that have a direction at this level
     delayed_error    results without a derivative at this level
@@ -64,9 +65,43 @@ def level_of(function: Any) -> Any:
 
         @staticmethod
         def jvp(ctx: Any, *directions: Any) -> Any:
-            return function.jvp(ctx, *directions[:-1])
+            return also_below(function.jvp)(ctx, *directions[:-1])
 
     return Level
+
+
+def also_below(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """The `jvp` of an autograd function with directions of levels below, which torch leaves out, silently: a direction
+    of a direction would be 0."""
+
+    def run(ctx: Any, *directions: Any) -> Any:
+        with internals.autograd.forward_ad._set_fwd_grad_enabled(True):
+            return jvp(Still(ctx), *directions)
+
+    return run
+
+
+class Still:
+    """The context of an autograd function, whose tensors have no direction at this level."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple([t if t is None else still(t) for t in self.ctx.saved_tensors])
+
+
+def still(x: Tensor) -> Tensor:
+    """A tensor without its direction at this level."""
+    f = internals._C._functorch
+    if f.is_batchedtensor(x):  # `vmap` has no rule for the operation
+        inner, dim, level = f.get_unwrapped(x), f.maybe_get_bdim(x), f.maybe_get_level(x)
+        return f._add_batch_dim(still(inner), dim, level)  # type: ignore[no-any-return]  # untyped in torch
+    return internals._VF._unpack_dual(x, level=0)[0]  # type: ignore[no-any-return]  # as above
 
 
 @contextmanager

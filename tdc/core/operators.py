@@ -179,6 +179,19 @@ def only_results(*args: Any) -> bool:
     return not (under_transform() or learning(args) or moving(args))
 
 
+def directed(args: Sequence[Tensor]) -> bool:
+    """Whether a derivative in a direction is taken: by `torch.func.jvp` around the call, or of one of the tensors."""
+    return in_direction() if under_transform() else bool(moving(args))
+
+
+def directed_traced(args: Sequence[Tensor]) -> bool:
+    """What Dynamo traces for `directed`."""
+    return in_direction()
+
+
+trace_as(directed, directed_traced)
+
+
 def learning(args: Iterable[Any]) -> list[Tensor]:
     """The tensors that get a gradient."""
     return [a for a in args if isinstance(a, Tensor) and a.requires_grad] if torch.is_grad_enabled() else []

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import readable, takes_functions, trace_as, trace_with_grad
+from tdc.core.levels import also_below
 from tdc.ops.rectangle import rectangle
 from tdc.ops.reduction import reduction, settle, static_axes
 from tdc.ops.segments.operator import serves
@@ -73,6 +74,7 @@ class Directed(ProductRows):
         ctx.save_for_forward(*inputs)
 
     @staticmethod
+    @also_below
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         x, offsets = ctx.saved_tensors
         others = gradient(x.new_ones(offsets.shape[0] - 1, *x.shape[1:]), x, offsets)

@@ -9,7 +9,7 @@ the steps and specialise the graph on the longest row.
 
     on CPU                                    the cells of `rnn_cell`, which keep their gates for the backward
     elsewhere, projections, autocast          torch's kernels for packed sequences; a graph's backward runs them again
-    a gradient of a gradient, a direction     torch's cells, step by step; refused in a graph
+    a gradient of a gradient, a direction     `rnn_cells`, step by step; refused in a graph
 
     P positions (packed total, or B·L), B rows, D features in, H out; S = layers · directions
 
@@ -18,7 +18,8 @@ Invariants: a row without positions keeps its initial state; dropout falls betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,20 +30,18 @@ from torch.func import jvp, vjp
 from tdc.core.dtypes import as_autocast
 from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_mode, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message, no_second
-from tdc.core.levels import recording
+from tdc.core.levels import also_below, recording
 from tdc.core.operators import derive, one_by_one, refuse_derivative
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Op
 from tdc.ops import rnn_steps, rnn_stretches
-from tdc.ops.rnn_steps import order_of, turned
+from tdc.ops.rnn_cells import run_cells, without_steps
+from tdc.ops.rnn_steps import order_of
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
 
 KERNELS: dict[str, Any] = {
     "lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu,
-}  # fmt: skip
-CELLS: dict[str, Any] = {
-    "gru": torch.gru_cell, "rnn_tanh": torch.rnn_tanh_cell, "rnn_relu": torch.rnn_relu_cell,
 }  # fmt: skip
 GIVEN = (
     "Tensor values, Tensor starts, Tensor lengths, Tensor[] states, Tensor[] weights, "
@@ -64,52 +63,13 @@ def run_rows(
     order = order_of(starts, lengths)
     positions, rows = [t.to(values.device) for t in (order.positions, order.rows)]
     if len(rows) == 0:
-        width = states[0].shape[-1] * (1 + bidirectional)
-        return [values.new_zeros(values.shape[0], width), *[s.clone() for s in states]]
+        return without_steps(values, states, bidirectional)
     hx = tuple([s.index_select(1, rows) for s in states])
     training = torch.is_grad_enabled()  # cuDNN keeps what its backward needs; there is no dropout in here
     given = (hx if mode == "lstm" else hx[0], weights, bias, layers, 0.0, training, bidirectional)
     out, *last = KERNELS[mode](values.index_select(0, positions), order.alive, *given)
     values_out = out.new_zeros(values.shape[0], out.shape[1]).index_copy(0, positions, out)
     return [values_out, *[s.index_copy(1, rows, t) for s, t in zip(states, last, strict=True)]]
-
-
-def run_steps(
-    values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str, bias: bool,
-    layers: int, bidirectional: bool,
-) -> list[Tensor]:  # fmt: skip
-    """`run_rows`, cell by cell: differentiable as often as one likes, also under `torch.func`."""
-    order, directions, ends = order_of(starts, lengths), 1 + bidirectional, list[list[Tensor]]()
-    rows, alive = order.rows, order.alive.tolist()
-    if len(rows) == 0:
-        return run_rows(values, starts, lengths, states, weights, mode, bias, layers, bidirectional)
-    own, x = len(weights) // (layers * directions), values.index_select(0, order.positions)
-    for i in range(layers):
-        outs = []
-        for d in range(directions):
-            k, steps = i * directions + d, []
-            given = weights[k * own : (k + 1) * own]
-            held = [s[k].index_select(0, rows) for s in states]
-            for n, part in zip(alive, turned(x, order, d).split(alive), strict=True):
-                old = [h[:n] for h in held]
-                new = lstm_cell(part, *old, given, bias) if mode == "lstm" else [CELLS[mode](part, old[0], *given)]
-                held = [torch.cat([a, h[n:]]) for a, h in zip(new, held, strict=True)]
-                steps.append(new[0])
-            outs.append(turned(torch.cat(steps), order, d))
-            ends.append([s[k].index_copy(0, rows, h) for s, h in zip(states, held, strict=True)])
-        x = torch.cat(outs, 1)
-    out = x.new_zeros(values.shape[0], x.shape[1]).index_copy(0, order.positions, x)
-    return [out, *[torch.stack(parts) for parts in zip(*ends, strict=True)]]
-
-
-def lstm_cell(x: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], bias: bool) -> list[Tensor]:
-    """One step; torch's cell knows no projections."""
-    w, u, *rest = weights
-    first, second, *projection = rest if bias else [None, None, *rest]
-    i, f, g, o = (F.linear(x, w, first) + F.linear(h, u, second)).chunk(4, 1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    h = o.sigmoid() * c.tanh()
-    return [h @ projection[0].t() if projection else h, c]
 
 
 @torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")
@@ -176,32 +136,52 @@ for _op in (rnn_op, rnn_backward_op):  # the kernels take one set of weights
     torch.library.register_vmap(_op, lambda info, in_dims, *args, _op=_op: one_by_one(_op, info, in_dims, *args))
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a call has besides tensors; no tuple, which torch would search for tensors with a direction (2.13).
+
+    Attributes:
+        states: of the net, 1 or 2.
+        count: values, states and weights.
+        flag: whether gates are kept; of a gradient, whether values want one.
+        given: mode, bias, layers, bidirectional.
+    """
+
+    states: int
+    count: int
+    flag: bool
+    given: tuple[Any, ...]
+
+
 class Recur(torch.autograd.Function):
     """The two ops as one differentiable function, also in graphs and under `torch.func`."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], values: Tensor, *rest: Tensor) -> Any:
-        keep, count, *given = options
-        return tuple(rnn_op(keep, values, starts, lengths, list(rest[:count]), list(rest[count:]), *given))
+    def forward(starts: Tensor, lengths: Tensor, options: Options, values: Tensor, *rest: Tensor) -> Any:
+        states, weights = list(rest[: options.states]), list(rest[options.states :])
+        return tuple(rnn_op(options.flag, values, starts, lengths, states, weights, *options.given))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         starts, lengths, ctx.options, *tensors = inputs
-        kept, ctx.count = output[1 + ctx.options[1] :], len(tensors)
+        kept = output[1 + ctx.options.states :]
         ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(starts, lengths, *tensors, *kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        starts, lengths, *tensors = ctx.saved_tensors
-        (_, count, *given), values, states = ctx.options, tensors[0], tensors[1 : 1 + ctx.options[1]]
-        shapes = [(values.shape[0], states[0].shape[-1] * (1 + given[-1])), *[s.shape for s in states]]
-        known = [values.new_zeros(n) if g is None else g for n, g in zip(shapes, grads[: 1 + count], strict=True)]
-        options = 1 + count, ctx.count, ctx.needs_input_grad[3], given
-        return None, None, None, *gradients(starts, lengths, options, *known, *tensors)
+        (starts, lengths, *tensors), known = ctx.saved_tensors, ctx.options
+        values, states = tensors[0], tensors[1 : 1 + known.states]
+        width = states[0].shape[-1] * (1 + known.given[-1])
+        shapes = [(values.shape[0], width), *[s.shape for s in states]]
+        all_grads = [
+            values.new_zeros(n) if g is None else g for n, g in zip(shapes, grads[: 1 + known.states], strict=True)
+        ]
+        options = Options(known.states, known.count, ctx.needs_input_grad[3], known.given)
+        return None, None, None, *gradients(starts, lengths, options, *all_grads, *tensors)
 
 
 class Directed(Recur):
@@ -211,20 +191,23 @@ class Directed(Recur):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         Recur.setup_context(ctx, inputs, output)
         starts, lengths, _, *tensors = inputs
-        kept = output[1 + ctx.options[1] :]
+        kept = output[1 + ctx.options.states :]
         ctx.save_for_forward(starts, lengths, *tensors, *kept)  # what the backward has: vmap keeps dims of one list
         ctx.kept = len(kept)
 
     @staticmethod
+    @also_below
     def jvp(ctx: Any, *directions: Any) -> tuple[Tensor | None, ...]:
-        (starts, lengths, *tensors), (_, count, *given) = ctx.saved_tensors, ctx.options
-        tensors = tensors[: ctx.count]
-        known = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, directions[3:], strict=True)]
+        starts, lengths, *tensors = ctx.saved_tensors
+        run = by_cells(starts, lengths, ctx.options)
+        return *along(run, tensors[: ctx.options.count], directions[3:]), *(None,) * ctx.kept
 
-        def run(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            return tuple(run_steps(values, starts, lengths, list(rest[:count]), list(rest[count:]), *given))
 
-        return *jvp(run, tuple(tensors), tuple(known))[1], *(None,) * ctx.kept
+def along(fn: Callable[..., Any], tensors: list[Tensor], directions: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """The derivative in a direction; None is none."""
+    known = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, directions, strict=True)]
+    found: tuple[Tensor, ...] = jvp(fn, tuple(tensors), tuple(known))[1]
+    return found
 
 
 def recur(*inputs: Any) -> Any:
@@ -242,7 +225,8 @@ def inputs_of(
     *given: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """What `Recur` takes, of the arguments of `rnn_op`."""
-    return starts, lengths, (keep, len(states), *given), values, *states, *weights
+    tensors = values, *states, *weights
+    return starts, lengths, Options(len(states), len(tensors), keep, given), *tensors
 
 
 trace_as(recur, recur_traced)
@@ -255,38 +239,54 @@ class RecurBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(starts: Tensor, lengths: Tensor, options: Options, *tensors: Tensor) -> tuple[Tensor, ...]:
         return run_backward(starts, lengths, options, *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         starts, lengths, ctx.options, *tensors = inputs
-        ctx.save_for_backward(starts, lengths, *tensors[: sum(ctx.options[:2])])
-        ctx.unused = len(tensors) - sum(ctx.options[:2])
+        read = tensors[: 1 + ctx.options.states + ctx.options.count]
+        ctx.save_for_backward(starts, lengths, *read)
+        ctx.save_for_forward(starts, lengths, *read)
+        ctx.unread = len(tensors) - len(read)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         starts, lengths, *tensors = ctx.saved_tensors
-        states, _, _, given = ctx.options
+        fn = gradients_by_cells(starts, lengths, ctx.options)
+        return None, None, None, *vjp(fn, *tensors)[1](grads), *(None,) * ctx.unread
 
-        def run(values: Tensor, *rest: Tensor) -> list[Tensor]:
-            return run_steps(values, starts, lengths, list(rest[: states - 1]), list(rest[states - 1 :]), *given)
-
-        def first(*both: Tensor) -> Any:
-            return vjp(run, *both[states:])[1](list(both[:states]))
-
-        return None, None, None, *vjp(first, *tensors)[1](grads), *(None,) * ctx.unused
+    @staticmethod
+    @also_below
+    def jvp(ctx: Any, *directions: Any) -> tuple[Tensor, ...]:
+        starts, lengths, *tensors = ctx.saved_tensors
+        return along(gradients_by_cells(starts, lengths, ctx.options), tensors, directions[3 : 3 + len(tensors)])
 
 
-def run_backward(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+def by_cells(starts: Tensor, lengths: Tensor, options: Options) -> Callable[..., tuple[Tensor, ...]]:
+    """`run_cells` as a function of values, states and weights."""
+    n = options.states
+    return lambda values, *rest: tuple(
+        run_cells(values, starts, lengths, list(rest[:n]), list(rest[n:]), *options.given)
+    )
+
+
+def gradients_by_cells(starts: Tensor, lengths: Tensor, options: Options) -> Callable[..., tuple[Tensor, ...]]:
+    """Its gradients as a function of those of results, of values, states and weights."""
+    results, run = 1 + options.states, by_cells(starts, lengths, options)
+    return lambda *both: vjp(run, *both[results:])[1](tuple(both[:results]))
+
+
+def run_backward(starts: Tensor, lengths: Tensor, options: Options, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Gradients of values, states and weights, of gradients of results, of these and of what the forward kept."""
-    states, count, wants, given = options
-    grads, (values, *rest), kept = tensors[:states], tensors[states : states + count], tensors[states + count :]
-    operands = values, starts, lengths, rest[: states - 1], rest[states - 1 :]
-    return tuple(rnn_backward_op(list(grads), list(kept), wants, *operands, *given))
+    results, n = 1 + options.states, options.states
+    grads, (values, *rest) = tensors[:results], tensors[results : results + options.count]
+    operands = values, starts, lengths, rest[:n], rest[n:]
+    kept = list(tensors[results + options.count :])
+    return tuple(rnn_backward_op(list(grads), kept, options.flag, *operands, *options.given))
 
 
-def gradients(starts: Tensor, lengths: Tensor, options: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+def gradients(starts: Tensor, lengths: Tensor, options: Options, *tensors: Tensor) -> tuple[Tensor, ...]:
     """`run_backward` with a derivative, which a graph refuses."""
     run = run_backward if under_mode() else RecurBackward.apply
     return run(starts, lengths, options, *tensors)
@@ -328,7 +328,8 @@ def run_layers(
         if not learns([values, *states, *weights]):
             return tuple(rnn_op(False, values, starts, lengths, states, list(weights), *given))
         states = [s.view_as(s) for s in states]  # Dynamo wants different tensors there (2.13), users may pass one twice
-        outs = recur(starts, lengths, (keep, len(states), *given), values, *states, *weights)
+        tensors = values, *states, *weights
+        outs = recur(starts, lengths, Options(len(states), len(tensors), keep, given), *tensors)
         return outs[: 1 + len(states)]
     count, directions, last = len(weights) // layers, 1 + bidirectional, []
     for i in range(layers):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_as, trace_with_grad
 from tdc.core.errors import ShapeError, message
+from tdc.core.levels import also_below
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
 from tdc.ragged.structure import Structure, once
@@ -107,6 +108,7 @@ class Both(Exchange):
         ctx.save_for_forward(index, valid, inverse, keep)
 
     @staticmethod
+    @also_below
     def jvp(ctx: Any, *directions: Any) -> Tensor:
         index, valid, inverse, keep = ctx.saved_tensors
         return exchange(directions[0], index, valid, 0.0, inverse, keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.autograd import forward_ad
 import tdc
 from tdc import NestedTensor
 
+DOUBLE = torch.float64
 LENGTHS = (4, 2, 5)
 WEIGHT = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 3, 2)
 
@@ -112,6 +114,23 @@ def test_hessian():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+def test_an_encoder(kind: str):
+    """Also by `forward_ad`, which no transform of `torch.func` is around."""
+    net = nn.TransformerEncoderLayer(3, 1, 4, 0.0, batch_first=True, dtype=DOUBLE).requires_grad_(False)
+    x, t = [y if kind == "packed" else y.to_padded() for y in (batch(), batch(1))]
+    want = [
+        (net(r[None] + 1e-6 * d) - net(r[None] - 1e-6 * d))[0] / 2e-6 for r, d in zip(batch(), batch(1), strict=True)
+    ]
+    torch.testing.assert_close(list(direction(net)(x, t).unbind()), want, atol=1e-7, rtol=1e-5)
+    with forward_ad.dual_level():
+        storage, moves = [y.values if kind == "packed" else y.data for y in (x, t)]
+        dual = forward_ad.make_dual(storage, moves)
+        y = net(x.with_values(dual) if kind == "packed" else x.with_data(dual))
+        found = [forward_ad.unpack_dual(row).tangent for row in y.unbind()]
+    torch.testing.assert_close(found, want, atol=1e-7, rtol=1e-5)
+
+
 def test_gradients_stay_gathers():
     """A graph of a gradient has no scatter: the traced function brings its own way back."""
     ops: list[str] = []
@@ -130,6 +149,48 @@ def test_gradients_stay_gathers():
     torch.testing.assert_close(v.grad, 2 * x.values)
     assert not [op for op in ops if "index_add" in op or "index_put" in op or "scatter" in op]
     assert any(["index" in op for op in ops])
+
+
+def attended(x: Any) -> Any:
+    return torch.matmul(torch.softmax(torch.matmul(x, x.mT), -1), x)
+
+
+def rearranged(x: Any) -> Any:
+    return x.to_padded() if isinstance(x, NestedTensor) else x.to_packed()
+
+
+TWICE: dict[str, tuple[int, Callable[[Any], Any]]] = {  # what has operators with a direction of their own
+    "softmax": (2, lambda x: x.softmax(2)), "logsumexp": (2, lambda x: x.logsumexp(2)), "var": (2, lambda x: x.var(2)),
+    "amax": (2, lambda x: x.amax(2)), "prod": (1, lambda x: x.prod(1)), "cumsum": (1, lambda x: x.pow(2).cumsum(1)),
+    "matmul": (1, attended), "pad": (1, lambda x: rearranged(x.pow(2))),
+    "attention": (1, lambda x: F.scaled_dot_product_attention(*[x.unsqueeze(1)] * 3, is_causal=True)),
+    "group_norm": (2, lambda x: F.group_norm(x, 1)),
+    "conv1d": (2, lambda x: F.conv1d(x.pow(2), torch.ones(2, 2, 3, dtype=DOUBLE), padding=1)),
+    "avg_pool1d": (2, lambda x: F.avg_pool1d(x.pow(2), 2)), "max_pool1d": (2, lambda x: F.max_pool1d(x.pow(2), 2)),
+    "gru": (1, lambda x: GRU(x)[0]), "lstm": (1, lambda x: LSTM(x)[0]), "rnn": (1, lambda x: RNN(x)[0]),
+}  # fmt: skip
+GRU, LSTM, RNN = [make(2, 3, batch_first=True).double().requires_grad_(False) for make in (nn.GRU, nn.LSTM, nn.RNN)]
+
+
+@pytest.mark.parametrize("kind", ["packed", "padded"])
+@pytest.mark.parametrize("name", TWICE)
+def test_directions_of_directions(name: str, kind: str):
+    """Forward over forward, and over reverse; torch gives 0 of autograd functions, silently (2.11-2.13)."""
+    ragged_dim, call = TWICE[name]
+    g = torch.Generator().manual_seed(0)
+    rows = [torch.randn((n, 2) if ragged_dim == 1 else (2, n), generator=g, dtype=DOUBLE) for n in (3, 2, 4)]
+    x = tdc.pack(rows, ragged_dim=ragged_dim)
+
+    def value(values: Tensor, kind: str = kind) -> Tensor:
+        y = call(x.with_values(values) if kind == "packed" else x.with_values(values).to_padded())
+        return (
+            (y if isinstance(y, Tensor) else y.filled(0) if isinstance(y, tdc.MaskedBatch) else y.values).pow(3).sum()
+        )
+
+    want = torch.func.jacrev(torch.func.jacrev(partial(value, kind="packed")))(x.values)
+    assert want.abs().max() > 0
+    for found in (torch.func.jacfwd(torch.func.jacfwd(value)), torch.func.hessian(value)):
+        torch.testing.assert_close(found(x.values), want)
 
 
 @pytest.mark.parametrize("kind", ["packed", "padded"])

@@ -10,7 +10,7 @@
                other lengths            torch's memory-efficient kernel                operator
     flex       CUDA, a mask or a function of scores inside a graph: flex_attention with   `flex`, in the graph
                a mask of documents
-    padded     everything               SDPA of a rectangle, or of a few               `padded`, `near`, in the graph
+    padded     everything, derivatives in a direction: SDPA of a rectangle, or of a few   `padded`, `near`, in the graph
 
 Invariants: all backends give the same numbers; the choice reads metadata, and neither times nor data.
 """
@@ -43,7 +43,7 @@ class Call(NamedTuple):
         efficient: the device has the memory-efficient kernel for the dtype.
         windowed: queries see keys near to them alone, which backends but "flash" have as a mask.
         fuses: traced into a graph, under no transform of `torch.func`, with more than zero queries and keys.
-        moves: under a `torch.func.jvp`, which has no rule in a graph for sizes that it does not know (torch 2.11-2.13).
+        moves: a derivative in a direction is taken, which operators of packed rows have not.
     """
 
     device: str
@@ -65,9 +65,11 @@ class Call(NamedTuple):
 def backend(c: Call) -> Literal["rows", "weights", "pairs", "flash", "efficient", "flex", "padded"]:
     """What runs a call."""
     size, value_size = c.sizes
+    if c.moves:
+        return "padded"
     if c.device == "cpu":
         if c.score_mod:
-            return "padded" if c.moves else "pairs"
+            return "pairs"
         return "weights" if c.dropout or c.learns or size != value_size else "rows"
     if c.device != "cuda" or c.dtype not in (*HALF, torch.float32):
         return "padded"

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import under_transform
+from tdc.core.operators import directed
 from tdc.ops.attention.flex import ScoreMod
 from tdc.ops.attention.masks import additive, as_dense, causal_mask, check_mask
 from tdc.ragged.padding import pack_rows, pad_rows, valid_mask
@@ -51,8 +52,9 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
 
     Padded queries give anything finite.
     """
-    # Under vmap the fused kernels of a GPU take no mask that all members share (torch 2.11).
-    if how.score_mod is not None or (q_BHLD.is_cuda and under_transform()):
+    # Fused kernels have no derivative in a direction; those of a GPU take no mask that members share (torch 2.11-2.13).
+    by_hand = how.score_mod is not None or (q_BHLD.is_cuda and under_transform())
+    if by_hand or directed((q_BHLD, k_BHMD, v_BHMD)):
         weights = attention_weights(q_BHLD, k_BHMD, sizes, how)
         return weights.to(v_BHMD.dtype) @ v_BHMD  # score_mod may have made them wider
     mask = score_mask(q_BHLD, k_BHMD, sizes, how)

@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
-from tdc.core.dynamo import eager, in_direction, is_zero, under_transform
+from tdc.core.dynamo import eager, is_zero, under_transform
 from tdc.core.errors import ShapeError, StructureError, describe, message
+from tdc.core.operators import directed
 from tdc.core.rules import define
 from tdc.core.typing import OpName
 from tdc.ops.attention.choice import Call, backend
@@ -155,7 +156,7 @@ def call_of(
     call = Call(
         q.device.type, q.dtype, (q.shape[-1], v.shape[-1]), how.causal, k_rows.offsets is q_rows.offsets,
         how.mask is not None, how.mask is not None and how.mask.requires_grad, how.score_mod is not None,
-        how.dropout != 0.0, windowed=window is not None, moves=how.score_mod is not None and in_direction(),
+        how.dropout != 0.0, windowed=window is not None, moves=directed((q, k, v)),
     )  # fmt: skip
     if not q.is_cuda:
         return call
