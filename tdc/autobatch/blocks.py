@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdc.autobatch.ragged_example import RaggedExample
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBERS, Lane, flatten, is_lane, is_tree, lane_of, unflatten
+from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, Lane, flatten, is_lane, is_tree, lane_of, unflatten
 from tdc.compile._torch.lanes import map_lanes
 from tdc.compile._torch.levels import current_level
 from tdc.compile._torch.tracing import is_batched
@@ -121,7 +121,7 @@ def holds_example(x: Any, depth: int = 5) -> bool:
 
 
 NO_NUMBER = (
-    "tensors that stay tensors", "a number asked of one that differs between examples",
+    *NUMBER_ASKED,
     "torch.ones_like(x[:, 0]).cumsum(0) - 1 for torch.arange(x.size(0)), x.new_zeros(...) for torch.zeros",
 )  # fmt: skip
 SAID = (  # what is in torch's message, and what ours says

@@ -19,7 +19,7 @@ from tdc.autobatch.per_example.index import FULL, Span
 from tdc.autobatch.per_example.table import refuse
 from tdc.autobatch.ragged_example import RaggedExample, first_rows, looked_up, picked_way, put_rows
 from tdc.autobatch.source import OP
-from tdc.autobatch.values import NUMBERS, differing
+from tdc.autobatch.values import NUMBER_ASKED, NUMBERS, differing
 from tdc.compile._torch.tracing import is_batched
 from tdc.compile.upstream import traced
 from tdc.core.dynamo import constant
@@ -47,8 +47,7 @@ def numbered(x: Any) -> Any:
     """
     if isinstance(x, Tensor) and is_batched(x):
         hint = "leave out float(...) and .item(): arithmetic and tests take tensors as they are"
-        got = "a number asked of one that differs between examples"
-        raise UnsupportedError(message(OP, "tensors that stay tensors", got, hint=hint))
+        raise UnsupportedError(message(OP, *NUMBER_ASKED, hint=hint))
     return x
 
 

@@ -118,16 +118,14 @@ def refuse_late_names(source: Source, nodes: list[ast.AST], local: set[str]) -> 
 
 def refuse_overwritten(source: Source, nodes: list[ast.AST]) -> None:
     """Refuse an expression that reads a name and gives it another value behind that: a block gives it first."""
-    for node in nodes:
-        if isinstance(node, (ast.stmt, ast.match_case)):
-            for part in ast.iter_child_nodes(node):
-                found = Overwritten(node.target if isinstance(node, ast.AugAssign) else None)
-                if isinstance(part, ast.expr):
-                    found.visit(part)
-                if found.late is not None:
-                    name, value = found.late.target.id, ast.unparse(found.late.value)[:40]
-                    text = f"'{name} := {value}' in an expression that reads {name!r} before,"
-                    raise refusal(source, found.late, text, f"a statement of its own that gives {name} its value")
+    for owner in [node for node in nodes if isinstance(node, (ast.stmt, ast.match_case))]:
+        for part in [part for part in ast.iter_child_nodes(owner) if isinstance(part, ast.expr)]:
+            found = Overwritten(owner.target if isinstance(owner, ast.AugAssign) else None)
+            found.visit(part)
+            if found.late is not None:
+                name, value = found.late.target.id, ast.unparse(found.late.value)[:40]
+                text = f"'{name} := {value}' in an expression that reads {name!r} before,"
+                raise refusal(source, found.late, text, f"a statement of its own that gives {name} its value")
 
 
 class Overwritten(ast.NodeVisitor):

@@ -28,7 +28,7 @@ TOTAL = frozenset((  # calls that are finite, with finite derivatives, of ragged
 CALLS = {  # and their helpers
     "len": "length", "torch.cat": "cat", "torch.concat": "cat", "torch.stack": "stack", "torch.tensor": "tensor",
 }  # fmt: skip
-NUMBERS = ("float", "int", "complex")  # of Python, and methods that give them
+NUMBER_CALLS = ("float", "int", "complex")  # that give a number of Python, and methods
 NUMBER_METHODS = ("item", "tolist")
 BUILTINS = ("sum", "any", "all", "max", "min")  # that ask for the truth of what they get, or walk along it
 COMPARE: dict[type, str] = {
@@ -161,7 +161,7 @@ class InBlock(ast.NodeTransformer):
         if isinstance(node.func, ast.Attribute) and node.func.attr in NUMBER_METHODS:
             node.func.value = located(call_helper("numbered", [node.func.value]), node)
             return node
-        if isinstance(node.func, ast.Name) and node.func.id in NUMBERS and len(node.args) == 1:
+        if isinstance(node.func, ast.Name) and node.func.id in NUMBER_CALLS and len(node.args) == 1:
             node.args = [located(call_helper("numbered", node.args), node)]
             return node
         helper = CALLS.get(dotted(node.func))

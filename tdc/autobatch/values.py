@@ -22,6 +22,7 @@ from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.ragged.storage import is_ragged
 
 NUMBERS = (bool, int, float, complex)
+NUMBER_ASKED = "tensors that stay tensors", "a number asked of one that differs between examples"
 
 
 class Lane:

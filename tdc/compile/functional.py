@@ -146,7 +146,7 @@ def call_with(
 def with_values(module: nn.Module, stores: list[Store], given: Values, fn: Callable[[], Out]) -> Out:
     """What a function that calls the module returns, while the stores of that have the tensors that are given."""
     before = [dict(s.tensors) for s in stores]
-    nets = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
+    nets = [s.module for s in stores if s.is_buffer and isinstance(s.module, nn.RNNBase)]
     lists = [(m._flat_weights, m._flat_weight_refs) for m in nets]  # which a call makes anew
     try:
         at_trace_time(allow_writes)  # in the body of a loop, too: they are taken back there
@@ -242,12 +242,13 @@ class Store(NamedTuple):
     prefix: KeyPath
     tensors: dict[str, Any]
     is_buffer: bool
+    module: nn.Module
 
 
 def find_stores(module: nn.Module, prefix: KeyPath, found: list[Store]) -> None:
     """Add the stores of a module and all below it."""
-    found.append(Store(prefix, module._parameters, False))
-    found.append(Store(prefix, module._buffers, True))
+    found.append(Store(prefix, module._parameters, False, module))
+    found.append(Store(prefix, module._buffers, True, module))
     for name, child in module._modules.items():
         if child is not None:
             find_stores(child, join(prefix, name), found)
@@ -263,7 +264,7 @@ def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weigh
     absent: list[tuple[int, str, Tensor]] = []
     tied: dict[int, Any] = {}  # by the tensor of the module, what is given for it
     found, odd = 0, False
-    for prefix, store, _ in stores:
+    for prefix, store, *_ in stores:
         here: dict[str, Any] = {}
         head = parts(prefix)
         for name, own in store.items():
@@ -281,7 +282,7 @@ def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weigh
     for i, name, own in absent:
         values[i][name] = tied.get(id(own), own) if tie_weights else own
     copies: dict[int, Any] = {}  # by the tensor of the module: tied buffers stay one
-    for (_, store, is_buffer), here in zip(stores, values, strict=True):
+    for (_, store, is_buffer, _), here in zip(stores, values, strict=True):
         for name, x in here.items() if is_buffer else ():
             own = store[name]
             if own is None or not tie_weights:
@@ -296,7 +297,7 @@ def fitted(module: nn.Module, stores: list[Store], params: TensorDict, tie_weigh
 def from_buffers(stores: list[Store]) -> TensorDict:
     """The buffers that modules have now."""
     leaves: Tensors = {}
-    for prefix, store, is_buffer in stores:
+    for prefix, store, is_buffer, _ in stores:
         leaves |= {join(prefix, name): x for name, x in store.items() if x is not None} if is_buffer else {}
     return build_td(leaves, dict.fromkeys(all_ancestors(leaves), 0), EMPTY)
 

@@ -189,7 +189,7 @@ def remade(block: nn.Module, make: Callable[[KeyPath, Tensor], Tensor]) -> Any:
     found, made = copy.deepcopy(block, dict(shared)), dict[int, Tensor]()
     stores = []
     find_stores(found, (), stores)
-    for prefix, store, is_buffer in stores:
+    for prefix, store, is_buffer, _ in stores:
         for name, x in store.items():
             if x is not None and id(x) not in made:
                 new = make(join(prefix, name), x)

@@ -100,8 +100,10 @@ def still(x: Tensor) -> Tensor:
     f = internals._C._functorch
     if f.is_batchedtensor(x):  # `vmap` has no rule for the operation
         inner, dim, level = f.get_unwrapped(x), f.maybe_get_bdim(x), f.maybe_get_level(x)
-        return f._add_batch_dim(still(inner), dim, level)  # type: ignore[no-any-return]  # untyped in torch
-    return internals._VF._unpack_dual(x, level=0)[0]  # type: ignore[no-any-return]  # as above
+        found: Tensor = f._add_batch_dim(still(inner), dim, level)
+    else:
+        found = internals._VF._unpack_dual(x, level=0)[0]
+    return found
 
 
 @contextmanager

@@ -67,7 +67,8 @@ by_operator: Callable[..., Tensor] = differentiable(Linear, Directed)
 
 def run(op: Any, x: Tensor, structure: Tensor, size: int, how: tuple[Any, ...]) -> Tensor:
     """The operator, without a derivative."""
-    return op(x, structure, size, *how)  # type: ignore[no-any-return]  # untyped in torch
+    found: Tensor = op(x, structure, size, *how)
+    return found
 
 
 def run_traced(op: Any, x: Tensor, structure: Tensor, size: int, how: tuple[Any, ...]) -> Tensor:

@@ -45,10 +45,10 @@ def reshape_tensordict(method: str, x: TensorDict, *sizes: Any) -> TensorDict:
 
 
 def with_front(method: str, v: Any, k: int, size: Sequence[int]) -> Any:
-    """A leaf with other sizes in place of its first k dims.
+    """A leaf whose first k dims have other sizes.
 
-    Of a padded leaf the sizes alone do not tell: where the longest row has one element, (3, 1) as (3, 1, 1) would have
-    its ragged dim in either place.
+    Of a padded leaf the sizes alone do not tell: where the longest row has one element, (3, 1) as (3, 1, 1) could have
+    its ragged dim at either 1.
     """
     if len(size) == 1 and k > 1 and isinstance(v, (NestedTensor, MaskedBatch)):
         return v.flatten(0, k - 1)

@@ -191,10 +191,10 @@ def grouped(
 
     Args:
         kept: dims that stay, the batch before ragged ones.
-        begin, before: new sizes, and old ones, that have their place already.
+        begin, before: how many new sizes, and old ones, are matched already.
     """
     d = kept[0] if kept else len(old)
-    for at in places(given, begin, old[d], before > 0) if kept else (len(given),):
+    for at in candidates(given, begin, old[d], before > 0) if kept else (len(given),):
         group = filled(given[begin:at], math.prod(old[before:d]))
         if group is None:
             continue
@@ -204,7 +204,7 @@ def grouped(
     return None
 
 
-def places(sizes: list[Any], begin: int, size: Any, ragged: bool) -> Iterator[int]:
+def candidates(sizes: list[Any], begin: int, size: Any, ragged: bool) -> Iterator[int]:
     """Where a dim that stays may be among sizes. For ragged ones -1 is meant first: the longest row may have the size
     of a static dim."""
     behind = range(begin, len(sizes))
