@@ -111,16 +111,17 @@ def operators(setup: Setup) -> Iterator[Workload]:
 
 def encoder(setup: Setup) -> Iterator[Workload]:
     """Encoders at three occupancies, with the same weights."""
-    net = encoder_of(LAYERS, D, HEADS, setup)
+    modules = forms_of(encoder_of(LAYERS, D, HEADS, setup))
     for occupancy in OCCUPANCIES:
-        yield encoded(f"{occupancy:.0%}", net, rows_at(occupancy, D, setup), setup.danling)
+        yield encoded(f"{occupancy:.0%}", modules, rows_at(occupancy, D, setup), setup.danling)
 
 
 def text(setup: Setup) -> Iterator[Workload]:
     """Texts whose lengths are as those of reviews: most have some 250 tokens, a few thousands."""
     drawn = torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
     lengths = (250 * (0.8 * drawn).exp()).long().clamp(10, 4096).tolist()
-    yield encoded("texts", encoder_of(24, 1024, 16, setup), rows_of(lengths, 1024, setup), setup.danling)
+    modules = forms_of(encoder_of(24, 1024, 16, setup))
+    yield encoded("texts", modules, rows_of(lengths, 1024, setup), setup.danling)
 
 
 def encoder_of(layers: int, features: int, heads: int, setup: Setup) -> nn.TransformerEncoder:
@@ -129,27 +130,36 @@ def encoder_of(layers: int, features: int, heads: int, setup: Setup) -> nn.Trans
         return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(setup.dtype)
 
 
-def encoded(name: str, net: nn.TransformerEncoder, batch: Ragged, danling: ModuleType | None) -> Workload:
+def forms_of(net: nn.TransformerEncoder) -> dict[str, nn.Module]:
+    """An encoder as each candidate calls it."""
+    return {
+        "padded": Form(net, lambda net, x, hidden: net(x, src_key_padding_mask=hidden)),
+        "raw": Form(net, lambda net, x, *ends: by_layers(net, x, partial(varlen, ends=ends))),
+        "tdc": net,
+        "torch.nested": Form(net, lambda net, x: by_layers(net, x, jagged_attention)),
+        "danling": net,
+    }
+
+
+def encoded(name: str, modules: dict[str, nn.Module], batch: Ragged, danling: ModuleType | None) -> Workload:
     """An encoder on one batch."""
-    starts, longest = batch.offsets.to(torch.int32), max(batch.lengths)
-    forms = {name: build(batch.values) for name, build in batch.builders(danling).items()}
-    masked = Form(net, lambda net, x, hidden: net(x, src_key_padding_mask=hidden))
-    found = {"padded": Candidate(masked, (forms["padded"], batch.padding), values_in(batch, "padded"))}
-    if batch.values.dtype in HALF:
-        by_hand = Form(net, lambda net, x, starts: by_layers(net, x, partial(varlen, starts=starts, longest=longest)))
-        found["raw"] = Candidate(by_hand, (batch.values, starts), values_in(batch, "raw"))
-    found["tdc"] = Candidate(net, (forms["tdc"],), values_in(batch, "tdc"))
-    twin = Form(net, lambda net, x: by_layers(net, x, jagged_attention))
-    found["torch.nested"] = Candidate(twin, (forms["torch.nested"],), values_in(batch, "torch.nested"))
-    if danling:
-        found["danling"] = Candidate(net, (forms["danling"],), values_in(batch, "danling"))
+    more: dict[str, tuple[Any, ...]] = {
+        "padded": (batch.padding,),
+        "raw": (batch.offsets.to(torch.int32), max(batch.lengths)),
+    }
+    found: dict[str, Candidate] = {}
+    for kind, build in batch.builders(danling).items():
+        if kind != "raw" or batch.values.dtype in HALF:
+            inputs = (build(batch.values), *more.get(kind, ()))
+            found[kind] = Candidate(modules[kind], inputs, values_in(batch, kind))
     return Workload(name, found)
 
 
-def varlen(attn: nn.MultiheadAttention, x: Tensor, starts: Tensor, longest: int) -> Tensor:
+def varlen(attn: nn.MultiheadAttention, x: Tensor, ends: tuple[Any, ...]) -> Tensor:
     """Self-attention of packed values (N, D) by torch's kernel for them."""
     packed = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).unflatten(-1, (3, attn.num_heads, -1))
     q, k, v = packed.unbind(1)
+    starts, longest = ends
     out: Any = varlen_attn(q, k, v, starts, starts, longest, longest)
     return attn.out_proj(out.flatten(1))
 
@@ -180,6 +190,7 @@ def with_sources(net: nn.Module, names: tuple[str, str], setup: Setup) -> Iterat
             masks["memory_key_padding_mask"] = hidden
         return net(**{first: source, second: target}, tgt_mask=causal, tgt_is_causal=True, **masks)
 
+    module = Form(net, run)
     for occupancy in OCCUPANCIES:
         source, target = [rows_at(occupancy, D, setup) for _ in range(2)]
         causal = torch.ones(LONGEST, LONGEST, dtype=torch.bool, device=setup.device).triu(1)
@@ -188,7 +199,7 @@ def with_sources(net: nn.Module, names: tuple[str, str], setup: Setup) -> Iterat
         for kind in [k for k in sources if k in ("padded", "tdc", "danling")]:
             hidden = (source.padding, target.padding) if kind == "padded" else ()
             inputs = (sources[kind](source.values), targets[kind](target.values), causal, *hidden)
-            found[kind] = Candidate(Form(net, run), inputs, values_in(target, kind))
+            found[kind] = Candidate(module, inputs, values_in(target, kind))
         yield Workload(f"{occupancy:.0%}", found)
 
 

@@ -1,13 +1,16 @@
 """What do ragged batches cost on a GPU, against padding, kernels by hand, DanLing and torch.nested?
 
-    python -m bench.gpu --part encoder              within ten minutes on one H100
-    python -m bench.gpu --part text --dtype bfloat16 --modes eager
+    python -m bench.gpu --part encoder              in bfloat16, within ten minutes on one H100
+    python -m bench.gpu --part text --dtype float32 --modes eager
+    for part in encoder text; do python -m bench.gpu --part $part --lock gpu.lock & done; wait
 
-Parts are operators, encoder, decoder, transformer, resnet50 and text (`bench/_gpu_workloads.py`), in bfloat16 and
-float32, eager and compiled. Inference runs without autograd; training is forward, sum of squares of real elements and
-backward to the weights. Beside the time of a call the table counts its kernels, the times that the host waits for the
-device, and the most memory that it takes. Results of real elements are compared with the padded ones before anything is
-timed. A candidate that cannot do a row says so and is left out. The limit is on tdc over padded.
+Parts are operators, encoder, decoder, transformer, resnet50 and text (`bench/_gpu_workloads.py`), in bfloat16 or
+float32, eager and compiled: one function of each candidate serves all occupancies. Processes that share a lock compile
+side by side and time one after another. Inference runs without autograd; training is forward, sum of squares of real
+elements and backward to the weights. Beside the time of a call the table counts its kernels, the times that the host
+waits for the device, the most memory that it takes, and graphs. Results of real elements are compared with the padded
+ones before anything is timed. A candidate that cannot do a row says so and is left out. The limit is on tdc over
+padded.
 
 There is nothing to measure on a machine without a GPU; tests run each workload on tensors without data there.
 """
@@ -15,18 +18,25 @@ There is nothing to measure on a machine without a GPU; tests run each workload 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bench._gpu_workloads import PARTS, Candidate, Setup, Workload
-from bench._timing import Report, interleaved, own, peer, ratio
+from bench._timing import Report, interleaved, own, peer, ratio, wall_time
 from tdc.compile import peak_bytes
 
 LIMIT = 1.0
+ROUNDS, BURST = 11, 0.01  # of a turn, in seconds
+SLOW, FEW = 0.05, 5  # seconds of a call that gets so many rounds, of one call each
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Run = Callable[[], Any]
 
@@ -46,26 +56,58 @@ def training(c: Candidate, module: Callable[..., Any]) -> Run:
     return step
 
 
-def ready(report: Report, what: str, workload: Workload, wrap: Callable[..., Run], compiled: bool) -> dict[str, Run]:
-    """The calls of those candidates that can, warmed up."""
-    calls: dict[str, Run] = {}
-    torch.compiler.reset()
+WAYS = {"inference": inference, "training": training}
+
+
+@dataclass
+class Row:
+    """A workload in one way: warm calls of the candidates that can, and how many graphs each compiled one has."""
+
+    what: str
+    workload: Workload
+    training: bool
+    calls: dict[str, Run]
+    graphs: dict[str, int]
+    slowest: float = 0.0
+
+    def set_mode(self) -> None:
+        for c in self.workload.candidates.values():
+            c.module.train(self.training)
+
+
+@dataclass
+class Compiled:
+    """Modules as compiled functions: one for all workloads that share a module."""
+
+    made: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = field(default_factory=dict)
+
+    def of(self, key: tuple[str, str], module: nn.Module) -> Callable[..., Any]:
+        if (key, module) not in self.made:
+            fn = own(lambda *inputs: module(*inputs))  # graphs are kept on its code object
+            self.made[key, module] = fn, torch.compile(fn, fullgraph=True)
+        return self.made[key, module][1]
+
+    def graphs(self, key: tuple[str, str], module: nn.Module) -> int:
+        return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(self.made[key, module][0]))
+
+
+def ready(report: Report, workload: Workload, dtype: str, mode: str, way: str, compiled: Compiled) -> Row:
+    """The calls of one row, warmed up."""
+    row = Row(f"{workload.name} {dtype} {mode} {way}", workload, way == "training", {}, {})
+    row.set_mode()
     for name, c in workload.candidates.items():
-        module = torch.compile(alone(c.module), fullgraph=True) if compiled else c.module
-        call = wrap(c, module)
+        key = name, way
+        call = WAYS[way](c, compiled.of(key, c.module) if mode == "compiled" else c.module)
         try:
-            for _ in range(3):
-                call()
+            call(), call()
+            row.slowest = max(row.slowest, wall_time(call, 1))
         except Exception as error:  # of a peer, or of memory
-            report.note(f"{what}: {name}: {type(error).__name__} {str(error).splitlines()[0][:120]}")
-        else:
-            calls[name] = call
-    return calls
-
-
-def alone(module: nn.Module) -> Callable[..., Any]:
-    """A module as a function with a code object of its own: graphs are kept there."""
-    return own(lambda *inputs: module(*inputs))
+            report.note(f"{row.what}: {name}: {type(error).__name__} {str(error).splitlines()[0][:120]}")
+            continue
+        row.calls[name] = call
+        if mode == "compiled":
+            row.graphs[f"graphs {name}"] = compiled.graphs(key, c.module)
+    return row
 
 
 def agree(report: Report, part: str, workload: Workload) -> None:
@@ -109,43 +151,60 @@ def waits(call: Run) -> int:
     return sum("synchroniz" in str(w.message) for w in caught)
 
 
-def measure(report: Report, part: str, workload: Workload, dtype: str, modes: list[str], rounds: int) -> None:
-    """All ways of one workload."""
-    agree(report, part, workload)
-    ways = {"inference": inference, "training": training}
-    for mode in modes:
-        for way, wrap in ways.items():
-            for c in workload.candidates.values():
-                c.module.train(way == "training")
-            what = f"{workload.name} {dtype} {mode} {way}"
-            calls = ready(report, what, workload, wrap, mode == "compiled")
-            if not {"padded", "tdc"} <= set(calls):
-                continue
-            times = interleaved(calls, rounds=rounds, burst=0.02, device="cuda")
-            counts = {f"kernels {name}": kernels(call) for name, call in calls.items()}
-            counts |= {f"waits {name}": waits(call) for name, call in calls.items()}
-            counts |= {f"MB {name}": round(peak_bytes(call) / 1e6) for name, call in calls.items()}
-            report.row(what, times, "padded", **counts)
-            report.limit(f"{what}: tdc to padded", ratio(times["tdc"], times["padded"]), LIMIT)
+def measure(report: Report, row: Row, quick: bool) -> None:
+    """Time one row, then count its kernels, waits and memory."""
+    if not {"padded", "tdc"} <= set(row.calls):
+        return
+    row.set_mode()
+    rounds, count = (FEW, 1) if row.slowest > SLOW else (ROUNDS, max(1, round(BURST / row.slowest)))
+    times = interleaved(row.calls, rounds=3 if quick else rounds, count=count, device="cuda")
+    counts: dict[str, int] = {f"kernels {name}": kernels(call) for name, call in row.calls.items()}
+    counts |= {f"waits {name}": waits(call) for name, call in row.calls.items()}
+    counts |= {f"MB {name}": round(peak_bytes(call) / 1e6) for name, call in row.calls.items()}
+    report.row(row.what, times, "padded", **counts, **row.graphs)
+    report.limit(f"{row.what}: tdc to padded", ratio(times["tdc"], times["padded"]), LIMIT)
+
+
+def prepared(report: Report, part: str, dtype: str, modes: list[str], danling: ModuleType | None) -> list[Row]:
+    """All rows of a part in one dtype, compiled and warm."""
+    torch.manual_seed(0)
+    workloads, compiled = list(PARTS[part](Setup("cuda", "cuda", DTYPES[dtype], danling))), Compiled()
+    for workload in workloads:
+        agree(report, part, workload)
+    rows = [ready(report, w, dtype, mode, way, compiled) for mode in modes for way in WAYS for w in workloads]
+    torch.cuda.empty_cache()
+    return rows
+
+
+@contextmanager
+def held(path: str | None, how: int) -> Iterator[None]:
+    """A block that holds a lock which processes share, if there is one."""
+    with open(path or os.devnull, "a") as file:
+        if path:
+            fcntl.flock(file, how)
+        yield
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--part", choices=list(PARTS), default="operators")
-    parser.add_argument("--dtype", choices=list(DTYPES), nargs="+", default=list(DTYPES))
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
     parser.add_argument("--modes", choices=("eager", "compiled"), nargs="+", default=["eager", "compiled"])
+    parser.add_argument("--lock", help="a file: processes of several parts prepare at once, and time one after another")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it runs, not to quote")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("bench.gpu: there is no GPU, and nothing to measure")
         return
-    report = Report(f"gpu_{given.part}", f"What does the part {given.part} cost on a GPU?", "cuda", given.quick)
+    name = f"gpu_{given.part}_{given.dtype}"
+    report = Report(name, f"What does the part {given.part} cost on a GPU?", "cuda", given.quick)
     danling = peer("danling", report)
-    for name in given.dtype:
-        torch.manual_seed(0)
-        for workload in PARTS[given.part](Setup("cuda", "cuda", DTYPES[name], danling)):
-            measure(report, given.part, workload, name, given.modes, 5 if given.quick else 21)
-    report.write()
+    with held(given.lock, fcntl.LOCK_SH):
+        rows = prepared(report, given.part, given.dtype, given.modes, danling)
+    with held(given.lock, fcntl.LOCK_EX):  # when all are prepared
+        for row in rows:
+            measure(report, row, given.quick)
+        report.write()
 
 
 if __name__ == "__main__":
