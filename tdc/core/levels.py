@@ -7,6 +7,7 @@
     at_level         an autograd function at this level alone
     also_below       its derivative in a direction, with directions of levels below
     recording        gradients inside a kernel, where it computes them by autograd
+    applied          an autograd function under no transform
     moving           the tensors that have a direction at this level
     delayed_error    results without a derivative at this level
 
@@ -37,6 +38,12 @@ def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
     """Run an operation as if nobody differentiated it; `keys` is what its kernel for autograd was given."""
     found: Tensor | tuple[Tensor, ...] | list[Tensor] = op.redispatch(keys & internals._C._after_autograd_keyset, *args)
     return tuple(found) if isinstance(found, list) else found  # as autograd functions return several
+
+
+def applied(function: Any, *inputs: Any) -> Any:
+    """`function.apply(*inputs)` of all inputs by position, under no transform of `torch.func`: `apply` reads the
+    signature first, which takes longer than many a kernel."""
+    return super(torch.autograd.Function, function).apply(*internals._functorch.utils.unwrap_dead_wrappers(inputs))
 
 
 def at_level(function: Any, inputs: tuple[Any, ...], below: Callable[[], Any]) -> Any:

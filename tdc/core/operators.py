@@ -19,9 +19,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import exporting, has_gradients_in_graphs, in_direction, trace_as, under_transform
+from tdc.core.dynamo import (
+    exporting,
+    has_gradients_in_graphs,
+    in_direction,
+    readable,
+    trace_as,
+    under_transform,
+)
 from tdc.core.errors import StructureError, UnsupportedError, message
-from tdc.core.levels import at_level, below_autograd, delayed_error, moving
+from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving
 
 library: Any = torch.library  # some of it has no types
 LIBRARY: Any = library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
@@ -128,9 +135,9 @@ def differentiable(plain: Any, directed: Any = None) -> Callable[..., Any]:
     eager_function = directed or plain
 
     def run(*args: Any) -> Any:
-        if under_transform() or not (learning(args) or moving(args)):  # `apply` reads its signature, for 50 us
+        if under_transform() or not (learning(args) or moving(args)):
             return plain.forward(*args)
-        return eager_function.apply(*args)
+        return applied(eager_function, *args)
 
     def run_traced(*args: Any) -> Any:
         return plain.forward(*args) if under_transform() else plain.apply(*args)
@@ -153,7 +160,7 @@ def derive(op: Any, function: Any, inputs: Callable[..., tuple[Any, ...]] = itse
             return below_autograd(op, keys, *args)
         if under_transform():
             return at_level(function, given, partial(below_autograd, op, keys, *args))
-        return function.apply(*given)
+        return applied(function, *given)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 
@@ -177,6 +184,15 @@ def refuse_derivative(op: Any, text: str) -> None:
 def only_results(*args: Any) -> bool:
     """Whether an operation runs for its results alone: under no transform, with no gradient and no direction."""
     return not (under_transform() or learning(args) or moving(args))
+
+
+def at_hand(x: Tensor) -> bool:
+    """Whether the kernel of an operator can be called as a function, which is faster than through the dispatcher:
+    outside of graphs, modes and transforms, where nothing is differentiated, of a tensor like this one."""
+    return type(x) is Tensor and readable()
+
+
+trace_as(at_hand, lambda x: False)
 
 
 def directed(args: Sequence[Tensor]) -> bool:

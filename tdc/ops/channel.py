@@ -64,9 +64,10 @@ def positions(x: Any, op: OpName, *weights: Any) -> Positions:
     if x._batch_dim != 0 or 1 in x.ragged_dims:
         got, hint = f"shape {list(x.shape)}, ragged dims {x.ragged_dims}", "x.transpose(1, -1) puts features first"
         raise ShapeError(message(op, "the batch as dim 0 and channels as dim 1", got, hint=hint))
-    wrong = [w for w in weights if w is not None and (w.ndim != 1 or w.shape[0] != x.shape[1])]
+    channels = x.shape[1]
+    wrong = [w for w in weights if w is not None and (w.ndim != 1 or w.shape[0] != channels)]
     if wrong:
-        raise ShapeError(message(op, f"one number for each of {x.shape[1]} channels", describe(wrong[0])))
+        raise ShapeError(message(op, f"one number for each of {channels} channels", describe(wrong[0])))
     return packed_positions(x) if isinstance(x, NestedTensor) else padded_positions(x)
 
 

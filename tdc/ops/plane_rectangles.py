@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.ops.plane_rows import PlaneRows, plane_rows, plane_sizes
-from tdc.ops.spatial import Sizes, Span, filled, resized
+from tdc.ops.plane_rows import PlaneRows, plane_rows
+from tdc.ops.spatial import Sizes, Span, filled, resized, sizes_after
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.rectangles import Rectangles, from_rectangles, near_sizes, to_rectangles
 from tdc.ragged.segments import counts_on_host, sizes_of, structure_of_sizes, tell
@@ -39,13 +39,13 @@ def on_rectangles(
         s = x.structure if not fixed else with_fixed(x.structure, fixed)
         r = near_sizes(weight.numel() / steps * x.dtype.itemsize, s)
         if r is not None:
-            return on_several(plane_rows(m, spans), s, r, m, spans, run)
+            return on_several(plane_rows(m, spans), s, r, spans, run)
     p = filled(m, spans)
     return resized(p, run(p.data), spans)
 
 
 def on_several(
-    p: PlaneRows, s: Structure, r: Rectangles, m: Sizes, spans: Sequence[Span], run: Callable[[Tensor], Tensor]
+    p: PlaneRows, s: Structure, r: Rectangles, spans: Sequence[Span], run: Callable[[Tensor], Tensor]
 ) -> Any:
     """The results of the rectangles, put together; planes of the operand lie as `s` says."""
     inside = [p.order.index(d) + 1 for d in range(len(p.order))]
@@ -53,9 +53,15 @@ def on_several(
     parts = [run(t.permute(0, -1, *inside)).permute(0, *behind, 1) for t in to_rectangles(p.x, s, r)]
     used = p.ordered(spans)
     if not all([span.same for span in used]):
-        s = structure_of_sizes(plane_sizes(m, spans, p.order))
-        r = r.of(lambda size: [span.at(n) for span, n in zip(used, size, strict=True)])
+        s, r = after(s, r, tuple(used))
     return p.done(from_rectangles(parts, s, r, p.total))
+
+
+@once
+def after(s: Structure, r: Rectangles, spans: tuple[Span, ...]) -> tuple[Structure, Rectangles]:
+    """The planes of results, and their rectangles."""
+    out = structure_of_sizes(sizes_after(sizes_of(s).unbind(1), spans))
+    return out, r.of(lambda size: [span.at(n) for span, n in zip(spans, size, strict=True)])
 
 
 @once

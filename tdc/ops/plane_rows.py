@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import is_zero
-from tdc.ops.spatial import Sizes, Span, sizes_after, total_after, total_on_host
+from tdc.ops.spatial import Sizes, Span, result_structure, sizes_after
 from tdc.ragged.nested import build_nested
-from tdc.ragged.segments import structure_of_sizes, tell, total_of
 from tdc.ragged.structure import Structure
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
     order = (*m.ragged, *fixed)
     sizes = x.sizes if not fixed else torch.stack([m.own[d] for d in order], 1)
     kept = [d for d in m.ragged if isinstance(spans[d], Span)]
-    structure, packed = result_structure(m, spans, kept) if kept else (None, s.batch_size)
+    structure, packed = structure_of_result(m, spans, kept) if kept else (None, s.batch_size)
     rest = order[len(kept) :]
     sides = [size_after(spans[d], m.widest[d]) for d in rest]
     at = {d: i for i, d in enumerate(rest, 1)}  # of each dim of the result that is not ragged
@@ -74,23 +73,16 @@ def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
     return PlaneRows(moved.flatten(0, -2), sizes, order, packed * math.prod(sides), done)
 
 
-def result_structure(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int]) -> tuple[Structure, int]:
+def structure_of_result(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int]) -> tuple[Structure, int]:
     """The structure of a result of these sizes, whose ragged dims are `kept`, and its packed positions."""
     x: Any = m.source
     s: Structure = x.structure
     used: list[Any] = [spans[d] for d in kept]
-    every = len(kept) == len(m.ragged)
-    if every and all([span.same for span in used]):
+    if len(kept) == len(m.ragged) and all([span.same for span in used]):
         return s, x.values.shape[s.packed_dim]
-    sizes = sizes_after([m.own[d] for d in kept], used)
     none = is_zero(s.batch_size)  # whose planes may be smaller than a kernel
     widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(kept, used, strict=True)])
-    numbers = [m.ragged.index(d) for d in kept]
-    out = structure_of_sizes(sizes, widest, s.packed_dim)
-    tell(out, [s], lambda known: sizes_after([known[0][:, r] for r in numbers], used))
-    total = total_after(x, used) if every and all([span.linear for span in used]) else None
-    total = total_on_host(x, numbers, used) if total is None else total
-    return out, total_of(out) if total is None else total
+    return result_structure(x, tuple([m.ragged.index(d) for d in kept]), used, widest, s.packed_dim)
 
 
 def size_after(span: Span | int, size: int) -> int:

@@ -97,7 +97,8 @@ def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
         sizes = columns(sizes_of(s), numbers)
         turned = Structure(s.offsets, sizes, extent, turned.packed_dim, at, s.ragged_ndim).marked()
         tell(turned, [s], lambda known: columns(known[0], numbers))
-    return build_nested(turned, values.permute(axes))
+    moved = axes != list(range(len(axes)))
+    return build_nested(turned, values.permute(axes) if moved else values)
 
 
 def permute_masked(x: MaskedBatch, order: list[int]) -> MaskedBatch:

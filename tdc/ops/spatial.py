@@ -25,15 +25,26 @@ from torch import Tensor
 
 from tdc.core.arguments import expect_at_least
 from tdc.core.asserts import require
-from tdc.core.dynamo import is_zero, known, larger, smaller
+from tdc.core.dynamo import is_zero, known, larger, readable, smaller
 from tdc.core.errors import ShapeError, describe, message
 from tdc.core.rules import define
 from tdc.core.typing import Op, OpName
 from tdc.ops.rectangle import rectangle, repacked, with_sizes
 from tdc.ops.reduction import finite
-from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import elements, longest_at_least, on_host_too, tell
+from tdc.ragged.nested import NestedTensor, build_nested
+from tdc.ragged.padding import pack_rows
+from tdc.ragged.segments import (
+    counts_on_host,
+    longest_at_least,
+    sizes_of,
+    sizes_on_host,
+    smallest_on_host,
+    structure_of_sizes,
+    tell,
+    total_of,
+)
 from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
+from tdc.ragged.structure import Structure, once
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +154,12 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
     text = message(op, expected, "a smaller one", hint="leave small rows out, or let F.pad grow them first")
     if not is_zero(lengths.shape[0]) and any([known(have < k) for k, have in zip(least, widest, strict=True)]):
         raise ShapeError(text)
-    fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
-    require(functools.reduce(torch.logical_and, fits), text, ShapeError)
+    smallest = smallest_on_host(x.structure) if isinstance(x, NestedTensor) and readable() else None
+    if smallest is None:
+        fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
+        require(functools.reduce(torch.logical_and, fits), text, ShapeError)
+    elif any([size < least[d] for d, size in zip(ragged, smallest, strict=True)]):
+        raise ShapeError(text)
     if isinstance(x, NestedTensor):  # there may be no rows
         widest = [have if known(have >= k) else larger(have, k) for k, have in zip(least, widest, strict=True)]
     return Sizes(tuple(own), tuple(widest), ragged, x)
@@ -182,24 +197,47 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | int | None]) -> Ragge
     if kept[-1] - kept[0] >= len(kept):
         got, hint = "one between them that is not", "pool one of the outer dims, too"
         raise ShapeError(message("resized", "ragged dims side by side", got, hint=hint))
-    sizes = sizes_after([p.sizes[d] for d in kept], used)
     if not isinstance(x, NestedTensor):
-        return with_sizes(out, x, sizes, dims)
-    numbers, linear = [p.ragged.index(d) for d in kept], all([span.linear for span in used])
-    total = total_after(x, used) if linear and len(kept) == len(p.ragged) else None
-    y: Any = with_sizes(out, x, sizes, dims, total_on_host(x, numbers, used) if total is None else total)
-    tell(y.structure, [x.structure], lambda known: sizes_after([known[0][:, r] for r in numbers], used))
-    return y  # type: ignore[no-any-return]  # a NestedTensor
+        return with_sizes(out, x, sizes_after([p.sizes[d] for d in kept], used), dims)
+    numbers = tuple([p.ragged.index(d) for d in kept])
+    structure, total = result_structure(x, numbers, used, tuple([out.shape[d] for d in dims]), dims[0] - 1)
+    rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), structure, total)
+    return build_nested(structure, rows.movedim(0, structure.packed_dim))
+
+
+def result_structure(
+    x: NestedTensor, numbers: tuple[int, ...], spans: Sequence[Span], longest: tuple[int, ...], packed_dim: int
+) -> tuple[Structure, int]:
+    """The structure of a result, and its packed elements.
+
+    Args:
+        numbers: which ragged dims of the batch those of the result are.
+        longest: a bound of their sizes.
+    """
+    s, total = x.structure, None
+    if len(numbers) == s.ragged_ndim and all([span.linear for span in spans]):
+        total = total_after(x, spans)
+    elif counts_on_host(s):
+        sizes_on_host(s)  # one read serves all results
+    out = structure_after(s, numbers, tuple(spans), longest, packed_dim)
+    return out, total_of(out) if total is None else total
+
+
+@once
+def structure_after(
+    s: Structure, numbers: tuple[int, ...], spans: tuple[Span, ...], longest: tuple[int, ...], packed_dim: int
+) -> Structure:
+    """The structure of a result."""
+
+    def after(sizes: Tensor) -> Tensor:
+        return sizes_after([sizes[:, r] for r in numbers], spans)
+
+    return tell(structure_of_sizes(after(sizes_of(s)), longest, packed_dim), [s], lambda known: after(known[0]))
 
 
 def sizes_after(sizes: Sequence[Tensor], spans: Sequence[Span]) -> Tensor:
     """Sizes of a result, (B, R), of those of rows along each of its ragged dims."""
     return torch.stack([span.of(n) for n, span in zip(sizes, spans, strict=True)], 1)
-
-
-def total_on_host(x: NestedTensor, numbers: list[int], spans: Sequence[Span]) -> int | None:
-    """Packed elements of a result along ragged dims of x, by their numbers, where sizes on the host say them."""
-    return elements(on_host_too(x.structure, lambda sizes: sizes_after([sizes[:, r] for r in numbers], spans)))
 
 
 def beside(x: Any, out: Tensor) -> Ragged | Tensor:

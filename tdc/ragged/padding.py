@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_as, trace_with_grad
+from tdc.core.dynamo import is_zero, known, larger, takes_functions, trace_as, trace_with_grad, under_transform
 from tdc.core.errors import ShapeError, message
-from tdc.core.levels import also_below
+from tdc.core.levels import also_below, applied, moving
+from tdc.core.operators import learning
 from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
 from tdc.ragged.structure import Structure, once
@@ -35,7 +36,11 @@ def exchange(
     Args:
         inverse, keep: index and valid of the way back.
     """
-    return Both.apply(x, index, valid, fill, inverse, keep)
+    if under_transform():
+        return Both.apply(x, index, valid, fill, inverse, keep)
+    if not (learning((x,)) or moving((x,))):
+        return gathered(x, index, valid, fill)
+    return applied(Both, x, index, valid, fill, inverse, keep)
 
 
 def exchange_traced(

@@ -166,6 +166,13 @@ def known_sizes(s: Structure) -> Tensor | None:
     return sizes_of(s) if s.offsets.device.type == "cpu" else remembered(sizes_on_host, s)
 
 
+@once
+def smallest_on_host(s: Structure) -> tuple[int, ...] | None:
+    """Smallest size of each ragged dim where that takes no sync; None where it would, and of no examples."""
+    known = known_sizes(s)
+    return None if known is None or not s.batch_size else tuple(on_host(known.amin(0)))
+
+
 def offsets_to_read(s: Structure) -> Tensor:
     """Offsets of which some are read, (B+1,): all on the host, where each read would wait for the device."""
     return offsets_on_host(s) if counts_on_host(s) else s.offsets

@@ -175,18 +175,23 @@ def keeping(
             return fn(s, *args)
         key, memo = (now, shapes_now, args), memo_of(s)
         found = memo.get(name)
-        if found is not None and found[0] == key and version(found[1]) == found[2]:
+        if found is not None and found[0] == key and changes(found[1]) == found[2]:
             return found[1]
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 out = fn(s, *args)
         else:
             out = fn(s, *args)
-        memo[name] = key, out, version(out)
+        memo[name] = key, out, changes(out)
         return out
 
     trace_as(kept, fn)
     return kept
+
+
+def changes(x: Any) -> Any:
+    """How often a result was changed in place."""
+    return (version(x.offsets), version(x.shapes)) if type(x) is Structure else version(x)
 
 
 def remember(fn: Callable[[Structure], Tensor], s: Structure, out: Tensor | None) -> Structure:

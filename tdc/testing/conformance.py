@@ -75,6 +75,7 @@ class Case:
         if self.device != "cpu":
             result = pytree.tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, result)
         wrong, pairs = matched(unbuild(result), self.want, self.kind)
+        pairs = [(at, a, b.to(a.device)) for at, a, b in pairs]
         wrong += unequal(pairs)
         if not wrong and self.leaves:
             wrong = self.compare_gradients(pairs)

@@ -23,12 +23,15 @@ from torch import Tensor
 from torch.func import vjp
 
 from tdc.core.dtypes import sum_dtype
-from tdc.core.dynamo import argument_names, trace_with_grad, under_mode
+from tdc.core.dynamo import argument_names, trace_with_grad, under_mode, under_transform
 from tdc.core.errors import UnsupportedError, message, no_second
+from tdc.core.levels import applied, moving
 from tdc.core.operators import (
+    at_hand,
     derive,
     differentiable,
     in_front,
+    learning,
     one_by_one,
     operator,
     refuse_derivative,
@@ -130,13 +133,14 @@ class Attend(torch.autograd.Function):
         mask: Tensor | None, mask_offsets: Tensor | None, seeds: Tensor | None, max_q: int | None, max_k: int | None,
         window: int, causal: bool, scale: float, dropout: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        rows = q, k, v, q_offsets, k_offsets
+        rows, direct = (q, k, v, q_offsets, k_offsets), at_hand(q)
         if backend == "weights":
             return weights_rows(*rows, mask, mask_offsets, seeds, causal, scale, dropout)
         if backend != "rows":
-            return ON_CUDA[backend][0](*rows, max_q, max_k, window, causal, scale, dropout)
+            run = KERNELS[backend].forward_rows if direct else ON_CUDA[backend][0]
+            return run(*rows, max_q, max_k, window, causal, scale, dropout)
         if mask is None:
-            return varlen_rows(*rows, causal, scale)
+            return (cpu.forward_rows if direct else varlen_rows)(*rows, causal, scale)
         return masked_rows(*rows, mask, mask_offsets, causal, scale)
 
     @staticmethod
@@ -164,12 +168,13 @@ def backward_rows(
     causal: bool, scale: float, dropout: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of q, k and v, and of a mask where the weights are at hand."""
-    first = grad, q, k, v, out, lse, q_offsets, k_offsets
+    first, direct = (grad, q, k, v, out, lse, q_offsets, k_offsets), at_hand(grad)
     if backend == "weights":
         return weights_rows_backward(*first, mask, mask_offsets, seeds, causal, scale, dropout)
     if backend != "rows":
-        return ON_CUDA[backend][1](*first, seed, offset, max_q, max_k, window, causal, scale, dropout)
-    return varlen_rows_backward(*first, mask, mask_offsets, causal, scale)
+        run = KERNELS[backend].backward_rows if direct else ON_CUDA[backend][1]
+        return run(*first, seed, offset, max_q, max_k, window, causal, scale, dropout)
+    return (cpu.backward_rows if direct else varlen_rows_backward)(*first, mask, mask_offsets, causal, scale)
 
 
 class AttendBackward(torch.autograd.Function):
@@ -219,7 +224,9 @@ class AttendBackward(torch.autograd.Function):
 
 def gradients(*args: Any) -> tuple[Tensor, ...]:
     """`backward_rows` with a derivative, which reads lengths: in a graph it has none."""
-    return backward_rows(*args) if under_mode() else AttendBackward.apply(*args)
+    if under_mode() or not (under_transform() or learning(args) or moving(args)):
+        return backward_rows(*args)
+    return AttendBackward.apply(*args) if under_transform() else applied(AttendBackward, *args)
 
 
 trace_with_grad(gradients, backward_rows)  # whose derivative is refused
@@ -244,6 +251,7 @@ varlen_rows_backward = define(f"_backward{BACKWARD.format(MASKED)}", fake_gradie
 weights_rows_backward = define(
     f"_backward.weights{WEIGHTS_BACKWARD.format(SEEDED)}", fake_weights_gradients, CPU=weights.backward_rows
 )
+KERNELS: dict[str, Any] = {"flash": flash, "efficient": efficient}
 ON_CUDA: dict[str, tuple[Any, Any]] = {  # forward and backward
     name: (
         define(f".{name}{DRAWN.format(f'{ROWS}, {BOUNDED}')}", fake, random=True, CUDA=kernels.forward_rows),
@@ -252,7 +260,7 @@ ON_CUDA: dict[str, tuple[Any, Any]] = {  # forward and backward
             fake_gradients, CUDA=kernels.backward_rows,
         ),
     )
-    for name, kernels, fake in (("flash", flash, fake_flash), ("efficient", efficient, fake_efficient))
+    for (name, kernels), fake in zip(KERNELS.items(), (fake_flash, fake_efficient), strict=True)
 }  # fmt: skip
 BACKENDS = {varlen_rows: "rows", masked_rows: "rows", weights_rows: "weights"}
 BACKENDS |= {forward: name for name, (forward, _) in ON_CUDA.items()}
