@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from bench._gpu_workloads import PARTS, Candidate, Setup, Workload
-from bench._timing import Report, interleaved, own, peer, ratio, wall_time
+from bench._timing import RESULTS, Report, Spread, interleaved, own, peer, ratio, wall_time
 from tdc.compile import peak_bytes
 
 LIMIT = 1.0
@@ -66,11 +67,13 @@ class Row:
     what: str
     workload: Workload
     training: bool
+    compiled: bool
     calls: dict[str, Run]
     graphs: dict[str, int]
     slowest: float = 0.0
 
     def set_mode(self) -> None:
+        torch.backends.mha.set_fastpath_enabled(not self.compiled)  # which torch 2.11 cannot trace
         for c in self.workload.candidates.values():
             c.module.train(self.training)
 
@@ -93,7 +96,7 @@ class Compiled:
 
 def ready(report: Report, workload: Workload, dtype: str, mode: str, way: str, compiled: Compiled) -> Row:
     """The calls of one row, warmed up."""
-    row = Row(f"{workload.name} {dtype} {mode} {way}", workload, way == "training", {}, {})
+    row = Row(f"{workload.name} {dtype} {mode} {way}", workload, way == "training", mode == "compiled", {}, {})
     row.set_mode()
     for name, c in workload.candidates.items():
         key = name, way
@@ -110,7 +113,7 @@ def ready(report: Report, workload: Workload, dtype: str, mode: str, way: str, c
     return row
 
 
-def agree(report: Report, part: str, workload: Workload) -> None:
+def agree(report: Report, part: str, dtype: str, workload: Workload) -> None:
     """How far each candidate's real elements are from those of padding, relative to the largest."""
     if part == "resnet50":
         return  # the rectangle has other results
@@ -127,7 +130,7 @@ def agree(report: Report, part: str, workload: Workload) -> None:
     real = want.flatten(0, 1)[want.flatten(0, 1).abs().sum(-1) > 0]
     for name, y in found.items():
         off = ((y - real).abs().max() / real.abs().max()).item()
-        report.note(f"{workload.name}: {name} is off padded by {off:.1e} of the largest")
+        report.note(f"{workload.name} {dtype}: {name} is off padded by {off:.1e} of the largest")
 
 
 def kernels(call: Run) -> int:
@@ -170,10 +173,25 @@ def prepared(report: Report, part: str, dtype: str, modes: list[str], danling: M
     torch.manual_seed(0)
     workloads, compiled = list(PARTS[part](Setup("cuda", "cuda", DTYPES[dtype], danling))), Compiled()
     for workload in workloads:
-        agree(report, part, workload)
+        agree(report, part, dtype, workload)
     rows = [ready(report, w, dtype, mode, way, compiled) for mode in modes for way in WAYS for w in workloads]
     torch.cuda.empty_cache()
     return rows
+
+
+def keep_others(report: Report) -> None:
+    """Add the rows that are stored already, of other dtypes and modes."""
+    path = RESULTS / f"{report.name}_{report.device}.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": [], "limits": [], "notes": []}
+    measured = {row["row"] for row in report.rows}
+    for row in stored["rows"]:
+        for cell in row["candidates"].values():
+            cell.update({name: Spread(**cell[name]) for name in ("us", "ratio")})
+    for limit in stored["limits"]:
+        limit["figure"] = Spread(**limit["figure"])
+    report.rows[:0] = [row for row in stored["rows"] if row["row"] not in measured]
+    report.limits[:0] = [x for x in stored["limits"] if x["what"].removesuffix(": tdc to padded") not in measured]
+    report.notes[:0] = [note for note in stored["notes"] if note not in report.notes]
 
 
 @contextmanager
@@ -196,15 +214,17 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("bench.gpu: there is no GPU, and nothing to measure")
         return
-    name = f"gpu_{given.part}_{given.dtype}"
-    report = Report(name, f"What does the part {given.part} cost on a GPU?", "cuda", given.quick)
+    report = Report(f"gpu_{given.part}", f"What does the part {given.part} cost on a GPU?", "cuda", given.quick)
     danling = peer("danling", report)
     with held(given.lock, fcntl.LOCK_SH):
         rows = prepared(report, given.part, given.dtype, given.modes, danling)
     with held(given.lock, fcntl.LOCK_EX):  # when all are prepared
-        for row in rows:
-            measure(report, row, given.quick)
-        report.write()
+        try:
+            for row in rows:
+                measure(report, row, given.quick)
+        finally:
+            keep_others(report)
+            report.write()
 
 
 if __name__ == "__main__":

@@ -184,13 +184,15 @@ def leafwise(ref: Any, args: Any, kwargs: Any) -> Dict:
     return Dict({key: at(key, leaf) for key, leaf in first.leaves.items()}, first.size)
 
 
-def case_of(rule: Rule, sample: Sample, lengths: tuple[int, ...], seed: int = 0, grad: bool = False) -> Case:
+def case_of(
+    rule: Rule, sample: Sample, lengths: tuple[int, ...], seed: int = 0, grad: bool = False, device: str = DEVICE
+) -> Case:
     """A sample drawn once."""
     draw = Draw(rule.kind, lengths, seed, grad)
     args, kwargs = sample.draw(draw)
     want = sample.expect(rule.ref, args, dict(kwargs))
     label = f"{sample.label} {lengths}"
-    return Case(spelled(rule), (args, kwargs), want, rule.kind, draw.leaves, label, device=DEVICE)
+    return Case(spelled(rule), (args, kwargs), want, rule.kind, draw.leaves, label, device=device)
 
 
 def spelled(rule: Rule) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from tdc.core.arguments import int_tuple, normal_dim
+from tdc.core.dynamo import constant
 from tdc.core.errors import DtypeError, ShapeError, describe, message
 from tdc.core.rules import define, note_syncs
 from tdc.core.typing import Dims, OpName
@@ -57,6 +58,12 @@ def normal_dims(op: OpName, dims: Any, ndim: int) -> tuple[int, ...]:
     return found
 
 
+# axes of the values, None where they stay; the packed dim, None where ragged dims would not be side by side; the batch
+# dim; the ragged dims by their old numbers, None where they keep their order
+Turn = tuple[tuple[int, ...] | None, int | None, int, tuple[int, ...] | None]
+TURNS: dict[tuple[tuple[int, ...], int, int, int], Turn] = {}
+
+
 def full_order(dims: tuple[int, ...], ndim: int) -> list[int]:
     """All dims in an order, counted from the front; a ShapeError where one is missing, doubled or out of range."""
     order = [normal_dim(d, ndim, "permute") for d in dims]
@@ -76,29 +83,47 @@ def permute_ragged(x: Ragged, *dims: Any) -> Ragged:
 
 
 def permute_nested(x: NestedTensor, order: list[int]) -> NestedTensor:
-    s = x.structure
-    at = order.index(s.batch_dim)
-    axes: list[int] = []
-    for d in order:
-        axis = s.axis(d, x.ndim, "permute")
-        if axis is not None and (axis != s.packed_dim or axis not in axes):
-            axes.append(axis)
-    ragged = [d for d in order if d in s.ragged_dims]
-    others = [d for d in order if d != s.batch_dim]
-    together = [others.index(d) for d in ragged]
-    if together != list(range(together[0], together[0] + len(together))):
+    s, values = x.structure, x.values
+    axes, packed_dim, batch_dim, numbers = turn(tuple(order), s.packed_dim, s.batch_dim, s.ragged_ndim)
+    if packed_dim is None:
         got = f"ragged dims {s.ragged_dims} at {[order.index(d) for d in s.ragged_dims]}"
         raise ShapeError(message("permute", "several ragged dims side by side", got, hint="x.to_padded() first"))
-    turned, values = s.moved(axes.index(s.packed_dim), at), x.values
-    if tuple(ragged) != s.ragged_dims:
-        numbers = [s.ragged_dims.index(d) for d in ragged]
-        values = in_order(x, numbers)
+    turned = s.moved(packed_dim, batch_dim)
+    if numbers is not None:
+        values = in_order(x, list(numbers))
         extent = None if s.extent is None else extent_of(tuple([s.extent.shape[r] for r in numbers]), x.device)
         sizes = columns(sizes_of(s), numbers)
-        turned = Structure(s.offsets, sizes, extent, turned.packed_dim, at, s.ragged_ndim).marked()
+        turned = Structure(s.offsets, sizes, extent, packed_dim, batch_dim, s.ragged_ndim).marked()
         tell(turned, [s], lambda known: columns(known[0], numbers))
-    moved = axes != list(range(len(axes)))
-    return build_nested(turned, values.permute(axes) if moved else values)
+    return build_nested(turned, values if axes is None else values.permute(axes))
+
+
+@constant
+def turn(order: tuple[int, ...], packed_dim: int, batch_dim: int, ragged_ndim: int) -> Turn:
+    """What another order of logical dims is, see `Turn`."""
+    key = order, packed_dim, batch_dim, ragged_ndim
+    if key not in TURNS:
+        TURNS[key] = worked_out(*key)
+    return TURNS[key]
+
+
+def worked_out(order: tuple[int, ...], packed_dim: int, batch_dim: int, ragged_ndim: int) -> Turn:
+    inside = [d for d in range(len(order)) if d != batch_dim]  # dims of an example
+    ragged = inside[packed_dim : packed_dim + ragged_ndim]
+    new = [d for d in order if d != batch_dim]
+    at = [new.index(d) for d in ragged]
+    if sorted(at) != list(range(min(at), min(at) + ragged_ndim)):
+        return None, None, batch_dim, None
+    axis = {d: k if k <= packed_dim else k - ragged_ndim + 1 for k, d in enumerate(inside)}
+    axes: list[int] = []
+    for d in new:
+        here = packed_dim if d in ragged else axis[d]
+        if here != packed_dim or packed_dim not in axes:
+            axes.append(here)
+    numbers = tuple([ragged.index(d) for d in new if d in ragged])
+    same = axes == list(range(len(axes)))
+    straight = numbers == tuple(range(ragged_ndim))
+    return None if same else tuple(axes), axes.index(packed_dim), order.index(batch_dim), None if straight else numbers
 
 
 def permute_masked(x: MaskedBatch, order: list[int]) -> MaskedBatch:
@@ -116,7 +141,7 @@ def transpose_ragged(x: Ragged, dim0: int, dim1: int) -> Ragged:
     a, b = normal_dim(dim0, x.ndim, "transpose"), normal_dim(dim1, x.ndim, "transpose")
     order = list(range(x.ndim))
     order[a], order[b] = b, a
-    return permute_ragged(x, order)
+    return permute_nested(x, order) if isinstance(x, NestedTensor) else permute_masked(x, order)
 
 
 # -- static dims regrouped

@@ -49,7 +49,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def reads(rule: Rule, some: Iterable[Sample], told: bool = True) -> Iterator[tuple[Sample, str]]:
     """The samples of a row, and what each reads; empty for one that reads nothing."""
     for sample in some:
-        case = case_of(rule, sample, sample.batches[0])
+        case = case_of(rule, sample, sample.batches[0], device="cpu")
         inputs = on_fake_cuda(tuple(case.inputs), told)
         try:
             with forbid(padding=False, loops=False, syncs=True):
@@ -230,7 +230,7 @@ def test_sizes_on_the_host_are_those_of_the_device(family: str, monkeypatch: pyt
         monkeypatch.setattr(module, "counts_on_host", lambda s: readable())
     for rule in LIVE:
         for sample in drawn(rule) if rule.family == family and rule.kind == "nested" else ():
-            case = case_of(rule, sample, sample.batches[0])
+            case = case_of(rule, sample, sample.batches[0], device="cpu")
             result = case.run(*case.inputs)
             assert not case.compare(result)
             assert all(map(told_truly, pytree.tree_leaves(result, is_leaf=is_input))), f"{rule}, {sample.label}"
@@ -307,7 +307,7 @@ def test_rows_that_are_chosen_have_their_own_longest_or_keep_the_bound():
 def test_rows_read_nothing_on_a_gpu(family: str):
     for rule in SILENT:
         for sample in drawn(rule)[:FEW] if rule.family == family else ():
-            case = case_of(rule, sample, sample.batches[0])
+            case = case_of(rule, sample, sample.batches[0], device="cpu")
             inputs = pytree.tree_map(lambda x: x.to("cuda"), tuple(case.inputs), is_leaf=is_input)
             case.run(*inputs)  # the first call may load a kernel
             torch.cuda.set_sync_debug_mode("error")

@@ -206,6 +206,6 @@ def test_masked_attention_reads_nothing_on_a_device():
         q, mask = on_fake_cuda((x, torch.zeros(512, 512)))
         q, first = watched(F.scaled_dot_product_attention, q, q, q, mask, 0.1)
         _, second = watched(F.scaled_dot_product_attention, q, q, q, mask, 0.1)
-    assert sum("softmax" in op for op in second) == 2
+    assert sum("softmax" in op or "attention" in op for op in second) == 2  # by torch's kernel where there is a GPU
     assert any("sort" in op for op in first)
     assert not any("sort" in op or "bucketize" in op for op in second)
