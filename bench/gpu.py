@@ -7,10 +7,10 @@
 Parts are operators, encoder, decoder, transformer, resnet50 and text (`bench/_gpu_workloads.py`), in bfloat16 or
 float32, eager and compiled: one function of each candidate serves all occupancies. Processes that share a lock compile
 side by side and time one after another. Inference runs without autograd; training is forward, sum of squares of real
-elements and backward to the weights. Beside the time of a call the table counts its kernels, the times that the host
-waits for the device, the most memory that it takes, and graphs. Results of real elements are compared with the padded
-ones before anything is timed. A candidate that cannot do a row says so and is left out. The limit is on tdc over
-padded.
+elements and backward to the weights. Beside the time of a call the table has its kernels, the time that these take on
+the device, how often the host waits for it, the most memory that the call takes, and graphs. Results of real elements
+are compared with the padded ones before anything is timed. A candidate that cannot do a row says so and is left out.
+The limit is on tdc over padded. Rows of other dtypes and modes that are stored stay.
 
 There is nothing to measure on a machine without a GPU; tests run each workload on tensors without data there.
 """
@@ -133,13 +133,14 @@ def agree(report: Report, part: str, dtype: str, workload: Workload) -> None:
         report.note(f"{workload.name} {dtype}: {name} is off padded by {off:.1e} of the largest")
 
 
-def kernels(call: Run) -> int:
-    """Kernels and copies of a call."""
+def kernels(call: Run) -> tuple[int, int]:
+    """Kernels and copies of a call, and the microseconds that they take on the device."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         call()
         torch.cuda.synchronize()
-    return sum("CUDA" in str(event.device_type) for event in profiler.events() or ())
+    found: list[Any] = [event for event in profiler.events() or () if "CUDA" in str(event.device_type)]
+    return len(found), round(sum(event.device_time_total for event in found))
 
 
 def waits(call: Run) -> int:
@@ -161,7 +162,9 @@ def measure(report: Report, row: Row, quick: bool) -> None:
     row.set_mode()
     rounds, count = (FEW, 1) if row.slowest > SLOW else (ROUNDS, max(1, round(BURST / row.slowest)))
     times = interleaved(row.calls, rounds=3 if quick else rounds, count=count, device="cuda")
-    counts: dict[str, int] = {f"kernels {name}": kernels(call) for name, call in row.calls.items()}
+    profiles = {name: kernels(call) for name, call in row.calls.items()}
+    counts: dict[str, int] = {f"kernels {name}": count for name, (count, _) in profiles.items()}
+    counts |= {f"device us {name}": time for name, (_, time) in profiles.items()}
     counts |= {f"waits {name}": waits(call) for name, call in row.calls.items()}
     counts |= {f"MB {name}": round(peak_bytes(call) / 1e6) for name, call in row.calls.items()}
     report.row(row.what, times, "padded", **counts, **row.graphs)

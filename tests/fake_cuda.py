@@ -46,7 +46,7 @@ def fake_cuda() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(fake_methods())
         stack.enter_context(mock.patch.object(dynamo, "PLAIN", {Tensor, FakeTensor}))
-        stack.enter_context(mock.patch("torch.cuda.current_stream"))
+        stack.enter_context(mock.patch.object(dynamo, "current_stream", return_value=0))
         stack.enter_context(mock.patch("torch.cuda.is_current_stream_capturing", return_value=False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(Fakes(allow_non_fake_inputs=True))

@@ -173,8 +173,13 @@ def stamp(x: Tensor) -> Stamp | None:
     now = content(x)
     if now is None or not x.is_cuda:
         return now
-    capturing = torch.cuda.is_current_stream_capturing()
-    return None if capturing else (now, torch.cuda.current_stream(x.device).cuda_stream)
+    return None if torch.cuda.is_current_stream_capturing() else (now, current_stream(x.device))
+
+
+def current_stream(device: torch.device) -> int:
+    """The number of the stream of a device; an object of it takes longer to make than to ask which it is."""
+    number: int = internals._C._cuda_getCurrentRawStream(device.index)
+    return number
 
 
 @constant

@@ -170,7 +170,7 @@ def keeping(
 
     @wraps(fn)
     def kept(s: Structure, *args: *Args) -> Out:
-        now, shapes_now = stamp(s.offsets), True if s.shapes is None else stamp(s.shapes)
+        now, shapes_now = stamp(s.offsets), True if s.shapes is None else content(s.shapes)
         if now is None or shapes_now is None:
             return fn(s, *args)
         key, memo = (now, shapes_now, args), memo_of(s)

@@ -310,8 +310,8 @@ def test_rows_read_nothing_on_a_gpu(family: str):
             case = case_of(rule, sample, sample.batches[0], device="cpu")
             inputs = pytree.tree_map(lambda x: x.to("cuda"), tuple(case.inputs), is_leaf=is_input)
             case.run(*inputs)  # the first call may load a kernel
-            torch.cuda.set_sync_debug_mode("error")
             try:
+                torch.cuda.set_sync_debug_mode("error")
                 case.run(*inputs)
             finally:
                 torch.cuda.set_sync_debug_mode("default")

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dynamo import constant, efficient_backward, efficient_forward
-from tdc.ops.attention.flash import contiguous, gives_zeros, loadable, zeros
+from tdc.ops.attention.flash import capability, contiguous, gives_zeros, loadable, zeros
 
 LOAD = 16  # bytes that the kernel loads at once
 ENDS = 2  # a causal mask that is aligned with the ends of rows
@@ -33,9 +33,8 @@ def runs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a device has the kernel for a dtype; so it is where no GPU is at hand."""
     if torch.version.hip is not None:
         return False  # there logsumexp has another layout, torch 2.11
-    if not torch.cuda.is_available():
-        return True
-    return torch.cuda.get_device_capability(device)[0] >= (8 if dtype == torch.bfloat16 else 5)
+    version = capability(device)
+    return version is None or version >= ((8, 0) if dtype == torch.bfloat16 else (5, 0))
 
 
 def in_blocks(bound: int, total: int) -> int:

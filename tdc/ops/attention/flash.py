@@ -11,6 +11,8 @@ Invariants: exact for every length, zero included; the same bits for every bound
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -27,12 +29,18 @@ def largest_head(device: torch.device) -> int:
     """The largest head size the kernel has on a device: 0 where there is none, `EVERY_GPU` where no GPU is at hand."""
     if torch.version.hip is not None:
         return 0  # the logsumexp has another layout there, torch 2.11
-    if not torch.cuda.is_available():
+    version = capability(device)
+    if version is None:
         return EVERY_GPU
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8 or not torch.backends.cuda.is_flash_attention_available():
+    if version < (8, 0) or not torch.backends.cuda.is_flash_attention_available():
         return 0
-    return 256 if (major, minor) in ((8, 0), (9, 0)) else EVERY_GPU
+    return 256 if version in ((8, 0), (9, 0)) else EVERY_GPU
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The version of a GPU, which takes microseconds to ask for; None where none is at hand."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else None
 
 
 def forward_rows(
