@@ -116,6 +116,7 @@ trace_as(mark_result, mark_traced)
 
 # -- questions
 
+current_stream: Callable[[int], int] = getattr(internals._C, "_cuda_getCurrentRawStream", int)  # its number, of a GPU
 under_transform: Callable[[], bool] = internals._C._are_functorch_transforms_active  # of torch.func; can be traced
 
 
@@ -124,7 +125,7 @@ def eager() -> bool:
     return not under_transform()
 
 
-def never() -> bool:
+def never(*args: Any) -> bool:
     """What Dynamo traces in place of questions that are about eager code."""
     return False
 
@@ -168,18 +169,11 @@ def content(x: Tensor) -> int | None:
 
 
 def stamp(x: Tensor) -> Stamp | None:
-    """`content` for a tensor computed from `x`: on CUDA a stream has results of its own, and none while a CUDA graph
-    records the call."""
+    """`content` for a tensor computed from `x`: on CUDA one for each stream, and none while a CUDA graph records."""
     now = content(x)
     if now is None or not x.is_cuda:
         return now
-    return None if torch.cuda.is_current_stream_capturing() else (now, current_stream(x.device))
-
-
-def current_stream(device: torch.device) -> int:
-    """The number of the stream of a device; an object of it takes longer to make than to ask which it is."""
-    number: int = internals._C._cuda_getCurrentRawStream(device.index)
-    return number
+    return None if torch.cuda.is_current_stream_capturing() else (now, current_stream(x.device.index))
 
 
 @constant

@@ -43,7 +43,9 @@ def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
 def applied(function: Any, *inputs: Any) -> Any:
     """`function.apply(*inputs)` of all inputs by position, under no transform of `torch.func`: `apply` reads the
     signature first, which takes longer than many a kernel."""
-    return super(torch.autograd.Function, function).apply(*internals._functorch.utils.unwrap_dead_wrappers(inputs))
+    unwrapped = internals._functorch.utils.unwrap_dead_wrappers(inputs)
+    base: Any = super(torch.autograd.Function, function)
+    return base.apply(*unwrapped)
 
 
 def at_level(function: Any, inputs: tuple[Any, ...], below: Callable[[], Any]) -> Any:

@@ -23,6 +23,7 @@ from tdc.core.dynamo import (
     exporting,
     has_gradients_in_graphs,
     in_direction,
+    never,
     readable,
     trace_as,
     under_transform,
@@ -192,7 +193,7 @@ def at_hand(x: Tensor) -> bool:
     return type(x) is Tensor and readable()
 
 
-trace_as(at_hand, lambda x: False)
+trace_as(at_hand, never)
 
 
 def directed(args: Sequence[Tensor]) -> bool:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from tdc.core.arrays import array_of
-from tdc.core.dynamo import readable, trace_as
+from tdc.core.dynamo import never, readable, trace_as
 from tdc.core.levels import moving
 from tdc.core.operators import learning, only_results
 from tdc.ragged.nested import NestedTensor
@@ -74,11 +74,6 @@ def by_views(x: Any, times: int = 1) -> bool:
         return False
     positions = x._values.shape[x.structure.packed_dim]  # an index has one entry for each, whatever lies around it
     return 0 < times * LEAST * x.structure.batch_size <= positions and x._values.numel() > 0
-
-
-def never(x: Any, times: int = 1) -> bool:
-    """What Dynamo traces in place of `by_views`."""
-    return False
 
 
 trace_as(by_views, never)

@@ -62,7 +62,7 @@ def test_an_ensemble():
     found: list[Tensor] = []
     for device in DEVICES:
         torch.manual_seed(0)
-        params = torch.stack([tdc.from_module(nn.Linear(16, 3)) for _ in range(3)]).to(device)  # type: ignore[arg-type]
+        params = torch.stack([tdc.from_module(nn.Linear(16, 3)) for _ in range(3)]).to(device)  # type: ignore[arg-type]  # stubs say tensors
         x = batches()[0]["x"].to(device)
         one = partial(mean_square, nn.Linear(16, 3, device=device))
         grads = torch.compile(tdc.vmap(tdc.grad(one), in_dims=(0, None)), fullgraph=True)(params, x)
