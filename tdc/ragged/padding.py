@@ -22,6 +22,10 @@ from tdc.core.slow_paths import announce
 from tdc.ragged.segments import coordinates, row_ids, sizes_of, strides
 from tdc.ragged.structure import Structure, once
 
+PLACED = (  # dtypes of `index_copy_` (torch 2.11-2.13), which lacks other unsigned ones and those of 8 bits
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.complex64, torch.complex128,
+)  # fmt: skip
 untyped: Any = torch  # whose stubs leave types open; a function uses one of the two names, since each is a guard
 
 
@@ -86,7 +90,7 @@ def exchanged(
 ) -> Tensor:
     """`exchange` without a derivative. Eagerly rows that all have a position are put there, which takes a third of the
     time of a gather of all positions; a graph gathers, in one kernel with what uses the result."""
-    if valid is None or keep is not None or not eager():
+    if valid is None or keep is not None or x.dtype not in PLACED or not eager():
         return gathered(x, index, valid, fill)
     out = x.new_full((index.numel(), *x.shape[1:]), fill)
     return out.index_copy_(0, inverse.reshape(-1), x).view(*index.shape, *x.shape[1:])

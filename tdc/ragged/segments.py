@@ -21,6 +21,7 @@ from tdc.core.arguments import expect
 from tdc.core.dtypes import rounded_once
 from tdc.core.dynamo import (
     certain,
+    content,
     eager,
     exporting,
     has_gradients_in_graphs,
@@ -170,7 +171,9 @@ def known_sizes(s: Structure) -> Tensor | None:
 def smallest_on_host(s: Structure) -> tuple[int, ...] | None:
     """Smallest size of each ragged dim where that takes no sync; None where it would, and of no examples."""
     known = known_sizes(s)
-    return None if known is None or not s.batch_size else tuple(on_host(known.amin(0)))
+    if known is None or content(known) is None or not s.batch_size:
+        return None
+    return tuple(on_host(known.amin(0)))
 
 
 def offsets_to_read(s: Structure) -> Tensor:
