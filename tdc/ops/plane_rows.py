@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.dynamo import is_zero
-from tdc.ops.spatial import Sizes, Span, result_structure, sizes_after
+from tdc.ops.spatial import Sizes, Span, sizes_after, structure_and_total
 from tdc.ragged.nested import build_nested
 from tdc.ragged.structure import Structure
 
@@ -56,7 +56,7 @@ def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
     order = (*m.ragged, *fixed)
     sizes = x.sizes if not fixed else torch.stack([m.own[d] for d in order], 1)
     kept = [d for d in m.ragged if isinstance(spans[d], Span)]
-    structure, packed = structure_of_result(m, spans, kept) if kept else (None, s.batch_size)
+    structure, packed = result_structure(m, spans, kept) if kept else (None, s.batch_size)
     rest = order[len(kept) :]
     sides = [size_after(spans[d], m.widest[d]) for d in rest]
     at = {d: i for i, d in enumerate(rest, 1)}  # of each dim of the result that is not ragged
@@ -73,7 +73,7 @@ def plane_rows(m: Sizes, spans: Sequence[Span | int]) -> PlaneRows:
     return PlaneRows(moved.flatten(0, -2), sizes, order, packed * math.prod(sides), done)
 
 
-def structure_of_result(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int]) -> tuple[Structure, int]:
+def result_structure(m: Sizes, spans: Sequence[Span | int], kept: Sequence[int]) -> tuple[Structure, int]:
     """The structure of a result of these sizes, whose ragged dims are `kept`, and its packed positions."""
     x: Any = m.source
     s: Structure = x.structure
@@ -82,7 +82,7 @@ def structure_of_result(m: Sizes, spans: Sequence[Span | int], kept: Sequence[in
         return s, x.values.shape[s.packed_dim]
     none = is_zero(s.batch_size)  # whose planes may be smaller than a kernel
     widest = tuple([0 if none else span.at(m.widest[d]) for d, span in zip(kept, used, strict=True)])
-    return result_structure(x, tuple([m.ragged.index(d) for d in kept]), used, widest, s.packed_dim)
+    return structure_and_total(x, tuple([m.ragged.index(d) for d in kept]), used, widest, s.packed_dim)
 
 
 def size_after(span: Span | int, size: int) -> int:

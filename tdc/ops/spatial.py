@@ -200,12 +200,12 @@ def resized(p: Planes, out: Tensor, spans: Sequence[Span | int | None]) -> Ragge
     if not isinstance(x, NestedTensor):
         return with_sizes(out, x, sizes_after([p.sizes[d] for d in kept], used), dims)
     numbers = tuple([p.ragged.index(d) for d in kept])
-    structure, total = result_structure(x, numbers, used, tuple([out.shape[d] for d in dims]), dims[0] - 1)
+    structure, total = structure_and_total(x, numbers, used, tuple([out.shape[d] for d in dims]), dims[0] - 1)
     rows = pack_rows(out.movedim(dims, tuple(range(1, len(dims) + 1))), structure, total)
     return build_nested(structure, rows.movedim(0, structure.packed_dim))
 
 
-def result_structure(
+def structure_and_total(
     x: NestedTensor, numbers: tuple[int, ...], spans: Sequence[Span], longest: tuple[int, ...], packed_dim: int
 ) -> tuple[Structure, int]:
     """The structure of a result, and its packed elements.

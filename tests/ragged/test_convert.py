@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from versions import refused
 
 import tdc
 from tdc import DtypeError, MaskedBatch, NestedTensor, ShapeError, StructureError, UnsupportedError
@@ -260,3 +261,14 @@ def test_occupancy_of_nothing_and_of_spare_room():
     assert nothing.occupancy == nothing.to_padded().occupancy == nothing[:0].occupancy == 1.0
     spare = NestedTensor(torch.ones(3), torch.tensor([0, 1, 3]), max_length=6)
     assert spare.occupancy == spare.to_padded().occupancy == 3 / 12
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64], ids=str)
+def test_padding_of_every_dtype(dtype: torch.dtype):
+    """torch has fewer operations for some."""
+    x = tdc.NestedTensor(torch.tensor([[1], [0], [1], [1], [0]]).to(dtype), torch.tensor([0, 2, 2, 5]))
+    with refused("not implemented", when=dtype == torch.uint16):
+        padded = x.to_padded()
+        assert padded.data.dtype == padded.to_packed().dtype == dtype
+        assert padded.data.to(torch.complex64).real.squeeze(2).tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0]]
+        assert padded.to_packed().values.to(torch.complex64).real.flatten().tolist() == [1, 0, 1, 1, 0]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from versions import refused
 
 import tdc
 from tdc import DtypeError, IndexingError, NestedTensor, ShapeError, StructureError
@@ -494,14 +493,3 @@ def test_two_structures_in_generated_code():
     assert torch.equal(step(rows(2, 3), rows(2, 3)), torch.tensor([[4.0, 4.0], [6.0, 6.0]]))
     with pytest.raises(RuntimeError, match=r"tdc\.add: expected operands of one ragged structure.*; hint: build both"):
         step(rows(2, 3), rows(3, 2))
-
-
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64], ids=str)
-def test_padding_of_every_dtype(dtype: torch.dtype):
-    """torch has fewer operations for some."""
-    x = tdc.NestedTensor(torch.tensor([[1], [0], [1], [1], [0]]).to(dtype), torch.tensor([0, 2, 2, 5]))
-    with refused("not implemented", when=dtype == torch.uint16):
-        padded = x.to_padded()
-        assert padded.data.dtype == padded.to_packed().dtype == dtype
-        assert padded.data.to(torch.complex64).real.squeeze(2).tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0]]
-        assert padded.to_packed().values.to(torch.complex64).real.flatten().tolist() == [1, 0, 1, 1, 0]
