@@ -295,7 +295,7 @@ def flip_ragged(x: Any, *dims: Any) -> Ragged:
     packs = isinstance(x, NestedTensor)
     if packs and ragged and by_views(x):
         s, rows = x.structure, packing_of(x.structure)
-        turned = flipped([s.ragged_dims.index(d) for d in ragged])
+        turned = flipped([s.ragged_dims.index(d) for d in ragged], s.ragged_ndim)
         x = x.with_values(moved(x.values, turned, s.packed_dim, rows, rows))
     elif packs and by_lines("flip", x, ragged):
         x = along_lines("flip", lambda lines, dim: flip_ragged(lines, dim), x, ragged)

@@ -7,7 +7,7 @@ view of the values with the sizes it has: a copy reads any view of it, and torch
 
 numpy copies, where torch has it: its views step backwards, where torch would reverse into memory of its own first, and
 take a fifth of the time to make. On several threads torch copies large examples, and everything where there is no numpy
-or values are no plain memory (`tdc.core.arrays`).
+or values are no plain memory (`tdc.core.arrays`). Which of them mirrors lines is tried out.
 
 Where nobody differentiates, scans, sorts and softmax write results where they lie: `out=` of torch has no derivative.
 
@@ -20,7 +20,9 @@ memory, which nothing has saved, so that numpy may write into it and change no v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
+from timeit import timeit
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +38,9 @@ from tdc.ragged.segments import Packing, packing_of
 LEAST = 256  # positions of an example in the mean, below which a gather takes less time where there are many examples
 CHANNEL = 8192  # elements of a channel that softmax copies in the time of a call
 SPLIT = 32768  # elements that torch copies on one thread (torch 2.11-2.13)
-FULL = slice(None)
+LINE, TRIED, TRIALS = 128, 2**11, 15  # images to try on, and how often: positions of a line, and bytes per position
+WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes, by size
+FULL, REVERSED = slice(None), slice(None, None, -1)
 Index = tuple[slice, ...]  # of ragged dims
 Parts = list[tuple[Index, Index]]
 Into = Callable[[Tensor, Any], Any]  # an example, and as `out=` where its results go
@@ -50,11 +54,13 @@ class Move(NamedTuple):
             of the example may step backwards.
         order: of the dims, before parts are taken.
         whole: every element is taken.
+        mirrored: the last dim alone steps backwards.
     """
 
     parts: Callable[[int, Sequence[int]], Parts]
     order: Sequence[int] = ()
     whole: bool = True
+    mirrored: bool = False
 
 
 class Plan(NamedTuple):
@@ -165,13 +171,20 @@ def run(values: Tensor, plan: Plan, back: bool) -> Tensor:
     make: Any = values.new_zeros if back and not move.whole else values.new_empty
     out: Tensor = make((*values.shape[:axis], (before if back else behind).ends[-1], *values.shape[axis + 1 :]))
     examples, results = (out, values) if back else (values, out)
-    dims, single = axis + 1, on_one_thread(values, plan)
-    one, other = [array_of(x, dims) if single else None for x in (examples, results)]
+    one, other = [array_of(x, axis + 1) if readable() else None for x in (examples, results)]
     if one is None or other is None:
         copy_tensors(examples, results, plan, back)
-    else:
+    elif by_arrays(values, plan):
         copy_arrays(one, other, plan, back)
+    else:
+        copy_tensors(whole_numbers(examples), whole_numbers(results), plan, back)
     return out
+
+
+def whole_numbers(x: Tensor) -> Tensor:
+    """Elements as whole numbers of their size: torch reverses all of these, and bfloat16 in ten times as long."""
+    alike = WHOLE.get(x.element_size())
+    return x if alike is None else x.view(alike)
 
 
 def views(values: Tensor, axis: int, rows: Packing) -> list[Tensor]:
@@ -191,9 +204,34 @@ def views_of_array(values: Any, rows: Packing) -> list[Any]:
 # -- copies
 
 
-def on_one_thread(values: Tensor, plan: Plan) -> bool:
+def by_arrays(values: Tensor, plan: Plan) -> bool:
     """Whether numpy may copy: it takes one thread, as torch does for copies of fewer elements than it splits."""
-    return readable() and (torch.get_num_threads() == 1 or values.numel() < SPLIT * len(plan.before.sizes))
+    if torch.get_num_threads() > 1 and values.numel() >= SPLIT * len(plan.before.sizes):
+        return False
+    return not plan.move.mirrored or mirrors_by_arrays(values.element_size(), values.shape[plan.axis + 1 :].numel())
+
+
+@cache
+def mirrors_by_arrays(size: int, behind: int) -> bool:
+    """Whether numpy mirrors lines of positions of so many elements of a size faster than torch does, in two passes.
+
+    Milliseconds of trying tell. Single bytes take numpy four times as long; larger elements a third to three times, by
+    how far a processor looks ahead of what is read backwards.
+    """
+    lines, dtype = 1 + TRIED // (behind * size), WHOLE.get(size, torch.complex128)
+    images, results = [list(torch.ones(TRIALS, lines, LINE, behind, dtype=dtype)) for _ in range(2)]
+    arrays, others = [[array_of(x, 2) for x in side] for side in (images, results)]
+
+    def by_array() -> None:
+        for one, other in zip(arrays, others, strict=True):
+            other[...] = one[:, ::-1]
+
+    def by_tensor() -> None:
+        for one, other in zip(images, results, strict=True):
+            other.copy_(one.flip(1))
+
+    won = [timeit(by_array, number=1) <= timeit(by_tensor, number=1) for _ in range(TRIALS)]
+    return sum(won) > TRIALS // 2
 
 
 def copy_arrays(examples: Any, results: Any, plan: Plan, back: bool) -> None:
@@ -235,6 +273,8 @@ def forwards(example: Tensor, axis: int, index: Index) -> Tensor:
     No view of all positions: torch has none where it takes several gradients at once (2.11-2.13).
     """
     for d, part in enumerate(index, axis):
+        if part in (FULL, REVERSED):
+            continue
         n, taken = example.shape[d], range(example.shape[d])[part]
         if not taken:
             example = example.narrow(d, 0, 0)
@@ -262,14 +302,14 @@ def sliced(slices: Sequence[Index]) -> Move:
     return Move(parts, whole=False)
 
 
-def flipped(dims: Sequence[int]) -> Move:
-    """Some of the dims in reverse."""
-    taken = tuple([slice(None, None, -1) if r in dims else FULL for r in range(max(dims) + 1)])
+def flipped(dims: Sequence[int], ndim: int) -> Move:
+    """Some of so many dims in reverse."""
+    taken = tuple([REVERSED if r in dims else FULL for r in range(ndim)])
 
     def parts(b: int, size: Sequence[int]) -> Parts:
         return [(taken, ())]
 
-    return Move(parts)
+    return Move(parts, mirrored=[*dims] == [ndim - 1])
 
 
 def shifted(shift: int, r: int) -> Move:

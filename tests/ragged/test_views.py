@@ -233,6 +233,7 @@ def test_large_images_go_to_all_threads(monkeypatch: pytest.MonkeyPatch):
     """torch splits their copies, numpy does not."""
     x = tdc.pack([torch.randn(200, 200), torch.randn(210, 200)], ragged_dim=(1, 2))
     calls: list[str] = []
+    monkeypatch.setattr(views, "mirrors_by_arrays", lambda *_: True)
     for name in COPIES:
         run = getattr(views, f"copy_{name}".replace("numpy", "arrays").replace("torch", "tensors"))
         monkeypatch.setattr(views, run.__name__, lambda *args, name=name, run=run: calls.append(name) or run(*args))
@@ -241,6 +242,39 @@ def test_large_images_go_to_all_threads(monkeypatch: pytest.MonkeyPatch):
         x.flip(1)
         x[:, :50, ::2].flip(2)
     assert calls == ["numpy", "numpy", "numpy", "torch", "torch", "numpy"]
+
+
+@pytest.mark.parametrize("wins", COPIES)
+def test_lines_are_mirrored_by_what_a_trial_found_faster(wins: str, monkeypatch: pytest.MonkeyPatch):
+    """Lines alone: whole images backwards, and lines in another order, are numpy's."""
+    times = {"by_array": 1, "by_tensor": 0} if wins == "torch" else {"by_array": 0, "by_tensor": 1}
+    monkeypatch.setattr(views, "timeit", lambda run, number: run() or times[run.__name__])
+    found, calls = views.mirrors_by_arrays.__wrapped__(4, 3), []
+    assert found == (wins == "numpy")
+    monkeypatch.setattr(views, "mirrors_by_arrays", lambda size, behind: found)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    run = views.copy_arrays
+    monkeypatch.setattr(views, "copy_arrays", lambda *args: calls.append(1) or run(*args))
+    rows = [torch.randn(30, 20, 3), torch.randn(25, 31, 3)]
+    x = tdc.pack(rows, ragged_dim=(1, 2))
+    for dims, by_array in (((2,), found), ((1, 2), True), ((1,), True)):
+        calls.clear()
+        for a, row in zip(x.flip(dims).unbind(), rows, strict=True):
+            assert torch.equal(a, row.flip([d - 1 for d in dims]))
+        assert bool(calls) == by_array, dims
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.uint16, torch.float8_e4m3fn, torch.complex32, torch.complex128]
+)
+@pytest.mark.parametrize("by_array", [False, True])
+def test_any_dtype_is_mirrored(dtype: torch.dtype, by_array: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also those that torch cannot reverse."""
+    monkeypatch.setattr(views, "mirrors_by_arrays", lambda *_: by_array)
+    rows = [torch.arange(h * w * 16, dtype=torch.uint8).view(dtype).reshape(h, w, -1) for h, w in ((20, 30), (17, 16))]
+    x = tdc.pack(rows, ragged_dim=(1, 2))
+    for a, row in zip(x.flip(2).unbind(), rows, strict=True):
+        assert torch.equal(a.contiguous().view(torch.uint8), row.view(torch.uint8).flip(1))
 
 
 def test_small_images_move_by_an_index(monkeypatch: pytest.MonkeyPatch):
