@@ -55,6 +55,12 @@ class Positions:
 
 
 def positions(x: Any, op: OpName, *weights: Any) -> Positions:
+    """A batch that `has_channels`."""
+    has_channels(x, op, *weights)
+    return packed_positions(x) if isinstance(x, NestedTensor) else padded_positions(x)
+
+
+def has_channels(x: Any, op: OpName, *weights: Any) -> None:
     """
     Raises:
         ShapeError: dim 1 is ragged, the batch is not dim 0, or a weight has another size than the channels.
@@ -68,21 +74,31 @@ def positions(x: Any, op: OpName, *weights: Any) -> Positions:
     wrong = [w for w in weights if w is not None and (w.ndim != 1 or w.shape[0] != channels)]
     if wrong:
         raise ShapeError(message(op, f"one number for each of {channels} channels", describe(wrong[0])))
-    return packed_positions(x) if isinstance(x, NestedTensor) else padded_positions(x)
 
 
 def packed_positions(x: NestedTensor) -> Positions:
-    s, e = x.structure, x.structure.packed_dim
-    moved = x.values.movedim(e, 0)
-    total = moved.shape[0]
+    s, data = x.structure, packed_data(x)
+    total = data.shape[0]
     return Positions(
-        moved.flatten(2) if moved.ndim > 2 else moved.unsqueeze(2),
+        data,
         lengths_of(s),
         lambda t: reduce_rows(t, s, "sum", 0),
-        lambda t: spread(t, s, total, moved),
+        lambda t: spread(t, s, total, data),
         lambda t: t,
-        lambda t: x.with_values(t.reshape(moved.shape).movedim(0, e)),
+        lambda t: packed_back(x, t),
     )
+
+
+def packed_data(x: NestedTensor) -> Tensor:
+    """Packed values as `Positions.data`, (N, C, R)."""
+    moved = x.values.movedim(x.structure.packed_dim, 0)
+    return moved.flatten(2) if moved.ndim > 2 else moved.unsqueeze(2)
+
+
+def packed_back(x: NestedTensor, data: Tensor) -> NestedTensor:
+    """A batch like x of `(N, C, R)`."""
+    e, shape = x.structure.packed_dim, x.values.shape
+    return x.with_values(data.reshape(shape[e], *shape[:e], *shape[e + 1 :]).movedim(0, e))
 
 
 def padded_positions(x: MaskedBatch) -> Positions:
@@ -189,10 +205,11 @@ def batch_norm(
     """Each channel normalised over the real positions of the whole batch."""
     one_dtype("batch_norm", input, weight, bias, *((running_mean, running_var) if training else ()))
     if isinstance(input, NestedTensor):  # every position is real, so this is torch's own on (N, C, R)
-        p = positions(input, "batch_norm", weight, bias, running_mean, running_var)
-        count = p.data.shape[0]
-        if known(count == 0) or known(count != 0):  # torch asks, and a graph may not know
-            return p.done(F.batch_norm(p.data, running_mean, running_var, weight, bias, training, momentum, eps))
+        has_channels(input, "batch_norm", weight, bias, running_mean, running_var)
+        data = packed_data(input)
+        if known(data.shape[0] == 0) or known(data.shape[0] != 0):  # torch asks, and a graph may not know
+            found = F.batch_norm(data, running_mean, running_var, weight, bias, training, momentum, eps)
+            return packed_back(input, found)
 
     def total(t: Tensor) -> Tensor:
         """Sums of each channel."""

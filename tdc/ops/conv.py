@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
 from tdc.core.errors import ShapeError, describe, message
+from tdc.core.kept import kept_for_ints
 from tdc.core.operators import unserved
 from tdc.core.typing import Op
 from tdc.ops.convolution.operator import convolve
@@ -38,6 +39,46 @@ def kernel_of(op: Op, weight: Tensor, n: int) -> tuple[int, ...]:
     return weight.shape[2:]
 
 
+class Windows(NamedTuple):
+    """What a convolution reads for each position.
+
+    Attributes:
+        spans: sizes of results.
+        steps, pads, wide: from window to window, around an example, and from number to number of the kernel.
+        uneven: one position more is put behind an example than before.
+        alone: each position reads itself only.
+        what: the kernel, for errors.
+    """
+
+    spans: tuple[Span, ...]
+    steps: tuple[int, ...]
+    pads: tuple[int, ...]
+    wide: tuple[int, ...]
+    uneven: bool
+    alone: bool
+    what: str
+
+
+@kept_for_ints
+def windows(op: Op, n: int, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any) -> Windows:
+    """The windows of a convolution; errors for what is none."""
+    if isinstance(padding, str) and padding not in ("same", "valid"):
+        hint = "a number of positions on each side, or one of these two"
+        raise ShapeError(message(op, "padding='same' or 'valid'", f"{padding!r}", hint=hint))
+    around = 0 if isinstance(padding, str) else padding
+    steps, wide, pads = reach(op, n, stride=stride, dilation=dilation, padding=around)
+    if padding == "same" and any([s != 1 for s in steps]):
+        hint = "padding=(k - 1) // 2 for an odd kernel of size k"
+        raise ShapeError(message(op, "stride 1 where padding='same'", f"stride {stride}", hint=hint))
+    beyond = [d * (k - 1) for k, d in zip(kernel, wide, strict=True)]
+    both = beyond if padding == "same" else [2 * p for p in pads]
+    spans = tuple([Span(1, p - more - 1 + s, s) for p, more, s in zip(both, beyond, steps, strict=True)])
+    if padding == "same":
+        pads = tuple([more // 2 for more in beyond])
+    uneven = padding == "same" and any([more % 2 for more in beyond])
+    return Windows(spans, steps, pads, wide, uneven, alone(kernel, steps, pads), kernel_text(kernel))
+
+
 def conv(op: Op, n: int) -> Op:
     """The rule of conv in n dims."""
 
@@ -46,29 +87,14 @@ def conv(op: Op, n: int) -> Op:
         groups: int = 1,
     ) -> Any:  # fmt: skip
         expect_batch(op, input)
-        kernel = kernel_of(op, weight, n)
-        if isinstance(padding, str) and padding not in ("same", "valid"):
-            hint = "a number of positions on each side, or one of these two"
-            raise ShapeError(message(op, "padding='same' or 'valid'", f"{padding!r}", hint=hint))
-        around = 0 if isinstance(padding, str) else padding
-        steps, wide, pads = reach(op, n, stride=stride, dilation=dilation, padding=around)
-        if padding == "same" and any([s != 1 for s in steps]):
-            hint = "padding=(k - 1) // 2 for an odd kernel of size k"
-            raise ShapeError(message(op, "stride 1 where padding='same'", f"stride {stride}", hint=hint))
-        spans = []
-        for k, s, d, pad in zip(kernel, steps, wide, pads, strict=True):
-            beyond = d * (k - 1)
-            spans.append(Span(1, (beyond if padding == "same" else 2 * pad) - beyond - 1 + s, s))
-        m = measured(input, n, op, spans, kernel_text(kernel))
-        if padding == "same":
-            pads = tuple([d * (k - 1) // 2 for k, d in zip(kernel, wide, strict=True)])
-        even = padding == "same" and any([d * (k - 1) % 2 for k, d in zip(kernel, wide, strict=True)])
-        if groups == 1 and alone(kernel, steps, pads) and suits(input, weight, bias, groups):
+        w = windows(op, n, kernel_of(op, weight, n), stride, padding, dilation)
+        m = measured(input, n, op, w.spans, w.what)
+        if groups == 1 and w.alone and suits(input, weight, bias, groups):
             return by_position(input, weight.flatten(1), bias)
-        if not even and on_rows(input, weight, bias, groups):
-            return convolved(m, spans, weight, bias, (steps, pads, wide), groups)
+        if not w.uneven and on_rows(input, weight, bias, groups):
+            return convolved(m, w.spans, weight, bias, (w.steps, w.pads, w.wide), groups)
         how = stride, padding, dilation, groups
-        return on_rectangles(m, spans, lambda t: op(t, weight, bias, *how), weight, math.prod(steps))
+        return on_rectangles(m, w.spans, lambda t: op(t, weight, bias, *how), weight, math.prod(w.steps))
 
     return rule
 
@@ -102,7 +128,7 @@ def by_position(x: NestedTensor, weight: Tensor, bias: Tensor | None) -> NestedT
 
 
 def convolved(
-    m: Sizes, spans: list[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int,
+    m: Sizes, spans: Sequence[Span], weight: Tensor, bias: Tensor | None, how: Sequence[tuple[int, ...]], groups: int,
     transposed: bool = False,
 ) -> NestedTensor:  # fmt: skip
     """A packed batch by its real positions."""

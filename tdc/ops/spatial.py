@@ -43,8 +43,8 @@ from tdc.ragged.segments import (
     tell,
     total_of,
 )
-from tdc.ragged.storage import Ragged, Results, is_ragged, map_results, ragged_sizes
-from tdc.ragged.structure import Structure, once
+from tdc.ragged.storage import Ragged, Results, is_ragged, map_results
+from tdc.ragged.structure import Structure, once, once_for_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +141,52 @@ def measured(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str) -> Si
         expected = f"(B, C, {', '.join(['-1'] * n)}), {n} dim{'s' * (n > 1)} behind channels"
         got, hint = f"{describe(x)}, ragged dims {x.ragged_dims}", "x.transpose(1, 2) puts features of sequences first"
         raise ShapeError(message(op, expected, got, hint=hint))
-    ragged, lengths = tuple([d - 2 for d in x.ragged_dims]), ragged_sizes(x)
-    first, fixed = ragged[0], x.shape
     if isinstance(x, NestedTensor):
-        top = longest_at_least(x.structure, tuple([spans[d].least for d in ragged]))
-        widest = [top[d - first] if d in ragged else fixed[d + 2] for d in range(n)]
-    else:
-        widest = list(x.data.shape[2:])
-    own = [lengths[:, d - first] if d in ragged else lengths.new_full((lengths.shape[0],), widest[d]) for d in range(n)]
+        e, shape = x.structure.packed_dim, x.values.shape
+        return Sizes(*sizes_of_packed(x.structure, shape[1:e], shape[e + 1 :], op, tuple(spans), what), x)
+    ragged, widest = tuple([d - 2 for d in x.ragged_dims]), tuple(x.data.shape[2:])
+    return Sizes(own_sizes(x.lengths, ragged, widest, None, op, spans, what), widest, ragged, x)
+
+
+@once_for_each
+def sizes_of_packed(
+    s: Structure, before: tuple[int, ...], behind: tuple[int, ...], op: OpName, spans: tuple[Span, ...], what: str
+) -> tuple[tuple[Tensor, ...], tuple[int, ...], tuple[int, ...]]:
+    """`own`, `widest` and `ragged` of `Sizes`, of a packed batch; its planes have these sizes `before` the ragged dims
+    and `behind`."""
+    ragged = tuple(range(len(before), len(before) + s.ragged_ndim))
+    longest, smallest = longest_at_least(s, tuple([spans[d].least for d in ragged])), None
+    if readable():
+        smallest = smallest_on_host(s)
+    widest = (*before, *longest, *behind)
+    own = own_sizes(sizes_of(s), ragged, widest, smallest, op, spans, what)
+    least = [span.least for span in spans]  # there may be no rows
+    return own, tuple([n if known(n >= k) else larger(n, k) for k, n in zip(least, widest, strict=True)]), ragged
+
+
+def own_sizes(
+    lengths: Tensor, ragged: tuple[int, ...], widest: tuple[int, ...], smallest: tuple[int, ...] | None, op: OpName,
+    spans: Sequence[Span], what: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """`own` of `Sizes`, once each row is known to leave something.
+
+    Args:
+        lengths: ragged sizes of each example, (B, R).
+        smallest: of them, where the host knows them.
+    """
+    first, rows = ragged[0], lengths.shape[0]
+    own = [lengths[:, d - first] if d in ragged else lengths.new_full((rows,), n) for d, n in enumerate(widest)]
     least = [span.least for span in spans]
     expected = f"rows of at least {' x '.join([f'{k}' for k in least])} for {what}"
     text = message(op, expected, "a smaller one", hint="leave small rows out, or let F.pad grow them first")
-    if not is_zero(lengths.shape[0]) and any([known(have < k) for k, have in zip(least, widest, strict=True)]):
+    if not is_zero(rows) and any([known(have < k) for k, have in zip(least, widest, strict=True)]):
         raise ShapeError(text)
-    smallest = smallest_on_host(x.structure) if isinstance(x, NestedTensor) and readable() else None
     if smallest is None:
         fits = [(size >= k).all() for size, k in zip(own, least, strict=True)]
         require(functools.reduce(torch.logical_and, fits), text, ShapeError)
     elif any([size < least[d] for d, size in zip(ragged, smallest, strict=True)]):
         raise ShapeError(text)
-    if isinstance(x, NestedTensor):  # there may be no rows
-        widest = [have if known(have >= k) else larger(have, k) for k, have in zip(least, widest, strict=True)]
-    return Sizes(tuple(own), tuple(widest), ragged, x)
+    return tuple(own)
 
 
 def planes(x: Any, n: int, op: OpName, spans: Sequence[Span], what: str, fill: float = 0.0) -> Planes:

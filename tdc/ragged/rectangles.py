@@ -33,7 +33,7 @@ from tdc.ragged.segments import (
     strides,
     structure_of_sizes,
 )
-from tdc.ragged.structure import Structure, once
+from tdc.ragged.structure import Structure, once, once_for_each
 
 Size = tuple[int, ...]
 LAUNCH = 1 << 35  # work that takes as long as one more rectangle: some 90 us of an H100, most of them of the host
@@ -79,6 +79,12 @@ def near_sizes(work: float, s: Structure, *others: Structure) -> Rectangles | No
     """
     if not counts_on_host(s) or any([known_sizes(t) is None for t in (s, *others)]):
         return None
+    return cheapest(s, work, *others)
+
+
+@once_for_each
+def cheapest(s: Structure, work: float, *others: Structure) -> Rectangles | None:
+    """`near_sizes` of sizes that are known."""
     best = min(partitions_of(s, *others), key=lambda r: r.positions * work + LAUNCH * len(r.counts))
     return best if len(best.counts) > 1 else None
 

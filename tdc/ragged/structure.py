@@ -34,6 +34,7 @@ from tdc.core.frozen import Frozen, fields, immutable, restore
 from tdc.core.ragged_size import RaggedSize
 from tdc.core.typing import OpName
 
+MANY = 64  # results of a function that a structure keeps, before it forgets them and begins anew
 Args = TypeVarTuple("Args")
 Out = TypeVar("Out")
 
@@ -157,13 +158,18 @@ def once(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], 
     return keeping(fn, stamp)
 
 
+def once_for_each(fn: Callable[[Structure, *Args], Out]) -> Callable[[Structure, *Args], Out]:
+    """`once` that keeps a result for each of many arguments, which are hashable: for what is small."""
+    return keeping(fn, stamp, many=True)
+
+
 def once_on_host(fn: Callable[[Structure], Tensor]) -> Callable[[Structure], Tensor]:
     """`once` of a function that reads a structure on the host: what it returns serves every stream."""
     return keeping(fn, content)
 
 
 def keeping(
-    fn: Callable[[Structure, *Args], Out], stamp: Callable[[Tensor], Stamp | None]
+    fn: Callable[[Structure, *Args], Out], stamp: Callable[[Tensor], Stamp | None], many: bool = False
 ) -> Callable[[Structure, *Args], Out]:
     """`once` by what tells contents apart."""
     name = fn.__name__
@@ -173,8 +179,11 @@ def keeping(
         now, shapes_now = stamp(s.offsets), True if s.shapes is None else content(s.shapes)
         if now is None or shapes_now is None:
             return fn(s, *args)
-        key, memo = (now, shapes_now, args), memo_of(s)
-        found = memo.get(name)
+        at: Any
+        key, memo, at = (now, shapes_now, args), memo_of(s), name
+        if many:
+            memo, at = memo.setdefault(name, {}), args
+        found = memo.get(at)
         if found is not None and found[0] == key and changes(found[1]) == found[2]:
             return found[1]
         if torch.is_inference_mode_enabled():
@@ -182,7 +191,9 @@ def keeping(
                 out = fn(s, *args)
         else:
             out = fn(s, *args)
-        memo[name] = key, out, changes(out)
+        if many and len(memo) == MANY:
+            memo.clear()
+        memo[at] = key, out, changes(out)
         return out
 
     trace_as(kept, fn)

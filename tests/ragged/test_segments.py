@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tdc
 from tdc import NestedTensor
+from tdc.ragged import structure
 from tdc.ragged.nested import build_nested
 from tdc.ragged.padding import pack_index, pad_index
 from tdc.ragged.segments import (
@@ -102,6 +103,19 @@ def test_arguments_are_told_apart():
     s = batch().structure
     assert pad_index(s, (3,))[1].shape == (3, 3)
     assert pad_index(s, (4,))[1].shape == (3, 4)
+
+
+def test_small_results_are_kept_for_each_argument(monkeypatch: pytest.MonkeyPatch):
+    """Few at a time, and nothing else is forgotten with them."""
+    calls: list[int] = []
+    monkeypatch.setattr(structure, "MANY", 3)
+    times = structure.once_for_each(lambda s, n: calls.append(n) or s.offsets * n)
+    s = batch().structure
+    lengths = lengths_of(s)
+    for n in (1, 2, 1, 2, 3, 1, 4, 1):
+        assert torch.equal(times(s, n), s.offsets * n)
+    assert calls == [1, 2, 3, 4, 1]
+    assert lengths_of(s) is lengths
 
 
 def test_changes_in_place_are_seen():
