@@ -18,7 +18,7 @@ the host, and in a graph M is an unbacked size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ from tdc.ragged.segments import (
     structure_on_host,
 )
 from tdc.ragged.storage import changed_sizes, map_results
-from tdc.ragged.structure import Structure, remember
+from tdc.ragged.structure import Structure, once_for_each, remember
 from tdc.ragged.views import Into, all_have_elements, by_views, inverse, moved, of_each, permuted
 
 READY = 6  # times the positions of an image, where its lines lie in the packed axis and need no gather
@@ -159,13 +159,13 @@ def split_dims(s: Structure, dims: tuple[int, ...]) -> tuple[list[int], list[int
     return along, [r for r in range(s.ragged_ndim) if r not in along]
 
 
-def sizes_at(s: Structure, which: list[int]) -> Tensor:
+def sizes_at(s: Structure, which: Sequence[int]) -> Tensor:
     """The sizes (B, R) of some of the ragged dims."""
     sizes = sizes_of(s).unbind(1)
     return torch.stack([sizes[r] for r in which], 1)
 
 
-def longest_at(s: Structure, which: list[int]) -> tuple[int, ...] | None:
+def longest_at(s: Structure, which: Sequence[int]) -> tuple[int, ...] | None:
     """The longest of each of some of the ragged dims, where they are known."""
     return None if s.extent is None else tuple([s.extent.shape[r] for r in which])
 
@@ -178,12 +178,17 @@ def kept_structures(s: Structure, dims: tuple[int, ...], read: bool = False) -> 
     """
     along, kept = split_dims(s, dims)
     batch_dim = s.batch_dim - len([r for r in along if s.ragged_dims[r] < s.batch_dim])
+    outer = structure_with(s, tuple(kept), s.packed_dim, batch_dim, read)
+    return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
+
+
+@once_for_each
+def structure_with(s: Structure, kept: tuple[int, ...], packed_dim: int, batch_dim: int, read: bool) -> Structure:
+    """The structure with some of the ragged dims, its axes at these dims; sizes that were `read` are on the host."""
     if read:
         rows = packing([[size[r] for r in kept] for size in packing_of(s).sizes])
-        outer = structure_on_host(rows, longest_at(s, kept), s.packed_dim, batch_dim, s.offsets.device)
-    else:
-        outer = structure_of_sizes(sizes_at(s, kept), longest_at(s, kept), s.packed_dim, batch_dim)
-    return outer, outer.moved(s.packed_dim + kept[0], s.batch_dim)
+        return structure_on_host(rows, longest_at(s, kept), packed_dim, batch_dim, s.offsets.device)
+    return structure_of_sizes(sizes_at(s, kept), longest_at(s, kept), packed_dim, batch_dim)
 
 
 def views_along(
