@@ -179,8 +179,8 @@ def keeping(
         now, shapes_now = stamp(s.offsets), True if s.shapes is None else content(s.shapes)
         if now is None or shapes_now is None:
             return fn(s, *args)
-        at: Any
-        key, memo, at = (now, shapes_now, args), memo_of(s), name
+        key, memo = (now, shapes_now, args), memo_of(s)
+        at: Any = name
         if many:
             memo, at = memo.setdefault(name, {}), args
         found = memo.get(at)

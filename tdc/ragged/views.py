@@ -219,15 +219,16 @@ def mirrors_by_arrays(size: int, behind: int) -> bool:
     how far a processor looks ahead of what is read backwards.
     """
     lines, dtype = 1 + TRIED // (behind * size), WHOLE.get(size, torch.complex128)
-    images, results = [list(torch.ones(TRIALS, lines, LINE, behind, dtype=dtype)) for _ in range(2)]
-    arrays, others = [[array_of(x, 2) for x in side] for side in (images, results)]
+    images, results = torch.ones(2, TRIALS, lines, LINE, behind, dtype=dtype, device="cpu").unbind()
+    pairs = [*zip(images, results, strict=True)]
+    arrays = [(array_of(one, 2), array_of(other, 2)) for one, other in pairs]
 
     def by_array() -> None:
-        for one, other in zip(arrays, others, strict=True):
+        for one, other in arrays:
             other[...] = one[:, ::-1]
 
     def by_tensor() -> None:
-        for one, other in zip(images, results, strict=True):
+        for one, other in pairs:
             other.copy_(one.flip(1))
 
     won = [timeit(by_array, number=1) <= timeit(by_tensor, number=1) for _ in range(TRIALS)]
