@@ -19,6 +19,7 @@ Invariants: a row without positions keeps its initial state; dropout falls betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +68,16 @@ def run_rows(
     hx = tuple([s.index_select(1, rows) for s in states])
     training = torch.is_grad_enabled()  # cuDNN keeps what its backward needs; there is no dropout in here
     given = (hx if mode == "lstm" else hx[0], weights, bias, layers, 0.0, training, bidirectional)
-    out, *last = KERNELS[mode](values.index_select(0, positions), order.alive, *given)
+    with of_cells(values, states):
+        out, *last = KERNELS[mode](values.index_select(0, positions), order.alive, *given)
     values_out = out.new_zeros(values.shape[0], out.shape[1]).index_copy(0, positions, out)
     return [values_out, *[s.index_copy(1, rows, t) for s, t in zip(states, last, strict=True)]]
+
+
+def of_cells(values: Tensor, states: list[Tensor]) -> Any:
+    """The autocast that cells of another dtype than values came from, which a graph has no more as it runs."""
+    differ = values.dtype != states[-1].dtype
+    return torch.autocast(values.device.type, values.dtype) if differ else nullcontext()
 
 
 @torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")
@@ -177,9 +185,8 @@ class Recur(torch.autograd.Function):
         values, states = tensors[0], tensors[1 : 1 + known.states]
         width = states[0].shape[-1] * (1 + known.given[-1])
         shapes = [(values.shape[0], width), *[s.shape for s in states]]
-        all_grads = [
-            values.new_zeros(n) if g is None else g for n, g in zip(shapes, grads[: 1 + known.states], strict=True)
-        ]
+        given = zip((values, *states), shapes, grads[: 1 + known.states], strict=True)
+        all_grads = [t.new_zeros(n) if g is None else g for t, n, g in given]
         options = Options(known.states, known.count, ctx.needs_input_grad[3], known.given)
         return None, None, None, *gradients(starts, lengths, options, *all_grads, *tensors)
 
@@ -319,6 +326,8 @@ def run_layers(
     if mode != "gru":  # on CPU autocast leaves a gru as it is, and an lstm of rows of different lengths alone (2.13)
         count = len(states)
         values, *rest = as_autocast(values, *states, *weights)
+        if values.device.type == "cpu" and states[0].shape[-1] != states[-1].shape[-1]:
+            rest[count - 1] = states[-1]  # beside projections, the cell is what it was (2.11-2.13)
         states, weights = rest[:count], rest[count:]
     if not train or dropout == 0.0 or layers == 1:
         given = (mode, bias, layers, bidirectional)

@@ -79,7 +79,7 @@ def lstm(x: Tensor, states: list[Tensor], weights: list[Tensor], bias: bool) -> 
     i, f, g, o = (a + b).chunk(4, 1)
     c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
     h, projection = o.sigmoid() * c.tanh(), weights[2 + 2 * bias :]
-    return [h @ projection[0].t() if projection else h, c]
+    return [h.to(x.dtype) @ projection[0].t() if projection else h, c]  # autocast leaves c as it is beside projections
 
 
 CELLS: dict[str, Cell] = {

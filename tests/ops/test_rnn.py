@@ -288,7 +288,7 @@ def test_recurrent_half(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("lengths", [(2, 3), (0, 0)])
-@pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "gru"])
+@pytest.mark.parametrize("name", ["tanh", "relu", "lstm", "lstm_projected", "gru"])
 def test_recurrent_under_autocast(name: str, lengths: tuple[int, ...]):
     """The dtypes of a row by itself, eagerly and in a graph."""
     module, x = RECURRENT[name](), build(rows(lengths), "nested", Tensor.detach)
