@@ -28,7 +28,7 @@ from tdc.tensordict.tensordict import TensorDict, index
 
 
 def index_select_tensordict(x: TensorDict, dim: int, index: Tensor) -> TensorDict:
-    d, of = normal_dim(dim, x.ndim, "index_select"), picker(flat_index(index))
+    d, of = normal_dim(dim, x.ndim, "index_select"), picker(flat_index("index_select", index))
     return lift(x, lambda v: v.index_select(d, index) if d or isinstance(v, Tensor) else of(v), op="index_select")
 
 

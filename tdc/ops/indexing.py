@@ -17,7 +17,7 @@ from tdc.core.arguments import expect_number, normal_dim
 from tdc.core.asserts import require
 from tdc.core.errors import DtypeError, IndexingError, ShapeError, StructureError, describe, message, op_name
 from tdc.core.rules import define, note_syncs
-from tdc.core.typing import Op
+from tdc.core.typing import Op, OpName
 from tdc.ops.join import grown
 from tdc.ops.masks import put_where
 from tdc.ops.pointwise import mixed
@@ -127,15 +127,15 @@ def into(x: Tensor, rows: Any) -> Tensor:
 
 def index_select_ragged(x: Ragged, dim: int, index: Tensor) -> Ragged | Tensor:
     """Examples, static positions, or positions that every example has: then the result is dense."""
-    d, flat = normal_dim(dim, x.ndim, "index_select"), flat_index(index)
+    d, flat = normal_dim(dim, x.ndim, "index_select"), flat_index("index_select", index)
     if d == x._batch_dim or d in x.ragged_dims:
         return x[(FULL,) * d + (flat,) if d else flat]
     return with_data(x, data_of(x).index_select(axis_of(torch.index_select, x, d), flat))
 
 
-def flat_index(index: Any) -> Tensor:
-    """The index of `index_select`, one dim; a DtypeError for what is no tensor of positions."""
-    check_index("index_select", index, vector=True)
+def flat_index(op: OpName, index: Any) -> Tensor:
+    """A vector of positions, of a number one; a DtypeError for what is no tensor of positions."""
+    check_index(op, index, vector=True)
     return index.reshape(-1)
 
 
@@ -147,8 +147,7 @@ def index_write_rule(op: Op) -> Op:
     def impl(x: Ragged, dim: int, index: Tensor, source: Any, *args: Any, **options: Any) -> Ragged:
         d = normal_dim(dim, x.ndim, op)
         if d == x._batch_dim:
-            check_index(op, index, vector=True)
-            axis, where, source = whole_examples(op, x, index, source)
+            axis, where, source = whole_examples(op, x, flat_index(op, index), source)
         else:
             axis, where = common(op, x, d, index)
             source = source_at(op, x, d, where, source)

@@ -253,3 +253,15 @@ def test_of_no_examples(name: str, kind: str):
     x = x if kind == "nested" else x.to_padded()
     assert fn(x).shape == shape
     fn(x).sum().backward()
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["index_add", "index_copy", "index_reduce"])
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_a_number_writes_one_example(name: str, kind: str):
+    more = ("amax",) if name == "index_reduce" else ()
+    for rows in (ROWS, [row[:0] for row in ROWS]):
+        x, source = batch(rows, kind), [rows[1].neg().add(1)]
+        want = getattr(torch, name)(rows[1][None], 0, T(0), source[0][None], *more)[0]
+        source_of = batch(source, kind)
+        same(getattr(torch, name)(x, 0, T(1), source_of, *more), [rows[0], want, rows[2]])
