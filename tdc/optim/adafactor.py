@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdc.core.errors import DtypeError, describe, message
+from tdc.core.errors import DtypeError, StructureError, describe, message
 from tdc.optim import foreach as c
 from tdc.optim.adam import decayed
 from tdc.optim.base import optimizer, wide
@@ -55,8 +55,11 @@ def adafactor(
     op = "optim.adafactor"
     if not isinstance(eps, (tuple, list)) or len(eps) != 2:
         raise DtypeError(message(op, "two numbers as eps", describe(eps), hint="eps=(None, 1e-3)"))
-    check_numbers(op, lr=lr, weight_decay=weight_decay, d=d, eps1=eps[0] or 0.0, eps2=eps[1])
+    check_numbers(op, lr=lr, weight_decay=weight_decay, d=d, eps1=0.0 if eps[0] is None else eps[0], eps2=eps[1])
     check_numbers(op, minus_beta2_decay=-beta2_decay if isinstance(beta2_decay, (int, float)) else beta2_decay)
+    if not isinstance(d, Tensor) and d < 1:
+        hint = "d=1.0: steps are clipped where their root mean square is larger"
+        raise StructureError(message(op, "d of at least 1", f"d={d:g}", hint=hint))
 
     def many(k: int, ps: Column, gs: Column, *rest: Any) -> tuple[Column, ...]:
         *moments, keep, weight, rate = rest

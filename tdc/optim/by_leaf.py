@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdc.core.arguments import expect_at_least, expect_number
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message, refuse_wrong
 from tdc.core.keys import show
 from tdc.optim import foreach as c
@@ -118,6 +119,11 @@ def muon(
     if not isinstance(ns_coefficients, (tuple, list)) or len(ns_coefficients) != 3:
         got, hint = describe(ns_coefficients), f"ns_coefficients={NEWTON_SCHULZ}"
         raise DtypeError(message(op, "three numbers as ns_coefficients", got, hint=hint))
+    expect_number(op, *ns_coefficients)
+    expect_at_least(op, 0, "ns_steps", ns_steps)
+    if any([isinstance(x, float) and not math.isfinite(x) for x in ns_coefficients]):
+        hint = f"ns_coefficients={NEWTON_SCHULZ}"
+        raise StructureError(message(op, "finite ns_coefficients", f"{tuple(ns_coefficients)}", hint=hint))
 
     def many(k: int, ps: Column, gs: Column, ms: Column, keep: Scalar, rate: Scalar) -> tuple[Column, ...]:
         ms = c.lerp(ms, gs, 1 - momentum)

@@ -55,7 +55,7 @@ def inject(make: Callable[..., T], **settings: Any) -> T:
     if not numbers:
         hint = "inject(adamw, lr=1e-3, weight_decay=0.1)"
         raise DtypeError(message(op, "floats, tensors or schedules by name", "none", hint=hint))
-    kind: Any = make(**settings)
+    kind: Any = make(**fixed, **{k: torch.zeros(()) if callable(x) else x for k, x in numbers.items()})
     check_transform(op, kind)
     keys = ("inner", "hyper", *["step"] * scheduled)
 

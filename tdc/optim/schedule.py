@@ -32,7 +32,7 @@ def constant(lr: float) -> Schedule:
     Source:
         `torch.optim.lr_scheduler.ConstantLR` with factor 1.
     """
-    check_numbers("optim.constant", lr=lr)
+    check_plain("optim.constant", lr=lr)
     return lambda step: level(step, lr)
 
 
@@ -57,7 +57,7 @@ def cosine(lr: float, steps: int, warmup: int = 0, floor: float = 0.0) -> Schedu
         SGDR: Stochastic Gradient Descent with Warm Restarts, 2017.
     """
     op = "optim.cosine"
-    check_numbers(op, lr=lr, warmup=warmup, floor=floor)
+    check_plain(op, lr=lr, warmup=warmup, floor=floor)
     expect_number(op, steps, warmup, whole=True)
     if steps <= warmup:
         hint = "steps counts the warm-up, too"
@@ -107,7 +107,7 @@ def polynomial(lr: float, steps: int, power: float = 1.0, end: float = 0.0) -> S
 
 def polynomial_of(op: str, lr: float, end: float, steps: int, power: float) -> Schedule:
     """`polynomial`, as another function."""
-    check_numbers(op, lr=lr, end=end, power=power)
+    check_plain(op, lr=lr, end=end, power=power)
     expect_at_least(op, 1, "steps", steps)
     return lambda step: end + (lr - end) * (1 - step / steps).clamp(0.0, 1.0) ** power
 
@@ -127,7 +127,7 @@ def exponential(lr: float, gamma: float, every: int = 1, end: float = 0.0) -> Sc
         `torch.optim.lr_scheduler.ExponentialLR`; `optax.exponential_decay`.
     """
     op = "optim.exponential"
-    check_numbers(op, lr=lr, gamma=gamma, end=end)
+    check_plain(op, lr=lr, gamma=gamma, end=end)
     expect_at_least(op, 1, "every", every)
     return lambda step: (lr * gamma ** (step / every)).clamp(min=end)
 
@@ -151,13 +151,12 @@ def piecewise(lr: float, milestones: Sequence[int], gamma: float | Sequence[floa
         `torch.optim.lr_scheduler.MultiStepLR`; `optax.piecewise_constant_schedule`.
     """
     op = "optim.piecewise"
-    check_numbers(op, lr=lr)
-    expect_number(op, lr)
+    check_plain(op, lr=lr)
     steps = bounds_of(op, "milestones", milestones)
     factors = [gamma] * len(steps) if isinstance(gamma, (int, float)) else gamma
     if not isinstance(factors, (tuple, list)):
         raise DtypeError(message(op, "a factor, or one for each milestone", describe(gamma), hint="gamma=0.1"))
-    check_numbers(op, **{f"gamma[{i}]": x for i, x in enumerate(factors)})
+    check_plain(op, **{f"gamma[{i}]": x for i, x in enumerate(factors)})
     if len(factors) != len(steps):
         got = f"{len(factors)} for {len(steps)}"
         raise StructureError(message(op, "one factor for each milestone", got, hint="gamma=0.1 is that of all"))
@@ -189,7 +188,7 @@ def inverse_sqrt(lr: float, warmup: int) -> Schedule:
         Vaswani et al., Attention Is All You Need, 2017, section 5.3.
     """
     op = "optim.inverse_sqrt"
-    check_numbers(op, lr=lr)
+    check_plain(op, lr=lr)
     expect_at_least(op, 1, "warmup", warmup)
     return lambda step: lr * torch.minimum(step / warmup, (step.clamp(min=1) / warmup).rsqrt())
 
@@ -214,7 +213,7 @@ def wsd(lr: float, steps: int, warmup: int, decay: int, floor: float = 0.0) -> S
         Hu et al., MiniCPM: Unveiling the Potential of Small Language Models, 2024.
     """
     op = "optim.wsd"
-    check_numbers(op, lr=lr, warmup=warmup, decay=decay, floor=floor)
+    check_plain(op, lr=lr, warmup=warmup, decay=decay, floor=floor)
     expect_number(op, steps, warmup, decay, whole=True)
     if steps < warmup + decay:
         got = f"steps={steps}, warmup={warmup}, decay={decay}"
@@ -246,12 +245,15 @@ def one_cycle(
         `torch.optim.lr_scheduler.OneCycleLR`; Smith and Topin, Super-Convergence, 2018.
     """
     op = "optim.one_cycle"
-    check_numbers(op, max_lr=max_lr, div_factor=div_factor, final_div_factor=final_div_factor)
-    check_numbers(op, below=1.0, pct_start=pct_start)
+    check_plain(op, max_lr=max_lr, div_factor=div_factor, final_div_factor=final_div_factor)
+    check_plain(op, below=1.0, pct_start=pct_start)
     expect_at_least(op, 2, "total_steps", total_steps)
     if anneal_strategy not in ("cos", "linear"):
         got = f"{anneal_strategy!r}" if isinstance(anneal_strategy, str) else describe(anneal_strategy)
         raise StructureError(message(op, "'cos' or 'linear'", got, hint="anneal_strategy='cos'"))
+    if not (div_factor and final_div_factor):
+        got, hint = f"div_factor={div_factor:g}, final_div_factor={final_div_factor:g}", "div_factor=25.0"
+        raise StructureError(message(op, "rates divided by more than 0", got, hint=hint))
     first = max_lr / div_factor
     last, top = first / final_div_factor, float(pct_start * total_steps) - 1
     phases = [(top, first, max_lr), (total_steps - 1, max_lr, last)]
@@ -305,6 +307,12 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
         return rate
 
     return schedule
+
+
+def check_plain(op: str, *, below: float | None = None, **numbers: Any) -> None:
+    """`check_numbers` of settings among which there is no schedule."""
+    check_numbers(op, below=below, **numbers)
+    expect_number(op, *numbers.values())
 
 
 def level(step: Tensor, rate: float) -> Tensor:

@@ -43,7 +43,7 @@ def sgd(
         `torch.optim.SGD`.
     """
     op = "optim.sgd"
-    check_numbers(op, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    check_numbers(op, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
     if nesterov and (not given(momentum) or given(dampening)):
         got = f"momentum={momentum:g}, dampening={dampening:g}"
         hint = "sgd(lr, momentum=0.9, nesterov=True)"

@@ -240,9 +240,11 @@ def pair_of(op: str, betas: Any) -> tuple[float, float]:
 
 
 def check_numbers(op: str, *, below: float | None = None, **numbers: Any) -> None:
-    """Refuse settings below 0, or not less than `below`. Tensors and schedules are not looked at."""
+    """Refuse settings below 0, or not less than `below`. Tensors and the schedule of a rate are not looked at."""
     others = {
-        name: describe(x) for name, x in numbers.items() if not (isinstance(x, (int, float, Tensor)) or callable(x))
+        name: describe(x)
+        for name, x in numbers.items()
+        if not (isinstance(x, (int, float, Tensor)) or (name == "lr" and callable(x)))
     }
     refuse_wrong(DtypeError, op, "numbers", others, "others", "a float, e.g. lr=1e-3")
     plain = {name: x for name, x in numbers.items() if isinstance(x, (int, float))}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from texts import T, Texts
 
-from tdc import TensorDict
+from tdc import DtypeError, TensorDict
 from tdc.optim import (
     LossScale,
     adafactor,
@@ -85,6 +88,47 @@ StructureError
 tdc.optim.ema: expected numbers in [0, 1), got decay=1.5
 hint: give one in that range""",
         )
+
+    def test_every_number_is_checked(self):
+        self.says(
+            lambda: adafactor(d=0.5),
+            """\
+StructureError
+tdc.optim.adafactor: expected d of at least 1, got d=0.5
+hint: d=1.0: steps are clipped where their root mean square is larger""",
+        )
+        self.says(
+            lambda: sgd(0.1, 0.9, dampening=float("nan")),
+            """\
+StructureError
+tdc.optim.sgd: expected numbers of at least 0, got dampening=nan
+hint: give one in that range""",
+        )
+        self.says(
+            lambda: muon(ns_coefficients=(3.0, float("inf"), 2.0)),
+            """\
+StructureError
+tdc.optim.muon: expected finite ns_coefficients, got (3.0, inf, 2.0)
+hint: ns_coefficients=(3.4445, -4.775, 2.0315)""",
+        )
+        self.says(
+            lambda: one_cycle(0.1, 10, div_factor=0.0),
+            """\
+StructureError
+tdc.optim.one_cycle: expected rates divided by more than 0, got div_factor=0, final_div_factor=10000
+hint: div_factor=25.0""",
+        )
+
+    def test_only_a_rate_may_be_a_schedule(self):
+        schedule: Any = constant(0.1)
+        for make in (
+            lambda: adamw(schedule, weight_decay=schedule), lambda: clip_by_global_norm(schedule),
+            lambda: adam(betas=(schedule, 0.9)), lambda: ema(schedule), lambda: LossScale(backoff_factor=schedule),
+            lambda: constant(schedule), lambda: cosine(0.1, 10, floor=schedule),
+        ):  # fmt: skip
+            with pytest.raises(DtypeError, match="expected (numbers|a number), got"):
+                make()
+        inject(adamw, lr=schedule, weight_decay=schedule)
 
     def test_nesterov_needs_momentum(self):
         self.says(

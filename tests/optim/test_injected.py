@@ -22,7 +22,7 @@ NUMBERS: dict[str, tuple[str, dict[str, float], dict[str, Any]]] = {
     "adagrad": ("adagrad", {"lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.2, "eps": 0.01}, {}),
     "rmsprop": ("rmsprop", {"lr": 0.1, "alpha": 0.8, "eps": 0.01, "weight_decay": 0.2, "momentum": 0.5}, {}),
     "adadelta": ("adadelta", {"lr": 0.5, "rho": 0.8, "eps": 0.01, "weight_decay": 0.2}, {}),
-    "adafactor": ("adafactor", {"lr": 0.1, "d": 1.5, "weight_decay": 0.2, "beta2_decay": -0.8}, {}),
+    "adafactor": ("adafactor", {"lr": 0.1, "d": 3.0, "weight_decay": 0.2, "beta2_decay": -0.8}, {}),
     "muon": ("muon", {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.2, "eps": 1e-3}, {}),
     "lion": ("lion", {"lr": 0.1, "weight_decay": 0.2}, {}),
     "lamb": ("lamb", {"lr": 0.1, "eps": 0.01, "weight_decay": 0.2}, {}),
