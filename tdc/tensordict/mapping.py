@@ -31,6 +31,7 @@ from tdc.tensordict.storage import (
     check_extra,
     check_leaves,
     is_tensordict,
+    make_room,
     node_size,
     overwrite,
     put_all,
@@ -171,7 +172,7 @@ class Keyed(Container):
         return with_entries(self, "set", {path: value}, replacing=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
-        """With the entries of `other`, key by key; inner nodes are merged.
+        """With the entries of `other`, key by key; inner nodes are merged, and take the place of leaves.
 
         Args:
             keys: only these of `other`.
@@ -387,6 +388,8 @@ def with_entries(td: K, op: OpName, other: Any, replacing: KeyPath | None = None
     leaves, nodes = dict(td._leaves), dict(td._nodes)
     if replacing in nodes or (replacing in leaves and replacing in new_nodes):
         remove(leaves, nodes, replacing)
+    if op == "update":
+        make_room(leaves, nodes, new_nodes, other)
     static = any([type(n) is Static for n in new_nodes.values()])
     if new_leaves.keys() <= leaves.keys() and new_nodes.keys() <= nodes.keys() and not static:
         leaves.update(new_leaves)

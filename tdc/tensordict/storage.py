@@ -74,6 +74,26 @@ def put_leaf(leaves: Leaves, nodes: Nodes, path: KeyPath, leaf: Any) -> None:
     leaves[path] = leaf
 
 
+def make_room(leaves: Leaves, nodes: Nodes, new_nodes: Nodes, source: Any) -> None:
+    """Remove leaves and static values where a mapping or TensorDict has an inner node, not one on the way to a key."""
+    taken = [p for p in new_nodes if p in leaves or type(nodes.get(p)) is Static]
+    if taken:
+        for path in set(taken).intersection(given_nodes(source)):
+            remove(leaves, nodes, path)
+
+
+def given_nodes(source: Any, prefix: KeyPath = ()) -> list[KeyPath]:
+    """Where a mapping or TensorDict has mappings and TensorDicts."""
+    if is_tensordict(source):
+        return [join(prefix, p) for p in source._nodes]
+    found: list[KeyPath] = []
+    for key, x in source.items():
+        if isinstance(x, Mapping) or is_tensordict(x):
+            path = join(prefix, as_path(key, "update"))
+            found += [path, *given_nodes(x, path)]
+    return found
+
+
 def put_all(leaves: Leaves, nodes: Nodes, new_leaves: Leaves, new_nodes: Nodes) -> None:
     """Put new nodes and leaves at their paths, in place of what was there."""
     for path, entry in new_nodes.items():

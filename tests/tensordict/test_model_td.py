@@ -151,7 +151,7 @@ def set_node(draw: Draw, td: TensorDict, tree: Tree, size: Any) -> State | None:
 def update(draw: Draw, td: TensorDict, tree: Tree, size: Any) -> State | None:
     key, value = draw(KEYS), fresh(draw, size)
     if not isinstance(tree.get(key, {}), dict):
-        return None
+        return td.update({key: {"u": value}}), put(tree, (key,), {"u": value}), size
     return td.update({key: {"u": value}}), put(tree, (key, "u"), value), size
 
 

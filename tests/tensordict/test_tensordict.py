@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tdc import ImmutableError, KeyPathError, ShapeError, StructureError, TensorDict
+from tdc import ImmutableError, KeyPathError, ShapeError, Static, StructureError, TensorDict
 
 S = slice
 
@@ -205,6 +205,20 @@ def test_update_merges_and_replace_takes_keywords():
     assert td.update({}).keys(True) == td.keys(True)
     with pytest.raises(ShapeError, match=r"at a: .*\n.*at b\.x"):
         td.update({"a": torch.zeros(2), "b": {"x": torch.zeros(3)}})
+
+
+def test_update_puts_a_node_in_place_of_a_leaf():
+    x = torch.ones(3, 4)
+    td = TensorDict({"a": x, "b": {"c": x}, "s": Static("text")}, [3, 4])
+    for key in ("a", ("b", "c"), "s"):
+        for value in ({"x": {"y": x}}, TensorDict({"x": {"y": x}}, [3, 4]), {"x": TensorDict({"y": x}, [3, 4])}):
+            new = td.update({key: value})
+            assert new[key].keys(True, True) == (("x", "y"),)
+            assert set(new.keys()) == {"a", "b", "s"}
+            assert td.update(TensorDict({key: value}, [3, 4])).keys(True) == new.keys(True)
+    assert td.update({"a": {}})["a"].keys() == ()
+    with pytest.raises(KeyPathError, match="got a leaf at 'a'"):
+        td.update({("a", "x"): x})  # which goes through the leaf, as with set
 
 
 def test_delete_pop_select_exclude():
