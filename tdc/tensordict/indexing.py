@@ -209,7 +209,7 @@ def batch_index(idx: tuple[Any, ...], size: torch.Size) -> Any:
         else:
             out.append(i)
         at += consumed(i)
-    return out[0] if len(out) == 1 else tuple(out)
+    return out[0] if len(out) == 1 and not isinstance(out[0], list) else tuple(out)  # torch reads x[[i]] as x[i]
 
 
 def positions(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:

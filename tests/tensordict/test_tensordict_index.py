@@ -352,3 +352,13 @@ def test_gradients_of_vectors_of_positions():
     assert torch.autograd.gradcheck(lambda x: TensorDict({"x": x}, [4])[idx]["x"].square(), (x,))
     both = torch.vmap(lambda i: TensorDict({"x": x.detach()}, [4])[i]["x"])(torch.tensor([[0, 1], [-1, 2]]))
     assert torch.equal(both, x.detach()[torch.tensor([[0, 1], [3, 2]])])
+
+
+def test_a_list_of_numbers_in_a_tuple_is_a_vector():
+    """Without the tuple torch reads a list of tensors as a tuple of them."""
+    td = TensorDict({"x": torch.arange(6.0).view(3, 2), "rows": tdc.pack([torch.ones(n) for n in (2, 1, 3)])}, [3])
+    for numbers in ([torch.tensor(1)], [torch.tensor(1), torch.tensor(0)]):
+        got = td[(numbers,)]
+        assert got.batch_size == (len(numbers),)
+        assert torch.equal(got["x"], td["x"][(numbers,)])
+        assert torch.equal(got, td[torch.stack(numbers)])
