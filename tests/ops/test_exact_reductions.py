@@ -292,3 +292,17 @@ def test_the_gradient_of_a_quantile_that_is_nan_goes_to_the_nan(kind: str, how: 
     rows = rows_of(torch.float64, 2, lengths=(3, 4, 1))
     rows[0][1, 0] = rows[2][0, 1] = math.nan
     alike(lambda x, dim: x.quantile(0.3, dim, interpolation=how), rows, kind, order=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ord", [math.inf, -math.inf])
+def test_an_extreme_norm_of_nan_has_derivative_0(ord: float, kind: str):
+    nan = math.nan
+    rows = [torch.tensor(r) for r in ([1.0, nan, 2.0], [nan], [3.0, -3.0, 1.0, 1.0], [0.0, 0.0], [math.inf, nan])]
+    for row in rows:
+        row.requires_grad_()
+    found = torch.linalg.vector_norm(batch(rows, kind), ord, 1)
+    want = torch.stack([torch.linalg.vector_norm(row, ord) for row in rows])
+    assert torch.equal(found.isnan(), want.isnan()) and torch.equal(found.nan_to_num(), want.nan_to_num())
+    for a, b in zip(torch.autograd.grad(found.sum(), rows), torch.autograd.grad(want.sum(), rows), strict=True):
+        assert torch.equal(a, b)
