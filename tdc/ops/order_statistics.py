@@ -5,8 +5,8 @@
 
 Along a ragged dim the elements of all examples are sorted at once and looked up by rank. An index counts positions
 within the example; of equal elements it may be any, as in torch. An example without elements has no position (-1) and
-no value: NaN, or 0 for integers. Each NaN is a value of its own and the largest, in `mode`, too, which torch on CPU sorts
-by `<`: what it gives where there are NaN depends on their positions.
+no value: NaN, or 0 for integers. Each NaN is a value of its own and the largest, in `mode`, too; torch on
+CPU sorts by `<` there, and what it gives where there are NaN depends on their positions.
 """
 
 from __future__ import annotations

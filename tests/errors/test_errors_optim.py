@@ -126,7 +126,7 @@ hint: div_factor=25.0""",
             lambda: adam(betas=(schedule, 0.9)), lambda: ema(schedule), lambda: LossScale(backoff_factor=schedule),
             lambda: constant(schedule), lambda: cosine(0.1, 10, floor=schedule),
         ):  # fmt: skip
-            with pytest.raises(DtypeError, match="expected (numbers|a number), got"):
+            with pytest.raises(DtypeError, match=r"expected (numbers|a number), got"):
                 make()
         inject(adamw, lr=schedule, weight_decay=schedule)
 
