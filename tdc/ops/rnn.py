@@ -325,10 +325,11 @@ def run_layers(
     states = list(hx) if mode == "lstm" else [hx]
     if mode != "gru":  # on CPU autocast leaves a gru as it is, and an lstm of rows of different lengths alone (2.13)
         count = len(states)
+        cell = states[-1]
         values, *rest = as_autocast(values, *states, *weights)
-        if values.device.type == "cpu" and states[0].shape[-1] != states[-1].shape[-1]:
-            rest[count - 1] = states[-1]  # beside projections, the cell is what it was (2.11-2.13)
         states, weights = rest[:count], rest[count:]
+        if values.device.type == "cpu" and cell.shape[-1] != states[0].shape[-1]:
+            states = [states[0], cell]  # beside projections it is what it was (2.11-2.13)
     if not train or dropout == 0.0 or layers == 1:
         given = (mode, bias, layers, bidirectional)
         keep = rnn_steps.fits(values, states) and not torch.is_autocast_enabled(values.device.type)
