@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, assert_same, compiled, mha, rows, weighted
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tdc
 from tdc.ops import varlen_attention
@@ -421,3 +423,24 @@ def test_window_of_nothing():
     x = tdc.pack([torch.ones(2, 1, 4)])
     with pytest.raises(tdc.ShapeError, match="a window of at least 1, got 0"):
         varlen_attention(x.values, x.values, x.values, x.structure, x.structure, window=0)
+
+
+@pytest.mark.parametrize("how", ["fused", "dropout", "math"])
+def test_second_derivative_of_a_padded_batch(how: str):
+    """Of the fused kernel, which torch has none of, it is refused with what has one; a first one never is."""
+    packed = tdc.pack([torch.randn(2, n, 8) for n in (3, 0, 5)], ragged_dim=2)
+    x = packed.to_padded()
+    leaf, values = x.data.clone().requires_grad_(), packed.values.clone().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH) if how == "math" else nullcontext():
+        out = F.scaled_dot_product_attention(x.with_data(leaf), x, x, dropout_p=0.5 * (how == "dropout"))
+    first = torch.autograd.grad(out.data.square().sum(), leaf, create_graph=True)[0]
+    if how == "fused":
+        with pytest.raises(tdc.UnsupportedError, match="one derivative of a fused kernel, got a second one"):
+            first.square().sum().backward()
+        return
+    second = torch.autograd.grad(first.square().sum(), leaf)[0]
+    if how == "math":
+        out = F.scaled_dot_product_attention(packed.with_values(values), packed, packed)
+        grad = torch.autograd.grad(out.values.square().sum(), values, create_graph=True)[0]
+        of_packed = torch.autograd.grad(grad.square().sum(), values)[0]
+        torch.testing.assert_close(x.with_data(second).to_packed().values, of_packed)

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.core.dynamo import under_transform
+from tdc.core.dynamo import eager, trace_as, under_transform
+from tdc.core.errors import UnsupportedError, message
 from tdc.core.operators import directed
 from tdc.ops.attention.flex import ScoreMod
 from tdc.ops.attention.masks import additive, as_dense, causal_mask, check_mask
@@ -61,7 +62,30 @@ def attend_padded(q_BHLD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, sizes: tuple[T
     dead = ~(mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
     mask = mask | dead if mask.dtype == torch.bool else mask.masked_fill(dead, 0)
     out = F.scaled_dot_product_attention(q_BHLD, k_BHMD, v_BHMD, mask, how.dropout, scale=how.scale)
-    return out.masked_fill(dead, 0)
+    return once_differentiable(out).masked_fill(dead, 0)
+
+
+def once_differentiable(out: Tensor) -> Tensor:
+    """What a fused kernel returned, or weights: a second derivative of the former is refused where torch has none."""
+    made_by = out.grad_fn if eager() else None
+    if made_by is not None and "ScaledDotProduct" in made_by.name():
+        made_by.register_hook(refuse_second)
+    return out
+
+
+trace_as(once_differentiable, lambda out: out)
+
+
+def refuse_second(of_inputs: tuple[Tensor | None, ...], of_outputs: tuple[Tensor | None, ...]) -> None:
+    """Let the gradients that a kernel gave raise where they are differentiated."""
+    for grad in of_inputs:
+        if grad is not None and grad.requires_grad:
+            grad.register_hook(no_second_derivative)
+
+
+def no_second_derivative(grad: Tensor) -> None:
+    hint = "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) around the call, or x.to_packed(), whose attention has two"
+    raise UnsupportedError(message("attention", "one derivative of a fused kernel", "a second one", hint=hint))
 
 
 def score_mask(q_BHLD: Tensor, k_BHMD: Tensor, sizes: tuple[Tensor, Tensor], how: How) -> Tensor:
