@@ -17,6 +17,7 @@ from tdc.ops import conv, plane_rectangles
 from tdc.ops.attention import near, scaled_dot_product
 from tdc.ops.attention.scaled_dot_product import varlen_attention
 from tdc.ragged import rectangles
+from tdc.ragged.structure import Structure
 from tdc.testing import forbid
 
 F: Any = torch.nn.functional
@@ -141,7 +142,8 @@ def test_attention(several: list[int], monkeypatch: pytest.MonkeyPatch, name: st
     mask, found = MASKS[name](), []
     for launch in (1, 1 << 60):
         monkeypatch.setattr(rectangles, "LAUNCH", launch)
-        operands = (q.values, k.values, v.values, q.structure, k.structure)
+        rows = [Structure(t.offsets) for t in (q, k)]  # the best rectangles are kept on a structure
+        operands = (q.values, k.values, v.values, *rows)
         out = varlen_attention(*operands, causal=causal, mask=mask, score_mod=score_mod)
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     torch.testing.assert_close(*found)
