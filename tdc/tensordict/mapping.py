@@ -172,7 +172,7 @@ class Keyed(Container):
         return with_entries(self, "set", {path: value}, replacing=path)
 
     def update(self, other: Mapping[Any, Any] | Keyed, *, keys: Iterable[NestedKey] | None = None) -> Self:
-        """With the entries of `other`, key by key; inner nodes are merged, and take the place of leaves.
+        """With the entries of `other`, key by key; inner nodes are merged, and replace leaves.
 
         Args:
             keys: only these of `other`.

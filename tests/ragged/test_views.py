@@ -270,7 +270,7 @@ def test_lines_are_mirrored_by_what_a_trial_found_faster(wins: str, monkeypatch:
 )
 @pytest.mark.parametrize("by_array", [False, True])
 def test_any_dtype_is_mirrored(dtype: torch.dtype, by_array: bool, monkeypatch: pytest.MonkeyPatch):
-    """Also those that torch cannot reverse."""
+    """Dtypes that torch cannot reverse are among them."""
     monkeypatch.setattr(views, "mirrors_by_arrays", lambda *_: by_array)
     rows = [torch.arange(h * w * 16, dtype=torch.uint8).view(dtype).reshape(h, w, -1) for h, w in ((20, 30), (17, 16))]
     x = tdc.pack(rows, ragged_dim=(1, 2))
