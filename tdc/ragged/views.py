@@ -37,6 +37,7 @@ from tdc.ragged.segments import Packing, packing_of
 
 LEAST = 256  # positions of an example in the mean, below which a gather takes less time where there are many examples
 CHANNEL = 8192  # elements of a channel that softmax copies in the time of a call
+LARGE = 4  # bytes of an element that numpy reads backwards without loss where lines are long
 SPLIT = 32768  # elements that torch copies on one thread (torch 2.11-2.13)
 LINE, TRIED, TRIALS = 128, 2**11, 15  # images to try on, and how often: positions of a line, and bytes per position
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # dtypes, by size
@@ -54,13 +55,13 @@ class Move(NamedTuple):
             of the example may step backwards.
         order: of the dims, before parts are taken.
         whole: every element is taken.
-        mirrored: the last dim alone steps backwards.
+        mirrored: how many of the last dims step backwards.
     """
 
     parts: Callable[[int, Sequence[int]], Parts]
     order: Sequence[int] = ()
     whole: bool = True
-    mirrored: bool = False
+    mirrored: int = 0
 
 
 class Plan(NamedTuple):
@@ -208,7 +209,9 @@ def by_arrays(values: Tensor, plan: Plan) -> bool:
     """Whether numpy may copy: it takes one thread, as torch does for copies of fewer elements than it splits."""
     if torch.get_num_threads() > 1 and values.numel() >= SPLIT * len(plan.before.sizes):
         return False
-    return not plan.move.mirrored or mirrors_by_arrays(values.element_size(), values.shape[plan.axis + 1 :].numel())
+    turned, size, behind = plan.move.mirrored, values.element_size(), values.shape[plan.axis + 1 :].numel()
+    # Whole images are one long line backwards, which numpy reads faster than torch writes it twice.
+    return turned == 0 or (turned > 1 and size >= LARGE) or mirrors_by_arrays(size, behind)
 
 
 @cache
@@ -310,7 +313,7 @@ def flipped(dims: Sequence[int], ndim: int) -> Move:
     def parts(b: int, size: Sequence[int]) -> Parts:
         return [(taken, ())]
 
-    return Move(parts, mirrored=[*dims] == [ndim - 1])
+    return Move(parts, mirrored=sum([{*range(r, ndim)} <= {*dims} for r in range(ndim)]))
 
 
 def shifted(shift: int, r: int) -> Move:

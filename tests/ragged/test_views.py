@@ -245,9 +245,12 @@ def test_large_images_go_to_all_threads(monkeypatch: pytest.MonkeyPatch):
     assert calls == ["numpy", "numpy", "numpy", "torch", "torch", "numpy"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wins", COPIES)
-def test_lines_are_mirrored_by_what_a_trial_found_faster(wins: str, monkeypatch: pytest.MonkeyPatch):
-    """Lines alone: whole images backwards, and lines in another order, are numpy's."""
+def test_lines_are_mirrored_by_what_a_trial_found_faster(
+    wins: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    """Lines, and images of small elements: large ones backwards, and lines in another order, are numpy's."""
     times = {"by_array": 1, "by_tensor": 0} if wins == "torch" else {"by_array": 0, "by_tensor": 1}
     monkeypatch.setattr(views, "timeit", lambda run, number: run() or times[run.__name__])
     found, calls = views.mirrors_by_arrays.__wrapped__(4, 3), []
@@ -256,9 +259,9 @@ def test_lines_are_mirrored_by_what_a_trial_found_faster(wins: str, monkeypatch:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     run = views.copy_arrays
     monkeypatch.setattr(views, "copy_arrays", lambda *args: calls.append(1) or run(*args))
-    rows = [torch.randn(30, 20, 3), torch.randn(25, 31, 3)]
+    rows = [torch.randn(30, 20, 3).to(dtype), torch.randn(25, 31, 3).to(dtype)]
     x = tdc.pack(rows, ragged_dim=(1, 2))
-    for dims, by_array in (((2,), found), ((1, 2), True), ((1,), True)):
+    for dims, by_array in (((2,), found), ((1, 2), found or dtype == torch.float32), ((1,), True)):
         calls.clear()
         for a, row in zip(x.flip(dims).unbind(), rows, strict=True):
             assert torch.equal(a, row.flip([d - 1 for d in dims]))
