@@ -7,6 +7,7 @@
     at_level         an autograd function at this level alone
     also_below       its derivative in a direction, with directions of levels below
     recording        gradients inside a kernel, where it computes them by autograd
+    unrecorded       operations inside a kernel that takes many, without what autograd keeps of views and versions
     applied          an autograd function under no transform
     moving           the tensors that have a direction at this level
     delayed_error    results without a derivative at this level
@@ -124,6 +125,11 @@ def recording() -> Generator[None]:
         exclude = exclude.remove(key)
     with torch.enable_grad(), c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), exclude):
         yield
+
+
+def unrecorded() -> Any:
+    """A context for operations on what nobody else has seen: each takes up to half a microsecond less, a view half."""
+    return internals._C._AutoDispatchBelowADInplaceOrView()
 
 
 def moving(args: Iterable[Any]) -> list[Tensor]:

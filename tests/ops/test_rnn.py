@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tdc
-from tdc.ops import rnn, rnn_steps, rnn_stretches
+from tdc.ops.recurrent import operator, rectangle, stretches
 from tdc.testing.batches import Cut, Ragged, build, differences, is_close, unbuild
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
@@ -108,7 +108,8 @@ def test_recurrent_compiled_without_gradients():
 @pytest.mark.parametrize("bias", [True, False])
 def test_lstm_without_gradients_by_stretches(kind: str, bias: bool, monkeypatch: pytest.MonkeyPatch):
     """Steps of which the same rows are alive are one call, in each layer and direction; a graph runs the same."""
-    monkeypatch.setattr(rnn_stretches, "LEAST", 0)
+    monkeypatch.setattr(stretches, "LEAST", 0)
+    monkeypatch.setattr(rectangle, "pays", lambda *args: False)
     module = nn.LSTM(SIZE, 5, 2, bias=bias, bidirectional=True, batch_first=True).requires_grad_(False)
     lengths = (3, 0, 5, 1, 5, 5, 9)
     given = torch.randn(4, len(lengths), 5), torch.randn(4, len(lengths), 5)
@@ -116,13 +117,13 @@ def test_lstm_without_gradients_by_stretches(kind: str, bias: bool, monkeypatch:
     with torch.no_grad():
         x = build(rows(lengths), kind, Tensor.detach)
         want = [one(module, row, (given[0][:, i], given[1][:, i])) for i, row in enumerate(x.unbind())]
-        monkeypatch.setattr(rnn_steps, "forward", None)
+        monkeypatch.setattr(operator, "STEPS", None)
         for out, (h, c) in (module(x, given), run(module, x, given), torch.inference_mode()(module)(x, given)):
             got = zip(out.unbind(), h.unbind(1), c.unbind(1), strict=True)
             for ours, theirs in zip(got, want, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        monkeypatch.setattr(rnn_stretches, "pack_lstm_weights", None)  # as where torch lacks oneDNN
-        with pytest.raises(TypeError, match="NoneType"):
+        monkeypatch.setattr(stretches, "pack_lstm_weights", None)  # as where torch lacks oneDNN
+        with pytest.raises(AttributeError, match="NoneType"):
             module(x, given)
 
 
@@ -321,7 +322,7 @@ def test_a_graph_trains_with_steps_that_keep_their_gates(name: str, monkeypatch:
     def refuse(*args: Any) -> Any:
         raise AssertionError("torch's kernels ran, whose backward adds to the gradients of weights at each step")
 
-    monkeypatch.setattr(rnn, "run_rows", refuse)
+    monkeypatch.setattr(operator, "run_rows", refuse)
     module = RECURRENT[name]()
     x = tdc.pack([torch.randn(n, SIZE) for n in (3, 1, 4)])
     run = torch.compile(lambda x: module(x)[0].values.square().sum(), backend="aot_eager", fullgraph=True)

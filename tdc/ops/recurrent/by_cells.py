@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tdc.ops.rnn_steps import order_of, turned
+from tdc.ops.recurrent.layers import turned
+from tdc.ops.recurrent.order import Order
 
 Cell = Callable[[Tensor, list[Tensor], list[Tensor], bool], list[Tensor]]
 
 
 def run_cells(
-    values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], weights: list[Tensor], mode: str, bias: bool,
-    layers: int, bidirectional: bool,
+    values: Tensor, order: Order, states: list[Tensor], weights: list[Tensor], mode: str, bias: bool, layers: int,
+    bidirectional: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """values (P, D), starts, lengths (B,), states (S, B, H) -> outputs (P, H), 0 where nothing is real, and states."""
-    order, directions, ends = order_of(starts, lengths), 1 + bidirectional, list[list[Tensor]]()
-    rows, alive = order.rows, order.alive.tolist()
+    """values (P, D), states (S, B, H) -> outputs (P, H), 0 where nothing is real, and states."""
+    directions, ends, rows, alive = 1 + bidirectional, list[list[Tensor]](), order.rows, order.counts
     if len(rows) == 0:
         return without_steps(values, states, bidirectional)
     own, x = len(weights) // (layers * directions), values.index_select(0, order.positions)
