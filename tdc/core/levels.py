@@ -136,6 +136,8 @@ def moving(args: Iterable[Any]) -> list[Tensor]:
     """The tensors that have a direction."""
     if internals.autograd.forward_ad._current_level < 0 and not under_transform():  # as a rule, and to ask takes 4 us
         return []
+    if internals._C._dispatch_tls_is_dispatch_key_excluded("ADInplaceOrView"):  # inside a kernel
+        return []
     return [a for a in args if isinstance(a, Tensor) and internals._VF._unpack_dual(a, level=0)[1] is not None]
 
 

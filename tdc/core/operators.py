@@ -29,7 +29,7 @@ from tdc.core.dynamo import (
     under_transform,
 )
 from tdc.core.errors import StructureError, UnsupportedError, message
-from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving
+from tdc.core.levels import applied, at_level, below_autograd, delayed_error, moving, unrecorded
 
 library: Any = torch.library  # some of it has no types
 LIBRARY: Any = library.Library("tdc", "FRAGMENT")  # what it registers lasts as long as it does
@@ -55,13 +55,24 @@ def operator(
     LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if random else ())
     op = getattr(getattr(torch.ops.tdc, name), overload or "default")
     for key, kernel in kernels.items():
-        LIBRARY.impl(full, kernel, key)
+        LIBRARY.impl(full, as_kernel(kernel), key)
     if sized:
         LIBRARY.impl(op, fake, "Meta")  # `register_fake` looks for its caller in every module
     else:
         library.register_fake(op, fake, lib=LIBRARY)
     library.register_vmap(op, partial(members, op))
     return op
+
+
+def as_kernel(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel below autograd, in which operations take less time. It returns new tensors, and writes to no others."""
+
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        with unrecorded():
+            return fn(*args)
+
+    return run
 
 
 def new_size() -> int:

@@ -13,6 +13,7 @@ from fakes import fakes_agree
 from harness import Counter
 from test_nn import KINDS, LENGTHS, OTHERS, SIZE, compiled, plain, rows, weighted
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 from torch.utils import _pytree as pytree
 
 import tdc
@@ -340,3 +341,15 @@ def test_states_of_another_order_in_memory(name: str):
     states = tuple([torch.randn(b, s, n).transpose(0, 1) for b, s, n in shapes])
     with fakes_agree(), torch.no_grad():
         module(x, states)
+
+
+def test_a_direction_in_a_graph_is_refused():
+    module, x = nn.LSTM(SIZE, 4, batch_first=True), tdc.pack([torch.randn(n, SIZE) for n in (3, 1, 4)])
+
+    def along(values: Tensor) -> Any:
+        return torch.func.jvp(lambda v: module(x.with_values(v))[0].values, (values,), (values,))
+
+    along(x.values)
+    with pytest.raises(Unsupported) as caught:
+        torch.compile(along, fullgraph=True, backend="eager")(x.values)
+    assert "UnsupportedError" in str(caught.value.__cause__)  # with its text from torch 2.13

@@ -9,15 +9,15 @@ P positions (packed total, or B·L), B rows, D features in, H out; S = layers ·
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp
 
-from tdc.core.dynamo import eager, readable, trace_as, trace_with_grad, under_mode, under_transform
-from tdc.core.errors import no_second
+from tdc.core.dynamo import eager, in_direction, readable, trace_as, trace_with_grad, under_mode, under_transform
+from tdc.core.errors import UnsupportedError, message, no_second
 from tdc.core.levels import also_below, applied
 from tdc.core.operators import derive, refuse_derivative
 from tdc.ops.recurrent.by_cells import run_cells
@@ -32,15 +32,15 @@ class Options:
     Attributes:
         states: of the net, 1 or 2.
         count: values, states and weights.
-        flag: what may be kept; of a gradient, whether values want one.
+        keep: what may be kept.
         given: mode, bias, layers, bidirectional.
         order: of the rows, where it is known.
-        wanted: whether values may want a gradient; in a graph autograd does not say.
+        wanted: whether values want a gradient, as far as is known before; in a graph autograd does not say.
     """
 
     states: int
     count: int
-    flag: int
+    keep: int
     given: tuple[Any, ...]
     order: Order | None = field(default=None, compare=False)
     wanted: bool = True
@@ -55,8 +55,8 @@ class Recur(torch.autograd.Function):
     def forward(starts: Tensor, lengths: Tensor, options: Options, values: Tensor, *rest: Tensor) -> Any:
         states, weights, order = list(rest[: options.states]), list(rest[options.states :]), options.order
         if order is not None and readable():
-            return tuple(forward(options.flag, values, order, states, weights, *options.given))
-        return tuple(rnn_op(options.flag, values, starts, lengths, states, weights, *options.given))
+            return tuple(forward(options.keep, values, order, states, weights, *options.given))
+        return tuple(rnn_op(options.keep, values, starts, lengths, states, weights, *options.given))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -74,8 +74,7 @@ class Recur(torch.autograd.Function):
         shapes = [(values.shape[0], width), *[s.shape for s in states]]
         given = zip((values, *states), shapes, grads[: 1 + known.states], strict=True)
         all_grads = [t.new_zeros(n) if g is None else g for t, n, g in given]
-        wanted = known.wanted and ctx.needs_input_grad[3]
-        options = Options(known.states, known.count, wanted, known.given, known.order)
+        options = replace(known, wanted=known.wanted and ctx.needs_input_grad[3])
         return None, None, None, *gradients(starts, lengths, options, *all_grads, *tensors)
 
 
@@ -112,6 +111,9 @@ def recur(*inputs: Any) -> Any:
 
 def recur_traced(*inputs: Any) -> Any:
     """What Dynamo traces for `recur`: it takes no function that has a direction, nor one under a transform (2.13)."""
+    if in_direction():
+        hint = "call torch.func.jvp outside of torch.compile"
+        raise UnsupportedError(message(inputs[2].given[0], "no direction in a graph", "torch.func.jvp", hint=hint))
     return Recur.forward(*inputs) if under_transform() else Recur.apply(*inputs)
 
 
@@ -174,10 +176,10 @@ def run_backward(starts: Tensor, lengths: Tensor, options: Options, *tensors: Te
     results, n, order = 1 + options.states, options.states, options.order
     grads, (values, *rest) = list(tensors[:results]), tensors[results : results + options.count]
     states, weights, kept = rest[:n], rest[n:], list(tensors[results + options.count :])
-    wanted = bool(options.flag)
     if order is not None and readable():
-        return tuple(backward(grads, kept, wanted, values, order, states, weights, *options.given))
-    return tuple(rnn_backward_op(grads, kept, wanted, values, starts, lengths, states, weights, *options.given))
+        return tuple(backward(grads, kept, options.wanted, values, order, states, weights, *options.given))
+    given = values, starts, lengths, states, weights, *options.given
+    return tuple(rnn_backward_op(grads, kept, options.wanted, *given))
 
 
 def gradients(starts: Tensor, lengths: Tensor, options: Options, *tensors: Tensor) -> tuple[Tensor, ...]:

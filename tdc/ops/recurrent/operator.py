@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tdc.core.levels import recording, unrecorded
-from tdc.core.operators import one_by_one
+from tdc.core.operators import one_by_one, operator
 from tdc.ops.recurrent import layers, rectangle, stretches
 from tdc.ops.recurrent.by_cells import without_steps
 from tdc.ops.recurrent.layers import Net, Way
@@ -39,9 +39,6 @@ GIVEN = (
     "Tensor values, Tensor starts, Tensor lengths, Tensor[] states, Tensor[] weights, "
     "str mode, bool bias, int layers, bool bidirectional"
 )
-torch.library.define("tdc::rnn", f"(int keep, {GIVEN}) -> Tensor[]")
-torch.library.define("tdc::rnn_backward", f"(Tensor[] grads, Tensor[] kept, bool wants_values, {GIVEN}) -> Tensor[]")
-rnn_op, rnn_backward_op = torch.ops.tdc.rnn.default, torch.ops.tdc.rnn_backward.default
 
 
 def fits(values: Tensor, states: list[Tensor]) -> bool:
@@ -180,12 +177,10 @@ def recorded_backward(
         return torch.autograd.grad(outs, leaves, grads, allow_unused=True, materialize_grads=True)
 
 
-@torch.library.impl("tdc::rnn", "CompositeExplicitAutograd")
 def forward_kernel(keep: int, values: Tensor, starts: Tensor, lengths: Tensor, *args: Any) -> list[Tensor]:
     return forward(keep, values, order_of(starts, lengths), *args)
 
 
-@torch.library.impl("tdc::rnn_backward", "CompositeExplicitAutograd")
 def backward_kernel(
     grads: list[Tensor], kept: list[Tensor], wants_values: bool, values: Tensor, starts: Tensor, lengths: Tensor,
     *args: Any,
@@ -193,8 +188,7 @@ def backward_kernel(
     return backward(grads, kept, wants_values, values, order_of(starts, lengths), *args)
 
 
-@torch.library.impl("tdc::rnn", "Meta")
-def fake_rows(keep: int, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any) -> Any:
+def fake_results(keep: int, values: Tensor, starts: Tensor, lengths: Tensor, states: list[Tensor], *args: Any) -> Any:
     out = values.new_empty(values.shape[0], states[0].shape[-1] * (1 + args[-1]))
     results = [out, *[s.new_empty(s.shape) for s in states]]
     if keep == NOTHING:
@@ -203,11 +197,15 @@ def fake_rows(keep: int, values: Tensor, starts: Tensor, lengths: Tensor, states
     return [*results, values.new_empty((), dtype=torch.bool), *of_steps, *of_rectangle]
 
 
-@torch.library.impl("tdc::rnn_backward", "Meta")
 def fake_gradients(*args: Any) -> list[Tensor]:
     _, _, _, values, _, _, states, weights, *_ = args
     return [t.new_empty(t.shape) for t in (values, *states, *weights)]
 
 
-for _op in (rnn_op, rnn_backward_op):  # the kernels take one set of weights
-    torch.library.register_vmap(_op, lambda info, in_dims, *args, _op=_op: one_by_one(_op, info, in_dims, *args))
+rnn_op = operator(
+    f"rnn(int keep, {GIVEN}) -> Tensor[]", fake_results, one_by_one, CompositeExplicitAutograd=forward_kernel
+)
+rnn_backward_op = operator(
+    f"rnn_backward(Tensor[] grads, Tensor[] kept, bool wants_values, {GIVEN}) -> Tensor[]", fake_gradients, one_by_one,
+    CompositeExplicitAutograd=backward_kernel,
+)  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tdc.ops.subrows import worth_calls
-from tdc.ragged.innermost import examples, owners, squared, sums
+from tdc.ragged.innermost import examples, on_host, owners, squared, sums
 
 Three = tuple[Tensor, Tensor, Tensor]
 LEAST = 4  # channels of a group that lie innermost, so that torch's kernel is fast
@@ -29,13 +29,14 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, offsets: Tens
     """The result (N, C), mean and rstd."""
     rows, channels, out = offsets.shape[0] - 1, x.shape[1], torch.empty_like(x)
     if by_torch(x, rows, groups):
-        found = list[tuple[Tensor, ...]]()
-        for row, into in zip(examples(x, offsets), examples(out, offsets), strict=True):
-            y, *statistics = torch.native_group_norm(plane(row), weight, bias, 1, channels, row.shape[0], groups, eps)
-            into.copy_(y.reshape(channels, -1).t())
-            found.append(tuple(statistics))
-        mean, rstd = [torch.cat(each) for each in zip(*found, strict=True)]
-        return out, mean, rstd.masked_fill_((offsets.diff() == 0).unsqueeze(1), 0)  # torch has NaN, of no element
+        found = [
+            torch.native_group_norm(plane, weight, bias, 1, channels, plane.shape[-1], groups, eps)
+            for plane in planes_of(x, offsets)
+        ]
+        planes, *statistics = zip(*found, strict=True)
+        mean, rstd = [torch.cat(each) for each in statistics]
+        nothing = (offsets.diff() == 0).unsqueeze(1)  # of which torch has NaN
+        return packed(planes, out), mean, rstd.masked_fill_(nothing, 0)
     count = count_of(x, offsets, groups)
     mean = to_groups(sums(x, offsets, rows), groups) / count
     middle = to_channels(mean, channels)
@@ -62,16 +63,15 @@ def backward_by_torch(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, offsets: Tensor, groups: int
 ) -> Three:
     """`backward` by torch's kernel, which wants x and the gradient to lie alike."""
-    out, channels, learned = torch.empty_like(x), x.shape[1], list[tuple[Tensor, ...]]()
     grad = grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
-    packed = [examples(t, offsets) for t in (grad, x, out)]
-    for g, row, into, *own in zip(*packed, mean[:, None], rstd[:, None], strict=True):
-        given = plane(g), plane(row), *own, weight, 1, channels, row.shape[0], groups, ALL
-        y, *of_weights = native_backward(*given)
-        into.copy_(y.reshape(channels, -1).t())
-        learned.append(tuple(of_weights))
-    to_weight, to_bias = [torch.stack(each).sum(0) for each in zip(*learned, strict=True)]
-    return out, to_weight, to_bias
+    both, of_rows = [planes_of(t, offsets) for t in (grad, x)], [t.unsqueeze(1).unbind() for t in (mean, rstd)]
+    found = [
+        native_backward(g, plane, *own, weight, 1, x.shape[1], plane.shape[-1], groups, ALL)
+        for g, plane, *own in zip(*both, *of_rows, strict=True)
+    ]
+    planes, *learned = zip(*found, strict=True)
+    to_weight, to_bias = [torch.stack(each).sum(0) for each in learned]
+    return packed(planes, torch.empty_like(x)), to_weight, to_bias
 
 
 def backward_in_passes(
@@ -96,11 +96,21 @@ def by_torch(x: Tensor, rows: int, groups: int) -> bool:
     return worth_calls(rows, x.numel()) and (x.stride(0) == 1 or x.shape[1] >= LEAST * groups)
 
 
-def plane(row: Tensor) -> Tensor:
-    """An example (n, C) as torch's kernel takes it: as (1, C, n), or (1, C, 1, n) with channels innermost."""
-    if row.stride(0) == 1:
-        return row.t().contiguous()[None]
-    return row.contiguous().view(1, 1, *row.shape).permute(0, 3, 1, 2)
+def planes_of(x: Tensor, offsets: Tensor) -> list[Tensor]:
+    """Examples (n, C) as torch's kernel takes them: as (1, C, n), or (1, C, 1, n) with channels innermost."""
+    lengths = on_host(offsets.diff())
+    if x.stride(0) == 1:
+        return [part.contiguous() for part in x.t().unsqueeze(0).split_with_sizes(lengths, 2)]
+    return [*x.contiguous()[None, None].permute(0, 3, 1, 2).split_with_sizes(lengths, 3)]
+
+
+def packed(planes: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    """What torch's kernel gave, in memory of the values (N, C)."""
+    if out.stride(0) == 1:
+        torch.cat(planes, 2, out=out.t().unsqueeze(0))
+    else:
+        torch.cat([y.flatten(0, 2).t() for y in planes], out=out)
+    return out
 
 
 def parts(offsets: Tensor, packed: tuple[Tensor, ...], of_rows: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
