@@ -151,6 +151,24 @@ def test_recurrent_rows_without_steps():
     assert torch.equal(cell, 2 * h)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_gradients_of_rows_without_steps(name: str):
+    """Those of states pass through, whether or not weights learn."""
+    module, x = RECURRENT[name](), tdc.pack([torch.zeros(0, SIZE)] * 2)
+    sizes = (3, 5) if name == "lstm_projected" else (4, 4)
+    runs = module.num_layers * (1 + module.bidirectional)
+    states = [torch.randn(runs, 2, n, requires_grad=True) for n in sizes[: 1 + name.startswith("lstm")]]
+    last = states_of(module(x, tuple(states) if len(states) == 2 else states[0])[1])
+    cubes = sum([s.pow(3).sum() for s in last])
+    found = torch.autograd.grad(cubes, [*states, *module.parameters()], retain_graph=True, materialize_grads=True)
+    for grad, s in zip(found, states, strict=False):
+        torch.testing.assert_close(grad, 3 * s.square())
+    assert not any([g.any() for g in found[len(states) :]])
+    first = torch.autograd.grad(cubes, states, create_graph=True)
+    for grad, s in zip(torch.autograd.grad(sum([g.sum() for g in first]), states), states, strict=True):
+        torch.testing.assert_close(grad, 6 * s)
+
+
 @pytest.mark.parametrize("run", [plain, pytest.param(None, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_recurrent_dropout_between_layers(run: Any):
     """The second layer sees the first one's outputs with some of them 0 and the others doubled."""

@@ -153,7 +153,7 @@ def backward(
     if not kept:
         return contiguous(recorded_backward(grads, values, order, states, weights, mode, bias, count, bidirectional))
     if len(order.rows) == 0:
-        return [torch.zeros_like(values), *contiguous(grads[1:]), *[torch.zeros_like(w) for w in weights]]
+        return [torch.zeros_like(values), *[g.clone() for g in grads[1:]], *[torch.zeros_like(w) for w in weights]]
     padded, *kept = kept
     way = RECTANGLE if padded.item() else STEPS
     net = Net(order, (values.shape[0], states[0].shape[1]), mode, bias, count, 1 + bidirectional)
