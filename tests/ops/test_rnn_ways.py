@@ -127,6 +127,19 @@ def test_where_gates_are_far_open(way: str, monkeypatch: pytest.MonkeyPatch):
         close(results(plain, module, x, given), want)
 
 
+@pytest.mark.parametrize("way", [*WAYS, "stretches"])
+def test_weights_of_another_order_in_memory(way: str, monkeypatch: pytest.MonkeyPatch):
+    """As parametrizations make them, where nobody differentiates, too."""
+    module, x = lstm(), tdc.pack([torch.randn(n, SIZE) for n in (4, 1, 3)])
+    given = torch.randn(4, 3, 5), torch.randn(4, 3, 5)
+    with torch.no_grad():
+        want = of_each(module, x, given)
+        by(way, monkeypatch)
+        params = {k: p.t().contiguous().t() for k, p in module.named_parameters()}
+        found = torch.func.functional_call(module, params, (x, given))
+        close(results(lambda *args: found, module, x, given), want)
+
+
 def test_a_row_that_is_not_finite_stays_alone(monkeypatch: pytest.MonkeyPatch):
     module, bad = nn.LSTM(SIZE, 5, batch_first=True), torch.full((2, SIZE), float("nan"))
     x = tdc.pack([torch.randn(6, SIZE), bad, torch.randn(4, SIZE)])

@@ -44,7 +44,7 @@ def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]
     size = u.shape[1]
     both = biases or [u.new_zeros(4 * size)] * 2
     (rows, steps), ends, outs = alive[0], list[tuple[Tensor, Tensor]](), list[Tensor]()
-    packed: Any = pack_lstm_weights
+    packed, w, u = pack_lstm_weights, w.contiguous(), u.contiguous()  # it reads no strides
     laid_out = packed(w, u, size, False, True, False, [steps, rows, x.shape[1]])
     how: Any = False, [], LSTM, size, 1, True, False, False, False
     for (n, t), part in zip(alive, x.split([n * t for n, t in alive]), strict=True):
