@@ -11,6 +11,7 @@ saves calls: `pays` weighs them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -77,17 +78,21 @@ def back(
 
 
 def hidden(kept: Kept) -> Kept:
-    """What is kept as tensors without elements, whose sizes a graph knows: their storages hold it."""
-    return [t.as_strided((0,), (1,)) for t in kept]
+    """What is kept as tensors without elements, whose sizes a graph knows: their storages hold it, which they end."""
+    return [t.as_strided((0,), (1,), t.numel()) for t in kept]
 
 
 def found_again(net: Net, size: int, kept: Kept) -> Kept:
-    """What was `hidden`, of all layers and directions; nothing where tensors were copied on the way."""
-    if any([t.untyped_storage().nbytes() == 0 for t in kept]):
-        return []
+    """What was `hidden`, of all layers and directions; nothing where tensors were copied on the way, to storages of
+    their own or within others."""
     steps, rows = net.order.real.shape
-    shapes = (steps, rows, size), (rows, size), (rows, size), (-1,)
-    return [t.new_empty(0).set_(t.untyped_storage()).view(shapes[k % len(shapes)]) for k, t in enumerate(kept)]
+    shapes = [(steps, rows, size), (rows, size), (rows, size), (-1,)]
+    found = [t.new_empty(0).set_(t.untyped_storage()) for t in kept]
+    for k, (t, whole) in enumerate(zip(kept, found, strict=True)):
+        known = math.prod(shapes[k % len(shapes)])
+        if len(whole) == 0 or t.storage_offset() != len(whole) or known not in (-1, len(whole)):
+            return []
+    return [whole.view(shapes[k % len(shapes)]) for k, whole in enumerate(found)]
 
 
 def outputs(net: Net, kept: Kept) -> Tensor:
