@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from tdc.core.arrays import array_of
 from tdc.core.dynamo import never, readable, trace_as
-from tdc.core.levels import moving
+from tdc.core.levels import moving, unrecorded
 from tdc.core.operators import learning, only_results
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import Packing, packing_of
@@ -178,7 +178,8 @@ def run(values: Tensor, plan: Plan, back: bool) -> Tensor:
     elif by_arrays(values, plan):
         copy_arrays(one, other, plan, back)
     else:
-        copy_tensors(whole_numbers(examples), whole_numbers(results), plan, back)
+        with unrecorded():
+            copy_tensors(whole_numbers(examples), whole_numbers(results), plan, back)
     return out
 
 
