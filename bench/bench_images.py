@@ -2,13 +2,15 @@
 
 32 images (3, h, w) with sides between 64 and 256. `tdc` is the operation on a NestedTensor (B, 3, -1, -1), eager, whose
 result is a batch again; `loop` is the same on one image after another, whose results are a list of contiguous tensors.
-`packed` is the loop with its results packed, for what goes on with a batch. Sums are forward and backward of a crop.
-The limit is on tdc over the loop. Operations on small images are in `bench.bench_nested`.
+`packed` is the loop with its results packed, for what goes on with a batch. Each call takes another of 8 batches of
+these sizes, which are more than the caches hold: a program moves an image once. Sums are forward and backward of a
+crop. The limit is on tdc over the loop. Operations on small images are in `bench.bench_nested`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 import tdc
 from bench._timing import Report, arguments, interleaved, ratio
 
-B, LEAST, MOST = 32, 64, 256
+B, LEAST, MOST, BATCHES = 32, 64, 256, 8
 LIMIT = 1.5
 Run = Callable[[Any], Any]
 OPERATIONS: dict[str, tuple[Run, Run]] = {  # of a batch, and of one image
@@ -37,16 +39,17 @@ OPERATIONS: dict[str, tuple[Run, Run]] = {  # of a batch, and of one image
 }
 
 
-def measure(report: Report, name: str, images: list[Tensor]) -> None:
+def measure(report: Report, name: str, batches: list[list[Tensor]]) -> None:
     """One operation."""
-    batch, (ours, theirs) = tdc.pack(images, ragged_dim=(2, 3)), OPERATIONS[name]
-    ragged = tuple(range(2, ours(batch).ndim))
-    for a, b in zip(ours(batch).unbind(), images, strict=True):
+    packed, (ours, theirs) = [tdc.pack(images, ragged_dim=(2, 3)) for images in batches], OPERATIONS[name]
+    ragged = tuple(range(2, ours(packed[0]).ndim))
+    for a, b in zip(ours(packed[0]).unbind(), batches[0], strict=True):
         assert torch.equal(a, theirs(b)), name
+    batch, images = cycle(packed), cycle(batches)
     calls: dict[str, Callable[[], Any]] = {
-        "tdc": lambda: ours(batch),
-        "loop": lambda: [theirs(x).contiguous() for x in images],
-        "packed": lambda: tdc.pack([theirs(x) for x in images], ragged_dim=ragged),
+        "tdc": lambda: ours(next(batch)),
+        "loop": lambda: [theirs(x).contiguous() for x in next(images)],
+        "packed": lambda: tdc.pack([theirs(x) for x in next(images)], ragged_dim=ragged),
     }
     times = interleaved(calls, rounds=5 if report.quick else 21, burst=0.05, device=report.device)
     report.row(name, times, "loop")
@@ -73,10 +76,10 @@ def main() -> None:
     report = Report("bench_images", question, args.device, args.quick)
     generator = torch.Generator().manual_seed(0)
     sides = torch.randint(LEAST, MOST + 1, (B, 2), generator=generator).tolist()
-    images = [torch.randn(3, h, w, generator=generator).to(args.device) for h, w in sides]
+    batches = [[torch.randn(3, h, w, generator=generator).to(args.device) for h, w in sides] for _ in range(BATCHES)]
     for name in OPERATIONS:
-        measure(report, name, images)
-    gradients(report, images)
+        measure(report, name, batches)
+    gradients(report, batches[0])
     report.write()
 
 

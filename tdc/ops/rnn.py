@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tdc.core.dtypes import as_autocast
-from tdc.core.dynamo import readable
+from tdc.core.dynamo import known, readable
 from tdc.core.errors import ShapeError, StructureError, describe, message
 from tdc.core.levels import moving
 from tdc.core.rules import define, note_syncs
@@ -29,6 +29,9 @@ from tdc.ops.recurrent.operator import ANYTHING, KERNELS, NOTHING, ROOM, fits, r
 from tdc.ops.recurrent.order import Order, order_of, order_on
 from tdc.ragged.nested import NestedTensor
 from tdc.ragged.segments import lengths_of
+
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+WEIGHTS = "nn.LSTM(...)._flat_weights"  # where to have them from
 
 
 def run_layers(
@@ -51,8 +54,8 @@ def run_layers(
             return tuple(run_rows(values, order, states, list(weights), *how))
         tensors = [values, *states, *weights]
         if not learns(tensors):
-            known = None if order is None or moving(tensors) else order
-            options = Options(len(states), len(tensors), NOTHING, how, known)
+            given = None if order is None or moving(tensors) else order
+            options = Options(len(states), len(tensors), NOTHING, how, given)
             outs: tuple[Tensor, ...] = Recur.forward(starts, lengths, options, *tensors)
             return outs
         # Dynamo wants different tensors there (2.13), users may pass one twice.
@@ -65,8 +68,8 @@ def run_layers(
     for i in range(layers):
         values = F.dropout(values, dropout) if i else values
         hx = [s.narrow(0, i * directions, directions) for s in states]
-        given = (hx if mode == "lstm" else hx[0], weights[i * count : (i + 1) * count], mode, bias, 1)
-        values, *ends = run_layers(values, starts, lengths, order, *given, 0.0, train, bidirectional)
+        of_layer = (hx if mode == "lstm" else hx[0], weights[i * count : (i + 1) * count], mode, bias, 1)
+        values, *ends = run_layers(values, starts, lengths, order, *of_layer, 0.0, train, bidirectional)
         last.append(ends)
     return values, *[torch.cat(parts) for parts in zip(*last, strict=True)]
 
@@ -80,15 +83,31 @@ def check_input(x: Any, mode: str, batch_first: bool) -> None:
         raise StructureError(message(mode, expected, got, hint=hint))
 
 
-def check_weights(mode: str, hx: Any, weights: Any, bias: bool, rows: int) -> None:
+def check_weights(mode: str, states: list[Tensor], weights: Any, bias: bool, runs: int) -> None:
     """A ShapeError for another number of weights than each layer and direction has; a projection is one more."""
-    projected = mode == "lstm" and hx[0].shape[-1] != hx[1].shape[-1]
-    known = rows * ((4 if bias else 2) + projected)
-    if len(weights) != known:
-        hint = "those of a module: nn.LSTM(...)._flat_weights"
-        raise ShapeError(
-            message(mode, f"{known} weights of {rows} layers and directions", f"{len(weights)}", hint=hint)
-        )
+    count = runs * ((4 if bias else 2) + (states[0].shape[-1] != states[-1].shape[-1]))
+    if len(weights) != count:
+        expected = f"{count} weights of {runs} layers and directions"
+        raise ShapeError(message(mode, expected, f"{len(weights)}", hint=f"those of a module: {WEIGHTS}"))
+
+
+def check_sizes(mode: str, x: Any, states: list[Tensor], weights: Any, bias: bool, runs: int, directions: int) -> None:
+    """A ShapeError for states and weights of other sizes than those of a batch and of each other: kernels read on."""
+    rows, features, h, size = x.shape[x._batch_dim], x.shape[2], states[0].shape[-1], states[-1].shape[-1]
+    gates, own = GATES[mode] * size, len(weights) // runs
+    for s, n in zip(states, (h, size), strict=False):
+        if differ(s.shape, (runs, rows, n)):
+            raise ShapeError(message(mode, f"states ({runs}, {rows}, {n})", describe(s)))
+    for i, w in enumerate(weights):
+        width = features if i < own * directions else directions * h
+        of_layer = [(gates, width), (gates, h), *[(gates,)] * (2 * bias), (h, size)]
+        if differ(w.shape, of_layer[i % own]):
+            raise ShapeError(message(mode, f"{of_layer[i % own]} for weight {i}", describe(w), hint=WEIGHTS))
+
+
+def differ(shape: Any, known_shape: tuple[Any, ...]) -> bool:
+    """Whether a shape is not the known one, as far as a graph can tell."""
+    return len(shape) != len(known_shape) or any([known(a != b) for a, b in zip(shape, known_shape, strict=True)])
 
 
 def recurrent(mode: str) -> Op:
@@ -99,7 +118,9 @@ def recurrent(mode: str) -> Op:
         bidirectional: bool, batch_first: bool,
     ) -> tuple[Any, ...]:  # fmt: skip
         check_input(input, mode, batch_first)
-        check_weights(mode, hx, params, has_biases, num_layers * (1 + bidirectional))
+        states, runs = list(hx) if mode == "lstm" else [hx], num_layers * (1 + bidirectional)
+        check_weights(mode, states, params, has_biases, runs)
+        check_sizes(mode, input, states, params, has_biases, runs, 1 + bidirectional)
         given = (hx, params, mode, has_biases, num_layers, dropout, train, bidirectional)
         if isinstance(input, NestedTensor):
             s = input.structure

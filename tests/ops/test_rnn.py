@@ -371,3 +371,29 @@ def test_a_direction_in_a_graph_is_refused():
     with pytest.raises(Unsupported) as caught:
         torch.compile(along, fullgraph=True, backend="eager")(x.values)
     assert "UnsupportedError" in str(caught.value.__cause__)  # with its text from torch 2.13
+
+
+WRONG: list[tuple[str, int, tuple[int, ...], str]] = [
+    ("lstm", 2, (16, 7), "expected (16, 8) for weight 0, got Tensor float32[16, 7]"),
+    ("lstm", 3, (16, 3), "expected (16, 4) for weight 1, got Tensor float32[16, 3]"),
+    ("lstm", 4, (15,), "expected (16,) for weight 2, got Tensor float32[15]"),
+    ("lstm", 2, (12, 8), "expected (16, 8) for weight 0, got Tensor float32[12, 8]"),
+    ("lstm", 1, (1, 2, 4), "expected states (1, 3, 4), got Tensor float32[1, 2, 4]"),
+    ("lstm", 0, (2, 3, 4), "expected states (1, 3, 4), got Tensor float32[2, 3, 4]"),
+    ("gru", 1, (12, 7), "expected (12, 8) for weight 0, got Tensor float32[12, 7]"),
+    ("gru", 0, (1, 5, 4), "expected states (1, 3, 4), got Tensor float32[1, 5, 4]"),
+]
+
+
+@pytest.mark.parametrize(("name", "at", "shape", "text"), WRONG)
+def test_states_and_weights_of_other_sizes(name: str, at: int, shape: tuple[int, ...], text: str):
+    """Kernels would read what lies behind them."""
+    module: Any = {"lstm": nn.LSTM, "gru": nn.GRU}[name](8, 4, batch_first=True)
+    states = [torch.zeros(1, 3, 4)] * (2 if name == "lstm" else 1)
+    operands = [*states, *module._flat_weights]
+    operands[at] = torch.zeros(shape)
+    hx, weights = operands[: len(states)], operands[len(states) :]
+    x: Any = tdc.pack([torch.randn(n, 8) for n in (3, 5, 2)])
+    with pytest.raises(tdc.ShapeError) as caught:
+        getattr(torch, name)(x, hx if name == "lstm" else hx[0], weights, True, 1, 0.0, False, False, True)
+    assert text in str(caught.value)

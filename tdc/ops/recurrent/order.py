@@ -22,7 +22,7 @@ from torch import Tensor
 from tdc.ragged.segments import lengths_of
 from tdc.ragged.structure import Structure, once
 
-RECENT = 4  # lengths of which the order is kept
+RECENT = 2  # lengths of which the order is kept
 
 
 def lasting(fn: Callable[[Any], Any]) -> Any:

@@ -36,10 +36,10 @@ def pays(order: Order, keep: bool, calls: int, weights: list[Tensor]) -> bool:
     return padding * work <= (TRAINED if keep else WORTH) * calls
 
 
-def padded(x: Tensor, order: Order, flag: float) -> Tensor:
-    """(N, D) to (T, R, D + 1): positions, whose flag is 0, and padding."""
+def padded(x: Tensor, order: Order) -> Tensor:
+    """(N, D) to (T, R, D + 1): positions, whose flag is 0, and padding, whose flag is 1."""
     out = x.new_zeros(order.real.numel(), x.shape[1] + 1)
-    out[:, -1] = flag
+    out[:, -1] = 1
     return out.index_copy_(0, order.cells, F.pad(x, (0, 1))).view(*order.real.shape, -1)
 
 
@@ -54,7 +54,7 @@ def flagged(weights: list[Tensor]) -> list[Tensor]:
 def run(net: Net, layer: Layer, keep: bool) -> tuple[Tensor, list[Tensor], Kept]:
     """Forward."""
     order, size = net.order, layer.first[0].shape[1]
-    given = padded(layer.x, order, 1.0), *flagged(layer.weights), *layer.first
+    given = padded(layer.x, order), *flagged(layer.weights), *layer.first
     with torch.set_grad_enabled(keep):  # oneDNN keeps what its backward wants, where autograd is on
         y, h, c, held = run_stretch(*given, False, [], LSTM, size, 1, True, False, False, keep)
     lines = y.view(-1, size)
@@ -69,7 +69,7 @@ def back(
     (y, h, c, space), (to_h, to_c), order = kept, held, net.order
     to_y = grad.new_zeros(order.real.numel(), grad.shape[1]).index_copy_(0, order.cells, grad)
     to_y.index_add_(0, order.ends, to_h)
-    given = padded(layer.x, order, 1.0), *flagged(layer.weights), *layer.first, y, h, c
+    given = padded(layer.x, order), *flagged(layer.weights), *layer.first, y, h, c
     grads = to_y.view_as(y), torch.zeros_like(to_h), to_c
     how: Any = False, LSTM, y.shape[2], 1, True, True, False, [], False
     to_x, to_w, *to_weights, first_h, first_c = run_back(*given, *grads, *how, space)
