@@ -201,7 +201,7 @@ def learns(tensors: list[Tensor]) -> bool:
 
 
 def learns_traced(tensors: list[Tensor]) -> bool:
-    """What Dynamo traces in place of `learns`: without a gradient it gives `Recur.forward` a context (2.11-2.13)."""
+    """What Dynamo traces for `learns`: without a gradient it gives `Recur.forward` a context (2.11-2.13)."""
     known = any([t.requires_grad for t in tensors])
     return torch.is_grad_enabled() and (known or under_transform())
 

@@ -29,14 +29,15 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, offsets: Tens
     """The result (N, C), mean and rstd."""
     rows, channels, out = offsets.shape[0] - 1, x.shape[1], torch.empty_like(x)
     if by_torch(x, rows, groups):
+        lengths = offsets.diff()
         found = [
             torch.native_group_norm(plane, weight, bias, 1, channels, plane.shape[-1], groups, eps)
-            for plane in planes_of(x, offsets)
+            for plane in planes_of(x, on_host(lengths))
         ]
         planes, *statistics = zip(*found, strict=True)
         mean, rstd = [torch.cat(each) for each in statistics]
-        nothing = (offsets.diff() == 0).unsqueeze(1)  # of which torch has NaN
-        return packed(planes, out), mean, rstd.masked_fill_(nothing, 0)
+        nothing = (lengths == 0).unsqueeze(1)  # of which torch has NaN
+        return joined(planes, out), mean, rstd.masked_fill_(nothing, 0)
     count = count_of(x, offsets, groups)
     mean = to_groups(sums(x, offsets, rows), groups) / count
     middle = to_channels(mean, channels)
@@ -64,14 +65,15 @@ def backward_by_torch(
 ) -> Three:
     """`backward` by torch's kernel, which wants x and the gradient to lie alike."""
     grad = grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
-    both, of_rows = [planes_of(t, offsets) for t in (grad, x)], [t.unsqueeze(1).unbind() for t in (mean, rstd)]
+    lengths, of_rows = on_host(offsets.diff()), [t.unsqueeze(1).unbind() for t in (mean, rstd)]
+    both = [planes_of(t, lengths) for t in (grad, x)]
     found = [
         native_backward(g, plane, *own, weight, 1, x.shape[1], plane.shape[-1], groups, ALL)
         for g, plane, *own in zip(*both, *of_rows, strict=True)
     ]
     planes, *learned = zip(*found, strict=True)
     to_weight, to_bias = [torch.stack(each).sum(0) for each in learned]
-    return packed(planes, torch.empty_like(x)), to_weight, to_bias
+    return joined(planes, torch.empty_like(x)), to_weight, to_bias
 
 
 def backward_in_passes(
@@ -96,15 +98,14 @@ def by_torch(x: Tensor, rows: int, groups: int) -> bool:
     return worth_calls(rows, x.numel()) and (x.stride(0) == 1 or x.shape[1] >= LEAST * groups)
 
 
-def planes_of(x: Tensor, offsets: Tensor) -> list[Tensor]:
+def planes_of(x: Tensor, lengths: list[int]) -> list[Tensor]:
     """Examples (n, C) as torch's kernel takes them: as (1, C, n), or (1, C, 1, n) with channels innermost."""
-    lengths = on_host(offsets.diff())
     if x.stride(0) == 1:
         return [part.contiguous() for part in x.t().unsqueeze(0).split_with_sizes(lengths, 2)]
     return [*x.contiguous()[None, None].permute(0, 3, 1, 2).split_with_sizes(lengths, 3)]
 
 
-def packed(planes: tuple[Tensor, ...], out: Tensor) -> Tensor:
+def joined(planes: tuple[Tensor, ...], out: Tensor) -> Tensor:
     """What torch's kernel gave, in memory of the values (N, C)."""
     if out.stride(0) == 1:
         torch.cat(planes, 2, out=out.t().unsqueeze(0))
