@@ -8,7 +8,7 @@
     also_below       its derivative in a direction, with directions of levels below
     recording        gradients inside a kernel, where it computes them by autograd
     unrecorded       operations inside a kernel that takes many, without what autograd keeps of views and versions
-    applied          an autograd function under no transform
+    applied          an autograd function at all levels
     moving           the tensors that have a direction at this level
     delayed_error    results without a derivative at this level
 
@@ -42,8 +42,10 @@ def below_autograd(op: Any, keys: Any, *args: Any) -> Any:
 
 
 def applied(function: Any, *inputs: Any) -> Any:
-    """`function.apply(*inputs)` of all inputs by position, under no transform of `torch.func`: `apply` reads the
-    signature first, which takes longer than many a kernel."""
+    """`function.apply(*inputs)` of all inputs by position. Under no transform of `torch.func` it reads no signature,
+    which takes longer than many a kernel."""
+    if under_transform():
+        return function.apply(*inputs)
     unwrapped = internals._functorch.utils.unwrap_dead_wrappers(inputs)
     base: Any = super(torch.autograd.Function, function)
     return base.apply(*unwrapped)

@@ -40,9 +40,7 @@ def exchange(
     Args:
         inverse, keep: index and valid of the way back.
     """
-    if under_transform():
-        return Both.apply(x, index, valid, fill, inverse, keep)
-    if not (learning((x,)) or moving((x,))):
+    if not (under_transform() or learning((x,)) or moving((x,))):
         return exchanged(x, index, valid, fill, inverse, keep)
     return applied(Both, x, index, valid, fill, inverse, keep)
 

@@ -226,7 +226,8 @@ def gradients(*args: Any) -> tuple[Tensor, ...]:
     """`backward_rows` with a derivative, which reads lengths: in a graph it has none."""
     if under_mode() or not (under_transform() or learning(args) or moving(args)):
         return backward_rows(*args)
-    return AttendBackward.apply(*args) if under_transform() else applied(AttendBackward, *args)
+    found: tuple[Tensor, ...] = applied(AttendBackward, *args)
+    return found
 
 
 trace_with_grad(gradients, backward_rows)  # whose derivative is refused

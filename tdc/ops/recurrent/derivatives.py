@@ -106,7 +106,7 @@ def along(fn: Callable[..., Any], tensors: list[Tensor], directions: Sequence[Te
 
 def recur(*inputs: Any) -> Any:
     """`Recur` with all derivatives."""
-    return Directed.apply(*inputs) if under_transform() else applied(Directed, *inputs)
+    return applied(Directed, *inputs)
 
 
 def recur_traced(*inputs: Any) -> Any:
@@ -186,8 +186,7 @@ def gradients(starts: Tensor, lengths: Tensor, options: Options, *tensors: Tenso
     """`run_backward` with a derivative, which a graph refuses."""
     if under_mode():
         return run_backward(starts, lengths, options, *tensors)
-    inputs: Any = starts, lengths, options, *tensors
-    found: tuple[Tensor, ...] = RecurBackward.apply(*inputs) if under_transform() else applied(RecurBackward, *inputs)
+    found: tuple[Tensor, ...] = applied(RecurBackward, starts, lengths, options, *tensors)
     return found
 
 
