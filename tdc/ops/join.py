@@ -23,17 +23,8 @@ from tdc.core.typing import Op
 from tdc.ragged.index import insert_dim
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import (
-    columns,
-    gather_spans,
-    local_positions,
-    offsets_of,
-    row_ids,
-    strides,
-    structure_of_sizes,
-    take_spans,
-    tell,
-)
+from tdc.ragged.segments import columns, local_positions, offsets_of, row_ids, strides, structure_of_sizes, tell
+from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, axis_of, data_of, require_alike, with_data
 from tdc.ragged.structure import Structure, extent_of
 

@@ -36,9 +36,9 @@ from tdc.ragged.segments import (
     repeated,
     row_ids,
     structure_of_sizes,
-    take_spans,
     tell,
 )
+from tdc.ragged.spans import take_spans
 from tdc.ragged.storage import Ragged, axis_of, changed_sizes, data_of, is_ragged, ragged_sizes, sizes_along, with_data
 from tdc.ragged.structure import Structure, extent_of, require_same
 

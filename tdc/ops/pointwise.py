@@ -34,7 +34,8 @@ from tdc.ops.pairs import onto, onto_masked, widest, widest_masked
 from tdc.ragged.masked import MaskedBatch, require_same_lengths
 from tdc.ragged.nested import NestedTensor, build_result
 from tdc.ragged.padding import pack_rows
-from tdc.ragged.segments import coordinates, gather_spans, longest, spread
+from tdc.ragged.segments import coordinates, longest, spread
+from tdc.ragged.spans import gather_spans
 from tdc.ragged.storage import Ragged, data_of, map_results, with_data
 from tdc.ragged.structure import Structure
 from tdc.tensordict.tensordict import TensorDict

@@ -33,7 +33,7 @@ from tdc.ops.partial_ragged import by_lines, over_lines
 from tdc.ragged.innermost import by_example, squares
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import lengths_of, reduce_rows, spread
+from tdc.ragged.segments import lengths_of, own_share, reduce_rows, spread
 from tdc.ragged.storage import Ragged, without_dims
 from tdc.ragged.structure import Structure
 
@@ -152,7 +152,11 @@ def reduced(op: Op, how: str, identity: float, x: Any, dims: tuple[int, ...], ke
             nothing = [d in dims and d in x.ragged_dims and is_zero(n) for d, n in enumerate(data.shape)]
             wide = [int(k) for at in reversed(nothing) for k in (0, at)]
             data = F.pad(data, wide, value=finite(identity, x.dtype)) if any(nothing) else data
-        return op(data, dims, keepdim=keepdim, **kwargs)
+        out = op(data, dims, keepdim=keepdim, **kwargs)
+        if op not in (torch.amax, torch.amin):
+            return out
+        real = count(x, dims, keepdim)
+        return own_share(out, identity, real, math.prod([data.shape[d] for d in dims]) - real)
     s, static = x.structure, static_axes(op, x, dims)
     if static and op in (torch.amax, torch.amin):  # elements that are equally large share the derivative
         rows = extreme_rows(x.values, s, static, how, identity)

@@ -33,7 +33,8 @@ from tdc.ops.rectangle import rectangle, repacked
 from tdc.ops.segments.operator import cumextreme_rows, cumprod_rows, cumulative_sum, logcumsumexp_rows, serves
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import elements, gather_spans, lengths_of, on_host_too, sizes_on_host, spread, take_spans
+from tdc.ragged.segments import elements, lengths_of, on_host_too, sizes_on_host, spread
+from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import Ragged, map_results, sizes_along
 from tdc.ragged.structure import Structure, remember
 from tdc.ragged.views import by_views

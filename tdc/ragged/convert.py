@@ -23,7 +23,8 @@ from tdc.core.typing import Dims
 from tdc.ragged.masked import MaskedBatch, build_masked
 from tdc.ragged.nested import NestedTensor, build_nested
 from tdc.ragged.padding import pack_rows, pad_rows, shift_rows, valid_mask
-from tdc.ragged.segments import gather_spans, longest, structure_of_sizes, take_spans, total_of
+from tdc.ragged.segments import longest, structure_of_sizes, total_of
+from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.two_level import TwoLevelTensor
 
 

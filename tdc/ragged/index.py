@@ -59,7 +59,6 @@ from tdc.ragged.segments import (
     counts_on_host,
     elements,
     extent_of_rows,
-    gather_spans,
     lengths_of,
     mirrored,
     offsets_on_host,
@@ -70,9 +69,9 @@ from tdc.ragged.segments import (
     sizes_on_host,
     sizes_to_read,
     structure_of_sizes,
-    take_spans,
     tell,
 )
+from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.storage import B, Ragged, axis_of, data_of, is_ragged, require_alike, sizes_along, with_static
 from tdc.ragged.structure import Structure, extent_of, remember
 

@@ -1,4 +1,4 @@
-"""Arithmetic on the segments of a packed batch: lengths, row ids, reductions over rows, spans.
+"""Arithmetic on the segments of a packed batch: lengths, row ids, reductions over rows.
 
 A segment is the stretch of the packed axis that belongs to one example; `offsets` says where each begins. Everything
 here is plain traceable tensor code on a `Structure`.
@@ -26,7 +26,6 @@ from tdc.core.dynamo import (
     exporting,
     has_gradients_in_graphs,
     hold,
-    is_zero,
     mark_result,
     readable,
     stamp,
@@ -389,7 +388,18 @@ def reduce_rows(values: Tensor, s: Structure, reduce: str, identity: float) -> T
     if reduce == "sum":
         return rounded_once(lambda v: v.new_zeros(shape).index_add(0, ids, v), values)
     index = ids.view(-1, *[1] * (values.ndim - 1)).expand_as(values)
-    return values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
+    rows = values.new_full(shape, identity).scatter_reduce(0, index, values, reduce)
+    return rows if reduce == "prod" else own_share(rows, identity, lengths_of(s).view(-1, *[1] * (rows.ndim - 1)))
+
+
+def own_share(extremes: Tensor, nothing: float, count: Tensor, beside: Any = 1) -> Tensor:
+    """The same extremes, each of `count` elements and of `beside` more that hold `nothing` and get no derivative.
+
+    Equal extremes share it; those beside are among them where every element is an infinity.
+    """
+    if not (extremes.is_floating_point() and torch.is_grad_enabled()):
+        return extremes
+    return extremes * torch.where(extremes == nothing, 1 + beside / count.clamp(min=1).to(extremes.dtype), 1)
 
 
 def count_rows(ids: Tensor, s: Structure) -> Tensor:
@@ -410,36 +420,10 @@ def rolled(s: Structure, total: int, shift: int) -> Tensor:
     return s.offsets[ids] + (local_positions(s, total) - shift) % lengths_of(s)[ids]
 
 
-def take_spans(starts: Tensor, lengths: Tensor, step: int = 1, total: int | None = None) -> tuple[Tensor, Tensor]:
-    """Offsets and gather index of new rows, each a span of the packed axis: (K,), (K,) -> (K+1,), (M,).
-
-    Args:
-        total: M, where it is known; else it is data: one host read in eager, an unbacked size in a graph.
-    """
-    offsets = offsets_of(lengths)
-    rows = torch.repeat_interleave(lengths, output_size=total)
-    steps = torch.arange(rows.shape[0], device=rows.device)
-    if step == 1:  # no copies of M elements that are times 1
-        return offsets, steps + (starts - offsets[:-1]).index_select(0, rows)  # one gather of M instead of two
-    return offsets, steps * step + (starts - offsets[:-1] * step).index_select(0, rows)
-
-
-def gather_spans(values: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The values at an index of `take_spans`. A graph may know that there are none, and then Inductor refuses any index
-    whose size it does not know (torch 2.13)."""
-    return values if is_zero(values.shape[dim]) else values.index_select(dim, index)
-
-
 def spread_by_index(per_row: Tensor, s: Structure, total: int, like: Tensor | None = None) -> Tensor:
-    """What Dynamo traces in place of `spread`, if need be."""
+    """What Dynamo traces for `spread`, if need be."""
     return per_row[row_ids(s, total)]
-
-
-def gather_spans_by_index(values: Tensor, dim: int, index: Tensor) -> Tensor:
-    """What Dynamo traces in place of `gather_spans`, if need be."""
-    return values if is_zero(values.shape[dim]) else values[(slice(None),) * dim + (index,)]
 
 
 if not has_gradients_in_graphs():
     trace_as(spread, spread_by_index)
-    trace_as(gather_spans, gather_spans_by_index)

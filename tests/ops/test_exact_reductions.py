@@ -306,3 +306,12 @@ def test_an_extreme_norm_of_nan_has_derivative_0(ord: float, kind: str):
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
     for a, b in zip(torch.autograd.grad(found.sum(), rows), torch.autograd.grad(want.sum(), rows), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fn", [torch.amax, torch.amin, lambda x, d: torch.aminmax(x, dim=d).max])
+@pytest.mark.parametrize("fill", [math.inf, -math.inf])
+def test_extremes_of_infinities_share_the_derivative_with_no_padding(fn: Fn, fill: float, kind: str):
+    for lengths in ((1, 3, 2), (300, 1, 40)):
+        alike(fn, [torch.full((n, 2), fill) for n in lengths], kind, order=1)
+        alike(fn, [torch.full((n, 2), fill) for n in lengths], kind, (1, 2), order=1) if fn is torch.amax else None

@@ -23,7 +23,8 @@ from tdc.compile.upstream import traced
 from tdc.core.asserts import require
 from tdc.core.errors import IndexingError, message
 from tdc.ragged.nested import NestedTensor, build_nested
-from tdc.ragged.segments import gather_spans, row_ids, spread, take_spans
+from tdc.ragged.segments import row_ids, spread
+from tdc.ragged.spans import gather_spans, take_spans
 from tdc.ragged.structure import Structure
 
 FULL = slice(None)

@@ -22,7 +22,8 @@ from tdc.ops.attention.masks import TOO_SMALL, as_dense, squared
 from tdc.ops.attention.padded import How
 from tdc.ops.attention.pair_operators import pair_positions, scores, softmax, sums
 from tdc.ragged.nested import NestedTensor
-from tdc.ragged.segments import gather_spans, sizes_of, structure_of_sizes, total_of
+from tdc.ragged.segments import sizes_of, structure_of_sizes, total_of
+from tdc.ragged.spans import gather_spans
 from tdc.ragged.structure import Structure
 
 
