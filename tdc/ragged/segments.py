@@ -35,7 +35,7 @@ from tdc.core.errors import ShapeError, describe, message
 from tdc.core.linear_operators import linear
 from tdc.core.operators import new_size, operator, refuse_mapped
 from tdc.ragged.innermost import by_example, extreme, spread_rows, sum_rows, sums_by_example
-from tdc.ragged.structure import Structure, extent_of, once, once_on_host, remember, remembered
+from tdc.ragged.structure import Structure, counted, extent_of, once, once_on_host, remember, remembered
 
 
 class Packing(NamedTuple):
@@ -82,8 +82,9 @@ def structure_on_host(
 ) -> Structure:
     """`structure_of_sizes` of numbers of the host."""
     extent, count = None if longest is None else extent_of(longest, device), len(rows.sizes[0])
-    offsets = mark_result(torch.tensor(rows.ends, dtype=torch.int64, device=device), 0)
-    sizes = mark_result(torch.tensor(rows.sizes, dtype=torch.int64, device=device), 0) if count > 1 else None
+    offsets = mark_result(counted(torch.tensor(rows.ends, dtype=torch.int64, device=device)), 0)
+    sizes = torch.tensor(rows.sizes, dtype=torch.int64, device=device) if count > 1 else None
+    sizes = sizes if sizes is None else mark_result(counted(sizes), 0)
     return Structure(offsets, sizes, extent, packed_dim, batch_dim, count)
 
 
