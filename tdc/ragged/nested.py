@@ -28,12 +28,21 @@ from torch import Tensor
 from tdc.core.arguments import expect_number, int_tuple, normal_dim
 from tdc.core.asserts import require
 from tdc.core.container import Container
-from tdc.core.dynamo import known, mark_dynamic, mark_only_result, mark_result
+from tdc.core.dynamo import known, mark_dynamic, mark_only_result, mark_result, readable
 from tdc.core.errors import DtypeError, ShapeError, StructureError, describe, message
 from tdc.core.pytree import register
 from tdc.core.slow_paths import announce
 from tdc.core.typing import Dims
-from tdc.ragged.segments import known_sizes, lengths_of, lengths_on_host, longest, on_host, sizes_of, sizes_on_host
+from tdc.ragged.segments import (
+    known_sizes,
+    lengths_of,
+    lengths_on_host,
+    longest,
+    longest_on_host,
+    on_host,
+    sizes_of,
+    sizes_on_host,
+)
 from tdc.ragged.structure import (
     Structure,
     check_ends,
@@ -120,13 +129,15 @@ class NestedTensor(Operations):
             raise StructureError(message("NestedTensor", "values and offsets on one device", got, hint=hint))
         sizes = None if max_length is None else int_tuple("NestedTensor", max_length)
         count = check_sizes(shapes, sizes, offsets.shape[0] - 1, "NestedTensor")
-        if sizes is not None:
-            require_bound(Structure(offsets, shapes), sizes)
+        if sizes is not None and any([known(n < 0) for n in sizes]):
+            raise short_bound()
         extent = None if sizes is None else extent_of(sizes, values.device)
+        structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count).marked()
+        if sizes is not None:
+            require_bound(structure, sizes)
         check_ends(offsets, values.shape[ragged_dim - 1], "NestedTensor")
-        structure = Structure(offsets, shapes, extent, ragged_dim - 1, 0, count)
         self._values = mark_dynamic(values, ragged_dim - 1)
-        self._structure = structure.marked()
+        self._structure = structure
 
     @property
     def values(self) -> Tensor:
@@ -250,10 +261,20 @@ class NestedTensor(Operations):
 
 def require_bound(s: Structure, sizes: tuple[int, ...]) -> None:
     """No example is larger than the given sizes: an assertion, immediate on CPU and asynchronous on CUDA."""
+    if readable() and s.offsets.device.type == "cpu":
+        if any([own > n for own, n in zip(longest_on_host(s), sizes, strict=True)]):
+            raise short_bound()
+        return
     inside = [(column <= n).all() for column, n in zip(sizes_of(s).unbind(1), sizes, strict=True)]
+    require(inside[0] if len(inside) == 1 else torch.stack(inside).all(), str(short_bound()))
+
+
+def short_bound() -> StructureError:
+    """The error for a bound that is none."""
     hint = "leave max_length out, or pass a bound of all rows"
-    text = message("NestedTensor", "max_length at least as long as the longest row", "a shorter one", hint=hint)
-    require(inside[0] if len(inside) == 1 else torch.stack(inside).all(), text)
+    return StructureError(
+        message("NestedTensor", "max_length at least as long as the longest row", "a shorter one", hint=hint)
+    )
 
 
 def build_nested(s: Structure, values: Tensor) -> NestedTensor:

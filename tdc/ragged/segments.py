@@ -294,14 +294,19 @@ def longest_at_least(s: Structure, least: tuple[int, ...]) -> tuple[int, ...]:
 
 def longest_tensor(s: Structure) -> Tensor:
     """Largest size of each ragged dim, 0 of no examples, (R,)."""
-    return F.pad(sizes_of(s), (0, 0, 0, 1)).amax(0)
+    return largest(sizes_of(s))
+
+
+def largest(sizes: Tensor) -> Tensor:
+    """Of ragged sizes (B, R) the largest, 0 of no examples, (R,)."""
+    return (sizes if certain(sizes.shape[0] != 0) else F.pad(sizes, (0, 0, 0, 1))).amax(0)
 
 
 @once
 def longest_on_host(s: Structure) -> tuple[int, ...]:
     """Largest size of each ragged dim, read from the data, 0 of no examples: a device sync."""
     known = remembered(sizes_on_host, s)
-    return tuple(on_host(longest_tensor(s) if known is None else F.pad(known, (0, 0, 0, 1)).amax(0)))
+    return tuple(on_host(longest_tensor(s) if known is None else largest(known)))
 
 
 @once
